@@ -1,0 +1,71 @@
+# Everything runs in .venv, which `make setup` builds with venv and pip alone.
+
+PYTHON ?= python3
+UV ?= uv
+WORKERS ?= auto
+VENV := .venv
+BIN := $(VENV)/bin
+
+DISTRIBUTIONS := . ./providers/embedded ./conformance ./spark
+PROJECTS := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup test lint format demo wheels lock clean
+
+help: ## list these targets
+	@echo "make TARGET, where TARGET is one of"
+	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+
+setup: $(VENV)/.workspace ## build .venv; a repeat does only what has changed
+
+test: setup ## run all tests in parallel; WORKERS=0 runs them in one process, ARGS=... goes to pytest
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+lint: setup ## ruff, mypy and import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: setup ## let ruff format the code and mend what it can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+demo: setup ## follow 336,776 flights into a Delta table; ROWS=20000 bounds it, FAST=1 hurries
+	@# ROWS and FAST reach it through the environment, where make puts what its command line sets.
+	$(BIN)/python -m demo
+
+wheels: setup ## build a wheel of every distribution into dist/
+	rm -rf dist
+	$(PIP) wheel -q --no-deps --no-build-isolation -w dist $(DISTRIBUTIONS)
+	@ls dist
+
+lock: ## renew requirements.txt, the pins of .venv (needs uv)
+	@command -v $(UV) >/dev/null || { echo "make lock needs uv: pip install uv, or make lock UV=/path/to/uv" >&2; exit 1; }
+	$(UV) export -q --upgrade --format requirements.txt --no-emit-workspace --no-header --no-annotate \
+		--all-packages --all-extras -o requirements.txt
+	rm -f uv.lock
+
+clean: ## remove .venv and everything built
+	rm -rf $(VENV) dist build demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Two stamps: the pinned packages, which take a minute, and the distributions of this workspace, which take
+# seconds. Editable distributions cannot be hashed, hence two pip commands.
+
+$(VENV)/.requirements: requirements.txt
+	@command -v $(PYTHON) >/dev/null || \
+		{ echo "multiclouddb needs Python 3.11 or newer, and there is no $(PYTHON); try make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "multiclouddb needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V 2>&1); try make PYTHON=python3.11" >&2; exit 1; }
+	@echo "Installing pinned packages into $(VENV); the first time takes about a minute."
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	$(PIP) install -q --require-hashes -r requirements.txt
+	@touch $@
+
+$(VENV)/.workspace: $(VENV)/.requirements $(PROJECTS)
+	$(PIP) install -q --no-deps --no-build-isolation $(addprefix -e ,$(DISTRIBUTIONS))
+	@$(PIP) check -q
+	@touch $@

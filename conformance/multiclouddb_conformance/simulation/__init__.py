@@ -1,0 +1,72 @@
+"""A deterministic partitioned log in memory behind the provider contract.
+
+It is the engine's test bed, the conformance suite's reference, and what broken readers wrap:
+
+    sim = Simulation(partitions=2)
+    provider = SimulationProvider(sim)
+    sim.write("flight-1", {"n": 1})
+    sim.split("p0")
+    sim.weather = Weather(throttle=0.2)
+    sim.fail_next("p1", ServerError("503"))
+"""
+
+from __future__ import annotations
+
+from multiclouddb_conformance.simulation.batch import SimulationBatch
+from multiclouddb_conformance.simulation.calls import Calls
+from multiclouddb_conformance.simulation.errors import (
+    BadPositionError,
+    CancelledError,
+    ConnectionDroppedError,
+    CorruptError,
+    DeniedError,
+    IteratorExpiredError,
+    MissingError,
+    ServerError,
+    SimulationError,
+    SlowError,
+    ThrottledError,
+    TrimmedError,
+)
+from multiclouddb_conformance.simulation.feed import SimulationFeed
+from multiclouddb_conformance.simulation.log import PROVIDER_ID, AnyKey
+from multiclouddb_conformance.simulation.provider import (
+    ALL_CAPABILITIES,
+    SimulationOptions,
+    SimulationProvider,
+    capabilities_without,
+)
+from multiclouddb_conformance.simulation.reader import SimulationReader
+from multiclouddb_conformance.simulation.tree import PartitionLog, Written
+from multiclouddb_conformance.simulation.weather import CaughtUp, Weather
+from multiclouddb_conformance.simulation.world import Simulation
+
+__all__ = [
+    "ALL_CAPABILITIES",
+    "PROVIDER_ID",
+    "AnyKey",
+    "BadPositionError",
+    "Calls",
+    "CancelledError",
+    "CaughtUp",
+    "ConnectionDroppedError",
+    "CorruptError",
+    "DeniedError",
+    "IteratorExpiredError",
+    "MissingError",
+    "PartitionLog",
+    "ServerError",
+    "Simulation",
+    "SimulationBatch",
+    "SimulationError",
+    "SimulationFeed",
+    "SimulationOptions",
+    "SimulationProvider",
+    "SimulationReader",
+    "SlowError",
+    "ThrottledError",
+    "TrimmedError",
+    "Weather",
+    "Written",
+    "capabilities_without",
+]

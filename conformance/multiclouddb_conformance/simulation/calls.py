@@ -1,0 +1,64 @@
+"""What a client did to a simulated service: for tests of cost, leaks and good manners."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+__all__ = ["Calls"]
+
+
+class Calls:
+    """Counts of calls on one provider; read it when no call runs.
+
+    Attributes:
+        feeds: Feeds opened.
+        starts: Calls of `start`.
+        lists: Calls of `partitions`.
+        discovers: Calls of `discover`.
+        awaited: Partition id → how often its children were asked for.
+        joins: Child id → calls of `join`.
+        oldests: Calls of `oldest`.
+        heads: Calls of `heads`.
+        opens: Partition id → readers opened.
+        fetches: Partition id → fetches.
+        mapped: Records mapped to events.
+        cancels: Calls of `cancel`.
+        closes: Readers closed.
+        open_readers: Readers opened and not closed.
+        most_open_readers: The largest that `open_readers` has been.
+        violations: What a client must not do and did: one line each, in order.
+    """
+
+    def __init__(self) -> None:
+        self.feeds = 0
+        self.starts = 0
+        self.lists = 0
+        self.discovers = 0
+        self.awaited: Counter[str] = Counter()
+        self.joins: Counter[str] = Counter()
+        self.oldests = 0
+        self.heads = 0
+        self.opens: Counter[str] = Counter()
+        self.fetches: Counter[str] = Counter()
+        self.mapped = 0
+        self.cancels = 0
+        self.closes = 0
+        self.open_readers = 0
+        self.most_open_readers = 0
+        self.violations: list[str] = []
+
+    def opened(self, partition_id: str) -> None:
+        """A reader was opened."""
+        self.opens[partition_id] += 1
+        self.open_readers += 1
+        self.most_open_readers = max(self.most_open_readers, self.open_readers)
+
+    def closed(self) -> None:
+        """A reader was closed."""
+        self.closes += 1
+        self.open_readers -= 1
+
+    @property
+    def total_fetches(self) -> int:
+        """Fetches of all partitions."""
+        return sum(self.fetches.values())

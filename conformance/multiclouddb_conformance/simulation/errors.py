@@ -1,0 +1,135 @@
+"""The exceptions of the simulated vendor, and what they mean.
+
+    SimulationError
+    ├── ThrottledError           too fast; may say how long to wait
+    ├── ConnectionDroppedError   in the middle of an answer
+    ├── ServerError              a 5xx
+    ├── SlowError                the vendor's own time limit
+    ├── IteratorExpiredError     the reader is too old; a new one at the same cursor works
+    ├── CancelledError           the reader was cancelled
+    ├── TrimmedError             the position is older than what is kept
+    ├── BadPositionError         the position lies in the future
+    ├── MissingError             no such collection, or not any more
+    ├── DeniedError              not allowed
+    └── CorruptError             broken for good
+
+They know nothing of this project, as a vendor's do not: `classify` is what names them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from multiclouddb_api import ErrorCategory
+from multiclouddb_spi.fault import Fault
+
+__all__ = [
+    "BadPositionError",
+    "CancelledError",
+    "ConnectionDroppedError",
+    "CorruptError",
+    "DeniedError",
+    "IteratorExpiredError",
+    "MissingError",
+    "ServerError",
+    "SimulationError",
+    "SlowError",
+    "ThrottledError",
+    "TrimmedError",
+    "classify",
+]
+
+
+class SimulationError(Exception):
+    """Anything that the simulated service or its client raises.
+
+    Attributes:
+        retry_after: Seconds that the service asks to wait, or None.
+        vendor_retried: True when the vendor's client has tried more than once already.
+    """
+
+    def __init__(self, text: str = "", retry_after: float | None = None, vendor_retried: bool = False) -> None:
+        super().__init__(text, retry_after, vendor_retried)
+        self.retry_after = retry_after
+        self.vendor_retried = vendor_retried
+
+    def __str__(self) -> str:
+        return str(self.args[0]) or type(self).__name__
+
+
+class ThrottledError(SimulationError):
+    """Too many requests."""
+
+
+class ConnectionDroppedError(SimulationError):
+    """The connection was lost in the middle of an answer."""
+
+
+class ServerError(SimulationError):
+    """The service failed; a later call may work."""
+
+
+class SlowError(SimulationError):
+    """The service did not answer in time."""
+
+
+class IteratorExpiredError(SimulationError):
+    """The reader is too old; a new one at the same cursor works."""
+
+
+class CancelledError(SimulationError):
+    """The reader was cancelled."""
+
+
+class TrimmedError(SimulationError):
+    """The position is older than what the service keeps."""
+
+
+class BadPositionError(SimulationError):
+    """The position has not been reached by the service yet."""
+
+
+class MissingError(SimulationError):
+    """There is no such collection."""
+
+
+class DeniedError(SimulationError):
+    """The caller may not read this."""
+
+
+class CorruptError(SimulationError):
+    """The service cannot read its own log; no retry mends it."""
+
+
+_RETRYABLE: Final[dict[type[SimulationError], ErrorCategory]] = {
+    ThrottledError: ErrorCategory.THROTTLED,
+    ConnectionDroppedError: ErrorCategory.TRANSIENT_FAILURE,
+    ServerError: ErrorCategory.TRANSIENT_FAILURE,
+    SlowError: ErrorCategory.TRANSIENT_FAILURE,
+    IteratorExpiredError: ErrorCategory.TRANSIENT_FAILURE,
+    CancelledError: ErrorCategory.TRANSIENT_FAILURE,
+}
+_FINAL: Final[dict[type[SimulationError], ErrorCategory]] = {
+    TrimmedError: ErrorCategory.CHECKPOINT_EXPIRED,
+    BadPositionError: ErrorCategory.INVALID_REQUEST,
+    MissingError: ErrorCategory.NOT_FOUND,
+    DeniedError: ErrorCategory.AUTHORIZATION_FAILED,
+    CorruptError: ErrorCategory.PERMANENT_FAILURE,
+}
+
+
+def classify(error: Exception) -> Fault:
+    """What an exception means; pure, for any exception."""
+    if not isinstance(error, SimulationError):
+        return Fault(ErrorCategory.PERMANENT_FAILURE, f"unexpected {type(error).__name__}: {error}")
+    kind = type(error)
+    retryable = kind in _RETRYABLE
+    category = _RETRYABLE.get(kind) or _FINAL.get(kind) or ErrorCategory.PERMANENT_FAILURE
+    return Fault(
+        category=category,
+        message=str(error),
+        code=kind.__name__,
+        retryable=retryable,
+        retry_after=error.retry_after,
+        vendor_retried=error.vendor_retried,
+    )

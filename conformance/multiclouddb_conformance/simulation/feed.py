@@ -1,0 +1,309 @@
+"""One opened feed of a simulated collection: starts, partitions, lineage, positions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TypeVar, assert_never
+
+from multiclouddb_api import AtTime, Beginning, ErrorCategory, LogicalPartition, Now
+from multiclouddb_spi import (
+    Awaiting,
+    Child,
+    Continue,
+    Cursor,
+    Deadline,
+    Drained,
+    Fault,
+    Feed,
+    FeedIdentity,
+    FeedSpec,
+    FeedStart,
+    Head,
+    Outcome,
+    Partition,
+    PartitionState,
+    Position,
+    ProviderFault,
+    Reader,
+    Seed,
+)
+
+from multiclouddb_conformance.simulation.calls import Calls
+from multiclouddb_conformance.simulation.errors import MissingError, TrimmedError
+from multiclouddb_conformance.simulation.log import PROVIDER_ID
+from multiclouddb_conformance.simulation.position import Place, behind, place_text, to_cursor, to_place
+from multiclouddb_conformance.simulation.reader import SimulationReader
+from multiclouddb_conformance.simulation.tree import PartitionLog, Written, key_hash
+from multiclouddb_conformance.simulation.weather import Dice
+from multiclouddb_conformance.simulation.world import Simulation
+
+__all__ = ["SimulationFeed"]
+
+_Item = TypeVar("_Item")
+
+
+class SimulationFeed(Feed):
+    """A feed of one incarnation of a collection; also finds heads.
+
+    Attributes:
+        sim: The collection.
+        calls: Where its calls are counted.
+    """
+
+    def __init__(self, sim: Simulation, spec: FeedSpec, calls: Calls) -> None:
+        self.sim = sim
+        self.spec = spec
+        self.calls = calls
+        self.identity = FeedIdentity(PROVIDER_ID, spec.address, sim.incarnation)
+        self._readers: set[SimulationReader] = set()
+        self._lock = threading.Lock()
+        self._partition_key = spec.scope.key.partition_key if isinstance(spec.scope, LogicalPartition) else None
+        self._hash = key_hash(spec.scope.key) if isinstance(spec.scope, LogicalPartition) else None
+
+    # -- The scope
+
+    def wanted(self, written: Written) -> bool:
+        """True for a record in the feed's scope."""
+        if self._hash is None:
+            return True
+        return self.sim.hash_of(written.key) == self._hash and written.key.partition_key == self._partition_key
+
+    def _covers(self, partition: PartitionLog) -> bool:
+        return self._hash is None or partition.owns(self._hash)
+
+    # -- The contract
+
+    def clock(self, deadline: Deadline) -> datetime | None:
+        """The virtual clock."""
+        self.sim.control("clock")
+        return self.sim.now
+
+    def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
+        """See `Feed.start`."""
+        self.calls.starts += 1
+        self.sim.control("start")
+        with self.sim.changed:
+            self._check_alive()
+            match position:
+                case Beginning():
+                    seeds = self._from_beginning(partition_id)
+                case Now():
+                    seeds = self._from_now(partition_id)
+                case AtTime(moment):
+                    seeds = self._from_time(moment, partition_id)
+                case _:
+                    assert_never(position)
+            return self._jumbled(seeds, "start")
+
+    def partitions(self, deadline: Deadline) -> list[Partition]:
+        """See `Feed.partitions`; closed ones are listed while something of them is kept."""
+        self.calls.lists += 1
+        self.sim.control("partitions")
+        with self.sim.changed:
+            self._check_alive()
+            listed = [
+                Partition(
+                    partition.id,
+                    self._parents(partition),
+                    PartitionState.OPEN if partition.closed is None else PartitionState.CLOSED,
+                )
+                for partition in self._listed()
+            ]
+            return self._jumbled(listed, "partitions")
+
+    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
+        """See `Feed.open`."""
+        reader = SimulationReader(
+            self, partition_id, to_place(cursor), None if until is None else to_place(until)
+        )
+        with self._lock:
+            self._readers.add(reader)
+        with self.sim.changed:
+            self.calls.opened(partition_id)
+        return reader
+
+    def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
+        """See `Feed.discover`."""
+        self.calls.discovers += 1
+        self.sim.control("discover")
+        with self.sim.changed:
+            self._check_alive()
+            self.calls.awaited.update(awaiting.keys())
+            return {name: self.ending(name, asked=True) for name in awaiting}
+
+    def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
+        """See `Feed.join`: the latest, for a child begins when its last parent has ended."""
+        self.calls.joins[child_id] += 1
+        return to_cursor(max(to_place(cursor) for cursor in cursors))
+
+    def compare(self, a: Cursor, b: Cursor) -> int | None:
+        """See `Feed.compare`; any two positions can be compared."""
+        one, other = to_place(a), to_place(b)
+        return (one > other) - (one < other)
+
+    def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
+        """See `Feed.oldest`."""
+        self.calls.oldests += 1
+        self.sim.control("oldest")
+        with self.sim.changed:
+            self._check_alive()
+            found: dict[str, Seed] = {}
+            for name in partition_ids:
+                for partition in self._still_listed(name):
+                    found[partition.id] = self._seed(partition, partition.oldest)
+            return list(found.values())
+
+    def describe(self, cursor: Cursor) -> Position:
+        """See `Feed.describe`; the time is what the log tells."""
+        place = to_place(cursor)
+        commit, done = place
+        return Position(place_text(place), self.sim.commit_time(commit if done else commit - 1))
+
+    def heads(
+        self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
+    ) -> dict[str, Head]:
+        """See `SupportsHeads.heads`; O(log n) a partition."""
+        self.calls.heads += 1
+        self.sim.control("heads")
+        with self.sim.changed:
+            self._check_alive()
+            return {name: self._head(name, to_place(cursor), max_records) for name, cursor in cursors.items()}
+
+    # -- For readers and the provider
+
+    def ending(self, partition_id: str, *, asked: bool) -> Outcome:
+        """How a closed partition ends; `asked` when `discover` asks."""
+        partition = self.sim.partitions[partition_id]
+        if partition.closed is None:
+            return Continue()
+        if not self.sim.children_named(partition_id, asked=asked):
+            return Awaiting()
+        children = [self._child(name) for name in partition.children if self._covers(self.sim.partitions[name])]
+        weather = self.sim.weather
+        dice = Dice(weather.seed, f"children {partition_id}")
+        if weather.repeat_children:
+            children.append(children[dice.up_to(len(children) - 1)])
+        return Drained(tuple(dice.jumbled(children) if weather.jumble else children))
+
+    def forget(self, reader: SimulationReader) -> None:
+        """A reader was closed."""
+        with self._lock:
+            self._readers.discard(reader)
+
+    def cancel(self) -> None:
+        """Cancel every reader."""
+        with self._lock:
+            readers = list(self._readers)
+        for reader in readers:
+            reader.cancel()
+
+    # -- How it does that
+
+    def _check_alive(self) -> None:
+        if self.sim.incarnation != self.identity.incarnation:
+            raise MissingError(f"{self.sim.address} does not exist, or not any more")
+
+    def _listed(self) -> list[PartitionLog]:
+        return [
+            partition
+            for partition in self.sim.partitions.values()
+            if not partition.gone and self._covers(partition)
+        ]
+
+    def _parents(self, partition: PartitionLog) -> tuple[str, ...]:
+        return tuple(name for name in partition.parents if self._covers(self.sim.partitions[name]))
+
+    def _seed(self, partition: PartitionLog, commit: int) -> Seed:
+        return Seed(partition.id, self._parents(partition), to_cursor(behind(commit)))
+
+    def _child(self, partition_id: str) -> Child:
+        partition = self.sim.partitions[partition_id]
+        return Child(partition.id, self._parents(partition), to_cursor(behind(partition.born)))
+
+    def _jumbled(self, items: list[_Item], what: str) -> list[_Item]:
+        return Dice(self.sim.weather.seed, what).jumbled(items) if self.sim.weather.jumble else items
+
+    def _of(self, partitions: Iterable[PartitionLog], partition_id: str | None) -> list[PartitionLog]:
+        return [partition for partition in partitions if partition_id in (None, partition.id)]
+
+    def _from_beginning(self, partition_id: str | None) -> list[Seed]:
+        partitions = self._of(self._listed(), partition_id)
+        if partition_id is None and not self.sim.weather.seed_descendants:
+            listed = {partition.id for partition in partitions}
+            partitions = [part for part in partitions if listed.isdisjoint(part.parents)]
+        return [self._seed(partition, partition.oldest) for partition in partitions]
+
+    def _from_now(self, partition_id: str | None) -> list[Seed]:
+        partitions = [part for part in self._listed() if part.closed is None or part.id == partition_id]
+        return [
+            self._seed(part, self.sim.head if part.closed is None else part.closed)
+            for part in self._of(partitions, partition_id)
+        ]
+
+    def _from_time(self, moment: datetime, partition_id: str | None) -> list[Seed]:
+        commit = self.sim.commit_before(moment)
+        if partition_id is None:
+            partitions = self._from_commit(commit)
+        else:
+            partitions = self._of(self._listed(), partition_id)
+        for partition in partitions:
+            self._check_kept(partition, commit)
+        return [self._seed(part, max(part.born, min(commit, part.closed or commit))) for part in partitions]
+
+    def _from_commit(self, commit: int) -> list[PartitionLog]:
+        """The partitions alive behind a commit, and what follows them where the weather says so."""
+        later = self.sim.weather.seed_descendants
+        return [
+            partition
+            for partition in self.sim.partitions.values()
+            if self._covers(partition) and (partition.alive_at(commit) or (later and partition.born > commit))
+        ]
+
+    def _check_kept(self, partition: PartitionLog, commit: int) -> None:
+        if max(commit, partition.born) < partition.trimmed:
+            raise ProviderFault(
+                Fault(
+                    ErrorCategory.CHECKPOINT_EXPIRED,
+                    f"the start is older than what {self.sim.address} keeps; start at Beginning()",
+                )
+            )
+
+    def _still_listed(self, partition_id: str) -> list[PartitionLog]:
+        """The partition, or its oldest descendants that are listed."""
+        found: dict[str, PartitionLog] = {}
+        pending = [partition_id]
+        seen = set(pending)
+        while pending:
+            partition = self.sim.partitions.get(pending.pop())
+            if partition is None or not self._covers(partition):
+                continue
+            if not partition.gone:
+                found[partition.id] = partition
+                continue
+            fresh = [name for name in partition.children if name not in seen]
+            seen.update(fresh)
+            pending += fresh
+        return list(found.values())
+
+    def _head(self, partition_id: str, place: Place, max_records: int | None) -> Head:
+        partition = self.sim.partitions[partition_id]
+        if place[0] <= partition.trimmed:
+            raise TrimmedError(f"{place_text(place)} of {partition_id} is no longer kept")
+        end = behind(self.sim.head if partition.closed is None else partition.closed)
+        known = self._hash is None
+        first = self._records_before(partition, place)
+        records = self._records_before(partition, end) - first
+        if max_records is None or records <= max_records:
+            outcome = self.ending(partition_id, asked=False)
+            return Head(to_cursor(max(end, place)), records if known else None, outcome)
+        index = partition.index_of_record(first + max_records - 1)
+        commit = partition.commit(index)
+        assert commit is not None
+        done = first + max_records - partition.records_before(index)
+        stop = behind(commit.number) if done == len(commit.records) else (commit.number, done)
+        return Head(to_cursor(stop), max_records if known else None, Continue())
+
+    def _records_before(self, partition: PartitionLog, place: Place) -> int:
+        return partition.records_before(partition.find(place[0])) + place[1]

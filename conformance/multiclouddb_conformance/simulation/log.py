@@ -1,0 +1,347 @@
+"""A deterministic partitioned log in memory: writes, splits, merges, retention, a clock of its own.
+
+It knows nothing of readers and keeps everything ever written as the truth for oracles.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeAlias
+
+from multiclouddb_api import ChangeType, MulticloudDbKey, Notice, ResourceAddress
+from multiclouddb_spi.partition import encode_partition_id
+
+from multiclouddb_conformance.simulation.tree import (
+    HASHES,
+    Commit,
+    PartitionLog,
+    RangeMap,
+    Written,
+    halves,
+    key_hash,
+)
+
+__all__ = ["PROVIDER_ID", "AnyKey", "Log"]
+
+PROVIDER_ID: Final = "simulation"
+EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
+RECORD_OVERHEAD: Final = 100
+
+AnyKey: TypeAlias = MulticloudDbKey | str | int
+"""A key, or the value of a component `id`."""
+
+Document: TypeAlias = Mapping[str, Any]
+
+
+class Log:
+    """One collection of a simulated database. Every method may be called from several threads.
+
+    Attributes:
+        address: The collection's address.
+        history: Everything ever written, in the order of commit, all incarnations.
+        lineage: Partition id → parents, for every partition that ever was.
+        partitions: Partition id → its log; those of the present incarnation, gone ones included.
+        changed: Held by whoever reads or changes the log; notified on every change.
+    """
+
+    def __init__(
+        self,
+        partitions: int = 1,
+        address: ResourceAddress | None = None,
+        start: datetime = EPOCH,
+        tick: timedelta = timedelta(milliseconds=1),
+    ) -> None:
+        """A new, empty collection.
+
+        Args:
+            partitions: How many it has at first.
+            address: Its address; `sim/items` by default.
+            start: Where its clock stands.
+            tick: How far the clock moves with each commit; 0 gives many commits one timestamp.
+        """
+        self.address = address or ResourceAddress("sim", "items")
+        self.history: list[Written] = []
+        self.lineage: dict[str, tuple[str, ...]] = {}
+        self.changed = threading.Condition(threading.RLock())
+        self._now = start
+        self._tick = tick
+        self._commit_times: list[datetime] = []
+        self._keys: dict[MulticloudDbKey, int] = {}
+        self._names: dict[str | int, MulticloudDbKey] = {}
+        self._number_of_partitions = 0
+        self._number_of_incarnations = 0
+        self._incarnation: str | None = None
+        self.partitions: dict[str, PartitionLog] = {}
+        self._begin(partitions)
+
+    # -- What it looks like
+
+    @property
+    def now(self) -> datetime:
+        """The service's clock; it moves with commits and `advance` only."""
+        return self._now
+
+    @property
+    def head(self) -> int:
+        """Number of the last commit."""
+        return len(self._commit_times)
+
+    @property
+    def incarnation(self) -> str | None:
+        """What the service calls this very collection; None while it is dropped."""
+        return self._incarnation
+
+    @property
+    def open_partitions(self) -> tuple[str, ...]:
+        """Ids of the partitions that take writes, oldest first."""
+        return tuple(self._open)
+
+    @property
+    def truth(self) -> list[Written]:
+        """What was written to the present incarnation, in the order of commit."""
+        return [written for written in self.history if written.incarnation == self._incarnation]
+
+    def children(self, partition_id: str) -> tuple[str, ...]:
+        """The partitions that follow one; empty while it takes writes."""
+        return self.partitions[partition_id].children
+
+    def document(self, key: AnyKey) -> Document | None:
+        """The present document of a key, or None."""
+        return self._documents.get(self.key(key))
+
+    def documents(self) -> dict[MulticloudDbKey, Document]:
+        """Every present document."""
+        return dict(self._documents)
+
+    def public_id(self, partition_id: str) -> str:
+        """A partition's id as applications see it."""
+        return encode_partition_id(PROVIDER_ID, self.address, self._incarnation, partition_id)
+
+    def public_lineage(self) -> dict[str, tuple[str, ...]]:
+        """The lineage of the present incarnation with ids as applications see them."""
+        return {
+            self.public_id(partition.id): tuple(self.public_id(parent) for parent in partition.parents)
+            for partition in self.partitions.values()
+        }
+
+    def commit_before(self, moment: datetime) -> int:
+        """Number of the last commit that is older than a moment."""
+        return bisect_left(self._commit_times, moment)
+
+    def commit_time(self, number: int) -> datetime | None:
+        """When a commit was made; None for 0, before the first."""
+        return self._commit_times[number - 1] if 0 < number <= self.head else None
+
+    # -- What happens to it
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        with self.changed:
+            self._now += timedelta(seconds=max(0.0, seconds))
+
+    def write(
+        self, key: AnyKey, document: Document | None, *, poison: bool = False, by_expiry: bool = False
+    ) -> Written | None:
+        """Create or update a document, or delete it with None.
+
+        Args:
+            key: Its key; text or a number stands for a component `id`.
+            document: The new document.
+            poison: True for a record that no client can decode.
+            by_expiry: True for a delete by time-to-live.
+
+        Returns:
+            What was recorded; None for a delete of a document that is not there.
+        """
+        records = self._commit([(key, document)], poison, by_expiry)
+        return records[0] if records else None
+
+    def transaction(self, writes: Iterable[tuple[AnyKey, Document | None]]) -> tuple[Written, ...]:
+        """Several writes in one commit, over any number of partitions; a key may occur more than once."""
+        return self._commit(list(writes), poison=False, by_expiry=False)
+
+    def split(self, partition_id: str, into: int = 2) -> tuple[str, ...]:
+        """End a partition and give its hashes to several children; returns their ids."""
+        return self.reshape([partition_id], into)
+
+    def merge(self, *partition_ids: str) -> str:
+        """End partitions and give their hashes to one child; returns its id."""
+        return self.reshape(partition_ids, 1)[0]
+
+    def roll(self, partition_id: str) -> str:
+        """End a partition and go on in one child, as DynamoDB does every few hours."""
+        return self.reshape([partition_id], 1)[0]
+
+    def reshape(self, parents: Sequence[str], count: int) -> tuple[str, ...]:
+        """End open partitions and give their hashes to `count` children, each a child of all of them.
+
+        Raises:
+            ValueError: A parent is not open, or has too few hashes.
+        """
+        with self.changed:
+            if len(set(parents)) != len(parents) or not parents:
+                raise ValueError("name each parent once, and at least one")
+            closed = [name for name in parents if name not in self._open]
+            if closed:
+                raise ValueError(f"not open: {', '.join(closed)}")
+            shares = halves([piece for name in parents for piece in self.partitions[name].ranges], count)
+            number = self._next_commit()
+            children = tuple(self._add_partition(tuple(parents), number, share) for share in shares)
+            for name in parents:
+                self.partitions[name].closed = number
+                self.partitions[name].children = children
+                del self._open[name]
+            self.changed.notify_all()
+            return children
+
+    def announce(self, partition_id: str, notice: Notice) -> None:
+        """Put a fact that is no change into a partition's log."""
+        with self.changed:
+            if partition_id not in self._open:
+                raise ValueError(f"not open: {partition_id}")
+            number = self._next_commit()
+            self.partitions[partition_id].append(Commit(number, self._now, (), (notice,)))
+            self.changed.notify_all()
+
+    def trim(self, partition_id: str | None = None, upto: int | None = None) -> None:
+        """Forget commits, as retention does.
+
+        Args:
+            partition_id: Of one partition, or None for all.
+            upto: Up to and including this commit; None for all so far.
+        """
+        with self.changed:
+            number = self.head if upto is None else min(upto, self.head)
+            names = list(self.partitions) if partition_id is None else [partition_id]
+            for name in names:
+                self.partitions[name].trim(number)
+
+    def trim_older_than(self, seconds: float) -> None:
+        """Forget every commit older than that many seconds."""
+        self.trim(upto=self.commit_before(self._now - timedelta(seconds=seconds)))
+
+    def drop(self) -> None:
+        """Drop the collection."""
+        with self.changed:
+            self._incarnation = None
+            self._open.clear()
+            self.changed.notify_all()
+
+    def recreate(self, partitions: int = 1) -> None:
+        """Drop the collection, unless it was, and create another under the same name."""
+        with self.changed:
+            self._begin(partitions)
+            self.changed.notify_all()
+
+    def key(self, key: AnyKey) -> MulticloudDbKey:
+        """The key that `write` uses."""
+        if isinstance(key, MulticloudDbKey):
+            return key
+        known = self._names.get(key)
+        if known is None:
+            known = self._names[key] = MulticloudDbKey({"id": key})
+        return known
+
+    # -- How it does that
+
+    def _begin(self, partitions: int) -> None:
+        self._number_of_incarnations += 1
+        self._incarnation = f"i{self._number_of_incarnations}"
+        self.partitions.clear()
+        self._open: dict[str, None] = {}
+        self._ranges = RangeMap()
+        self._documents: dict[MulticloudDbKey, dict[str, Any]] = {}
+        for share in halves([(0, HASHES)], partitions):
+            self._add_partition((), self.head, share)
+
+    def _add_partition(self, parents: tuple[str, ...], born: int, share: tuple[tuple[int, int], ...]) -> str:
+        name = f"p{self._number_of_partitions}"
+        self._number_of_partitions += 1
+        self.partitions[name] = PartitionLog(name, parents, born, share)
+        self.lineage[name] = parents
+        self._open[name] = None
+        self._ranges.assign(share, name)
+        return name
+
+    def _next_commit(self) -> int:
+        self._now += self._tick
+        self._commit_times.append(self._now)
+        return self.head
+
+    def _commit(
+        self, writes: Sequence[tuple[AnyKey, Document | None]], poison: bool, by_expiry: bool
+    ) -> tuple[Written, ...]:
+        with self.changed:
+            if self._incarnation is None:
+                raise ValueError(f"{self.address} is dropped")
+            effective = self._effective([(self.key(key), document) for key, document in writes])
+            if not effective:
+                return ()
+            number = self._next_commit()
+            records = tuple(
+                self._record(number, index, key, document, previous, poison, by_expiry)
+                for index, (key, document, previous) in enumerate(effective)
+            )
+            self.history.extend(records)
+            shares: dict[str, list[Written]] = {}
+            for written in records:
+                shares.setdefault(written.partition_id, []).append(written)
+            for name, share in shares.items():
+                self.partitions[name].append(Commit(number, self._now, tuple(share)))
+            self.changed.notify_all()
+            return records
+
+    def _effective(
+        self, writes: Sequence[tuple[MulticloudDbKey, Document | None]]
+    ) -> list[tuple[MulticloudDbKey, dict[str, Any] | None, dict[str, Any] | None]]:
+        """Apply the writes; leaves out deletes of what is not there."""
+        done = []
+        for key, document in writes:
+            previous = self._documents.get(key)
+            if document is not None:
+                self._documents[key] = dict(document)
+            elif self._documents.pop(key, None) is None:
+                continue
+            done.append((key, None if document is None else dict(document), previous))
+        return done
+
+    def _record(
+        self,
+        number: int,
+        index: int,
+        key: MulticloudDbKey,
+        document: dict[str, Any] | None,
+        previous: dict[str, Any] | None,
+        poison: bool,
+        by_expiry: bool,
+    ) -> Written:
+        if document is None:
+            kind = ChangeType.DELETE
+        else:
+            kind = ChangeType.CREATE if previous is None else ChangeType.UPDATE
+        assert self._incarnation is not None
+        return Written(
+            event_id=f"{number}.{index}",
+            key=key,
+            type=kind,
+            timestamp=self._now,
+            document=document,
+            previous=previous,
+            partition_id=self._ranges.owner(self.hash_of(key)),
+            commit=number,
+            index=index,
+            incarnation=self._incarnation,
+            poison=poison,
+            by_expiry=by_expiry,
+            size=RECORD_OVERHEAD + len(str(document)),
+        )
+
+    def hash_of(self, key: MulticloudDbKey) -> int:
+        """Where a key's partition key lies; remembered."""
+        known = self._keys.get(key)
+        if known is None:
+            known = self._keys[key] = key_hash(key)
+        return known

@@ -1,0 +1,123 @@
+"""The simulated service as a provider."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+import attrs
+from multiclouddb_api import (
+    Capability,
+    CapabilityNote,
+    CapabilitySet,
+    ProviderOptions,
+    Support,
+)
+from multiclouddb_spi import Deadline, Fault, Feed, FeedSpec, Provider
+
+from multiclouddb_conformance.simulation.calls import Calls
+from multiclouddb_conformance.simulation.errors import MissingError, classify
+from multiclouddb_conformance.simulation.feed import SimulationFeed
+from multiclouddb_conformance.simulation.log import PROVIDER_ID
+from multiclouddb_conformance.simulation.world import Simulation
+
+__all__ = ["ALL_CAPABILITIES", "SimulationOptions", "SimulationProvider", "capabilities_without"]
+
+_CAN: Final = (
+    Capability.CHANGE_FEED,
+    Capability.CHANGE_FEED_BEGINNING,
+    Capability.CHANGE_FEED_POINT_IN_TIME,
+    Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE,
+    Capability.CHANGE_FEED_OLD_ITEM_STATE,
+)
+ALL_CAPABILITIES: Final = CapabilitySet({can: CapabilityNote(Support.NATIVE) for can in _CAN})
+"""What a simulation can do by default: everything but wider scopes and commands."""
+
+
+def capabilities_without(*missing: Capability, notes: Mapping[Capability, str] | None = None) -> CapabilitySet:
+    """What a simulation can do, without some of it.
+
+    Args:
+        missing: What it cannot do.
+        notes: What to say about them; a way out is made up where there is none.
+    """
+    texts = notes or {}
+    gone = {can: CapabilityNote(Support.UNSUPPORTED, texts.get(can, "use another simulation")) for can in missing}
+    return CapabilitySet({**ALL_CAPABILITIES.notes, **gone})
+
+
+@attrs.frozen
+class SimulationOptions(ProviderOptions):
+    """Options that change nothing, so that the handling of options can be tested.
+
+    Attributes:
+        view: Counts as an option that changes positions.
+        hint: Does not.
+    """
+
+    view: str = attrs.field(default="", metadata={"positions": True})
+    hint: str = ""
+
+
+class SimulationProvider(Provider):
+    """One client's connection to a simulated database; several may share a simulation.
+
+    Attributes:
+        calls: What the client did.
+    """
+
+    provider_id: ClassVar[str] = PROVIDER_ID
+    options_type: ClassVar[type[ProviderOptions] | None] = SimulationOptions
+
+    def __init__(
+        self,
+        *sims: Simulation,
+        capabilities: CapabilitySet = ALL_CAPABILITIES,
+        page_records: int = 1000,
+    ) -> None:
+        """Connect.
+
+        Args:
+            sims: The collections of the database.
+            capabilities: What it says that it can do; a simulation does it all the same.
+            page_records: Its own page size.
+        """
+        self.calls = Calls()
+        self.page_records = page_records
+        self._sims = {sim.address: sim for sim in sims}
+        self._capabilities = capabilities
+        self._feeds: list[SimulationFeed] = []
+        self._lock = threading.Lock()
+        self.closed = False
+
+    def capabilities(self) -> CapabilitySet:
+        """See `Provider.capabilities`."""
+        return self._capabilities
+
+    def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
+        """See `Provider.open_feed`."""
+        sim = self._sims.get(spec.address)
+        if sim is None:
+            raise MissingError(f"{spec.address} does not exist; create it first")
+        sim.control("open_feed")
+        with sim.changed:
+            if sim.incarnation is None:
+                raise MissingError(f"{spec.address} does not exist; create it first")
+            feed = SimulationFeed(sim, spec, self.calls)
+        with self._lock:
+            self.calls.feeds += 1
+            self._feeds.append(feed)
+        return feed
+
+    def classify(self, error: Exception) -> Fault:
+        """See `Provider.classify`."""
+        return classify(error)
+
+    def close(self) -> None:
+        """See `Provider.close`."""
+        with self._lock:
+            self.closed = True
+            feeds = list(self._feeds)
+        for feed in feeds:
+            feed.cancel()

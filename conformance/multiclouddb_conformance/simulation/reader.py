@@ -1,0 +1,275 @@
+"""Reads one simulated partition, through all the weather there is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from multiclouddb_api import Dropped
+from multiclouddb_spi import Batch, Continue, Deadline, Ended, Reached, Reader
+
+from multiclouddb_conformance.simulation.batch import SimulationBatch, Slice
+from multiclouddb_conformance.simulation.errors import (
+    BadPositionError,
+    CancelledError,
+    ConnectionDroppedError,
+    IteratorExpiredError,
+    MissingError,
+    ServerError,
+    SlowError,
+    ThrottledError,
+    TrimmedError,
+)
+from multiclouddb_conformance.simulation.position import Place, behind, place_text
+from multiclouddb_conformance.simulation.scan import Bounds, earlier, scan
+from multiclouddb_conformance.simulation.weather import CaughtUp
+from multiclouddb_conformance.simulation.world import FETCH
+
+if TYPE_CHECKING:
+    from multiclouddb_conformance.simulation.feed import SimulationFeed
+    from multiclouddb_conformance.simulation.tree import PartitionLog, Written
+
+__all__ = ["SimulationReader"]
+
+
+class SimulationReader(Reader):
+    """Reads one partition forward; made by `SimulationFeed.open`."""
+
+    def __init__(self, feed: SimulationFeed, partition_id: str, place: Place, until: Place | None) -> None:
+        self._feed = feed
+        self._sim = feed.sim
+        self._calls = feed.calls
+        self._id = partition_id
+        self._public_id = feed.public_id(partition_id)
+        self._place = place
+        self._until = until
+        self._fresh = True
+        self._failed = False
+        self._closed = False
+        self._cancelled = False
+        self._busy = threading.Lock()
+
+    def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
+        """See `Reader.fetch`; `cancel` ends it at once."""
+        if not self._busy.acquire(blocking=False):
+            self._violation("two fetches at a time")
+            self._busy.acquire()
+        try:
+            with self._sim.changed:
+                self._count(max_records)
+                return self._fetch(max_records, max_bytes, wait, deadline)
+        except BaseException:
+            self._failed = True
+            raise
+        finally:
+            self._busy.release()
+
+    def cancel(self) -> None:
+        """See `Reader.cancel`; takes effect at once."""
+        with self._sim.changed:
+            self._cancelled = True
+            self._calls.cancels += 1
+            self._sim.changed.notify_all()
+
+    def close(self) -> None:
+        """See `Reader.close`."""
+        if self._busy.locked():
+            self._violation("closed during a fetch")
+        with self._sim.changed:
+            if not self._closed:
+                self._closed = True
+                self._calls.closed()
+                self._feed.forget(self)
+
+    def _count(self, max_records: int) -> None:
+        self._calls.fetches[self._id] += 1
+        if self._closed:
+            self._violation("fetch after close")
+        if self._failed:
+            self._violation("fetch after a failed fetch")
+        if max_records < 1:
+            self._violation(f"fetch of {max_records} records")
+
+    def _violation(self, what: str) -> None:
+        self._calls.violations.append(f"{self._id}: {what}")
+
+    def _fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> SimulationBatch:
+        self._check_cancelled()
+        self._sim.pass_hold(self._id, lambda: self._cancelled)
+        self._check_cancelled()
+        scripted = self._sim.scripted(FETCH, self._id)
+        if scripted is not None:
+            self._lose(scripted, max_records)
+        trouble = self._trouble(deadline)
+        if trouble is not None:
+            self._lose(trouble, max_records)
+        found = self._read(max_records, max_bytes)
+        if self._nothing(found) and wait > 0:
+            self._wait(min(wait, deadline.remaining()))
+            found = self._read(max_records, max_bytes)
+        self._fresh = False
+        self._place = found.end
+        return self._batch(found)
+
+    def _check_cancelled(self) -> None:
+        if self._cancelled:
+            raise CancelledError(f"reader of {self._id} was cancelled")
+
+    def _lose(self, error: Exception, max_records: int) -> None:
+        """Fail; where an answer is lost on its way, the service's iterator has moved nevertheless."""
+        if isinstance(error, ConnectionDroppedError):
+            self._place = self._read(max_records, 2**62).end
+        raise error
+
+    # -- Troubles
+
+    def _trouble(self, deadline: Deadline) -> Exception | None:
+        weather = self._sim.weather
+        chances = (
+            weather.throttle,
+            weather.drop,
+            weather.server_error,
+            weather.expired_iterator,
+            weather.slow,
+            weather.silent,
+        )
+        if not any(chances):
+            return None
+        dice = self._sim.dice(self._id)
+        happening = [dice.happens(chance) for chance in chances]
+        happens = any(happening) and self._sim.may_trouble(self._id)
+        self._sim.count_trouble(self._id, happens)
+        if not happens:
+            return None
+        return self._troubles(happening.index(True), deadline)
+
+    def _troubles(self, which: int, deadline: Deadline) -> Exception | None:
+        retried = self._sim.weather.vendor_retried
+        match which:
+            case 0:
+                return ThrottledError(f"{self._id} is throttled", self._sim.weather.retry_after, retried)
+            case 1:
+                return ConnectionDroppedError(f"connection to {self._id} lost", None, retried)
+            case 2:
+                return ServerError(f"503 from {self._id}", None, retried)
+            case 3:
+                return IteratorExpiredError(f"iterator of {self._id} expired") if not self._fresh else None
+            case 4:
+                return self._slow(deadline)
+            case _:
+                self._sim.changed.wait_for(lambda: self._cancelled)
+                return CancelledError(f"reader of {self._id} was cancelled")
+
+    def _slow(self, deadline: Deadline) -> Exception | None:
+        latency = self._sim.weather.latency
+        self._sim.changed.wait_for(lambda: self._cancelled, min(latency, deadline.remaining()))
+        self._check_cancelled()
+        return SlowError(f"{self._id} took more than {latency} s") if deadline.passed() else None
+
+    # -- Reading
+
+    def _read(self, max_records: int, max_bytes: int) -> Slice:
+        partition = self._partition()
+        if partition is None:
+            return self._dropped()
+        self._check_position(partition)
+        weather = self._sim.weather
+        dice = self._sim.dice(self._id) if weather.empty_batch or weather.short_batch else None
+        if dice is not None and dice.happens(weather.empty_batch):
+            return Slice(self._place, self._place)
+        limit = max_records if weather.page_limit is None else min(max_records, weather.page_limit)
+        if dice is not None and dice.happens(weather.short_batch):
+            limit = 1 + dice.up_to(limit - 1)
+        again = self._again(partition, limit)
+        bounds = Bounds(
+            records=limit - len(again),
+            bytes=None if weather.ignore_max_bytes else max_bytes,
+            commits=weather.scan_limit,
+            until=self._until,
+            stop_at_poison=weather.poison_at_fetch,
+        )
+        found = scan(partition, self._place, self._sim.head, self._feed.wanted, bounds)
+        self._finish(partition, found)
+        if again:
+            found.records[:0] = again
+            found.places[:0] = [found.begin] * len(again)
+        return found
+
+    def _partition(self) -> PartitionLog | None:
+        if self._feed.identity.incarnation != self._sim.incarnation:
+            return None
+        return self._sim.partitions.get(self._id)
+
+    def _dropped(self) -> Slice:
+        name = str(self._sim.address)
+        if not self._sim.weather.drop_notice:
+            raise MissingError(f"{name} does not exist, or not any more")
+        return Slice(self._place, self._place, outcome=Ended(Dropped(name)))
+
+    def _check_position(self, partition: PartitionLog) -> None:
+        if self._place[0] <= partition.trimmed:
+            raise TrimmedError(f"{place_text(self._place)} of {self._id} is no longer kept")
+        if self._place > behind(self._sim.head):
+            raise BadPositionError(f"{place_text(self._place)} of {self._id} has not been reached yet")
+
+    def _again(self, partition: PartitionLog, limit: int) -> list[Written]:
+        if not self._fresh or self._until is not None or limit == 1:
+            return []
+        count = self._sim.redelivers(self._id, self._place)
+        return earlier(partition, self._place, self._feed.wanted, min(count, limit - 1))
+
+    def _finish(self, partition: PartitionLog, found: Slice) -> None:
+        """Say how the partition goes on, when everything in it was seen."""
+        if not found.exhausted or isinstance(found.outcome, Reached):
+            return
+        if partition.closed is None:
+            if not self._sim.weather.heartbeats:
+                found.end = max(found.begin, found.seen)
+            return
+        if found.records and self._sim.ends_apart(self._id):
+            found.exhausted = False
+            return
+        found.outcome = self._feed.ending(self._id, asked=False)
+
+    def _nothing(self, found: Slice) -> bool:
+        return not found.records and isinstance(found.outcome, Continue) and found.exhausted
+
+    def _wait(self, seconds: float) -> None:
+        """Block until something is written here, or the partition ends."""
+        head = self._sim.head
+        end = time.monotonic() + seconds
+        while not self._cancelled and (left := end - time.monotonic()) > 0:
+            self._sim.changed.wait_for(lambda: self._cancelled or self._sim.head > head, left)
+            partition = self._partition()
+            if partition is None or partition.closed is not None or partition.commit(partition.find(head + 1)):
+                break
+            head = self._sim.head
+        self._check_cancelled()
+
+    def _batch(self, found: Slice) -> SimulationBatch:
+        weather = self._sim.weather
+        batch = SimulationBatch(found, self._feed.spec, self._public_id, self._calls)
+        return batch.tell(
+            caught_up=self._caught_up(found),
+            watermark=self._watermark(found) if weather.watermarks else None,
+            poll_after=weather.poll_after if found.exhausted else 0.0,
+            headroom=self._sim.headroom(found.end[0] - 1),
+        )
+
+    def _caught_up(self, found: Slice) -> bool | None:
+        match self._sim.weather.caught_up:
+            case CaughtUp.EXACT:
+                return found.exhausted
+            case CaughtUp.WHEN_EMPTY:
+                return found.exhausted and not found.records
+            case CaughtUp.UNKNOWN:
+                return None if found.exhausted or found.records else False
+
+    def _watermark(self, found: Slice) -> datetime | None:
+        partition = self._partition()
+        if found.exhausted and partition is not None and partition.closed is None and self._until is None:
+            return self._sim.now
+        commit, done = found.end
+        return self._sim.commit_time(commit if done else commit - 1)

@@ -1,0 +1,124 @@
+"""How records are read from a simulated partition: one look at its log; pure of weather's dice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import attrs
+from multiclouddb_spi import Reached
+
+from multiclouddb_conformance.simulation.batch import Slice, poison_fault
+from multiclouddb_conformance.simulation.position import Place, behind
+from multiclouddb_conformance.simulation.tree import Commit, PartitionLog, Written
+
+__all__ = ["Bounds", "earlier", "scan"]
+
+
+@attrs.frozen
+class Bounds:
+    """How far one fetch may go.
+
+    Attributes:
+        records: At most so many records.
+        bytes: At most so many bytes, but one record always; None for no bound.
+        commits: Look at so many commits at most; None for no bound.
+        until: Stop there, whatever lies behind.
+        stop_at_poison: True when a poison record fails the fetch, or ends it early.
+    """
+
+    records: int
+    bytes: int | None = None
+    commits: int | None = None
+    until: Place | None = None
+    stop_at_poison: bool = False
+
+
+def scan(
+    partition: PartitionLog, place: Place, head: int, wanted: Callable[[Written], bool], bounds: Bounds
+) -> Slice:
+    """Read on from a place.
+
+    Args:
+        partition: The partition.
+        place: Where reading stands.
+        head: The last commit of the collection.
+        wanted: Whether a record is in scope.
+        bounds: How far to go.
+
+    Raises:
+        RecordFault: The first record is poison, with `stop_at_poison`.
+    """
+    available = behind(head if partition.closed is None else partition.closed)
+    stop = available if bounds.until is None else min(available, bounds.until)
+    found = Slice(begin=place, end=place)
+    if not _take(partition, found, stop, wanted, bounds):
+        return found
+    found.seen = found.end
+    found.end = max(found.end, stop)
+    if bounds.until is not None and bounds.until <= available:
+        found.outcome = Reached()
+    found.exhausted = True
+    return found
+
+
+def _take(
+    partition: PartitionLog, found: Slice, stop: Place, wanted: Callable[[Written], bool], bounds: Bounds
+) -> bool:
+    """Collect records in front of `stop`; True when all of them were seen."""
+    size = 0
+    for looked, commit in enumerate(_commits(partition, found.begin, stop)):
+        if looked == bounds.commits:
+            return False
+        skip = found.end[1] if commit.number == found.end[0] else 0
+        for index in range(skip, len(commit.records)):
+            if (commit.number, index) >= stop:
+                return True
+            written = commit.records[index]
+            after = behind(commit.number) if index + 1 == len(commit.records) else (commit.number, index + 1)
+            if wanted(written):
+                size += written.size
+                if _full(found, size, bounds):
+                    return False
+                if written.poison and bounds.stop_at_poison:
+                    if found.records:
+                        return False
+                    raise poison_fault(0, written, after)
+                found.records.append(written)
+                found.places.append(after)
+            found.end = after
+        found.notices.extend(commit.notices)
+        found.end = max(found.end, behind(commit.number))
+    return True
+
+
+def _full(found: Slice, size: int, bounds: Bounds) -> bool:
+    """True when one more record, which makes it `size` bytes, is too much."""
+    if not found.records:
+        return False
+    return len(found.records) >= bounds.records or (bounds.bytes is not None and size > bounds.bytes)
+
+
+def _commits(partition: PartitionLog, place: Place, stop: Place) -> Iterator[Commit]:
+    index = partition.find(place[0])
+    while (commit := partition.commit(index)) is not None and (commit.number, 0) < stop:
+        yield commit
+        index += 1
+
+
+def earlier(
+    partition: PartitionLog, place: Place, wanted: Callable[[Written], bool], count: int
+) -> list[Written]:
+    """Up to `count` sound records in front of a place that are still kept, oldest first."""
+    records: list[Written] = []
+    index = partition.find(place[0])
+    current = partition.commit(index)
+    if current is not None and current.number == place[0]:
+        records = _sound(current.records[: place[1]], wanted)
+    while len(records) < count and (commit := partition.commit(index - 1)) is not None:
+        records = _sound(commit.records, wanted) + records
+        index -= 1
+    return records[-count:] if count else []
+
+
+def _sound(records: tuple[Written, ...], wanted: Callable[[Written], bool]) -> list[Written]:
+    return [written for written in records if wanted(written) and not written.poison]

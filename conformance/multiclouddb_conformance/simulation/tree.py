@@ -1,0 +1,197 @@
+"""Partitions of a simulated collection: who owns which hashes, and who came from whom."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, Final, TypeAlias
+
+import attrs
+from multiclouddb_api import ChangeType, MulticloudDbKey, Notice
+from multiclouddb_api.codec import canonical_json
+
+__all__ = ["Commit", "HashRange", "PartitionLog", "RangeMap", "Written", "halves", "key_hash"]
+
+HASHES: Final = 2**64
+
+HashRange: TypeAlias = tuple[int, int]
+"""From (inclusive) and to (exclusive)."""
+
+
+def key_hash(key: MulticloudDbKey) -> int:
+    """Where a key's partition key lies among all hashes; the same in every process."""
+    text = canonical_json(list(key.partition_key.items()))
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+
+
+@attrs.frozen
+class Written:
+    """One change as it was written: the truth.
+
+    Attributes:
+        event_id: What its event is called.
+        key: The document's key.
+        type: Created, updated or deleted.
+        timestamp: When it was committed.
+        document: The document after it; None for a delete.
+        previous: The document before it; None for a create.
+        partition_id: The partition that holds it.
+        commit: Number of its commit, through the whole collection.
+        index: Its place among the records of its commit.
+        incarnation: Which incarnation of the collection it was written to.
+        poison: True when no client can decode it.
+        by_expiry: True for a delete by time-to-live.
+        size: Bytes that it counts for.
+    """
+
+    event_id: str
+    key: MulticloudDbKey
+    type: ChangeType
+    timestamp: datetime
+    document: dict[str, Any] | None = attrs.field(hash=False)
+    previous: dict[str, Any] | None = attrs.field(hash=False, repr=False)
+    partition_id: str
+    commit: int
+    index: int
+    incarnation: str
+    poison: bool = False
+    by_expiry: bool = False
+    size: int = 0
+
+
+@attrs.frozen
+class Commit:
+    """What one commit left in one partition.
+
+    Attributes:
+        number: Its number.
+        timestamp: When it was committed.
+        records: Its records here; none when it only carries notices.
+        notices: Facts that are no change.
+    """
+
+    number: int
+    timestamp: datetime
+    records: tuple[Written, ...]
+    notices: tuple[Notice, ...] = ()
+
+
+class PartitionLog:
+    """One partition: its place in the tree and what is kept of its log.
+
+    Attributes:
+        id: Its id.
+        parents: Ids of its parents.
+        born: The commit behind which it begins.
+        ranges: The hashes that it owns.
+        closed: The commit at which it ended, or None while it takes writes.
+        children: Ids of its children; empty while it takes writes.
+        trimmed: Everything up to this commit is no longer kept.
+    """
+
+    __slots__ = ("_commits", "_counts", "_numbers", "born", "children", "closed", "id", "parents", "ranges", "trimmed")
+
+    def __init__(self, partition_id: str, parents: tuple[str, ...], born: int, ranges: tuple[HashRange, ...]) -> None:
+        self.id = partition_id
+        self.parents = parents
+        self.born = born
+        self.ranges = ranges
+        self.closed: int | None = None
+        self.children: tuple[str, ...] = ()
+        self.trimmed = 0
+        self._numbers: list[int] = []
+        self._commits: list[Commit] = []
+        self._counts: list[int] = [0]
+
+    @property
+    def gone(self) -> bool:
+        """True when it has ended and nothing of it is kept: no longer listed."""
+        return self.closed is not None and self.trimmed >= self.closed
+
+    @property
+    def oldest(self) -> int:
+        """The first commit behind which it can be read."""
+        return max(self.born, self.trimmed)
+
+    def owns(self, position: int) -> bool:
+        """True when a hash lies in its ranges."""
+        return any(low <= position < high for low, high in self.ranges)
+
+    def alive_at(self, commit: int) -> bool:
+        """True when it took writes directly behind that commit."""
+        return self.born <= commit and (self.closed is None or commit < self.closed)
+
+    def append(self, commit: Commit) -> None:
+        """Add a commit behind all others."""
+        self._numbers.append(commit.number)
+        self._commits.append(commit)
+        self._counts.append(self._counts[-1] + len(commit.records))
+
+    def trim(self, upto: int) -> None:
+        """Forget every commit up to and including a number."""
+        self.trimmed = max(self.trimmed, upto if self.closed is None else min(upto, self.closed))
+        cut = bisect_right(self._numbers, self.trimmed)
+        del self._numbers[:cut], self._commits[:cut], self._counts[:cut]
+
+    def find(self, number: int) -> int:
+        """Index of the first kept commit with at least this number."""
+        return bisect_left(self._numbers, number)
+
+    def commit(self, index: int) -> Commit | None:
+        """The kept commit at an index, or None behind the last."""
+        return self._commits[index] if 0 <= index < len(self._commits) else None
+
+    def records_before(self, index: int) -> int:
+        """A running count of records in front of the commit at an index; differences mean something."""
+        return self._counts[index]
+
+    def index_of_record(self, count: int) -> int:
+        """Index of the commit that holds the record with this running count."""
+        return bisect_right(self._counts, count) - 1
+
+
+class RangeMap:
+    """Which open partition owns a hash; a look-up takes O(log n)."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._owners: list[str] = []
+
+    def assign(self, ranges: Iterable[HashRange], owner: str) -> None:
+        """Give ranges, each of which has one owner so far or none, to a partition."""
+        for low, _ in ranges:
+            index = bisect_left(self._starts, low)
+            if index < len(self._starts) and self._starts[index] == low:
+                self._owners[index] = owner
+            else:
+                self._starts.insert(index, low)
+                self._owners.insert(index, owner)
+
+    def owner(self, position: int) -> str:
+        """The partition that owns a hash."""
+        return self._owners[bisect_right(self._starts, position) - 1]
+
+
+def halves(ranges: Sequence[HashRange], count: int) -> list[tuple[HashRange, ...]]:
+    """Deal ranges out to `count` partitions, cutting the widest one while there are too few.
+
+    Raises:
+        ValueError: They hold fewer than `count` hashes.
+    """
+    pieces = sorted(ranges)
+    while len(pieces) < count:
+        low, high = max(pieces, key=lambda piece: piece[1] - piece[0])
+        if high - low < 2:  # noqa: PLR2004
+            raise ValueError("this partition owns a single hash and cannot be split")
+        pieces.remove((low, high))
+        pieces += [(low, (low + high) // 2), ((low + high) // 2, high)]
+        pieces.sort()
+    share, extra = divmod(len(pieces), count)
+    dealt, start = [], 0
+    for number in range(count):
+        stop = start + share + (number < extra)
+        dealt.append(tuple(pieces[start:stop]))
+        start = stop
+    return dealt

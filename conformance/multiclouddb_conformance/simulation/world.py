@@ -1,0 +1,207 @@
+"""The simulation: a log, the weather over it, and a script for single troubles."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+
+import attrs
+from multiclouddb_api import ResourceAddress
+from multiclouddb_spi.fault import Fault, ProviderFault
+
+from multiclouddb_conformance.simulation.errors import ServerError
+from multiclouddb_conformance.simulation.log import EPOCH, Log
+from multiclouddb_conformance.simulation.weather import Dice, Weather
+
+__all__ = ["FETCH", "Simulation"]
+
+FETCH = "fetch"
+
+
+@attrs.define
+class _Scripted:
+    partition_id: str | None
+    operation: str
+    error: Exception
+    left: int | None
+
+
+class Simulation(Log):
+    """A simulated collection, shared by every provider that is opened on it.
+
+    Attributes:
+        weather: Its troubles and habits; may be exchanged at any time.
+    """
+
+    def __init__(
+        self,
+        partitions: int = 1,
+        weather: Weather | None = None,
+        address: ResourceAddress | None = None,
+        start: datetime = EPOCH,
+        tick: timedelta = timedelta(milliseconds=1),
+        retention_seconds: float | None = None,
+    ) -> None:
+        """A new, empty collection.
+
+        Args:
+            partitions: How many it has at first.
+            weather: Troubles and habits; none by default.
+            address: Its address; `sim/items` by default.
+            start: Where its clock stands.
+            tick: How far the clock moves with each commit.
+            retention_seconds: What batches tell about retention; None to tell nothing. Nothing is
+                forgotten but by `trim` and `trim_older_than`.
+        """
+        super().__init__(partitions, address, start, tick)
+        self.weather = weather or Weather()
+        self.retention_seconds = retention_seconds
+        self._script: deque[_Scripted] = deque()
+        self._held: set[str | None] = set()
+        self._waiting: dict[str | None, int] = {}
+        self._dice: dict[tuple[int, str], Dice] = {}
+        self._in_row: dict[str, int] = {}
+        self._patience: dict[str, int] = {}
+        self._redelivered: set[tuple[str, int, int]] = set()
+
+    # -- The script
+
+    def fail_next(
+        self,
+        partition_id: str | None,
+        fault: Exception | Fault,
+        times: int | None = 1,
+        operation: str = FETCH,
+    ) -> None:
+        """Let the next calls fail.
+
+        Args:
+            partition_id: Of this partition, or None for whichever is asked.
+            fault: What is raised: an exception, or a fault that is raised as `ProviderFault`.
+            times: How many calls, or None for all that follow.
+            operation: `fetch`, or a method of the feed: `start`, `partitions`, `discover`,
+                `oldest`, `heads`, `clock`, or `open_feed`.
+        """
+        error = ProviderFault(fault) if isinstance(fault, Fault) else fault
+        with self.changed:
+            self._script.append(_Scripted(partition_id, operation, error, times))
+
+    def forgive(self) -> None:
+        """Forget every scripted failure."""
+        with self.changed:
+            self._script.clear()
+
+    def hold(self, partition_id: str | None = None) -> None:
+        """Let every fetch of a partition, or of all, block until `release` or `cancel`."""
+        with self.changed:
+            self._held.add(partition_id)
+
+    def release(self, partition_id: str | None = None) -> None:
+        """Let the fetches that `hold` stopped go on."""
+        with self.changed:
+            self._held.discard(partition_id)
+            self.changed.notify_all()
+
+    def delay_children(self, partition_id: str, calls: int) -> None:
+        """Let the service name the children of a partition after that many calls of `discover`."""
+        with self.changed:
+            self._patience[partition_id] = calls
+
+    def wait_until_held(self, partition_id: str | None = None, timeout: float = 10.0) -> bool:
+        """Block until a fetch stands at a hold; False when none came in time."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self._waiting.get(partition_id, 0) > 0, timeout)
+
+    # -- What readers and feeds ask
+
+    def dice(self, partition_id: str) -> Dice:
+        """The dice of a partition in the present weather."""
+        which = (self.weather.seed, partition_id)
+        dice = self._dice.get(which)
+        if dice is None:
+            dice = self._dice[which] = Dice(*which)
+        return dice
+
+    def scripted(self, operation: str, partition_id: str | None = None) -> Exception | None:
+        """The scripted failure of this call, if there is one; it counts as used."""
+        for scripted in self._script:
+            if scripted.operation == operation and scripted.partition_id in (None, partition_id):
+                if scripted.left is not None:
+                    scripted.left -= 1
+                    if not scripted.left:
+                        self._script.remove(scripted)
+                return scripted.error
+        return None
+
+    def control(self, operation: str) -> None:
+        """A call on the feed begins: it may fail."""
+        with self.changed:
+            error = self.scripted(operation)
+            if error is None and self.weather.control and self._trouble(self.weather.control, f"feed {operation}"):
+                error = ServerError(f"503 on {operation}")
+        if error is not None:
+            raise error
+
+    def _trouble(self, chance: float, name: str) -> bool:
+        happens = self._in_row.get(name, 0) < self.weather.faults_in_row and self.dice(name).happens(chance)
+        self.count_trouble(name, happens)
+        return happens
+
+    def may_trouble(self, name: str) -> bool:
+        """False when troubles have happened often enough in a row."""
+        return self._in_row.get(name, 0) < self.weather.faults_in_row
+
+    def count_trouble(self, name: str, happened: bool) -> None:
+        """A call had trouble, or had none."""
+        self._in_row[name] = self._in_row.get(name, 0) + 1 if happened else 0
+
+    def pass_hold(self, partition_id: str, stop: Callable[[], bool]) -> None:
+        """Block while a partition is held, unless `stop()`; `changed` is held by the caller."""
+        for name in (partition_id, None):
+            if name in self._held:
+                self._waiting[name] = self._waiting.get(name, 0) + 1
+                self.changed.notify_all()
+                try:
+                    self.changed.wait_for(lambda name=name: stop() or name not in self._held)  # type: ignore[misc]
+                finally:
+                    self._waiting[name] -= 1
+
+    def children_named(self, partition_id: str, *, asked: bool) -> bool:
+        """True when the service names the children of a closed partition by now.
+
+        Args:
+            partition_id: The closed partition.
+            asked: True for a call of `discover`, which brings the moment nearer.
+        """
+        left = self._patience.get(partition_id)
+        if left is None:
+            if not self.weather.late_children:
+                return True
+            left = Dice(self.weather.seed, f"late {partition_id}").up_to(self.weather.late_children)
+        self._patience[partition_id] = max(0, left - asked)
+        return not left
+
+    def ends_apart(self, partition_id: str) -> bool:
+        """True when the end of a partition comes on an empty batch of its own."""
+        chance = self.weather.separate_end
+        return bool(chance) and Dice(self.weather.seed, f"end {partition_id}").happens(chance)
+
+    def redelivers(self, partition_id: str, place: tuple[int, int]) -> int:
+        """How many earlier records come again at a place; 0 when they have before."""
+        which = (partition_id, *place)
+        if not self.weather.redeliver or which in self._redelivered:
+            return 0
+        self._redelivered.add(which)
+        return self.dice(partition_id).up_to(self.weather.redeliver)
+
+    def headroom(self, commit: int) -> float | None:
+        """Seconds until the position behind a commit falls out of retention."""
+        if self.retention_seconds is None:
+            return None
+        behind = self.commit_time(commit) or self.commit_time(1) or self.now
+        return self.retention_seconds - (self.now - behind).total_seconds()
+
+    def waiting(self) -> Mapping[str | None, int]:
+        """Partition id → fetches that stand at a hold."""
+        return {name: count for name, count in self._waiting.items() if count}

@@ -1,0 +1,109 @@
+"""One API for the change feeds of several databases: what applications import."""
+
+from __future__ import annotations
+
+from multiclouddb_api.address import ResourceAddress
+from multiclouddb_api.capability import Capability, CapabilityNote, CapabilitySet, Support
+from multiclouddb_api.checkpoint import Checkpoint, CheckpointStore, FileCheckpointStore
+from multiclouddb_api.client import MulticloudDbClient, connect
+from multiclouddb_api.codec import Tagged, canonical_json, decode_json, encode_json
+from multiclouddb_api.config import ClientConfig
+from multiclouddb_api.diagnostics import OperationDiagnostics
+from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.event import ChangeEvent, ChangeType
+from multiclouddb_api.iterator import ChangeFeedIterator
+from multiclouddb_api.key import MulticloudDbKey
+from multiclouddb_api.notice import (
+    BackfillDone,
+    Dropped,
+    FeedEnded,
+    Gap,
+    Invalidated,
+    Notice,
+    RecordSkipped,
+    Renamed,
+)
+from multiclouddb_api.observer import Observer
+from multiclouddb_api.options import OperationOptions, ProviderOptions
+from multiclouddb_api.page import ChangeFeedPage, ChildPartition
+from multiclouddb_api.position import AtTime, Beginning, FromContinuationToken, Now, StartPosition
+from multiclouddb_api.registry import installed_providers
+from multiclouddb_api.request import (
+    ChangeFeedRequest,
+    Fail,
+    NewItemStateMode,
+    OldItemStateMode,
+    OnExpired,
+    SkipToOldest,
+)
+from multiclouddb_api.scope import (
+    EntireCluster,
+    EntireCollection,
+    EntireDatabase,
+    FeedScope,
+    LogicalPartition,
+    PhysicalPartition,
+)
+from multiclouddb_api.serial import event_from_json, event_to_json, page_from_json, page_to_json
+
+__all__ = [
+    "AtTime",
+    "BackfillDone",
+    "Beginning",
+    "Capability",
+    "CapabilityNote",
+    "CapabilitySet",
+    "ChangeEvent",
+    "ChangeFeedIterator",
+    "ChangeFeedPage",
+    "ChangeFeedRequest",
+    "ChangeType",
+    "Checkpoint",
+    "CheckpointStore",
+    "ChildPartition",
+    "ClientConfig",
+    "Dropped",
+    "EntireCluster",
+    "EntireCollection",
+    "EntireDatabase",
+    "ErrorCategory",
+    "ErrorDetail",
+    "Fail",
+    "FeedEnded",
+    "FeedScope",
+    "FileCheckpointStore",
+    "FromContinuationToken",
+    "Gap",
+    "Invalidated",
+    "LogicalPartition",
+    "MulticloudDbClient",
+    "MulticloudDbError",
+    "MulticloudDbKey",
+    "NewItemStateMode",
+    "Notice",
+    "Now",
+    "Observer",
+    "OldItemStateMode",
+    "OnExpired",
+    "OperationDiagnostics",
+    "OperationOptions",
+    "PhysicalPartition",
+    "ProviderOptions",
+    "RecordSkipped",
+    "Renamed",
+    "ResourceAddress",
+    "SkipToOldest",
+    "StartPosition",
+    "Support",
+    "Tagged",
+    "canonical_json",
+    "connect",
+    "decode_json",
+    "encode_json",
+    "event_from_json",
+    "event_to_json",
+    "installed_providers",
+    "invalid_request",
+    "page_from_json",
+    "page_to_json",
+]

@@ -1,0 +1,32 @@
+"""Where a change feed is read."""
+
+from __future__ import annotations
+
+import attrs
+
+from multiclouddb_api.check import is_a, not_blank
+
+__all__ = ["ResourceAddress"]
+
+_NAME = [is_a(str, type(None)), not_blank("give its name, or None where the scope is wider")]
+
+
+@attrs.frozen
+class ResourceAddress:
+    """A collection, table or container, and the database that it is in.
+
+    Attributes:
+        database: Name of the database, or None where the provider has none.
+        collection: Name of the collection, or None with `EntireDatabase()` and `EntireCluster()`.
+
+    Portability:
+        `database` is None on DynamoDB, a Spanner database, a Cosmos or MongoDB database, and
+        `"main"` by default on the embedded store. `collection` is DynamoDB's or Spanner's table,
+        Cosmos DB's container and MongoDB's or the embedded store's collection.
+    """
+
+    database: str | None = attrs.field(default=None, validator=_NAME)
+    collection: str | None = attrs.field(default=None, validator=_NAME)
+
+    def __str__(self) -> str:
+        return "/".join(name for name in (self.database, self.collection) if name is not None)

@@ -1,0 +1,65 @@
+"""The small protocols that the client calls; the SPI implements them.
+
+They stand here so that applications import no engine, and the engine is found by entry point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from multiclouddb_api.address import ResourceAddress
+from multiclouddb_api.capability import CapabilitySet
+from multiclouddb_api.observer import Observer
+from multiclouddb_api.options import OperationOptions
+from multiclouddb_api.page import ChangeFeedPage
+from multiclouddb_api.request import ChangeFeedRequest
+
+if TYPE_CHECKING:
+    from multiclouddb_api.config import ClientConfig
+
+__all__ = ["Backend", "Plugin"]
+
+
+class Backend(Protocol):
+    """One connected database behind a client. Every method may be called from several threads."""
+
+    def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
+        """One page; see `MulticloudDbClient.read_changes`."""
+        ...
+
+    def list_physical_partitions(self, address: ResourceAddress, options: OperationOptions) -> tuple[str, ...]:
+        """Ids of the open partitions; see `MulticloudDbClient.list_physical_partitions`."""
+        ...
+
+    def plan_partitions(
+        self, request: ChangeFeedRequest, options: OperationOptions
+    ) -> tuple[tuple[str, str], ...]:
+        """One token a partition; see `MulticloudDbClient.plan_partitions`."""
+        ...
+
+    def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+        """See `MulticloudDbClient.run_command`."""
+        ...
+
+    def run_cursor_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+        """See `MulticloudDbClient.run_cursor_command`."""
+        ...
+
+    def capabilities(self) -> CapabilitySet:
+        """What the provider can do; no I/O."""
+        ...
+
+    def close(self) -> None:
+        """End calls in flight within a second and free everything; idempotent."""
+        ...
+
+
+class Plugin(Protocol):
+    """What the entry point `multiclouddb.providers` of one provider names."""
+
+    provider_id: str
+
+    def open(self, config: ClientConfig, native_client: object | None, observer: Observer | None) -> Backend:
+        """Connect; raises `MulticloudDbError` for a configuration that cannot work."""
+        ...

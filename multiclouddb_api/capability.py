@@ -1,0 +1,68 @@
+"""What a database can do, and where it needs help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+
+import attrs
+
+__all__ = ["Capability", "CapabilityNote", "CapabilitySet", "Support"]
+
+
+class Capability(Enum):
+    """Something that not every database can do. First-class ones first, then the gated."""
+
+    CHANGE_FEED = "change_feed"
+    CHANGE_FEED_BEGINNING = "change_feed_beginning"
+    CHANGE_FEED_POINT_IN_TIME = "change_feed_point_in_time"
+    CHANGE_FEED_LOGICAL_PARTITION_SCOPE = "change_feed_logical_partition_scope"
+    CHANGE_FEED_OLD_ITEM_STATE = "change_feed_old_item_state"
+    CHANGE_FEED_DATABASE_SCOPE = "change_feed_database_scope"
+    CHANGE_FEED_CLUSTER_SCOPE = "change_feed_cluster_scope"
+    RUN_COMMAND = "run_command"
+
+
+class Support(Enum):
+    """How far a capability is there."""
+
+    NATIVE = "native"
+    """The service does it."""
+    EMULATED = "emulated"
+    """We do it over the service: refused without the opt-in that the note names."""
+    UNSUPPORTED = "unsupported"
+    """Refused with `UNSUPPORTED_CAPABILITY`; the note says what to do instead."""
+
+
+@attrs.frozen
+class CapabilityNote:
+    """How far one capability is there, and what to know or do about it.
+
+    Attributes:
+        support: Native, emulated or not.
+        note: Precision, provisioning step, opt-in, or the way out; one line.
+    """
+
+    support: Support
+    note: str = ""
+
+
+@attrs.frozen
+class CapabilitySet:
+    """What one provider can do, when its resources are provisioned as documented.
+
+    Attributes:
+        notes: Capability → how far it is there. One that is missing is `UNSUPPORTED`.
+    """
+
+    notes: Mapping[Capability, CapabilityNote] = attrs.field(converter=dict, hash=False)
+
+    def __getitem__(self, capability: Capability) -> CapabilityNote:
+        return self.notes.get(capability, CapabilityNote(Support.UNSUPPORTED))
+
+    def __iter__(self) -> Iterator[Capability]:
+        return iter(Capability)
+
+    def is_supported(self, capability: Capability) -> bool:
+        """True when it works, natively or with the opt-in that its note names."""
+        return self[capability].support is not Support.UNSUPPORTED

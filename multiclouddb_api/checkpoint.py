@@ -1,0 +1,252 @@
+"""Where a worker keeps how far it has come, and a store of files for one machine."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NoReturn, Protocol
+
+import attrs
+import orjson
+
+from multiclouddb_api.check import is_a, not_blank
+from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.text import shorten
+
+__all__ = ["Checkpoint", "CheckpointStore", "FileCheckpointStore"]
+
+_FORMAT: Final = "multiclouddb.checkpoint"
+_VERSION: Final = 1
+_FIELDS: Final = {"format": str, "v": int, "name": str, "version": str, "token": str, "sha256": str}
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+
+
+@attrs.frozen
+class Checkpoint:
+    """A token as a store keeps it.
+
+    Attributes:
+        token: A page's `continuation_token`, or `ChangeFeedIterator.continuation_token`.
+        version: The store's own name for this state, opaque; the next `save` passes it back.
+    """
+
+    token: str = attrs.field(
+        repr=shorten, validator=[is_a(str), not_blank("pass a page's continuation_token")]
+    )
+    version: str = attrs.field(validator=[is_a(str), not_blank("pass what the store returned")])
+
+
+class CheckpointStore(Protocol):
+    """Keeps one checkpoint a name; implement it over a database to share work between machines.
+
+    Methods may be called from several threads and processes.
+    """
+
+    def load(self, name: str) -> Checkpoint | None:
+        """The checkpoint, or None when there is none yet.
+
+        Raises:
+            MulticloudDbError: When there is one and it cannot be used; never None then, since the
+                reader would silently start over.
+        """
+        ...
+
+    def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
+        """Replace the checkpoint if it is still the expected one; durable when it returns.
+
+        Args:
+            name: Which checkpoint.
+            token: The token to keep.
+            expected: The version that `load` or the last `save` gave; None = there must be none.
+
+        Returns:
+            The checkpoint with its new version.
+
+        Raises:
+            MulticloudDbError: `CONFLICT` when it is another one by now: somebody else works on it.
+        """
+        ...
+
+
+class FileCheckpointStore:
+    """One file a name in a directory of a local disk, replaced atomically and flushed to the disk.
+
+    Several threads and processes may share the directory. The files are readable by their owner
+    only, because a token may hold the key of a document.
+
+    Args:
+        directory: Where the files are; made by the first `save`.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._directory = Path(directory)
+
+    def path(self, name: str) -> Path:
+        """The file of one checkpoint, for a look at it or to delete it.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` for a name that is not fit for a file.
+        """
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise invalid_request(
+                "name",
+                f"{name!r} cannot name a checkpoint file",
+                "use 1 to 128 letters, digits, dots, hyphens and underscores, a letter or digit first",
+            )
+        return self._directory / f"{name}.checkpoint.json"
+
+    def load(self, name: str) -> Checkpoint | None:
+        """The checkpoint, or None when there is no file.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` for a file that is damaged, of another name or of
+                a newer version; `PERMANENT_FAILURE` when it cannot be read. The message names it.
+        """
+        path = self.path(name)
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _broken(path, "read", error) from error
+        return _decode(path, name, text)
+
+    def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
+        """Replace the checkpoint if its version is still the expected one.
+
+        Raises:
+            MulticloudDbError: `CONFLICT` when somebody else has written it; what `load` raises for
+                a file that cannot be used; `PERMANENT_FAILURE` when the disk refuses.
+        """
+        path = self.path(name)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            with _locked(self._directory / f".{name}.lock"):
+                found = self.load(name)
+                if (None if found is None else found.version) != expected:
+                    raise _conflict(path, expected, found)
+                checkpoint = Checkpoint(token, _next_version(found))
+                _replace(path, self._directory / f".{name}.tmp", _encode(name, checkpoint))
+                return checkpoint
+        except OSError as error:
+            raise _broken(path, "written", error) from error
+
+    def __repr__(self) -> str:
+        return f"FileCheckpointStore({str(self._directory)!r})"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            # Closing would not do when a fork in between has given the child the same lock.
+            fcntl.flock(handle, fcntl.LOCK_UN)
+    finally:
+        os.close(handle)
+
+
+def _replace(path: Path, draft: Path, text: bytes) -> None:
+    """After a crash at any point the old or the new file is there, whole."""
+    # The lock is held: a draft that exists was left behind by a crash.
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(handle)
+    draft.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _next_version(found: Checkpoint | None) -> str:
+    """A count for people, and a nonce: a file that was deleted and made again is not the expected one."""
+    count, _, _ = ("0" if found is None else found.version).partition("-")
+    return f"{int(count) + 1 if count.isdecimal() else 1}-{secrets.token_hex(4)}"
+
+
+def _checksum(fields: dict[str, Any]) -> str:
+    rest = {name: value for name, value in fields.items() if name != "sha256"}
+    return hashlib.sha256(orjson.dumps(rest, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _encode(name: str, checkpoint: Checkpoint) -> bytes:
+    fields: dict[str, Any] = {
+        "format": _FORMAT,
+        "v": _VERSION,
+        "name": name,
+        "version": checkpoint.version,
+        "token": checkpoint.token,
+    }
+    fields["sha256"] = _checksum(fields)
+    try:
+        return orjson.dumps(fields) + b"\n"
+    except TypeError as error:  # a lone surrogate
+        raise invalid_request("token", f"cannot be written ({error})", "pass a page's continuation_token") from error
+
+
+def _decode(path: Path, name: str, text: bytes) -> Checkpoint:
+    try:
+        fields = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise _unusable(path, f"is truncated or damaged ({error})") from error
+    if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
+        raise _unusable(path, "is not a checkpoint of multiclouddb")
+    version = fields.get("v")
+    if isinstance(version, int) and version > _VERSION:
+        raise invalid_request(
+            f"checkpoint file {path}",
+            f"is of format version {version}, newer than {_VERSION}",
+            "read it with the multiclouddb version that wrote it, or a later one",
+        )
+    if fields.keys() != _FIELDS.keys() or any(type(fields[field]) is not _FIELDS[field] for field in _FIELDS):
+        raise _unusable(path, "has missing, unknown or wrongly typed fields")
+    if fields["sha256"] != _checksum(fields):
+        raise _unusable(path, "does not match its checksum: it was changed or damaged")
+    if fields["name"] != name:
+        raise _unusable(path, f"is the checkpoint of {fields['name']!r}, not of {name!r}")
+    return Checkpoint(fields["token"], fields["version"])
+
+
+def _unusable(path: Path, problem: str) -> MulticloudDbError:
+    return invalid_request(
+        f"checkpoint file {path}",
+        problem,
+        "restore it from a backup, or delete it to begin again at the request's start_position",
+    )
+
+
+def _broken(path: Path, verb: str, error: OSError) -> MulticloudDbError:
+    return MulticloudDbError(
+        f"checkpoint file {path}: cannot be {verb} ({error.strerror or error}); mend the disk or the "
+        "permissions and go on: the position before stays good",
+        ErrorDetail(
+            ErrorCategory.PERMANENT_FAILURE,
+            operation="checkpoint",
+            native_class=type(error).__qualname__,
+            native_code=None if error.errno is None else str(error.errno),
+            native_text=str(error),
+        ),
+    )
+
+
+def _conflict(path: Path, expected: str | None, found: Checkpoint | None) -> NoReturn:
+    now = "it is gone" if found is None else f"it is version {found.version} by now"
+    before = "there should be none yet" if expected is None else f"expected was version {expected}"
+    raise MulticloudDbError(
+        f"checkpoint file {path}: somebody else has written it ({before}, {now}); let one worker use this "
+        "name, or give each a name of its own; then load it again to go on from what is stored",
+        ErrorDetail(ErrorCategory.CONFLICT, operation="checkpoint"),
+    )

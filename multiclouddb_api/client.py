@@ -1,0 +1,221 @@
+"""The client: connect, read pages, list partitions."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from multiclouddb_api.address import ResourceAddress
+from multiclouddb_api.backend import Backend
+from multiclouddb_api.capability import CapabilitySet
+from multiclouddb_api.config import ClientConfig
+from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.iterator import ChangeFeedIterator
+from multiclouddb_api.observer import Observer
+from multiclouddb_api.options import OperationOptions
+from multiclouddb_api.page import ChangeFeedPage
+from multiclouddb_api.registry import load_plugin
+from multiclouddb_api.request import ChangeFeedRequest
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from multiclouddb_api.iterator import IteratorSettings
+
+__all__ = ["MulticloudDbClient", "connect"]
+
+_DEFAULTS = OperationOptions()
+
+
+def connect(
+    source: str | os.PathLike[str] | ClientConfig,
+    *,
+    native_client: object | None = None,
+    observer: Observer | None = None,
+) -> MulticloudDbClient:
+    """Open a client on a database.
+
+    Args:
+        source: A URL (`"embedded:///data/store.db"`), the path of a TOML file
+            (`ClientConfig.from_toml`), or a configuration.
+        native_client: The application's own vendor client. It is used as it is, never
+            reconfigured and never closed, and each call is tried once: its retries are its own.
+        observer: Told what happens inside, for metrics.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` for an unknown provider, a missing extra (the message
+            has the command to install it) or an unknown or wrongly typed option.
+
+    Example:
+        >>> with connect("embedded:///tmp/store.db") as client:
+        ...     client.capabilities().is_supported(Capability.CHANGE_FEED)
+        True
+    """
+    if isinstance(source, ClientConfig):
+        config = source
+    elif isinstance(source, str) and "://" in source:
+        config = ClientConfig.from_url(source)
+    elif isinstance(source, str | os.PathLike) and Path(source).suffix == ".toml":
+        config = ClientConfig.from_toml(source)
+    else:
+        raise invalid_request(
+            "source", f"is neither a URL, nor a .toml file, nor a ClientConfig: {type(source).__name__}",
+            'write connect("embedded:///path/store.db")',
+        )
+    return MulticloudDbClient(config, native_client=native_client, observer=observer)
+
+
+class MulticloudDbClient:
+    """One connected database. A context manager, safe for several threads.
+
+    After a fork the child opens connections of its own, or refuses when it was given the
+    application's `native_client`; it never shares one. A client does not pickle: its `config` does.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        *,
+        native_client: object | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self._config = config
+        self._native_client = native_client
+        self._observer = observer
+        self._closed = False
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._backend: Backend = load_plugin(config.provider).open(config, native_client, observer)
+
+    @property
+    def config(self) -> ClientConfig:
+        """What this client was opened with."""
+        return self._config
+
+    def read_changes(self, request: ChangeFeedRequest, options: OperationOptions | None = None) -> ChangeFeedPage:
+        """Read one page of changes.
+
+        Args:
+            request: What to read, and from where.
+            options: Time limits; 30 seconds and no waiting by default.
+
+        Returns:
+            A page, possibly empty. Its token is where to go on.
+
+        Raises:
+            MulticloudDbError: By category, see `ErrorCategory`. The token of the request stays good.
+
+        Portability:
+            What a database cannot do is refused with `UNSUPPORTED_CAPABILITY` and a message with
+            the way out, see `capabilities`. Cosmos DB needs its all-versions-and-deletes mode,
+            DynamoDB a stream with images and Spanner a change stream of full rows for `REQUIRE`.
+        """
+        return self._live("read_changes").read_changes(request, options or _DEFAULTS)
+
+    def list_physical_partitions(
+        self, address: ResourceAddress, options: OperationOptions | None = None
+    ) -> tuple[str, ...]:
+        """Ids of the partitions that take writes at present, for `PhysicalPartition`.
+
+        Portability:
+            Ids mean something to the same provider and resource only. MongoDB has always one.
+        """
+        return self._live("list_physical_partitions").list_physical_partitions(address, options or _DEFAULTS)
+
+    def plan_partitions(
+        self, request: ChangeFeedRequest, options: OperationOptions | None = None
+    ) -> tuple[tuple[str, str], ...]:
+        """Resolve the start once and give one token a partition.
+
+        This is how an application spreads a feed over processes: each reads its
+        `PhysicalPartition(partition_id)` from its token, and the children as they are named. A
+        child of a merge is named by each of its parents: read it once, after all of them.
+
+        Args:
+            request: The start and modes; its scope is the entire collection.
+            options: Time limits.
+
+        Returns:
+            Pairs of partition id and continuation token. Partitions that wait for a parent are not
+            among them: the parent's last page names them.
+        """
+        return self._live("plan_partitions").plan_partitions(request, options or _DEFAULTS)
+
+    def iterate_changes(self, request: ChangeFeedRequest, **settings: Unpack[IteratorSettings]) -> ChangeFeedIterator:
+        """A polling loop over `read_changes`; the settings are those of `ChangeFeedIterator`."""
+        return ChangeFeedIterator(self, request, **settings)
+
+    def run_command(self, database: str, command: Mapping[str, Any], **options: Any) -> Any:
+        """Run one of the service's own commands, unmodified and never retried by us.
+
+        Portability:
+            MongoDB only. Gate on `Capability.RUN_COMMAND`.
+        """
+        return self._live("run_command").run_command(database, command, options)
+
+    def run_cursor_command(self, database: str, command: Mapping[str, Any], **options: Any) -> Any:
+        """Like `run_command`, for a command that replies with a cursor: an iterator with `close`.
+
+        Portability:
+            MongoDB only. Gate on `Capability.RUN_COMMAND`.
+        """
+        return self._live("run_cursor_command").run_cursor_command(database, command, options)
+
+    def capabilities(self) -> CapabilitySet:
+        """What this database can do when provisioned as documented; no I/O."""
+        return self._live("capabilities").capabilities()
+
+    def close(self) -> None:
+        """Free everything; calls in flight end within a second. May be called again, from any thread."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self._pid == os.getpid():
+            self._backend.close()
+
+    def __enter__(self) -> MulticloudDbClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<MulticloudDbClient {self._config!r}{' closed' if self._closed else ''}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise invalid_request(
+            "MulticloudDbClient", "cannot be pickled", "pickle client.config and connect(config) in the other process"
+        )
+
+    def _live(self, operation: str) -> Backend:
+        if self._pid != os.getpid():
+            self._reopen(operation)
+        if self._closed:
+            raise self._error(operation, "this client is closed; open another with connect(client.config)")
+        return self._backend
+
+    def _reopen(self, operation: str) -> None:
+        """We are the child of a fork: the parent's connections, locks and threads are not ours."""
+        if self._native_client is not None:
+            raise self._error(
+                operation,
+                "this client was made from a native_client before the fork, which two processes cannot "
+                "share; connect again in the child with a client made there",
+            )
+        # The old backend is dropped unclosed: closing it would speak on the parent's connections.
+        self._lock = threading.Lock()
+        if not self._closed:
+            self._backend = load_plugin(self._config.provider).open(self._config, None, self._observer)
+        self._pid = os.getpid()
+
+    def _error(self, operation: str, message: str) -> MulticloudDbError:
+        return MulticloudDbError(
+            message, ErrorDetail(ErrorCategory.INVALID_REQUEST, provider=self._config.provider, operation=operation)
+        )

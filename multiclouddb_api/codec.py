@@ -1,0 +1,235 @@
+"""One canonical JSON text for every value that a document or a key may hold.
+
+JSON's own types are written as they are. What JSON cannot say is an object with one key that
+starts with `$`, so that a round trip is exact:
+
+    Decimal          {"$decimal": "1.50"}
+    bytes            {"$bytes": "aGk="}                        base64
+    aware datetime   {"$date": "2026-01-31T12:00:00.5Z"}       UTC; naive ones are refused
+    set, frozenset   {"$set": [...]}                           sorted by their own JSON text
+    UUID             {"$uuid": "…"}
+    int over 64 bit  {"$int": "…"}                             JSON readers would round it
+    NaN, Infinity    {"$float": "NaN"}
+    vendor's types   {"$mongo.objectid": "…"}                  see `register_type`
+    an object with a key that starts with "$"
+                     {"$map": {...}}                           its keys mean themselves
+
+A `$` name that no loaded provider has registered is kept as `Tagged`, and written back the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final, TypeAlias
+from uuid import UUID
+
+import attrs
+import orjson
+
+from multiclouddb_api.errors import MulticloudDbError, invalid_request
+from multiclouddb_api.text import rfc3339
+
+__all__ = ["JsonValue", "Tagged", "canonical_json", "decode_json", "encode_json", "register_type"]
+
+JsonValue: TypeAlias = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
+"""What `json.loads` can return: the form in which cursors and tokens are kept."""
+
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_MAX_DEPTH: Final = 200
+
+
+@attrs.frozen
+class Tagged:
+    """A value of a vendor's type that no loaded provider knows.
+
+    Attributes:
+        tag: The type's name without the `$`, for example `"mongo.objectid"`.
+        value: Its JSON form.
+    """
+
+    tag: str
+    value: JsonValue
+
+
+_Encoder: TypeAlias = Callable[[Any], JsonValue]
+_Decoder: TypeAlias = Callable[[Any], Any]
+_encoders: dict[type, tuple[str, _Encoder]] = {}
+_decoders: dict[str, _Decoder] = {}
+
+
+def register_type(tag: str, cls: type, encode: _Encoder, decode: _Decoder) -> None:
+    """Teach the codec a vendor's type; for provider authors, called once when `mapping` is imported.
+
+    Args:
+        tag: `"<provider id>.<type>"`, written as `{"$<tag>": …}`.
+        cls: The exact class (subclasses are not meant).
+        encode: Value to JSON value; pure.
+        decode: JSON value back to an equal value; raises `ValueError` on anything else.
+    """
+    _encoders[cls] = (tag, encode)
+    _decoders[tag] = decode
+
+
+def _encode_int(value: int) -> JsonValue:
+    return value if _INT64_MIN <= value <= _INT64_MAX else {"$int": str(value)}
+
+
+def _encode_float(value: float) -> JsonValue:
+    if math.isfinite(value):
+        return value
+    return {"$float": "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
+
+
+def _encode_datetime(value: datetime) -> JsonValue:
+    if value.utcoffset() is None:
+        raise invalid_request(
+            "value", f"holds the naive datetime {value.isoformat()}", "add a time zone: tzinfo=UTC"
+        )
+    return {"$date": rfc3339(value)}
+
+
+def _encode(value: Any, depth: int) -> JsonValue:
+    kind = type(value)
+    if value is None or kind is bool or kind is str:
+        return value  # type: ignore[no-any-return]
+    if kind is int:
+        return _encode_int(value)
+    if kind is float:
+        return _encode_float(value)
+    if depth >= _MAX_DEPTH:
+        raise invalid_request("value", f"is nested deeper than {_MAX_DEPTH} levels", "flatten it")
+    if kind is dict or (isinstance(value, Mapping) and kind not in _encoders):
+        encoded = {_key(name): _encode(item, depth + 1) for name, item in value.items()}
+        if any(name.startswith("$") for name in encoded):
+            return {"$map": encoded}
+        return encoded
+    if kind is list or kind is tuple:
+        return [_encode(item, depth + 1) for item in value]
+    registered = _encoders.get(kind)
+    if registered is not None:
+        tag, encode = registered
+        return {f"${tag}": encode(value)}
+    return _encode_rare(value, depth)
+
+
+def _encode_rare(value: Any, depth: int) -> JsonValue:
+    """The types that documents hold less often, subclasses of the common ones included."""
+    if isinstance(value, datetime):
+        return _encode_datetime(value)
+    if isinstance(value, Decimal):
+        return {"$decimal": str(value)}
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {"$bytes": base64.b64encode(bytes(value)).decode("ascii")}
+    if isinstance(value, UUID):
+        return {"$uuid": str(value)}
+    if isinstance(value, set | frozenset):
+        items = [_encode(item, depth + 1) for item in value]
+        return {"$set": sorted(items, key=lambda item: orjson.dumps(item, option=orjson.OPT_SORT_KEYS))}
+    if isinstance(value, Tagged):
+        return {f"${value.tag}": value.value}
+    for base, plain in ((bool, bool), (int, int), (float, float), (str, str), (list, list), (tuple, list)):
+        if isinstance(value, base):
+            return _encode(plain(value), depth)
+    raise invalid_request(
+        "value",
+        f"holds a {type(value).__module__}.{type(value).__qualname__}, which has no JSON form here",
+        "use JSON values, Decimal, bytes, aware datetimes, sets or UUID",
+    )
+
+
+def _key(name: object) -> str:
+    if not isinstance(name, str):
+        raise invalid_request(
+            "value", f"has an object key of type {type(name).__name__}", "object keys are text: use str(key)"
+        )
+    return name
+
+
+def _dumps(value: Any, option: int) -> bytes:
+    try:
+        return orjson.dumps(_encode(value, 0), option=option)
+    except (TypeError, RecursionError) as error:  # a lone surrogate, or nesting beyond orjson's bound
+        raise invalid_request("value", f"cannot be written as JSON ({error})", "use valid Unicode text") from error
+
+
+def encode_json(value: Any) -> bytes:
+    """The value as JSON text in UTF-8, object keys in their own order.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` when a part of it has no JSON form.
+    """
+    return _dumps(value, 0)
+
+
+def canonical_json(value: Any) -> bytes:
+    """Like `encode_json`, with sorted object keys: equal values give equal text."""
+    return _dumps(value, orjson.OPT_SORT_KEYS)
+
+
+def decode_json(text: bytes | str) -> Any:
+    """The value that `encode_json` or `canonical_json` was given.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` when the text is not JSON or a tagged value is damaged.
+    """
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise invalid_request("text", f"is not JSON ({error})", "pass what encode_json returned") from error
+    marked = '"$' in text if isinstance(text, str) else b'"$' in text
+    return _decode(value) if marked else value
+
+
+def _decode(value: Any) -> Any:
+    if type(value) is list:
+        return [_decode(item) for item in value]
+    if type(value) is not dict:
+        return value
+    if len(value) == 1:
+        ((name, inner),) = value.items()
+        if name.startswith("$"):
+            return _decode_tagged(name[1:], inner)
+    return {name: _decode(item) for name, item in value.items()}
+
+
+def _decode_tagged(tag: str, inner: Any) -> Any:
+    decode = _decoders.get(tag)
+    if decode is None:
+        return Tagged(tag, inner)
+    try:
+        return decode(inner)
+    except MulticloudDbError:
+        raise
+    except (ValueError, TypeError, InvalidOperation, binascii.Error, AttributeError) as error:
+        raise invalid_request("text", f"has a damaged ${tag} value ({error})", "pass what encode_json returned") from error
+
+
+def _decode_bytes(inner: str) -> bytes:
+    return base64.b64decode(inner, validate=True)
+
+
+def _decode_datetime(inner: str) -> datetime:
+    return datetime.fromisoformat(inner).astimezone(UTC)
+
+
+def _decode_map(inner: dict[str, Any]) -> dict[str, Any]:
+    return {name: _decode(item) for name, item in inner.items()}
+
+
+_decoders.update(
+    {
+        "decimal": Decimal,
+        "bytes": _decode_bytes,
+        "date": _decode_datetime,
+        "set": lambda inner: frozenset(_decode(item) for item in inner),
+        "uuid": UUID,
+        "int": int,
+        "float": float,
+        "map": _decode_map,
+    }
+)

@@ -1,0 +1,104 @@
+"""How to reach a database: the one thing that changes when the database does."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import attrs
+
+from multiclouddb_api.check import at_least, is_a, not_blank, unknown_name
+from multiclouddb_api.errors import invalid_request
+from multiclouddb_api.text import redact_url
+
+__all__ = ["ClientConfig"]
+
+_SCHEMES: Final = {"mongodb": "mongo", "mongodb+srv": "mongo"}
+
+
+def _redacted(connection: Mapping[str, Any]) -> str:
+    shown = {name: redact_url(value) if name == "url" else "…" for name, value in connection.items()}
+    return repr(shown)
+
+
+@attrs.frozen
+class ClientConfig:
+    """Which provider, how to reach it, and the bounds of the client.
+
+    It pickles when the values in `connection` do; a client never does. Its repr shows no secrets.
+
+    Attributes:
+        provider: Provider id: `embedded`, `dynamo`, `spanner`, `mongo` or `cosmos`.
+        connection: What the provider's own configuration takes, name → value. Always understood:
+            `url`, the form that `connect` takes as text.
+        max_buffered_bytes: Bound on records that are fetched and not yet handed out, in bytes;
+            64 MiB by default.
+        max_concurrency: How many partitions of one call are read at once; 32 by default.
+        headroom_warning_seconds: `Observer.retention_headroom_low` is called below this; one hour
+            by default.
+    """
+
+    provider: str = attrs.field(validator=[is_a(str), not_blank("name one of the installed providers")])
+    connection: Mapping[str, Any] = attrs.field(factory=dict, converter=dict, repr=_redacted, hash=False)
+    max_buffered_bytes: int = attrs.field(
+        default=64 * 1024 * 1024,
+        validator=[is_a(int), at_least(65536, "give at least 64 KiB, one small read")],
+    )
+    max_concurrency: int = attrs.field(default=32, validator=[is_a(int), at_least(1, "give at least 1")])
+    headroom_warning_seconds: float = attrs.field(
+        default=3600.0, validator=[is_a(int, float), at_least(0, "give seconds, 0 for never")]
+    )
+
+    @classmethod
+    def from_url(cls, url: str) -> ClientConfig:
+        """The configuration that a URL stands for, for example `embedded:///data/store.db`.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` when it has no scheme.
+        """
+        scheme = urlsplit(url).scheme
+        if not scheme or "://" not in url:
+            raise invalid_request(
+                "url", f"{redact_url(url)!r} has no scheme", "write PROVIDER://…, for example embedded:///data/store.db"
+            )
+        return cls(provider=_SCHEMES.get(scheme, scheme), connection={"url": url})
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str]) -> ClientConfig:
+        """Read a TOML file.
+
+        Top-level keys are the fields of this class; the table `[connection]` holds the provider's
+        own. A value `{ env = "NAME" }` there is taken from the environment, where secrets belong.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` that names the file and the key.
+        """
+        place = Path(path)
+        try:
+            table = tomllib.loads(place.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise invalid_request(f"file {place.name}", f"cannot be read as TOML ({reason})", "check the path and its syntax") from error
+        known = [field.name for field in attrs.fields(cls)]
+        for name in table:
+            if name not in known:
+                raise unknown_name(f"file {place.name}", name, known)
+        if "provider" not in table:
+            raise invalid_request(f"file {place.name}", "has no provider", 'add the line provider = "embedded"')
+        connection = table.pop("connection", {})
+        if not isinstance(connection, dict):
+            raise invalid_request(f"file {place.name}", "has a connection that is no table", "write [connection] on a line")
+        return cls(**table, connection={name: _from_environment(place.name, name, value) for name, value in connection.items()})
+
+
+def _from_environment(file: str, name: str, value: Any) -> Any:
+    if not (isinstance(value, dict) and value.keys() == {"env"}):
+        return value
+    variable = str(value["env"])
+    if variable not in os.environ:
+        raise invalid_request(f"file {file}, connection.{name}", f"needs the environment variable {variable}", f"set {variable}")
+    return os.environ[variable]

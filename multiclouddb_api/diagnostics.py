@@ -1,0 +1,37 @@
+"""What a call cost and how far behind it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+import attrs
+
+__all__ = ["OperationDiagnostics"]
+
+
+@attrs.frozen
+class OperationDiagnostics:
+    """Measures of one call; None where the service does not tell.
+
+    Attributes:
+        watermark: No later event is older than this; the minimum over every partition in the
+            token, children that wait for their parents included. Never goes back. UTC.
+        lag_seconds: How far the watermark is behind the service's clock; 0 when idle.
+        retention_headroom_seconds: How long the oldest position in the token is still kept; the
+            smallest that this call was told.
+        requests: Calls to the service.
+        native_charge: What the service charged, in its own unit (request units, read units).
+        retries: Calls that were made again after a failure.
+        partition_errors: Partition id → what went wrong there in this call; it stays at its position.
+        elapsed_seconds: Wall time of the call.
+    """
+
+    watermark: datetime | None = None
+    lag_seconds: float | None = None
+    retention_headroom_seconds: float | None = None
+    requests: int = 0
+    native_charge: float | None = None
+    retries: int = 0
+    partition_errors: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    elapsed_seconds: float = 0.0

@@ -1,0 +1,62 @@
+"""One change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+import attrs
+
+from multiclouddb_api.address import ResourceAddress
+from multiclouddb_api.key import MulticloudDbKey
+from multiclouddb_api.text import shorten
+
+__all__ = ["ChangeEvent", "ChangeType"]
+
+
+class ChangeType(Enum):
+    """What happened to the document."""
+
+    CREATE = "CREATE"
+    UPDATE = "UPDATE"
+    DELETE = "DELETE"
+
+
+@attrs.frozen
+class ChangeEvent:
+    """One create, update or delete of one document.
+
+    Events have no validators, because we build one for every change; their types hold all the same.
+
+    Attributes:
+        event_id: The service's stable identity of this change: the same on every redelivery,
+            through every scope and after a split, and unique in the collection.
+        key: The document's key.
+        type: Created, updated or deleted.
+        timestamp: When the service says that it was committed; aware, UTC.
+        new_item_state: The full document after the change; None on a delete, with `OMIT`, or
+            where the service does not have it. Never a part of it.
+        old_item_state: The full document before the change, or None; see `OldItemStateMode`.
+        order_key: Text: of two changes of one key the later one sorts higher, across partitions.
+        by_expiry: True for a delete by time-to-live, False for any other, None where the service
+            does not tell.
+        backfilled: True when the change was made up from the present state of a document.
+        address: Where the document is.
+        partition_id: The physical partition it came through; fit for `PhysicalPartition`.
+        native: The vendor's own record, with `include_native` only.
+    """
+
+    event_id: str
+    key: MulticloudDbKey
+    type: ChangeType
+    timestamp: datetime
+    new_item_state: Mapping[str, Any] | None = attrs.field(repr=shorten, hash=False)
+    old_item_state: Mapping[str, Any] | None = attrs.field(repr=shorten, hash=False)
+    order_key: str
+    by_expiry: bool | None
+    backfilled: bool
+    address: ResourceAddress
+    partition_id: str
+    native: Any = attrs.field(default=None, repr=False, eq=False, hash=False)

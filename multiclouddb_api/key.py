@@ -1,0 +1,100 @@
+"""A document's key, whatever the database calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+import attrs
+
+from multiclouddb_api.check import is_a
+from multiclouddb_api.codec import canonical_json
+from multiclouddb_api.errors import invalid_request
+from multiclouddb_api.text import shorten
+
+__all__ = ["MulticloudDbKey"]
+
+
+def _plain(value: Any) -> Any:
+    """Decimals that are the same number have one text: databases store 1.50 and 1.5 under one key."""
+    if isinstance(value, Decimal) and value.is_finite():
+        return value.normalize()
+    return value
+
+
+@attrs.frozen(eq=False, hash=False)
+class MulticloudDbKey:
+    """Ordered components that together name one document; the leading ones are the partition key.
+
+    Two keys are equal when their components have the same names, order, types and values: `True`,
+    `1` and `1.0` are three keys.
+
+    Attributes:
+        components: Name → value, in the database's own order. A copy is taken.
+        partition_components: How many leading components make up the partition key; 1 by default.
+
+    Example:
+        >>> key = MulticloudDbKey({"customer": "c-1", "order": 7})
+        >>> key.partition_key, key.sort_key
+        ({'customer': 'c-1'}, {'order': 7})
+
+    Portability:
+        Cosmos DB has up to three partition key components and then `id`; DynamoDB one and at most
+        one sort key; Spanner's primary key has no partition key, so one component leads there;
+        MongoDB has `_id` of any type, preceded by the shard key where there is one.
+    """
+
+    components: Mapping[str, Any] = attrs.field(converter=dict, repr=shorten)
+    partition_components: int = attrs.field(default=1, validator=is_a(int))
+
+    def __attrs_post_init__(self) -> None:
+        if not self.components:
+            raise invalid_request("MulticloudDbKey.components", "is empty", "name at least one component")
+        for name in self.components:
+            if not isinstance(name, str) or not name:
+                raise invalid_request("MulticloudDbKey.components", f"has the name {name!r}", "names are text")
+        if not 1 <= self.partition_components <= len(self.components):
+            raise invalid_request(
+                "MulticloudDbKey.partition_components",
+                f"is {self.partition_components} for {len(self.components)} components",
+                "it counts the leading components that form the partition key, at least 1",
+            )
+
+    @property
+    def partition_key(self) -> dict[str, Any]:
+        """The leading components, name → value."""
+        return dict(list(self.components.items())[: self.partition_components])
+
+    @property
+    def sort_key(self) -> dict[str, Any]:
+        """The components behind the partition key, name → value; empty when there are none."""
+        return dict(list(self.components.items())[self.partition_components :])
+
+    def canonical(self) -> bytes:
+        """One JSON text per key, the same in every process and version; what equality compares."""
+        pairs = [[name, _plain(value)] for name, value in self.components.items()]
+        return canonical_json([self.partition_components, pairs])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, MulticloudDbKey):
+            return NotImplemented
+        return self.canonical() == other.canonical()
+
+    def __hash__(self) -> int:
+        return hash(self.canonical())
+
+
+_components = MulticloudDbKey.__dict__["components"].__set__
+_count = MulticloudDbKey.__dict__["partition_components"].__set__
+
+
+def trusted_key(components: dict[str, Any], partition_components: int = 1) -> MulticloudDbKey:
+    """A key from a record that the service sent: not checked, and `components` is not copied.
+
+    For `mapping` modules only: a key is built for every event, and the checks cost as much again.
+    """
+    key = object.__new__(MulticloudDbKey)
+    _components(key, components)
+    _count(key, partition_components)
+    return key

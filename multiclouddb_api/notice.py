@@ -1,0 +1,107 @@
+"""Facts about a feed that are no change of a document."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import attrs
+
+__all__ = [
+    "BackfillDone",
+    "Dropped",
+    "FeedEnded",
+    "Gap",
+    "Invalidated",
+    "Notice",
+    "RecordSkipped",
+    "Renamed",
+]
+
+
+@attrs.frozen
+class Dropped:
+    """The collection or database was dropped.
+
+    Attributes:
+        name: What was dropped, `database/collection` or `database`.
+    """
+
+    name: str
+
+
+@attrs.frozen
+class Renamed:
+    """The collection has another name now.
+
+    Attributes:
+        name: The old name.
+        new_name: The name it has now.
+    """
+
+    name: str
+    new_name: str
+
+
+@attrs.frozen
+class Invalidated:
+    """The service ended the feed because what it watched is gone.
+
+    Attributes:
+        reason: The service's own words, or ours; one line.
+    """
+
+    reason: str
+
+
+@attrs.frozen
+class FeedEnded:
+    """No change will ever come behind this token.
+
+    Attributes:
+        reason: Why; one line.
+    """
+
+    reason: str
+
+
+@attrs.frozen
+class Gap:
+    """Changes were lost to retention; the read went on behind them (`SkipToOldest`).
+
+    Attributes:
+        partition_id: The partition whose position was too old.
+        lost_from: That position, as text for a person.
+        resumed_at: Where the read went on, as text for a person.
+    """
+
+    partition_id: str
+    lost_from: str
+    resumed_at: str
+
+
+@attrs.frozen
+class RecordSkipped:
+    """A record that could not be decoded was stepped over with a `skip_token`.
+
+    Attributes:
+        partition_id: The partition it is in.
+        position: Its position, as text for a person.
+    """
+
+    partition_id: str
+    position: str
+
+
+@attrs.frozen
+class BackfillDone:
+    """What came from present state is complete; from here on events are real changes.
+
+    Attributes:
+        partition_id: The partition that is done.
+    """
+
+    partition_id: str
+
+
+Notice: TypeAlias = Dropped | Renamed | Invalidated | FeedEnded | Gap | RecordSkipped | BackfillDone
+"""Match on the case; later versions may add one."""

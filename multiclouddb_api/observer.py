@@ -1,0 +1,40 @@
+"""Where an application plugs in its metrics."""
+
+from __future__ import annotations
+
+from multiclouddb_api.address import ResourceAddress
+from multiclouddb_api.notice import Gap
+from multiclouddb_api.page import ChangeFeedPage
+
+__all__ = ["Observer"]
+
+
+class Observer:
+    """Told what happens inside a client; every method does nothing until it is overridden.
+
+    Methods are called from the thread that does the work, several at once: make them short and
+    thread-safe. An exception from one is logged and goes no further.
+    """
+
+    def page(self, address: ResourceAddress, page: ChangeFeedPage) -> None:
+        """A page is about to be returned."""
+
+    def retry(self, address: ResourceAddress, partition_id: str, attempt: int, wait_seconds: float, reason: str) -> None:
+        """A call to the service failed and will be made again after `wait_seconds`."""
+
+    def reader_opened(self, address: ResourceAddress, partition_id: str) -> None:
+        """A reader of one partition was opened."""
+
+    def reader_closed(self, address: ResourceAddress, partition_id: str) -> None:
+        """A reader of one partition was closed."""
+
+    def partition_retired(
+        self, address: ResourceAddress, partition_id: str, children: tuple[str, ...]
+    ) -> None:
+        """A partition ended and was drained; its children follow."""
+
+    def gap(self, address: ResourceAddress, gap: Gap) -> None:
+        """Changes were lost to retention and the read went on behind them."""
+
+    def retention_headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
+        """A partition's position is kept for less than the configured limit."""

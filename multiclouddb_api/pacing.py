@@ -1,0 +1,129 @@
+"""When an iterator reads again: idle backoff, retries, outages, and a wait that `stop` ends."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from tenacity import RetryCallState, Retrying, wait_random_exponential
+from tenacity.wait import wait_base
+
+from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError
+from multiclouddb_api.page import ChangeFeedPage
+
+__all__ = ["Backoff", "Pace", "Timer"]
+
+_RETRY_SECONDS: Final = 0.5
+_MAX_RETRY_SECONDS: Final = 30.0
+
+
+class Timer:
+    """The clock of one iterator, and a wait that ends when it is stopped."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+        # Its put is reentrant: a signal handler may call it in the thread that waits in get. The
+        # lock of a threading.Event would deadlock then.
+        self._wake: SimpleQueue[None] = SimpleQueue()
+
+    def now(self) -> float:
+        """Seconds on a clock that never goes back."""
+        return time.monotonic()
+
+    def stop(self) -> None:
+        """End the wait that runs, and every later one; from any thread or a signal handler."""
+        self.stopped = True
+        self._wake.put(None)
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, unless or until stopped."""
+        if seconds > 0 and not self.stopped:
+            with suppress(Empty):
+                self._wake.get(timeout=seconds)
+
+
+class Backoff:
+    """The waits of a `tenacity` strategy, one after the other."""
+
+    def __init__(self, strategy: wait_base) -> None:
+        self._strategy = strategy
+        self._state = RetryCallState(Retrying(), None, (), {})
+
+    def next(self) -> float:
+        """How long to wait now; more the next time."""
+        seconds = self._strategy(self._state)
+        self._state.attempt_number += 1
+        return seconds
+
+    def reset(self) -> None:
+        """Begin with the shortest wait again."""
+        self._state.attempt_number = 1
+
+
+class Pace:
+    """When one feed is read again, and when its trouble has lasted too long.
+
+    Args:
+        timer: The iterator's clock.
+        idle_seconds: First wait after an idle page.
+        max_idle_seconds: Longest wait after an idle page.
+        max_outage_seconds: How long failures are tolerated.
+
+    Attributes:
+        due: When to read next, on the timer's clock.
+        idle: True when the last read found nothing.
+    """
+
+    def __init__(self, timer: Timer, idle_seconds: float, max_idle_seconds: float, max_outage_seconds: float) -> None:
+        self.due = timer.now()
+        self.idle = False
+        self._timer = timer
+        self._max_outage = max_outage_seconds
+        self._idle_waits = Backoff(wait_random_exponential(idle_seconds, max_idle_seconds, min=idle_seconds))
+        self._retry_waits = Backoff(wait_random_exponential(_RETRY_SECONDS, _MAX_RETRY_SECONDS))
+        self._failing_since: float | None = None
+        self._partition_failing_since: dict[str, float] = {}
+
+    def failed(self) -> bool:
+        """A read failed in a way that a retry may mend; False when that has gone on for too long."""
+        now = self._timer.now()
+        if self._failing_since is None:
+            self._failing_since = now
+        left = self._failing_since + self._max_outage - now
+        if left <= 0:
+            return False
+        # The last try comes at the end of the time, not a backoff after it.
+        self.due = now + min(self._retry_waits.next(), left)
+        return True
+
+    def succeeded(self, page: ChangeFeedPage, waited: float) -> None:
+        """A read returned a page; `waited` seconds of it may have gone into a long poll."""
+        now = self._timer.now()
+        errors = page.diagnostics.partition_errors
+        self._failing_since = None
+        self._partition_failing_since = {name: self._partition_failing_since.get(name, now) for name in errors}
+        self.idle = page.idle
+        self.due = now
+        if not errors:
+            self._retry_waits.reset()
+        if page.events:
+            self._idle_waits.reset()
+        if page.idle:
+            self.due += max(0.0, self._idle_waits.next() - waited)
+        elif errors and not page.events:
+            self.due += self._retry_waits.next()
+
+    def stuck(self, page: ChangeFeedPage) -> MulticloudDbError | None:
+        """The error for a partition that has failed on every page for too long, or None."""
+        now = self._timer.now()
+        for name, since in self._partition_failing_since.items():
+            if now - since > self._max_outage:
+                return MulticloudDbError(
+                    f"partition {name} has failed on every page for {now - since:.0f} seconds "
+                    f"({page.diagnostics.partition_errors.get(name)}); the others went on: mend its cause and "
+                    "iterate again, nothing is lost until retention, or raise max_outage_seconds",
+                    ErrorDetail(ErrorCategory.TRANSIENT_FAILURE, operation="iterate_changes", retryable=True),
+                )
+        return None

@@ -1,0 +1,80 @@
+"""Where in a feed to start."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TypeAlias
+
+import attrs
+
+from multiclouddb_api.check import is_a, not_blank, to_utc
+from multiclouddb_api.text import shorten
+
+__all__ = ["AtTime", "Beginning", "FromContinuationToken", "Now", "StartPosition"]
+
+
+@attrs.frozen
+class Beginning:
+    """The oldest change that the service still has: the beginning of the *available* changes.
+
+    Portability:
+        DynamoDB keeps 24 hours; Spanner the stream's retention, 1 day by default; MongoDB what the
+        oplog holds; the embedded store everything until `trim`. Cosmos DB cannot start an
+        all-versions-and-deletes feed in the past: `UNSUPPORTED_CAPABILITY` unless its backfill is
+        asked for. Gate on `Capability.CHANGE_FEED_BEGINNING`.
+    """
+
+
+@attrs.frozen
+class Now:
+    """Only what is committed after the first call returns.
+
+    The first page's token is durable, even when the page is empty: it later delivers everything
+    committed after that call, across restarts.
+    """
+
+
+def _utc(value: object) -> datetime:
+    return to_utc("AtTime.utc", value)
+
+
+@attrs.frozen
+class AtTime:
+    """The first change at or after a moment of the service's clock.
+
+    Never late, and early by at most the precision in the note of
+    `Capability.CHANGE_FEED_POINT_IN_TIME`.
+
+    Attributes:
+        utc: An aware datetime of any offset, kept as UTC.
+
+    Raises:
+        MulticloudDbError: When it is built: `INVALID_REQUEST` for a naive datetime. At the first
+            read: `INVALID_REQUEST` when it is more than 60 seconds ahead of the service's clock,
+            `CHECKPOINT_EXPIRED` when it is older than the service's retention.
+
+    Portability:
+        Not on DynamoDB; on Cosmos DB only with its backfill. Gate on
+        `Capability.CHANGE_FEED_POINT_IN_TIME`, or store a token and start from that.
+    """
+
+    utc: datetime = attrs.field(converter=_utc)
+
+
+@attrs.frozen
+class FromContinuationToken:
+    """Behind everything that came with an earlier page.
+
+    Attributes:
+        token: A page's `continuation_token`, a child partition's, or an error's `skip_token`.
+            Opaque; may be several kilobytes, so store it as text or blob, never in a
+            `varchar(255)` or a header.
+    """
+
+    token: str = attrs.field(
+        repr=shorten, validator=[is_a(str), not_blank("pass a page's continuation_token")]
+    )
+
+
+StartPosition: TypeAlias = Beginning | Now | AtTime | FromContinuationToken
+"""Match on the case; all four are frozen and comparable."""

@@ -1,0 +1,58 @@
+"""Finds providers by entry point, and says what to install when one is missing."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final, cast
+
+from multiclouddb_api.backend import Plugin
+from multiclouddb_api.check import suggestion
+from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+
+__all__ = ["installed_providers", "load_plugin"]
+
+GROUP: Final = "multiclouddb.providers"
+_OURS: Final = frozenset({"embedded", "dynamo", "spanner", "mongo", "cosmos"})
+
+
+def installed_providers() -> tuple[str, ...]:
+    """Ids of the providers that are installed, sorted; none is loaded."""
+    return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
+
+
+def load_plugin(provider_id: str) -> Plugin:
+    """Load one provider, and with it the vendor's SDK.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST`: unknown, not installed, installed twice, or its SDK
+            cannot be imported; the message names the command that mends it.
+    """
+    points = list({point.value: point for point in entry_points(group=GROUP) if point.name == provider_id}.values())
+    if not points:
+        raise _missing(provider_id)
+    if len(points) > 1:
+        owners = ", ".join(sorted(_owner(point) for point in points))
+        raise invalid_request("provider", f"{provider_id!r} is offered by {owners}", "uninstall all but one of them")
+    try:
+        return cast("Plugin", points[0].load())
+    except ImportError as error:
+        raise MulticloudDbError(
+            f"provider: {provider_id!r} is installed but cannot be imported ({error}); "
+            f'run: pip install "multiclouddb[{provider_id}]"',
+            ErrorDetail(ErrorCategory.INVALID_REQUEST, provider=provider_id),
+        ) from error
+
+
+def _owner(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.value
+
+
+def _missing(provider_id: str) -> MulticloudDbError:
+    if provider_id in _OURS:
+        return MulticloudDbError(
+            f'provider: {provider_id!r} is not installed; run: pip install "multiclouddb[{provider_id}]"',
+            ErrorDetail(ErrorCategory.INVALID_REQUEST, provider=provider_id),
+        )
+    return invalid_request(
+        "provider", f"{provider_id!r} is not known", suggestion(provider_id, {*_OURS, *installed_providers()})
+    )

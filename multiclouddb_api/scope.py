@@ -1,0 +1,82 @@
+"""How much of a database one read covers."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import attrs
+
+from multiclouddb_api.check import is_a, not_blank
+from multiclouddb_api.key import MulticloudDbKey
+from multiclouddb_api.text import shorten
+
+__all__ = [
+    "EntireCluster",
+    "EntireCollection",
+    "EntireDatabase",
+    "FeedScope",
+    "LogicalPartition",
+    "PhysicalPartition",
+]
+
+
+@attrs.frozen
+class EntireCollection:
+    """The whole collection: fan-out, splits and merges are handled inside the token.
+
+    Order: the service's commit order within each partition, none across partitions.
+    """
+
+
+@attrs.frozen
+class PhysicalPartition:
+    """One physical partition: a shard, a feed range, a partition token.
+
+    When it ends, the page has `partition_retired` and names its children with a token each.
+
+    Attributes:
+        partition_id: From `list_physical_partitions`, `plan_partitions`, an event or a
+            `ChildPartition`; valid for that provider and resource only.
+    """
+
+    partition_id: str = attrs.field(
+        validator=[is_a(str), not_blank("take one from client.list_physical_partitions(address)")]
+    )
+
+
+@attrs.frozen
+class LogicalPartition:
+    """All documents with one partition key value.
+
+    Attributes:
+        key: Its `partition_key` components are compared; further components are ignored.
+
+    Portability:
+        Native on Cosmos DB and the embedded store; on MongoDB the server filters its whole log;
+        DynamoDB and Spanner refuse it with `UNSUPPORTED_CAPABILITY`: read `PhysicalPartition` and
+        filter in the application. Gate on `Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE`.
+    """
+
+    key: MulticloudDbKey = attrs.field(repr=shorten, validator=is_a(MulticloudDbKey))
+
+
+@attrs.frozen
+class EntireDatabase:
+    """Every collection of `address.database`; each event carries its own address.
+
+    Portability:
+        MongoDB only. Gate on `Capability.CHANGE_FEED_DATABASE_SCOPE`.
+    """
+
+
+@attrs.frozen
+class EntireCluster:
+    """Every database of the deployment; each event carries its own address.
+
+    Portability:
+        MongoDB only. Gate on `Capability.CHANGE_FEED_CLUSTER_SCOPE`.
+    """
+
+
+FeedScope: TypeAlias = EntireCollection | PhysicalPartition | LogicalPartition | EntireDatabase | EntireCluster
+"""Match on the case; all are frozen and comparable."""

@@ -1,0 +1,513 @@
+"""The contract between the engine and a provider: what a provider author implements.
+
+A provider says what its service can do with one partition; the engine does the rest once for all:
+fan-out, lineage, cutting pages, buffers, pacing, retries, tokens. Read `providers/embedded` beside
+this page, then run the conformance suite until it is green.
+
+Rules that hold for every method here:
+
+- *Who retries.* The engine. A provider neither retries nor wraps: it lets the vendor's exception
+  out, or raises `ProviderFault` for what it found out itself. `Provider.classify` names it later.
+- *Threads.* A `Provider` and a `Feed` are called from several threads at once; one `Reader` from one
+  thread at a time, not always the same one, except `cancel`, which any thread may call.
+- *Time.* Every method with a `deadline` returns or raises by then as exactly as the vendor's client
+  allows; the engine stops waiting at the deadline, whatever the provider does.
+- *Ownership.* Arguments are immutable and may be kept. What is returned is not changed afterwards.
+- *After close.* Nothing is called any more but `close` and `cancel`, which do nothing then.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+
+import attrs
+
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    CapabilitySet,
+    ChangeEvent,
+    EntireCollection,
+    FeedScope,
+    NewItemStateMode,
+    Notice,
+    Now,
+    OldItemStateMode,
+    ProviderOptions,
+    ResourceAddress,
+)
+from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.fault import Fault
+from multiclouddb_spi.partition import encode_partition_id
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "Awaiting",
+    "Batch",
+    "Child",
+    "Continue",
+    "Drained",
+    "Ended",
+    "Feed",
+    "FeedIdentity",
+    "FeedSpec",
+    "FeedStart",
+    "Head",
+    "Outcome",
+    "Partition",
+    "PartitionState",
+    "Position",
+    "Provider",
+    "Reached",
+    "Reader",
+    "Seed",
+    "SupportsCommands",
+    "SupportsHeads",
+]
+
+FeedStart: TypeAlias = Beginning | Now | AtTime
+"""A start that the provider resolves; continuation tokens are the engine's."""
+
+
+@attrs.frozen
+class FeedSpec:
+    """What a feed is opened for; two equal specs share one `Feed`.
+
+    Attributes:
+        address: The resource.
+        scope: How much of it. `PhysicalPartition` arrives as `EntireCollection`: reading one
+            partition is the engine's business.
+        new_item_state_mode: Whether events need the new document; decides what `open_feed` checks.
+        old_item_state_mode: The same for the old document.
+        include_native: True when events carry the vendor's own record.
+        options: The provider's own options, an instance of `Provider.options_type`; never None
+            where the provider has an options type.
+    """
+
+    address: ResourceAddress
+    scope: FeedScope = attrs.field(factory=EntireCollection)
+    new_item_state_mode: NewItemStateMode = NewItemStateMode.INCLUDE_IF_AVAILABLE
+    old_item_state_mode: OldItemStateMode = OldItemStateMode.OMIT
+    include_native: bool = False
+    options: ProviderOptions | None = None
+
+
+@attrs.frozen
+class FeedIdentity:
+    """Which resource a feed reads; written into every token and partition id.
+
+    Attributes:
+        provider_id: The provider's id.
+        address: The resource.
+        incarnation: What the service calls this very resource (stream ARN, container rid,
+            collection UUID), so that one recreated under the same name is told apart; None where
+            the service names nothing, and then its own refusal has to do.
+    """
+
+    provider_id: str
+    address: ResourceAddress
+    incarnation: str | None = None
+
+
+@attrs.frozen
+class Seed:
+    """A partition to read and where to start in it.
+
+    Attributes:
+        partition_id: The service's own id of the partition; unique in the feed.
+        parents: Parents that have to be drained first. Ones that are not seeds of the same answer
+            count as drained.
+        cursor: Where to start. Durable: it must stay valid, and mean the same, in another process
+            years of idle polling later, as far as the service's retention allows.
+    """
+
+    partition_id: str
+    parents: tuple[str, ...]
+    cursor: Cursor
+
+
+@attrs.frozen
+class Child:
+    """A partition that goes on where a drained one ended.
+
+    Attributes:
+        partition_id: The child.
+        parents: *All* its parents, the one that names it included. Each of them names the child
+            when it is drained; the engine starts it when the last one has.
+        cursor: Where the child starts as far as this parent knows.
+    """
+
+    partition_id: str
+    parents: tuple[str, ...]
+    cursor: Cursor
+
+
+class PartitionState(Enum):
+    """Whether a partition still takes writes."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+@attrs.frozen
+class Partition:
+    """One partition as the service lists it.
+
+    Attributes:
+        partition_id: The service's own id.
+        parents: Its parents, also ones that are no longer listed.
+        state: Open or closed.
+    """
+
+    partition_id: str
+    parents: tuple[str, ...]
+    state: PartitionState
+
+
+@attrs.frozen
+class Head:
+    """A position to read until, found without reading (`SupportsHeads`).
+
+    Attributes:
+        cursor: The position; reading until it includes the record at it.
+        records: How many records lie between, or None where the service cannot tell.
+        outcome: `Continue`, or how the partition ends at that position.
+    """
+
+    cursor: Cursor
+    records: int | None
+    outcome: Outcome
+
+
+@attrs.frozen
+class Position:
+    """A cursor made readable.
+
+    Attributes:
+        text: For a person: `"sequence 4711"`. No content of a document.
+        time: No event behind this position is older; None when the cursor does not tell.
+    """
+
+    text: str
+    time: datetime | None
+
+
+@attrs.frozen
+class Continue:
+    """There may be more behind this batch."""
+
+
+@attrs.frozen
+class Reached:
+    """The `until` that the reader was opened with is reached; nothing more comes from it."""
+
+
+@attrs.frozen
+class Drained:
+    """The partition has ended and this batch is its last; these follow.
+
+    Attributes:
+        children: All of them, at least one. Reading again at the final cursor must say the same.
+    """
+
+    children: tuple[Child, ...]
+
+
+@attrs.frozen
+class Awaiting:
+    """The partition has ended, but the service does not name its children yet: ask `Feed.discover`."""
+
+
+@attrs.frozen
+class Ended:
+    """The partition has ended and nothing follows it.
+
+    Attributes:
+        notice: What to tell the application.
+    """
+
+    notice: Notice
+
+
+Outcome: TypeAlias = Continue | Reached | Drained | Awaiting | Ended
+"""How a batch leaves its partition; it applies behind the batch's last record."""
+
+
+class Batch(ABC):
+    """Raw records of one partition in the service's order, mapped only when they are handed out.
+
+    A batch has no more than the `max_records` asked for. Attributes are set by the reader:
+
+    Attributes:
+        nbytes: Memory that the raw records hold, as near as is cheap to know.
+        outcome: What comes behind the last record.
+        caught_up: True when the service said that there is nothing behind this batch at present,
+            False when there is or may be more to read at once (also after an empty batch: a filter
+            is scanning), None when the service cannot tell (an empty batch then counts as "nothing").
+        watermark: No record behind this batch is older; None when unknown. Never later than the
+            commit time of a record that can still become visible.
+        poll_after: Seconds before it makes sense to ask this partition again; 0 = at once.
+        notices: Facts found on the way; delivered with the page that uses up the batch.
+        headroom: Seconds until the position behind this batch falls out of retention, or None.
+        charge: What the service charged for it in its own unit, or None.
+        requests: Calls to the service that it took.
+    """
+
+    nbytes: int = 0
+    outcome: Outcome = Continue()
+    caught_up: bool | None = None
+    watermark: datetime | None = None
+    poll_after: float = 0.0
+    notices: tuple[Notice, ...] = ()
+    headroom: float | None = None
+    charge: float | None = None
+    requests: int = 1
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many records; 0 for an empty batch. One record gives exactly one event."""
+
+    @abstractmethod
+    def cursor_after(self, count: int) -> Cursor:
+        """The position behind the first `count` records.
+
+        With `count == len(self)` it is also behind whatever was scanned after them, so that an
+        idle or filtered partition moves. With `count == 0` and records in the batch it is where
+        the batch began. Inside a transaction it names what has been delivered of it.
+        """
+
+    @abstractmethod
+    def events(self, start: int, stop: int) -> list[ChangeEvent]:
+        """Map the records `start` to `stop` (exclusive) to events; pure, may be called again.
+
+        Raises:
+            RecordFault: A record cannot be decoded; its index is in `[start, stop)`.
+        """
+
+    def arrow(self, start: int, stop: int) -> pa.RecordBatch | None:
+        """The same records in the fixed event schema (`multiclouddb_spi.arrow.EVENT_SCHEMA`).
+
+        Returns:
+            None where the provider has no columnar path: the engine builds it from `events`.
+
+        Raises:
+            RecordFault: As `events` does.
+        """
+        return None
+
+
+class Reader(ABC):
+    """Reads one partition forward from where it was opened."""
+
+    @abstractmethod
+    def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
+        """The next records.
+
+        Args:
+            max_records: Hard bound on `len(batch)`, at least 1.
+            max_bytes: Wish for `batch.nbytes`; a batch may exceed it by one record, or by more
+                where the service cannot be told a size.
+            wait: Seconds that it may block while there is nothing; 0 = answer at once.
+            deadline: When it has to be over.
+
+        Returns:
+            A batch; an empty one when there is nothing. After an outcome other than `Continue` a
+            further call gives an empty batch with the same outcome.
+
+        Raises:
+            RecordFault: With index 0, when the first record here cannot even be fetched.
+            Exception: Whatever the vendor raised. The engine closes this reader then and opens
+                another at the last position, so a failed reader need not be usable.
+        """
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Make a `fetch` that runs in another thread end within a second; idempotent.
+
+        The fetch may end with any exception or with a batch. Where the vendor's client cannot be
+        interrupted, the docstring of the override states the bound.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the reader holds; idempotent, raises nothing. Not called during a `fetch`."""
+
+
+class Feed(ABC):
+    """One opened change feed; cheap to keep, shared by all readers of the same spec."""
+
+    spec: FeedSpec
+    identity: FeedIdentity
+
+    def public_id(self, partition_id: str) -> str:
+        """The id that applications see, for `ChangeEvent.partition_id`; call it once a reader."""
+        return encode_partition_id(
+            self.identity.provider_id, self.identity.address, self.identity.incarnation, partition_id
+        )
+
+    @abstractmethod
+    def clock(self, deadline: Deadline) -> datetime | None:
+        """The service's own time, aware; None where it does not tell."""
+
+    @abstractmethod
+    def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
+        """Resolve a start into positions that are durable at once.
+
+        `Beginning` gives every partition that still has records, closed ones with their children
+        as further seeds that name their parents; `Now` and `AtTime` every partition alive then
+        (and, for `AtTime`, what follows them).
+
+        Args:
+            position: Where to start. The engine has checked `AtTime` against `clock`.
+            partition_id: Only this partition, or None for all of the scope.
+            deadline: When it has to be over.
+
+        Returns:
+            Seeds whose parents are seeds of the same list or gone. Together they cover the scope:
+            every partition that comes later descends from them. Empty when `partition_id` is
+            unknown.
+
+        Raises:
+            ProviderFault: `CHECKPOINT_EXPIRED` for an `AtTime` older than retention.
+        """
+
+    @abstractmethod
+    def partitions(self, deadline: Deadline) -> list[Partition]:
+        """Every partition that the service lists: the open ones and, where listed, closed ones."""
+
+    @abstractmethod
+    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
+        """A reader of one partition; no I/O.
+
+        Args:
+            partition_id: The service's own id.
+            cursor: Read behind this.
+            until: Stop behind this with `Reached`; reading `(cursor, until]` again gives the same
+                events whatever is split, merged or written later.
+
+        Raises:
+            InvalidCursor: This provider cannot have made the cursor.
+        """
+
+    @abstractmethod
+    def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
+        """Ask once for the children of all drained partitions that have none named yet.
+
+        Args:
+            awaiting: Partition id → its final cursor; never empty.
+            deadline: When it has to be over.
+
+        Returns:
+            For each id `Drained`, `Ended` or still `Awaiting`; a missing id counts as `Awaiting`.
+        """
+
+    @abstractmethod
+    def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
+        """Where a child starts, from what its seed and its parents said; pure.
+
+        Args:
+            child_id: The child.
+            cursors: Distinct cursors, at least one.
+        """
+
+    @abstractmethod
+    def compare(self, a: Cursor, b: Cursor) -> int | None:
+        """-1, 0 or 1 for two positions in one partition; None when they cannot be compared. Pure."""
+
+    @abstractmethod
+    def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
+        """Where the given partitions, whose positions have expired, can be read on.
+
+        Returns:
+            A seed for each that still has records, and for one that is gone its oldest descendants
+            that are listed, with their parents. Empty when nothing is left.
+        """
+
+    @abstractmethod
+    def describe(self, cursor: Cursor) -> Position:
+        """A cursor as text and time; pure.
+
+        Raises:
+            InvalidCursor: This provider cannot have made the cursor.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most feeds hold nothing
+        """Free what the feed holds; idempotent. Its readers are closed before."""
+
+
+@runtime_checkable
+class SupportsHeads(Protocol):
+    """A feed that can find a position to read until without reading what lies before it.
+
+    Without it a bounded read is planned by reading.
+    """
+
+    def heads(
+        self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
+    ) -> dict[str, Head]:
+        """The present end of each partition, or the position `max_records` behind the cursor.
+
+        Args:
+            cursors: Partition id → where reading stands.
+            max_records: Bound on the records between cursor and head, of each partition; None = no
+                bound.
+            deadline: When it has to be over.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsCommands(Protocol):
+    """A provider that passes the service's own commands through (`Capability.RUN_COMMAND`)."""
+
+    def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+        """Run one command unmodified, once; returns the service's reply."""
+        ...
+
+    def run_cursor_command(
+        self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> Any:
+        """Run one command whose reply is a cursor; returns an iterator with `close`."""
+        ...
+
+
+class Provider(ABC):
+    """One connected database: made by a `ProviderPlugin`, used by one engine.
+
+    Attributes:
+        provider_id: The id of the entry point, `"dynamo"`.
+        options_type: The provider's options class, or None when it has none.
+        page_records: The provider's own page size, for `max_page_size=0`.
+    """
+
+    provider_id: ClassVar[str]
+    options_type: ClassVar[type[ProviderOptions] | None] = None
+    page_records: int = 1000
+
+    @abstractmethod
+    def capabilities(self) -> CapabilitySet:
+        """What the service can do when provisioned as documented; no I/O."""
+
+    @abstractmethod
+    def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
+        """Open a feed and check that the resource is provisioned for what the spec asks.
+
+        Raises:
+            ProviderFault: `NOT_FOUND` for a resource that does not exist, `INVALID_REQUEST` or
+                `UNSUPPORTED_CAPABILITY` for one that is not provisioned, naming the setting.
+        """
+
+    @abstractmethod
+    def classify(self, error: Exception) -> Fault:
+        """Say what a vendor's exception means; pure, raises nothing, also for unknown exceptions."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Cancel every reader and free the vendor's client if we made it; idempotent, any thread."""

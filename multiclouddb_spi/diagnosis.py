@@ -1,0 +1,79 @@
+"""What a call tells about itself: watermark, lag, headroom, cost."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from multiclouddb_api import OperationDiagnostics
+from multiclouddb_spi.contract import Feed
+from multiclouddb_spi.fetcher import Fetcher
+from multiclouddb_spi.lineage import Lineage, Waiting
+from multiclouddb_spi.result import SweepResult
+
+__all__ = ["diagnose", "watermark_micros"]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICRO: Final = timedelta(microseconds=1)
+
+
+def watermark_micros(feed: Feed, lineage: Lineage, result: SweepResult[Any], told: int | None) -> int | None:
+    """The moment before which nothing comes any more, in µs since 1970; never less than `told`.
+
+    It is the least over every partition: what its last batch said, else the time of its position.
+    A child that waits cannot be older than where its drained parents say that it starts.
+    """
+    least: datetime | None = None
+    for entry in lineage:
+        if isinstance(entry, Waiting):
+            times = [feed.describe(cursor).time for cursor in entry.said]
+        else:
+            batch = result.batches.get(entry.partition_id)
+            said = batch.watermark if batch is not None else None
+            times = [said if said is not None else feed.describe(entry.cursor).time]
+        for time in times:
+            if time is None:
+                return told
+            least = time if least is None else min(least, time)
+    if least is None:
+        return told
+    now = (least - _EPOCH) // _MICRO
+    return now if told is None else max(now, told)
+
+
+def diagnose(
+    feed: Feed,
+    fetcher: Fetcher,
+    result: SweepResult[Any],
+    watermark: int | None,
+    now: datetime | None,
+    elapsed: float,
+) -> OperationDiagnostics:
+    """The diagnostics of one call.
+
+    Args:
+        feed: Names the partitions.
+        fetcher: Says what failures mean.
+        result: What the call found.
+        watermark: From `watermark_micros`.
+        now: The service's time, or None where it does not tell.
+        elapsed: Seconds that the call took.
+    """
+    mark = None if watermark is None else _EPOCH + watermark * _MICRO
+    lag: float | None = None
+    if result.idle:
+        lag = 0.0
+    elif mark is not None and now is not None:
+        lag = max(0.0, (now - mark).total_seconds())
+    return OperationDiagnostics(
+        watermark=mark,
+        lag_seconds=lag,
+        retention_headroom_seconds=min(result.headroom.values(), default=None),
+        requests=result.requests,
+        native_charge=result.charge,
+        retries=result.retries,
+        partition_errors={
+            feed.public_id(name): fetcher.fault(error).message for name, error in result.errors.items()
+        },
+        elapsed_seconds=elapsed,
+    )

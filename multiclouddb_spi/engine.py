@@ -1,0 +1,344 @@
+"""The engine: pages out of a provider's partitions."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any, Final, Generic, TypeVar
+
+import attrs
+
+from multiclouddb_api import (
+    Capability,
+    CapabilitySet,
+    ChangeEvent,
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    ChildPartition,
+    ClientConfig,
+    EntireCollection,
+    ErrorCategory,
+    FeedEnded,
+    MulticloudDbError,
+    Notice,
+    Observer,
+    OperationDiagnostics,
+    OperationOptions,
+    PhysicalPartition,
+    RecordSkipped,
+    ResourceAddress,
+    invalid_request,
+)
+from multiclouddb_spi.contract import Batch, Child, FeedSpec, PartitionState, Provider, SupportsCommands
+from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.diagnosis import diagnose, watermark_micros
+from multiclouddb_spi.failure import to_error
+from multiclouddb_spi.fault import ProviderFault, RecordFault
+from multiclouddb_spi.fetcher import Fetcher, late_fault
+from multiclouddb_spi.flight import Workshop
+from multiclouddb_spi.gate import require, spec_of
+from multiclouddb_spi.lineage import Lineage, Waiting
+from multiclouddb_spi.live import Budget, LiveCache
+from multiclouddb_spi.opening import FeedCache, Opening, Session
+from multiclouddb_spi.result import SweepResult
+from multiclouddb_spi.retry import ATTEMPTS
+from multiclouddb_spi.state import FeedOver, FeedState, Retired, state_to_json
+from multiclouddb_spi.sweep import Sweep
+from multiclouddb_spi.watch import Watch
+
+__all__ = ["Engine", "Reading"]
+
+T = TypeVar("T")
+_MOST_LIVES: Final = 16384
+_REOPEN: Final = (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST, ErrorCategory.CHECKPOINT_EXPIRED)
+
+
+@attrs.frozen
+class Reading(Generic[T]):
+    """One page, with records as the caller's view made them.
+
+    Attributes:
+        values: What the view made, in the page's order.
+        page: The page around them; its `events` are empty here.
+    """
+
+    values: tuple[T, ...]
+    page: ChangeFeedPage
+
+
+class Engine:
+    """Everything behind a client but the service itself; implements `multiclouddb_api.backend.Backend`.
+
+    Args:
+        provider: The connected database; closed with the engine.
+        config: Bounds.
+        observer: The application's, or None.
+        executor: Where blocking calls run; a pool of threads by default.
+        attempts: Tries of one call; 1 when the application's own client retries.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        config: ClientConfig,
+        observer: Observer | None = None,
+        *,
+        executor: Executor | None = None,
+        attempts: int = ATTEMPTS,
+    ) -> None:
+        self._provider, self._config = provider, config
+        self._closed = threading.Event()
+        # Twice the width: long polls of one call must not keep another from reading.
+        self._executor = executor or ThreadPoolExecutor(2 * config.max_concurrency, "multiclouddb")
+        self._watch = Watch(observer)
+        budget = Budget(config.max_buffered_bytes)
+        self._lives = LiveCache(budget, _MOST_LIVES)
+        self._fetcher = Fetcher(provider, self._executor, self._watch, self._closed, attempts)
+        self._feeds = FeedCache(provider, self._fetcher, self._lives)
+        self._opening = Opening(provider, self._feeds, self._fetcher)
+        self._shop = Workshop(
+            self._fetcher, self._lives, budget, self._watch, self._closed,
+            width=config.max_concurrency, page_records=provider.page_records,
+        )  # fmt: skip
+
+    @property
+    def provider(self) -> Provider:
+        """The connected database."""
+        return self._provider
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes that are fetched or asked for and not handed out."""
+        return self._shop.budget.used
+
+    def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
+        """One page of events."""
+
+        def view(batch: Batch, start: int, stop: int) -> list[ChangeEvent]:
+            return batch.events(start, stop)
+
+        reading = self.read(request, options, view)
+        events = tuple(event for events in reading.values for event in events)
+        page = attrs.evolve(reading.page, events=events)
+        self._watch.page(request.address, page)
+        return page
+
+    def read(
+        self, request: ChangeFeedRequest, options: OperationOptions, view: Callable[[Batch, int, int], T]
+    ) -> Reading[T]:
+        """One page, its records as `view(batch, start, stop)` makes them; it may raise `RecordFault`.
+
+        Raises:
+            MulticloudDbError: As `MulticloudDbClient.read_changes` does.
+        """
+        began = time.monotonic()
+        deadline = Deadline.after(options.timeout_seconds)
+        with self._errors("read_changes"):
+            session = self._opening.open(request, spec_of(self._provider, request, "read_changes"), deadline)
+            if not isinstance(session.state, Lineage):
+                return self._ended(session, session.state)
+            sweep = Sweep(
+                self._shop, session.feed, session.state, request.max_page_size or self._provider.page_records,
+                view, deadline, wait=options.wait_seconds, on_expired=request.on_expired,
+                single=isinstance(request.scope, PhysicalPartition),
+            )  # fmt: skip
+            result = sweep.run()
+            if not result.count:
+                self._raise_failure(session, session.state, result, deadline)
+            return self._reading(session, session.state, result, deadline, began)
+
+    def list_physical_partitions(
+        self, address: ResourceAddress, options: OperationOptions
+    ) -> tuple[str, ...]:
+        """Ids of the open partitions."""
+        deadline = Deadline.after(options.timeout_seconds)
+        kind = self._provider.options_type
+        with self._errors("list_physical_partitions"):
+            require(self._provider, Capability.CHANGE_FEED, None, "list_physical_partitions")
+            feed = self._feeds.get(FeedSpec(address, options=kind() if kind else None), deadline)
+            partitions = self._fetcher.call(lambda: feed.partitions(deadline), deadline)
+            return tuple(
+                feed.public_id(item.partition_id) for item in partitions if item.state is PartitionState.OPEN
+            )
+
+    def plan_partitions(
+        self, request: ChangeFeedRequest, options: OperationOptions
+    ) -> tuple[tuple[str, str], ...]:
+        """One token a partition, from one resolved start."""
+        if not isinstance(request.scope, EntireCollection):
+            raise invalid_request(
+                "ChangeFeedRequest.scope", "must be EntireCollection() to be planned", "leave the scope out"
+            )
+        deadline = Deadline.after(options.timeout_seconds)
+        with self._errors("plan_partitions"):
+            session = self._opening.open(
+                request, spec_of(self._provider, request, "plan_partitions"), deadline
+            )
+            if not isinstance(session.state, Lineage):
+                return ()
+            return tuple(
+                (session.feed.public_id(entry.partition_id), session.partition_token(entry))
+                for entry in session.state
+                if not isinstance(entry, Waiting)
+            )
+
+    def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+        """Pass one command through, once."""
+        with self._errors("run_command"):
+            return self._commands("run_command").run_command(database, command, options)
+
+    def run_cursor_command(
+        self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> Any:
+        """Pass one cursor command through, once."""
+        with self._errors("run_cursor_command"):
+            return self._commands("run_cursor_command").run_cursor_command(database, command, options)
+
+    def capabilities(self) -> CapabilitySet:
+        """What the provider can do."""
+        return self._provider.capabilities()
+
+    def close(self) -> None:
+        """End everything within a second."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._lives.forget()
+        self._provider.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._feeds.close()
+
+    def _commands(self, operation: str) -> SupportsCommands:
+        require(self._provider, Capability.RUN_COMMAND, None, operation)
+        assert isinstance(self._provider, SupportsCommands)
+        return self._provider
+
+    @contextmanager
+    def _errors(self, operation: str) -> Iterator[None]:
+        """The one place where a failure becomes the user's error."""
+        try:
+            yield
+        except MulticloudDbError:
+            raise
+        except Exception as error:
+            raise to_error(
+                self._provider.provider_id, operation, self._fetcher.fault(error), error
+            ) from error
+
+    def _raise_failure(
+        self, session: Session, lineage: Lineage, result: SweepResult[Any], deadline: Deadline
+    ) -> None:
+        """Nothing was handed out: raise what stopped the feed, if anything did."""
+        if result.poison is not None:
+            raise self._poisoned(session, lineage, *result.poison)
+        if result.failure is not None:
+            name, error = result.failure
+            raise self._failed(session, name, error, deadline) from error
+        if result.moved or result.notices:
+            return
+        for name, error in result.errors.items():
+            raise self._failed(session, name, error, deadline) from error
+        if deadline.passed():
+            raise ProviderFault(late_fault())
+
+    def _poisoned(
+        self, session: Session, lineage: Lineage, name: str, fault: RecordFault
+    ) -> MulticloudDbError:
+        where = session.feed.public_id(name)
+        lineage.advance(name, fault.skip_cursor)
+        token = session.token(
+            lineage.to_json(),
+            watermark=session.watermark,
+            skipped=(*session.skipped, (where, fault.position)),
+        )
+        error = to_error(self._provider.provider_id, "read_changes", self._fetcher.fault(fault), fault)
+        message = f"{where}: {fault}; go on behind it from error.detail.skip_token once it is dealt with"
+        raised = MulticloudDbError(message, attrs.evolve(error.detail, skip_token=token))
+        raised.__cause__ = fault.__cause__ or fault
+        return raised
+
+    def _failed(self, session: Session, name: str, error: Exception, deadline: Deadline) -> MulticloudDbError:
+        fault = self._fetcher.fault(error)
+        oldest: str | None = None
+        if fault.category == ErrorCategory.CHECKPOINT_EXPIRED:
+            with suppress(Exception):
+                seeds = self._fetcher.call(lambda: session.feed.oldest([name], deadline), deadline)
+                oldest = ", ".join(session.feed.describe(seed.cursor).text for seed in seeds[:3]) or None
+        if fault.category in _REOPEN:
+            self._feeds.forget(session.feed)
+        where = f"{session.feed.public_id(name)}: {fault.message}"
+        fault = attrs.evolve(fault, message=where)
+        return to_error(self._provider.provider_id, "read_changes", fault, error, oldest_position=oldest)
+
+    def _reading(
+        self, session: Session, lineage: Lineage, result: SweepResult[T], deadline: Deadline, began: float
+    ) -> Reading[T]:
+        watermark = watermark_micros(session.feed, lineage, result, session.watermark)
+        state: FeedState = lineage
+        if result.retired is not None:
+            state = Retired(*result.retired)
+        elif result.over is not None:
+            state = FeedOver(result.over)
+        now = None if result.idle else self._now(session, deadline)
+        diagnostics = diagnose(session.feed, self._fetcher, result, watermark, now, time.monotonic() - began)
+        self._warn(session, result)
+        return Reading(
+            tuple(part.value for part in result.slices),
+            self._page(
+                session, state, diagnostics, tuple(result.notices), idle=result.idle, watermark=watermark
+            ),
+        )
+
+    def _ended(self, session: Session, state: Retired | FeedOver) -> Reading[Any]:
+        return Reading(
+            (),
+            self._page(session, state, OperationDiagnostics(), (), idle=False, watermark=session.watermark),
+        )
+
+    def _page(
+        self,
+        session: Session,
+        state: FeedState,
+        diagnostics: OperationDiagnostics,
+        notices: tuple[Notice, ...],
+        *,
+        idle: bool,
+        watermark: int | None,
+    ) -> ChangeFeedPage:
+        children: tuple[Child, ...] = ()
+        if isinstance(state, Retired):
+            children = state.children
+        elif isinstance(state, FeedOver):
+            notices, idle = (*notices, FeedEnded(state.reason)), True
+        skipped = tuple(RecordSkipped(where, position) for where, position in session.skipped)
+        return ChangeFeedPage(
+            events=(),
+            continuation_token=session.token(state_to_json(state), watermark=watermark),
+            idle=idle,
+            partition_retired=isinstance(state, Retired),
+            child_partitions=tuple(_child(session, child) for child in children),
+            notices=(*skipped, *notices),
+            diagnostics=diagnostics,
+        )
+
+    def _now(self, session: Session, deadline: Deadline) -> Any:
+        with suppress(Exception):  # a clock that fails costs the lag, not the page
+            return self._feeds.now(session.feed, deadline)
+        return None
+
+    def _warn(self, session: Session, result: SweepResult[Any]) -> None:
+        for name, seconds in result.headroom.items():
+            if seconds < self._config.headroom_warning_seconds:
+                self._watch.headroom_low(session.feed.spec.address, session.feed.public_id(name), seconds)
+
+
+def _child(session: Session, child: Child) -> ChildPartition:
+    feed = session.feed
+    return ChildPartition(
+        feed.public_id(child.partition_id),
+        tuple(feed.public_id(parent) for parent in child.parents),
+        session.child_token(child),
+    )

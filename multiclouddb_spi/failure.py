@@ -1,0 +1,64 @@
+"""Faults become the user's error here, once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
+from multiclouddb_spi.fault import Fault, InvalidCursor, ProviderFault
+
+if TYPE_CHECKING:
+    from multiclouddb_spi.contract import Provider
+
+__all__ = ["fault_of", "to_error"]
+
+
+def fault_of(provider: Provider, error: Exception) -> Fault:
+    """What a failure means: the provider's own words where it spoke, else its classification."""
+    if isinstance(error, ProviderFault):
+        return error.fault
+    if isinstance(error, MulticloudDbError):
+        return Fault(error.category, error.message, retryable=error.retryable, vendor_retried=True)
+    if isinstance(error, InvalidCursor):
+        return Fault(
+            ErrorCategory.INVALID_REQUEST,
+            f"continuation_token: holds a position that this provider cannot have made ({error}); "
+            "pass a page's continuation_token unchanged",
+        )
+    return provider.classify(error)
+
+
+def to_error(
+    provider_id: str,
+    operation: str,
+    fault: Fault,
+    cause: Exception | None = None,
+    *,
+    oldest_position: str | None = None,
+) -> MulticloudDbError:
+    """The error for a fault, with the vendor's facts in its detail.
+
+    Args:
+        provider_id: The provider's id.
+        operation: The call that failed.
+        fault: What went wrong.
+        cause: The vendor's exception, or None; the caller raises `from` it.
+        oldest_position: For `CHECKPOINT_EXPIRED`.
+    """
+    if isinstance(cause, MulticloudDbError):
+        return cause
+    native = cause is not None and not isinstance(cause, ProviderFault | InvalidCursor)
+    message = fault.message
+    if oldest_position is not None:
+        message = f"{message}; the oldest position still available is {oldest_position}"
+    detail = ErrorDetail(
+        category=fault.category,
+        provider=provider_id,
+        operation=operation,
+        retryable=fault.retryable,
+        native_class=f"{type(cause).__module__}.{type(cause).__qualname__}" if native else None,
+        native_code=fault.code,
+        native_text=str(cause) if native else None,
+        oldest_position=oldest_position,
+    )
+    return MulticloudDbError(message, detail)

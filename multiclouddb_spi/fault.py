@@ -1,0 +1,97 @@
+"""What a provider says about a failure; the engine makes the user's error of it."""
+
+from __future__ import annotations
+
+import attrs
+
+from multiclouddb_api import ErrorCategory
+from multiclouddb_spi.cursor import Cursor
+
+__all__ = ["Fault", "InvalidCursor", "ProviderFault", "RecordFault", "unsupported"]
+
+
+@attrs.frozen
+class Fault:
+    """One failure, classified.
+
+    Attributes:
+        category: What kind of failure; decides whether the engine retries.
+        message: One line for the user: what is wrong and the way out. No secret in it.
+        code: The vendor's own code as text, or None.
+        retryable: True when the same call may succeed without a change. `THROTTLED` and
+            `TRANSIENT_FAILURE` usually are.
+        retry_after: Seconds that the service asked to wait, or None.
+        vendor_retried: True when the vendor's client has already retried this call: the engine
+            adds no retry of its own on top.
+    """
+
+    category: ErrorCategory
+    message: str
+    code: str | None = None
+    retryable: bool = False
+    retry_after: float | None = None
+    vendor_retried: bool = False
+
+
+class ProviderFault(Exception):  # noqa: N818
+    """Raised by a provider for what it found out itself, without a vendor's exception.
+
+    Its fault is taken as it is; `Provider.classify` is not asked.
+    """
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault)
+
+    @property
+    def fault(self) -> Fault:
+        """The classified failure."""
+        fault = self.args[0]
+        assert isinstance(fault, Fault)
+        return fault
+
+    def __str__(self) -> str:
+        return self.fault.message
+
+
+class InvalidCursor(ValueError):  # noqa: N818
+    """Raised by a provider for a cursor that it can not have made: a damaged or forged token."""
+
+
+class RecordFault(Exception):  # noqa: N818
+    """Raised for one record that cannot be decoded or is too large (poison).
+
+    Raised by `Batch.events` and `Batch.arrow` with the record's index, or by `Reader.fetch` with
+    index 0 when the vendor's client cannot step over the record by itself.
+    """
+
+    def __init__(self, index: int, position: str, reason: str, skip_cursor: Cursor) -> None:
+        super().__init__(index, position, reason, skip_cursor)
+
+    @property
+    def index(self) -> int:
+        """Which record of the batch."""
+        return int(self.args[0])
+
+    @property
+    def position(self) -> str:
+        """Where it is, as text for a person."""
+        return str(self.args[1])
+
+    @property
+    def reason(self) -> str:
+        """Why it cannot be delivered; no content of the record."""
+        return str(self.args[2])
+
+    @property
+    def skip_cursor(self) -> Cursor:
+        """The position behind it."""
+        cursor: Cursor = self.args[3]
+        return cursor
+
+    def __str__(self) -> str:
+        return f"record at {self.position}: {self.reason}"
+
+
+def unsupported(what: str, way_out: str) -> ProviderFault:
+    """The fault for a thing that this database, or this resource as provisioned, cannot do."""
+    return ProviderFault(Fault(ErrorCategory.UNSUPPORTED_CAPABILITY, f"{what}; {way_out}"))

@@ -1,0 +1,170 @@
+"""Runs reads of single partitions on a bounded pool, with retries."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, wait
+from typing import Final, TypeVar
+
+import attrs
+
+from multiclouddb_api import ErrorCategory
+from multiclouddb_spi.contract import Batch, Provider
+from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.failure import fault_of
+from multiclouddb_spi.fault import Fault, ProviderFault, RecordFault
+from multiclouddb_spi.live import Live
+from multiclouddb_spi.retry import ATTEMPTS, retrying
+from multiclouddb_spi.watch import Watch
+
+__all__ = ["Ask", "Fetcher", "InlineExecutor", "closed_fault", "late_fault"]
+
+T = TypeVar("T")
+_LOOK_SECONDS: Final = 0.2
+
+
+@attrs.frozen
+class Ask:
+    """How much one fetch asks for.
+
+    Attributes:
+        records: Hard bound on records.
+        nbytes: Wish for bytes; held in the budget until the batch is there.
+        wait: Seconds to block while there is nothing.
+        deadline: When it has to be over.
+    """
+
+    records: int
+    nbytes: int
+    wait: float
+    deadline: Deadline
+
+
+class InlineExecutor(Executor):
+    """Runs everything at once in the calling thread: for deterministic tests."""
+
+    def submit(self, fn: Callable[..., T], /, *args: object, **kwargs: object) -> Future[T]:
+        """Run it now."""
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - it is the future's to raise
+            future.set_exception(error)
+        return future
+
+
+class Fetcher:
+    """One for a client.
+
+    Args:
+        provider: Classifies failures.
+        executor: Where blocking calls run.
+        watch: Told of retries.
+        closed: Set when the client is closed: ends every pause.
+        attempts: Tries of one call; 1 with the application's own vendor client.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        executor: Executor,
+        watch: Watch,
+        closed: threading.Event,
+        attempts: int = ATTEMPTS,
+    ) -> None:
+        self._provider = provider
+        self._executor = executor
+        self._watch = watch
+        self._closed = closed
+        self._attempts = attempts
+
+    def start(self, live: Live, ask: Ask) -> None:
+        """Begin a fetch; its future is `live.future`."""
+        live.hold_ask(ask.nbytes)
+        live.asked_at = time.monotonic()
+        live.future = self._submit(self._fetch, live, ask)
+
+    def call(self, operation: Callable[[], T], deadline: Deadline) -> T:
+        """Run a control call with retries, and stop waiting for it at the deadline.
+
+        Raises:
+            Exception: What the provider raised last.
+            ProviderFault: `TRANSIENT_FAILURE` when it did not come back in time.
+        """
+        future = self._submit(self._retrying, operation, deadline, lambda *_: None)
+        while not future.done():
+            wait([future], timeout=min(_LOOK_SECONDS, max(0.001, deadline.remaining())))
+            if self._closed.is_set():
+                raise closed_fault()
+            if deadline.passed() and not future.done():
+                future.cancel()
+                raise ProviderFault(late_fault())
+        return future.result()
+
+    def _submit(self, operation: Callable[..., T], *args: object) -> Future[T]:
+        try:
+            return self._executor.submit(operation, *args)
+        except RuntimeError as error:
+            if self._closed.is_set():
+                raise closed_fault() from error
+            raise
+
+    def _fetch(self, live: Live, ask: Ask) -> Batch:
+        live.retries = 0
+
+        def once() -> Batch:
+            if live.cancelled or self._closed.is_set():
+                raise closed_fault()
+            try:
+                return live.open().fetch(ask.records, ask.nbytes, ask.wait, ask.deadline)
+            except BaseException:
+                live.drop_reader()
+                raise
+
+        def told(attempt: int, seconds: float, error: Exception) -> None:
+            live.retries = attempt
+            spec = live.feed.spec
+            self._watch.retry(spec.address, live.partition_id, attempt, seconds, self.fault(error).message)
+
+        batch = self._retrying(once, ask.deadline, told)
+        live.hold_ask(batch.nbytes)
+        return batch
+
+    def _retrying(
+        self, operation: Callable[[], T], deadline: Deadline, told: Callable[[int, float, Exception], None]
+    ) -> T:
+        policy = retrying(self.fault, deadline, self._pause, told, attempts=self._attempts)
+        result: T = policy(operation)
+        return result
+
+    def _pause(self, seconds: float) -> None:
+        self._closed.wait(seconds)
+
+    def fault(self, error: Exception) -> Fault:
+        """What a failure means."""
+        if isinstance(error, RecordFault):
+            return Fault(ErrorCategory.PROVIDER_ERROR, str(error))
+        return fault_of(self._provider, error)
+
+
+def closed_fault() -> ProviderFault:
+    """A call that was in flight when the client was closed."""
+    return ProviderFault(
+        Fault(
+            ErrorCategory.TRANSIENT_FAILURE,
+            "the client was closed while this call was in flight; nothing is lost: connect again and go on "
+            "from the token of the request",
+        )
+    )
+
+
+def late_fault() -> Fault:
+    """A call that got no answer before its deadline."""
+    return Fault(
+        ErrorCategory.TRANSIENT_FAILURE,
+        "the service gave no answer before the deadline; nothing is lost: call again with the same token, "
+        "or give OperationOptions(timeout_seconds=…) more time",
+        retryable=True,
+    )

@@ -1,0 +1,151 @@
+"""The fetches of one call: launched, landed, and parked for the next call when it ends."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import Final
+
+import attrs
+
+from multiclouddb_spi.contract import Feed
+from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.fetcher import Ask, Fetcher, closed_fault
+from multiclouddb_spi.live import Budget, Live, LiveCache
+from multiclouddb_spi.watch import Watch
+
+__all__ = ["Flight", "Workshop"]
+
+_MIN_ASK: Final = 4096
+_MAX_ASK: Final = 8 * 1024 * 1024
+_LOOK_SECONDS: Final = 0.2
+
+
+@attrs.frozen
+class Workshop:
+    """What all calls of one client share.
+
+    Attributes:
+        fetcher: Runs reads.
+        cache: Readers and buffers between calls.
+        budget: Bound on buffered bytes.
+        watch: Observer and logs.
+        closed: Set when the client is closed.
+        width: Partitions read at once by one call.
+        page_records: The provider's own page size.
+    """
+
+    fetcher: Fetcher
+    cache: LiveCache
+    budget: Budget
+    watch: Watch
+    closed: threading.Event
+    width: int
+    page_records: int
+
+
+class Flight:
+    """The lives that one call has taken out of the cache.
+
+    Args:
+        shop: What all calls share.
+        feed: The opened feed.
+        active: How many partitions share the budget.
+        limit: The page's bound: a first read asks for no more, later ones for more and more.
+        deadline: When the call has to be over.
+    """
+
+    def __init__(self, shop: Workshop, feed: Feed, active: int, limit: int, deadline: Deadline) -> None:
+        self._shop, self._feed, self._limit, self._deadline = shop, feed, limit, deadline
+        self._share = min(_MAX_ASK, max(_MIN_ASK, shop.budget.limit // (active + 1)))
+        self._flying: dict[str, Live] = {}
+        self._landed: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def __len__(self) -> int:
+        return len(self._flying)
+
+    def full(self) -> bool:
+        """True when no further partition can be asked now: enough in flight, or no bytes left."""
+        if len(self._flying) >= self._shop.width:
+            return True
+        if self._flying and self._shop.budget.over(self._share) > 0:
+            self._shop.cache.make_room(self._share)
+            return self._shop.budget.over(self._share) > 0
+        return False
+
+    def take(self, partition_id: str, cursor: Cursor) -> Live:
+        """What an earlier call left at this position, or a fresh start."""
+        live = self._shop.cache.pop(self._feed, partition_id, cursor)
+        return live or Live(self._feed, partition_id, cursor, self._shop.budget, self._shop.watch)
+
+    def launch(self, live: Live, wait: float) -> None:
+        """Ask a partition; it lands when it answers, at once when something is buffered."""
+        self._flying[live.partition_id] = live
+        if live.batch is not None:
+            self._landed.put(live.partition_id)
+            return
+        if live.future is None:
+            self._start(live, wait)
+        assert live.future is not None
+        name = live.partition_id
+        live.future.add_done_callback(lambda _: self._landed.put(name))
+
+    def land(self, patience: float) -> Live | None:
+        """The next partition that has answered, or None after `patience` seconds.
+
+        Raises:
+            ProviderFault: The client was closed.
+        """
+        until = time.monotonic() + patience
+        while True:
+            if self._shop.closed.is_set():
+                raise closed_fault()
+            left = until - time.monotonic()
+            try:
+                name = (
+                    self._landed.get(timeout=min(_LOOK_SECONDS, left))
+                    if left > 0
+                    else self._landed.get_nowait()
+                )
+            except queue.Empty:
+                if time.monotonic() >= until:
+                    return None
+                continue
+            return self._flying.pop(name)
+
+    def keep(self, live: Live) -> None:
+        """Put it back for the next turn or call."""
+        self._shop.cache.put(live)
+
+    def prefetch(self, live: Live) -> None:
+        """Begin the next read of a partition that has more, if there is room for it."""
+        if (
+            live.future is None
+            and len(self._flying) < self._shop.width
+            and self._shop.budget.over(self._share) <= 0
+        ):
+            self._start(live, 0.0)
+
+    def park(self) -> None:
+        """Leave what is in flight to the next call; past the deadline it is given up."""
+        late = self._deadline.passed()
+        for live in self._flying.values():
+            if late and live.future is not None and not live.future.done():
+                live.discard()
+            else:
+                self._shop.cache.put(live)
+        self._flying.clear()
+
+    def abandon(self) -> None:
+        """Give up everything in flight."""
+        for live in self._flying.values():
+            live.discard()
+        self._flying.clear()
+
+    def _start(self, live: Live, wait: float) -> None:
+        most = max(self._limit, self._shop.page_records)
+        live.window = min(most, max(self._limit, 2 * live.window))
+        live.waiting = wait > 0
+        self._shop.fetcher.start(live, Ask(live.window, self._share, wait, self._deadline))

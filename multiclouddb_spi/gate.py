@@ -1,0 +1,144 @@
+"""Refuses what the database cannot do, before it is touched, and says what to do instead."""
+
+from __future__ import annotations
+
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    Capability,
+    ChangeFeedRequest,
+    EntireCluster,
+    EntireCollection,
+    EntireDatabase,
+    ErrorCategory,
+    ErrorDetail,
+    LogicalPartition,
+    MulticloudDbError,
+    OldItemStateMode,
+    PhysicalPartition,
+    ProviderOptions,
+    ResourceAddress,
+    Support,
+    invalid_request,
+)
+from multiclouddb_spi.contract import FeedSpec, Provider
+
+__all__ = ["require", "spec_of"]
+
+_TITLES = {
+    Capability.CHANGE_FEED: "a change feed",
+    Capability.CHANGE_FEED_BEGINNING: "Beginning()",
+    Capability.CHANGE_FEED_POINT_IN_TIME: "AtTime(…)",
+    Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "LogicalPartition(…)",
+    Capability.CHANGE_FEED_OLD_ITEM_STATE: "an old_item_state_mode other than OMIT",
+    Capability.CHANGE_FEED_DATABASE_SCOPE: "EntireDatabase()",
+    Capability.CHANGE_FEED_CLUSTER_SCOPE: "EntireCluster()",
+    Capability.RUN_COMMAND: "run_command",
+}
+
+
+def require(
+    provider: Provider, capability: Capability, options: ProviderOptions | None, operation: str
+) -> None:
+    """Let a capability pass that is there, or emulated and asked for.
+
+    Raises:
+        MulticloudDbError: `UNSUPPORTED_CAPABILITY` with the way out.
+    """
+    note = provider.capabilities()[capability]
+    if note.support is Support.NATIVE:
+        return
+    if note.support is Support.EMULATED:
+        if options is not None and options.opts_into(capability):
+            return
+        problem = "is only emulated here and has to be asked for"
+    else:
+        problem = "is not supported"
+    raise MulticloudDbError(
+        f"{_TITLES[capability]} {problem} on {provider.provider_id}; "
+        f"{note.note or 'gate on client.capabilities().is_supported(…)'}",
+        ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, provider=provider.provider_id, operation=operation),
+    )
+
+
+def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> FeedSpec:
+    """Check a request against the provider, and say what feed it needs.
+
+    Raises:
+        MulticloudDbError: `UNSUPPORTED_CAPABILITY` or `INVALID_REQUEST`.
+    """
+    options = _options(provider, request.provider_options)
+    _check_address(request)
+    for capability in _needed(request):
+        require(provider, capability, options, operation)
+    physical = isinstance(request.scope, PhysicalPartition)
+    return FeedSpec(
+        request.address,
+        EntireCollection() if physical else _narrowed(request),
+        request.new_item_state_mode,
+        request.old_item_state_mode,
+        request.include_native,
+        options,
+    )
+
+
+def _narrowed(
+    request: ChangeFeedRequest,
+) -> EntireCollection | LogicalPartition | EntireDatabase | EntireCluster:
+    assert not isinstance(request.scope, PhysicalPartition)
+    return request.scope
+
+
+def _needed(request: ChangeFeedRequest) -> list[Capability]:
+    needed = [Capability.CHANGE_FEED]
+    match request.start_position:
+        case Beginning():
+            needed.append(Capability.CHANGE_FEED_BEGINNING)
+        case AtTime():
+            needed.append(Capability.CHANGE_FEED_POINT_IN_TIME)
+        case _:
+            pass
+    match request.scope:
+        case LogicalPartition():
+            needed.append(Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE)
+        case EntireDatabase():
+            needed.append(Capability.CHANGE_FEED_DATABASE_SCOPE)
+        case EntireCluster():
+            needed.append(Capability.CHANGE_FEED_CLUSTER_SCOPE)
+        case _:
+            pass
+    if request.old_item_state_mode is not OldItemStateMode.OMIT:
+        needed.append(Capability.CHANGE_FEED_OLD_ITEM_STATE)
+    return needed
+
+
+def _options(provider: Provider, given: ProviderOptions | None) -> ProviderOptions | None:
+    kind = provider.options_type
+    if given is None:
+        return kind() if kind is not None else None
+    if kind is None or not isinstance(given, kind):
+        wanted = kind.__name__ if kind is not None else "None"
+        raise invalid_request(
+            "ChangeFeedRequest.provider_options",
+            f"is {type(given).__name__}, which {provider.provider_id} does not understand",
+            f"pass {wanted}",
+        )
+    return given
+
+
+def _check_address(request: ChangeFeedRequest) -> None:
+    address: ResourceAddress = request.address
+    match request.scope:
+        case EntireCluster():
+            wrong = address != ResourceAddress()
+            way_out = "pass ResourceAddress() with EntireCluster()"
+        case EntireDatabase():
+            wrong = address.database is None or address.collection is not None
+            way_out = "name the database and no collection with EntireDatabase()"
+        case _:
+            wrong = address.collection is None
+            way_out = "name the collection: ResourceAddress(collection=…)"
+    if wrong:
+        raise invalid_request(
+            "ChangeFeedRequest.address", f"does not fit {type(request.scope).__name__}()", way_out
+        )

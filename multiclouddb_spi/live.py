@@ -1,0 +1,228 @@
+"""Partitions being read: their readers, what is fetched and not handed out, and what that may hold.
+
+A `Live` belongs to one call or to the cache, never to both: it is popped, used, and put back under
+the position it has then. Losing one costs time, not events: the token has the position.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Final
+
+import orjson
+
+from multiclouddb_spi.contract import Batch, Feed, Reader
+from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.watch import Watch
+
+__all__ = ["Budget", "Live", "LiveCache"]
+
+_IDLE_SECONDS: Final = 60.0
+
+
+class Budget:
+    """Bytes that are fetched or asked for and not handed out yet; one for a client.
+
+    Args:
+        limit: Bound in bytes.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self._lock = threading.Lock()
+
+    def change(self, by: int) -> None:
+        """Take (positive) or give back (negative)."""
+        with self._lock:
+            self.used += by
+
+    def over(self, more: int = 0) -> int:
+        """How many bytes would have to go to take `more`; 0 or less when it fits."""
+        return self.used + more - self.limit
+
+
+class Live:
+    """One partition: a reader, at most one batch of it, and at most one fetch in flight.
+
+    Attributes:
+        cursor: Where reading goes on behind what was handed out.
+        position: Where the reader stands, behind the batch.
+        batch: What was fetched, or None.
+        taken: How many records of the batch were handed out.
+        future: The fetch in flight, or None.
+        fetches: How many fetches have landed.
+        window: How many records the next fetch asks for; grows while the reader is reused.
+        not_before: Monotonic time before which asking again makes no sense.
+        asked_at: Monotonic time of the last fetch's start: an older answer proves nothing now.
+        retries: Calls that were made again in the last fetch.
+        waiting: True while the fetch in flight blocks for news: it had nothing when it was asked.
+        cancelled: True once nobody wants the fetch in flight any more.
+    """
+
+    __slots__ = (
+        "_budget",
+        "_held_ask",
+        "_held_batch",
+        "_watch",
+        "asked_at",
+        "batch",
+        "cancelled",
+        "cursor",
+        "feed",
+        "fetches",
+        "future",
+        "not_before",
+        "partition_id",
+        "position",
+        "reader",
+        "retries",
+        "taken",
+        "used_at",
+        "waiting",
+        "window",
+    )
+
+    def __init__(self, feed: Feed, partition_id: str, cursor: Cursor, budget: Budget, watch: Watch) -> None:
+        self.feed = feed
+        self.partition_id = partition_id
+        self.cursor = self.position = cursor
+        self.reader: Reader | None = None
+        self.batch: Batch | None = None
+        self.taken = 0
+        self.future: Future[Batch] | None = None
+        self.window = 0
+        self.not_before = self.asked_at = self.used_at = 0.0
+        self.retries = 0
+        self.cancelled = self.waiting = False
+        self.fetches = 0
+        self._budget, self._watch, self._held_ask, self._held_batch = budget, watch, 0, 0
+
+    def hold_ask(self, nbytes: int) -> None:
+        """Account for the fetch in flight, or for its batch until it has landed."""
+        self._budget.change(nbytes - self._held_ask)
+        self._held_ask = nbytes
+
+    def _hold_batch(self, nbytes: int) -> None:
+        self._budget.change(nbytes - self._held_batch)
+        self._held_batch = nbytes
+
+    def open(self) -> Reader:
+        """The reader, opened at the position when there is none."""
+        if self.reader is None:
+            self.reader = self.feed.open(self.partition_id, self.position)
+            self._watch.reader_opened(self.feed.spec.address, self.partition_id)
+        return self.reader
+
+    def drop_reader(self) -> None:
+        """Close the reader; the next `open` makes another at the same position."""
+        reader, self.reader = self.reader, None
+        if reader is not None:
+            with suppress(Exception):
+                reader.close()
+            self._watch.reader_closed(self.feed.spec.address, self.partition_id)
+
+    def land(self) -> Batch:
+        """Take over what the fetch brought.
+
+        Raises:
+            Exception: What ended the fetch.
+        """
+        assert self.future is not None
+        future, self.future = self.future, None
+        self.batch, self.taken = future.result(), 0
+        self.fetches += 1
+        self.position = self.batch.cursor_after(len(self.batch))
+        self.hold_ask(0)
+        self._hold_batch(self.batch.nbytes)
+        return self.batch
+
+    def used_up(self) -> None:
+        """Everything that has landed has been handed out."""
+        self.batch, self.taken = None, 0
+        self._hold_batch(0)
+
+    def discard(self) -> None:
+        """Free everything; a fetch in flight is cancelled and closed when it ends."""
+        future, self.future = self.future, None
+        self.cancelled = True
+        self.used_up()
+        self.hold_ask(0)
+        if future is None or future.done():
+            self.drop_reader()
+            return
+        if not future.cancel() and self.reader is not None:
+            with suppress(Exception):
+                self.reader.cancel()
+        future.add_done_callback(lambda _: self._ended())
+
+    def _ended(self) -> None:
+        self.drop_reader()
+        self.hold_ask(0)
+
+
+class LiveCache:
+    """Live partitions that no call uses at present, by feed, partition and position.
+
+    Args:
+        budget: What they hold is bounded by it; the longest unused go first.
+        capacity: How many at most.
+    """
+
+    def __init__(self, budget: Budget, capacity: int) -> None:
+        self._budget = budget
+        self._capacity = capacity
+        self._lives: OrderedDict[tuple[int, str, bytes], Live] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def pop(self, feed: Feed, partition_id: str, cursor: Cursor) -> Live | None:
+        """The live partition at this very position, or None."""
+        with self._lock:
+            return self._lives.pop((id(feed), partition_id, orjson.dumps(cursor)), None)
+
+    def put(self, live: Live) -> None:
+        """Keep it for the next call; another one under the same position is closed."""
+        live.used_at = time.monotonic()
+        key = (id(live.feed), live.partition_id, orjson.dumps(live.cursor))
+        with self._lock:
+            twin = self._lives.pop(key, None)
+            self._lives[key] = live
+            gone = self._expired()
+        for old in [twin, *gone] if twin else gone:
+            old.discard()
+        self.make_room(0)
+
+    def make_room(self, nbytes: int) -> None:
+        """Evict the longest unused until that many bytes fit."""
+        while self._budget.over(nbytes) > 0:
+            with self._lock:
+                if not self._lives:
+                    return
+                _, old = self._lives.popitem(last=False)
+            old.discard()
+
+    def forget(self, feed: Feed | None = None) -> None:
+        """Discard the lives of one feed, or all."""
+        with self._lock:
+            keys = [key for key in self._lives if feed is None or key[0] == id(feed)]
+            gone = [self._lives.pop(key) for key in keys]
+        for old in gone:
+            old.discard()
+
+    def __len__(self) -> int:
+        return len(self._lives)
+
+    def _expired(self) -> list[Live]:
+        """The ones beyond capacity or age; the lock is held."""
+        oldest = time.monotonic() - _IDLE_SECONDS
+        gone = []
+        while self._lives:
+            key, first = next(iter(self._lives.items()))
+            if len(self._lives) <= self._capacity and first.used_at >= oldest:
+                break
+            gone.append(self._lives.pop(key))
+        return gone

@@ -1,0 +1,79 @@
+"""Partition ids as applications see them: they know which resource they belong to.
+
+    dynamo:1f3a9c2b.77e01d5c:shardId-00000001541626099285-f35f62ef
+    provider:address.incarnation:the service's own id
+
+Address and incarnation are digests: an id says that it belongs elsewhere, and gives nothing away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+
+import attrs
+
+from multiclouddb_api import MulticloudDbError, ResourceAddress, invalid_request
+from multiclouddb_api.codec import canonical_json
+
+__all__ = ["PartitionId", "decode_partition_id", "encode_partition_id"]
+
+_FIELD = "PhysicalPartition.partition_id"
+_WAY_OUT = "take one from client.list_physical_partitions(address) of this resource"
+
+
+@lru_cache(maxsize=256)
+def _digest(*parts: str | None) -> str:
+    return hashlib.sha256(canonical_json(list(parts))).hexdigest()[:8]
+
+
+def encode_partition_id(
+    provider_id: str, address: ResourceAddress, incarnation: str | None, partition_id: str
+) -> str:
+    """The public id of a service's partition."""
+    where = _digest(address.database, address.collection)
+    return f"{provider_id}:{where}.{_digest(incarnation)}:{partition_id}"
+
+
+@attrs.frozen
+class PartitionId:
+    """A public id taken apart, its provider and address already checked.
+
+    Attributes:
+        native: The service's own id.
+        incarnation_digest: Which incarnation of the resource it is of.
+    """
+
+    native: str
+    incarnation_digest: str
+
+    def check_incarnation(self, address: ResourceAddress, incarnation: str | None) -> None:
+        """Refuse an id of a resource that was recreated; asked when the feed is open.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` when the resource is another one by now.
+        """
+        if self.incarnation_digest != _digest(incarnation):
+            raise _foreign(f"is of an earlier {address} that was recreated under the same name")
+
+
+def decode_partition_id(public_id: str, provider_id: str, address: ResourceAddress) -> PartitionId:
+    """Take a public id apart, if it belongs to this provider and address.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` that says what does not match.
+    """
+    provider, _, rest = public_id.partition(":")
+    where, _, native = rest.partition(":")
+    place, _, which = where.partition(".")
+    if not (place and which and native):
+        raise invalid_request(_FIELD, f"{public_id!r} is not a partition id", _WAY_OUT)
+    if provider != provider_id:
+        raise _foreign(f"is of provider {provider!r}, not {provider_id!r}")
+    if place != _digest(address.database, address.collection):
+        raise _foreign(f"is of another resource than {address}")
+    return PartitionId(native, which)
+
+
+def _foreign(problem: str) -> MulticloudDbError:
+    return invalid_request(_FIELD, problem, _WAY_OUT)

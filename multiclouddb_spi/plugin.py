@@ -1,0 +1,64 @@
+"""How a provider is found, connected and put behind an engine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from multiclouddb_api import ClientConfig, MulticloudDbError, Observer
+from multiclouddb_api.registry import load_plugin
+from multiclouddb_spi.contract import Provider
+from multiclouddb_spi.engine import Engine
+from multiclouddb_spi.failure import to_error
+from multiclouddb_spi.fault import ProviderFault
+from multiclouddb_spi.retry import ATTEMPTS
+
+__all__ = ["ProviderPlugin", "open_provider"]
+
+
+class ProviderPlugin(ABC):
+    """What the entry point `multiclouddb.providers` of a provider names: `PLUGIN = MyPlugin()`.
+
+    Attributes:
+        provider_id: The name of the entry point.
+    """
+
+    provider_id: ClassVar[str]
+
+    @abstractmethod
+    def connect(self, config: ClientConfig, native_client: object | None) -> Provider:
+        """Check the configuration and make the provider; as little I/O as possible.
+
+        Args:
+            config: `config.connection` is the provider's to understand; unknown names are refused.
+            native_client: The application's own vendor client, or None to make one.
+
+        Raises:
+            ProviderFault: A configuration that cannot work.
+        """
+
+    def open(self, config: ClientConfig, native_client: object | None, observer: Observer | None) -> Engine:
+        """Connect, and put the engine in front."""
+        attempts = ATTEMPTS if native_client is None else 1
+        return Engine(_connect(self, config, native_client), config, observer, attempts=attempts)
+
+
+def open_provider(config: ClientConfig, native_client: object | None = None) -> Provider:
+    """Connect without an engine: for Spark, the command line and the conformance kit.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` for a provider that is unknown, not installed, or that
+            does not follow this SPI; else what its configuration lacks.
+    """
+    plugin = load_plugin(config.provider)
+    assert isinstance(plugin, ProviderPlugin)
+    return _connect(plugin, config, native_client)
+
+
+def _connect(plugin: ProviderPlugin, config: ClientConfig, native_client: object | None) -> Provider:
+    try:
+        return plugin.connect(config, native_client)
+    except MulticloudDbError:
+        raise
+    except ProviderFault as error:
+        raise to_error(plugin.provider_id, "connect", error.fault, error) from error

@@ -1,0 +1,352 @@
+"""One call's reading: from the partitions of a lineage until the page is full or all have answered.
+
+How it goes, in the caller's thread, while fetches run on the pool:
+
+ 1. Partitions are asked in the order of the queue, several at once; what an earlier call has
+    fetched and not handed out is used first.
+ 2. Answers are taken as they come. Records are mapped, cut at the page's bound, and the cursor
+    moves only past what is handed out.
+ 3. A partition that ended is retired once its last record is handed out; its children join the
+    queue and are read in the same call.
+ 4. With something in hand the sweep ends as soon as no further answer is there, but not before
+    the head of the queue has had its turn: so no slow partition starves.
+ 5. With nothing in hand it goes on until every partition has answered that it has nothing, and
+    then for as long as the caller wants to wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final, Generic, TypeVar
+
+from multiclouddb_api import ErrorCategory, Gap, OnExpired, SkipToOldest
+from multiclouddb_spi.contract import Awaiting, Batch, Child, Continue, Drained, Ended, Feed, Outcome, Seed
+from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.fault import RecordFault
+from multiclouddb_spi.flight import Flight, Workshop
+from multiclouddb_spi.lineage import Lineage
+from multiclouddb_spi.live import Live
+from multiclouddb_spi.result import Slice, SweepResult
+
+__all__ = ["Sweep"]
+
+T = TypeVar("T")
+
+_HEAD_SECONDS: Final = 2.0
+_LINGER_SECONDS: Final = 0.002
+_MOST_WAIT_SECONDS: Final = 1.0
+_FIRST_PAUSE_SECONDS: Final = 0.02
+_MOST_PAUSE_SECONDS: Final = 0.5
+_MOST_SKIPS: Final = 8
+
+
+class Sweep(Generic[T]):
+    """Reads once; made for one call.
+
+    Args:
+        shop: What all calls share.
+        feed: The opened feed.
+        lineage: Moved on in place.
+        limit: Bound on records handed out.
+        view: Makes of a batch's records `[i, j)` what the caller wants.
+        deadline: When the call has to be over.
+        wait: Seconds to wait for a first record.
+        on_expired: What to do about a position older than retention.
+        single: True to report the end of a partition instead of going on with its children.
+    """
+
+    def __init__(
+        self,
+        shop: Workshop,
+        feed: Feed,
+        lineage: Lineage,
+        limit: int,
+        view: Callable[[Batch, int, int], T],
+        deadline: Deadline,
+        *,
+        wait: float,
+        on_expired: OnExpired,
+        single: bool,
+    ) -> None:
+        self._shop, self._feed, self._lineage, self._limit, self._view = shop, feed, lineage, limit, view
+        self._deadline, self._on_expired, self._single = deadline, on_expired, single
+        self._began = time.monotonic()
+        self._wait_until = min(deadline.at, self._began + wait)
+        active = lineage.active()
+        self._suspects = [entry.partition_id for entry in active if entry.suspect]
+        self._queue = [entry.partition_id for entry in active]
+        self._head: str | None = self._queue[0] if active else None
+        self._flight = Flight(shop, feed, len(active), limit, deadline)
+        self._result: SweepResult[T] = SweepResult()
+        self._todo: deque[str] = deque()
+        self._paced: dict[str, float] = {}
+        self._quiet: set[str] = set()
+        self._turns: dict[str, None] = {}
+        self._lingering: float | None = None
+        self._round_began, self._pause, self._rounds, self._skips = self._began, _FIRST_PAUSE_SECONDS, 0, 0
+
+    def run(self) -> SweepResult[T]:
+        """Do it.
+
+        Raises:
+            Exception: What the provider raised for a call that is about no single partition.
+        """
+        try:
+            self._discover()
+            self._read(self._suspects)
+            self._read(name for name in self._queue if name not in self._turns)
+            if not self._result.stopped() and not self._result.count:
+                self._wait()
+        except BaseException:
+            self._flight.abandon()
+            raise
+        self._finish()
+        return self._result
+
+    def _read(self, partition_ids: Iterable[str]) -> None:
+        """Ask these, and what starts on the way, until there is reason to end."""
+        self._todo.extend(partition_ids)
+        while not self._full():
+            self._launch()
+            if not self._flight:
+                if not self._sleep_until_paced():
+                    return
+                continue
+            live = self._flight.land(self._patience())
+            if live is None:
+                return
+            self._answer(live)
+
+    def _full(self) -> bool:
+        return self._result.count >= self._limit or self._result.stopped()
+
+    def _launch(self) -> None:
+        wait = self._fetch_wait()
+        while self._todo and not self._flight.full():
+            name = self._todo.popleft()
+            if name not in self._lineage:
+                continue
+            live = self._flight.take(name, self._lineage.cursor(name))
+            if live.batch is None and live.future is None and live.not_before > time.monotonic():
+                self._paced[name] = live.not_before
+                self._flight.keep(live)
+                self._served(name)
+                continue
+            if live.waiting:
+                self._served(name)
+            self._flight.launch(live, wait)
+
+    def _served(self, name: str) -> None:
+        """The head of the queue is not waited for any more."""
+        if name == self._head:
+            self._head = None
+
+    def _fetch_wait(self) -> float:
+        """How long a read may block: not in the first round, which only looks around."""
+        if self._rounds == 0 or self._result.count or len(self._lineage) > self._shop.width:
+            return 0.0
+        return max(0.0, min(_MOST_WAIT_SECONDS, self._wait_until - time.monotonic()))
+
+    def _patience(self) -> float:
+        """How long the next answer is waited for."""
+        now = time.monotonic()
+        if not self._result.count:
+            return self._deadline.at - now
+        if self._head is not None:
+            return min(self._deadline.at, self._began + _HEAD_SECONDS) - now
+        if self._lingering is None:
+            self._lingering = now + _LINGER_SECONDS
+        return self._lingering - now
+
+    def _sleep_until_paced(self) -> bool:
+        """With nothing else to do: wait for the partition that may be asked next."""
+        if self._result.count or not self._paced:
+            return False
+        soonest = min(self._paced.values())
+        if soonest >= self._deadline.at:
+            return False
+        self._shop.closed.wait(max(0.0, soonest - time.monotonic()))
+        ready = [name for name, at in self._paced.items() if at <= time.monotonic()]
+        for name in ready:
+            del self._paced[name]
+        self._todo.extend(ready)
+        return True
+
+    def _wait(self) -> None:
+        """Every partition has answered: wait for news as long as the caller wants to."""
+        while not self._result.count and not self._result.stopped():
+            now = time.monotonic()
+            if now >= self._wait_until or self._shop.closed.is_set():
+                break
+            rest = self._pause - (now - self._round_began)
+            self._shop.closed.wait(max(0.0, min(rest, self._wait_until - now)))
+            self._pause = min(_MOST_PAUSE_SECONDS, 1.5 * self._pause)
+            self._rounds += 1
+            self._round_began = time.monotonic()
+            self._quiet.clear()
+            self._discover()
+            self._read([entry.partition_id for entry in self._lineage.active()])
+
+    def _answer(self, live: Live) -> None:
+        name = live.partition_id
+        self._turns.pop(name, None)
+        self._turns[name] = None
+        self._served(name)
+        try:
+            batch = live.batch
+            if batch is None:
+                batch = live.land()
+                self._result.account(live, batch)
+        except RecordFault as fault:
+            live.discard()
+            self._result.poison = (name, fault)
+        except Exception as error:  # noqa: BLE001 - classified by the provider
+            live.discard()
+            self._failed(name, error)
+        else:
+            self._hand_out(live, batch)
+
+    def _hand_out(self, live: Live, batch: Batch) -> None:
+        first, result = live.taken, self._result
+        stop = min(len(batch), first + self._limit - result.count)
+        if stop == len(batch) > 0 and self._more_to_come(live, batch):
+            self._flight.prefetch(live)
+        try:
+            value = self._view(batch, first, stop) if stop > first else None
+        except RecordFault as fault:
+            result.poison = (live.partition_id, fault)
+            stop = fault.index
+            value = self._view(batch, first, stop) if stop > first else None
+        if stop > first or not len(batch):
+            live.cursor, live.taken = batch.cursor_after(stop), stop
+            self._lineage.advance(live.partition_id, live.cursor)
+        if value is not None:
+            result.slices.append(Slice(live.partition_id, value, stop - first, live.cursor))
+            result.count += stop - first
+        if stop < len(batch):
+            self._flight.keep(live)
+        else:
+            self._used_up(live, batch)
+
+    def _more_to_come(self, live: Live, batch: Batch) -> bool:
+        """Worth reading on at once: not for the first page of a caller who may want one only."""
+        return (
+            isinstance(batch.outcome, Continue)
+            and batch.caught_up is not True
+            and not batch.poll_after
+            and live.fetches > 1
+        )
+
+    def _used_up(self, live: Live, batch: Batch) -> None:
+        """The batch is handed out whole: only now does it count how it ends."""
+        name, fresh = live.partition_id, live.asked_at >= self._began
+        self._result.batches[name] = batch
+        self._result.notices.extend(batch.notices)
+        live.used_up()
+        if self._outcome(name, batch.outcome):
+            live.discard()
+            return
+        live.not_before = live.asked_at + batch.poll_after if batch.poll_after else 0.0
+        self._flight.keep(live)
+        if fresh and not len(batch) and batch.caught_up is not False:
+            self._quiet.add(name)
+        else:
+            self._todo.append(name)
+
+    def _outcome(self, name: str, outcome: Outcome) -> bool:
+        """Act on how a partition stands; True when there is nothing more to read in it."""
+        match outcome:
+            case Drained(children):
+                self._retire(name, children)
+            case Awaiting():
+                self._lineage.await_children(name)
+            case Ended(notice):
+                self._result.notices.append(notice)
+                self._todo.extend(self._lineage.retire(name))
+                if not len(self._lineage):
+                    self._result.ended(notice)
+            case _:
+                return False
+        self._result.moved = True
+        return True
+
+    def _retire(self, name: str, children: tuple[Child, ...]) -> None:
+        self._shop.watch.partition_retired(
+            self._feed.spec.address,
+            self._feed.public_id(name),
+            tuple(child.partition_id for child in children),
+        )
+        if self._single:
+            self._result.retired = (name, children)
+        else:
+            self._todo.extend(self._lineage.retire(name, children))
+
+    def _discover(self) -> None:
+        """Ask once for the children of all partitions that ended without naming them."""
+        drained = self._lineage.drained()
+        if not drained:
+            return
+        self._result.requests += 1
+        try:
+            outcomes = self._shop.fetcher.call(
+                lambda: self._feed.discover(drained, self._deadline), self._deadline
+            )
+        except Exception as error:
+            if not self._shop.fetcher.fault(error).retryable:
+                raise
+            self._result.errors.update(dict.fromkeys(drained, error))
+            return
+        self._result.moved = True
+        for name in drained:
+            self._outcome(name, outcomes.get(name, Awaiting()))
+
+    def _failed(self, name: str, error: Exception) -> None:
+        fault = self._shop.fetcher.fault(error)
+        expired = fault.category == ErrorCategory.CHECKPOINT_EXPIRED
+        if expired and isinstance(self._on_expired, SkipToOldest) and self._skips < _MOST_SKIPS:
+            self._skip(name)
+            return
+        self._result.errors[name] = error
+        if not fault.retryable:
+            self._result.failure = (name, error)
+
+    def _skip(self, name: str) -> None:
+        """Records behind the position are gone: go on with the oldest that are left."""
+        self._skips += 1
+        lost = self._lineage.cursor(name)
+        seeds = self._shop.fetcher.call(lambda: self._feed.oldest([name], self._deadline), self._deadline)
+        gap = Gap(
+            self._feed.public_id(name),
+            self._feed.describe(lost).text,
+            ", ".join(self._feed.describe(seed.cursor).text for seed in seeds[:3]) or "nothing left",
+        )
+        self._result.notices.append(gap)
+        self._result.moved = True
+        self._shop.watch.gap(self._feed.spec.address, gap)
+        if self._single and [seed.partition_id for seed in seeds] != [name]:
+            self._result.retired = (name, tuple(_child(seed) for seed in seeds))
+            return
+        self._todo.extend(self._lineage.replace(name, seeds))
+        if not len(self._lineage):
+            self._result.over = "everything was lost to retention"
+
+    def _finish(self) -> None:
+        result = self._result
+        active = self._lineage.active()
+        result.idle = (
+            not result.count
+            and not result.stopped()
+            and len(active) == len(self._lineage)
+            and all(entry.partition_id in self._quiet for entry in active)
+        )
+        self._lineage.rotate(self._turns)
+        stuck = result.failure or result.poison
+        if stuck is not None and stuck[0] in self._lineage:
+            self._lineage.suspect(stuck[0])
+        self._flight.park()
+
+
+def _child(seed: Seed) -> Child:
+    return Child(seed.partition_id, seed.parents, seed.cursor)

