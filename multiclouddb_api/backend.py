@@ -28,7 +28,9 @@ class Backend(Protocol):
         """One page; see `MulticloudDbClient.read_changes`."""
         ...
 
-    def list_physical_partitions(self, address: ResourceAddress, options: OperationOptions) -> tuple[str, ...]:
+    def list_physical_partitions(
+        self, address: ResourceAddress, options: OperationOptions
+    ) -> tuple[str, ...]:
         """Ids of the open partitions; see `MulticloudDbClient.list_physical_partitions`."""
         ...
 
@@ -42,7 +44,9 @@ class Backend(Protocol):
         """See `MulticloudDbClient.run_command`."""
         ...
 
-    def run_cursor_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    def run_cursor_command(
+        self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> Any:
         """See `MulticloudDbClient.run_cursor_command`."""
         ...
 

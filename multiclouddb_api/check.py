@@ -5,7 +5,7 @@ Each raises `INVALID_REQUEST` with the field's name, the value's problem and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any
@@ -14,7 +14,7 @@ import attrs
 
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
 
-__all__ = ["at_least", "is_a", "not_blank", "suggestion", "to_utc", "unknown_name"]
+__all__ = ["at_least", "is_a", "not_blank", "suggestion", "to_dict", "to_utc", "unknown_name"]
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
@@ -60,10 +60,19 @@ def not_blank(advice: str) -> Validator:
     return check
 
 
+def to_dict(field: str, value: object) -> dict[Any, Any]:
+    """A copy of a mapping."""
+    if not isinstance(value, Mapping):
+        raise invalid_request(field, f"must be a mapping, not {type(value).__name__}", "pass a dict")
+    return dict(value)
+
+
 def to_utc(field: str, value: object) -> datetime:
     """The moment in UTC; a naive datetime is refused, since its time zone would be a guess."""
     if not isinstance(value, datetime):
-        raise invalid_request(field, f"must be a datetime, not {type(value).__name__}", "pass an aware datetime")
+        raise invalid_request(
+            field, f"must be a datetime, not {type(value).__name__}", "pass an aware datetime"
+        )
     if value.utcoffset() is None:
         raise invalid_request(
             field, f"is a naive datetime ({value.isoformat()})", "add a time zone: datetime(…, tzinfo=UTC)"

@@ -93,12 +93,7 @@ class FileCheckpointStore:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a name that is not fit for a file.
         """
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise invalid_request(
-                "name",
-                f"{name!r} cannot name a checkpoint file",
-                "use 1 to 128 letters, digits, dots, hyphens and underscores, a letter or digit first",
-            )
+        _check_name(name)
         return self._directory / f"{name}.checkpoint.json"
 
     def load(self, name: str) -> Checkpoint | None:
@@ -139,6 +134,15 @@ class FileCheckpointStore:
 
     def __repr__(self) -> str:
         return f"FileCheckpointStore({str(self._directory)!r})"
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise invalid_request(
+            "name",
+            f"{name!r} cannot name a checkpoint file",
+            "use 1 to 128 letters, digits, dots, hyphens and underscores, a letter or digit first",
+        )
 
 
 @contextmanager
@@ -194,7 +198,9 @@ def _encode(name: str, checkpoint: Checkpoint) -> bytes:
     try:
         return orjson.dumps(fields) + b"\n"
     except TypeError as error:  # a lone surrogate
-        raise invalid_request("token", f"cannot be written ({error})", "pass a page's continuation_token") from error
+        raise invalid_request(
+            "token", f"cannot be written ({error})", "pass a page's continuation_token"
+        ) from error
 
 
 def _decode(path: Path, name: str, text: bytes) -> Checkpoint:

@@ -59,14 +59,19 @@ def connect(
         config = source
     elif isinstance(source, str) and "://" in source:
         config = ClientConfig.from_url(source)
-    elif isinstance(source, str | os.PathLike) and Path(source).suffix == ".toml":
-        config = ClientConfig.from_toml(source)
     else:
-        raise invalid_request(
-            "source", f"is neither a URL, nor a .toml file, nor a ClientConfig: {type(source).__name__}",
-            'write connect("embedded:///path/store.db")',
-        )
+        config = ClientConfig.from_toml(_toml_file(source))
     return MulticloudDbClient(config, native_client=native_client, observer=observer)
+
+
+def _toml_file(source: object) -> Path:
+    if isinstance(source, str | os.PathLike) and Path(source).suffix == ".toml":
+        return Path(source)
+    raise invalid_request(
+        "source",
+        f"is neither a URL, nor a .toml file, nor a ClientConfig: {type(source).__name__}",
+        'write connect("embedded:///path/store.db")',
+    )
 
 
 class MulticloudDbClient:
@@ -96,7 +101,9 @@ class MulticloudDbClient:
         """What this client was opened with."""
         return self._config
 
-    def read_changes(self, request: ChangeFeedRequest, options: OperationOptions | None = None) -> ChangeFeedPage:
+    def read_changes(
+        self, request: ChangeFeedRequest, options: OperationOptions | None = None
+    ) -> ChangeFeedPage:
         """Read one page of changes.
 
         Args:
@@ -145,7 +152,9 @@ class MulticloudDbClient:
         """
         return self._live("plan_partitions").plan_partitions(request, options or _DEFAULTS)
 
-    def iterate_changes(self, request: ChangeFeedRequest, **settings: Unpack[IteratorSettings]) -> ChangeFeedIterator:
+    def iterate_changes(
+        self, request: ChangeFeedRequest, **settings: Unpack[IteratorSettings]
+    ) -> ChangeFeedIterator:
         """A polling loop over `read_changes`; the settings are those of `ChangeFeedIterator`."""
         return ChangeFeedIterator(self, request, **settings)
 
@@ -191,7 +200,9 @@ class MulticloudDbClient:
 
     def __reduce__(self) -> NoReturn:
         raise invalid_request(
-            "MulticloudDbClient", "cannot be pickled", "pickle client.config and connect(config) in the other process"
+            "MulticloudDbClient",
+            "cannot be pickled",
+            "pickle client.config and connect(config) in the other process",
         )
 
     def _live(self, operation: str) -> Backend:
@@ -217,5 +228,6 @@ class MulticloudDbClient:
 
     def _error(self, operation: str, message: str) -> MulticloudDbError:
         return MulticloudDbError(
-            message, ErrorDetail(ErrorCategory.INVALID_REQUEST, provider=self._config.provider, operation=operation)
+            message,
+            ErrorDetail(ErrorCategory.INVALID_REQUEST, provider=self._config.provider, operation=operation),
         )

@@ -20,11 +20,10 @@ A `$` name that no loaded provider has registered is kept as `Tagged`, and writt
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
@@ -36,7 +35,7 @@ from multiclouddb_api.text import rfc3339
 
 __all__ = ["JsonValue", "Tagged", "canonical_json", "decode_json", "encode_json", "register_type"]
 
-JsonValue: TypeAlias = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
+JsonValue: TypeAlias = bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"] | None
 """What `json.loads` can return: the form in which cursors and tokens are kept."""
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
@@ -132,9 +131,14 @@ def _encode_rare(value: Any, depth: int) -> JsonValue:
         return {"$set": sorted(items, key=lambda item: orjson.dumps(item, option=orjson.OPT_SORT_KEYS))}
     if isinstance(value, Tagged):
         return {f"${value.tag}": value.value}
-    for base, plain in ((bool, bool), (int, int), (float, float), (str, str), (list, list), (tuple, list)):
-        if isinstance(value, base):
-            return _encode(plain(value), depth)
+    if isinstance(value, int):
+        return _encode_int(int(value))
+    if isinstance(value, float):
+        return _encode_float(float(value))
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, list | tuple):
+        return _encode(list(value), depth)
     raise invalid_request(
         "value",
         f"holds a {type(value).__module__}.{type(value).__qualname__}, which has no JSON form here",
@@ -147,14 +151,17 @@ def _key(name: object) -> str:
         raise invalid_request(
             "value", f"has an object key of type {type(name).__name__}", "object keys are text: use str(key)"
         )
-    return name
+    return str.__str__(name)
 
 
 def _dumps(value: Any, option: int) -> bytes:
     try:
         return orjson.dumps(_encode(value, 0), option=option)
-    except (TypeError, RecursionError) as error:  # a lone surrogate, or nesting beyond orjson's bound
-        raise invalid_request("value", f"cannot be written as JSON ({error})", "use valid Unicode text") from error
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        # A lone surrogate, an int of thousands of digits, a moment outside the years of UTC, deep nesting.
+        raise invalid_request(
+            "value", f"cannot be written as JSON ({error})", "use valid Unicode text"
+        ) from error
 
 
 def encode_json(value: Any) -> bytes:
@@ -182,7 +189,10 @@ def decode_json(text: bytes | str) -> Any:
     except orjson.JSONDecodeError as error:
         raise invalid_request("text", f"is not JSON ({error})", "pass what encode_json returned") from error
     marked = '"$' in text if isinstance(text, str) else b'"$' in text
-    return _decode(value) if marked else value
+    try:
+        return _decode(value) if marked else value
+    except RecursionError as error:
+        raise invalid_request("text", "is nested too deeply", "pass what encode_json returned") from error
 
 
 def _decode(value: Any) -> Any:
@@ -205,8 +215,10 @@ def _decode_tagged(tag: str, inner: Any) -> Any:
         return decode(inner)
     except MulticloudDbError:
         raise
-    except (ValueError, TypeError, InvalidOperation, binascii.Error, AttributeError) as error:
-        raise invalid_request("text", f"has a damaged ${tag} value ({error})", "pass what encode_json returned") from error
+    except (ValueError, TypeError, ArithmeticError, AttributeError) as error:
+        raise invalid_request(
+            "text", f"has a damaged ${tag} value ({error})", "pass what encode_json returned"
+        ) from error
 
 
 def _decode_bytes(inner: str) -> bytes:
@@ -214,7 +226,30 @@ def _decode_bytes(inner: str) -> bytes:
 
 
 def _decode_datetime(inner: str) -> datetime:
-    return datetime.fromisoformat(inner).astimezone(UTC)
+    moment = datetime.fromisoformat(inner)
+    if moment.utcoffset() is None:
+        raise ValueError("no time zone")
+    return moment.astimezone(UTC)
+
+
+def _decode_set(inner: Any) -> frozenset[Any]:
+    if type(inner) is not list:
+        raise TypeError("not an array")
+    return frozenset(_hashable(_decode(item)) for item in inner)
+
+
+def _hashable(value: Any) -> Any:
+    """Arrays inside a set were tuples."""
+    return tuple(_hashable(item) for item in value) if type(value) is list else value
+
+
+def _from_text(decode: Callable[[str], Any]) -> _Decoder:
+    def checked(inner: Any) -> Any:
+        if type(inner) is not str:
+            raise TypeError("not text")
+        return decode(inner)
+
+    return checked
 
 
 def _decode_map(inner: dict[str, Any]) -> dict[str, Any]:
@@ -223,13 +258,13 @@ def _decode_map(inner: dict[str, Any]) -> dict[str, Any]:
 
 _decoders.update(
     {
-        "decimal": Decimal,
-        "bytes": _decode_bytes,
-        "date": _decode_datetime,
-        "set": lambda inner: frozenset(_decode(item) for item in inner),
-        "uuid": UUID,
-        "int": int,
-        "float": float,
+        "decimal": _from_text(Decimal),
+        "bytes": _from_text(_decode_bytes),
+        "date": _from_text(_decode_datetime),
+        "set": _decode_set,
+        "uuid": _from_text(UUID),
+        "int": _from_text(int),
+        "float": _from_text(float),
         "map": _decode_map,
     }
 )

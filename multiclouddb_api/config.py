@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from multiclouddb_api.check import at_least, is_a, not_blank, unknown_name
+from multiclouddb_api.check import at_least, is_a, not_blank, to_dict, unknown_name
 from multiclouddb_api.errors import invalid_request
 from multiclouddb_api.text import redact_url
 
@@ -23,6 +23,10 @@ _SCHEMES: Final = {"mongodb": "mongo", "mongodb+srv": "mongo"}
 def _redacted(connection: Mapping[str, Any]) -> str:
     shown = {name: redact_url(value) if name == "url" else "…" for name, value in connection.items()}
     return repr(shown)
+
+
+def _copied(connection: Mapping[str, Any]) -> dict[str, Any]:
+    return to_dict("ClientConfig.connection", connection)
 
 
 @attrs.frozen
@@ -43,7 +47,7 @@ class ClientConfig:
     """
 
     provider: str = attrs.field(validator=[is_a(str), not_blank("name one of the installed providers")])
-    connection: Mapping[str, Any] = attrs.field(factory=dict, converter=dict, repr=_redacted, hash=False)
+    connection: Mapping[str, Any] = attrs.field(factory=dict, converter=_copied, repr=_redacted, hash=False)
     max_buffered_bytes: int = attrs.field(
         default=64 * 1024 * 1024,
         validator=[is_a(int), at_least(65536, "give at least 64 KiB, one small read")],
@@ -63,7 +67,9 @@ class ClientConfig:
         scheme = urlsplit(url).scheme
         if not scheme or "://" not in url:
             raise invalid_request(
-                "url", f"{redact_url(url)!r} has no scheme", "write PROVIDER://…, for example embedded:///data/store.db"
+                "url",
+                f"{redact_url(url)!r} has no scheme",
+                "write PROVIDER://…, for example embedded:///data/store.db",
             )
         return cls(provider=_SCHEMES.get(scheme, scheme), connection={"url": url})
 
@@ -82,17 +88,28 @@ class ClientConfig:
             table = tomllib.loads(place.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise invalid_request(f"file {place.name}", f"cannot be read as TOML ({reason})", "check the path and its syntax") from error
+            raise invalid_request(
+                f"file {place.name}", f"cannot be read as TOML ({reason})", "check the path and its syntax"
+            ) from error
         known = [field.name for field in attrs.fields(cls)]
         for name in table:
             if name not in known:
                 raise unknown_name(f"file {place.name}", name, known)
         if "provider" not in table:
-            raise invalid_request(f"file {place.name}", "has no provider", 'add the line provider = "embedded"')
+            raise invalid_request(
+                f"file {place.name}", "has no provider", 'add the line provider = "embedded"'
+            )
         connection = table.pop("connection", {})
         if not isinstance(connection, dict):
-            raise invalid_request(f"file {place.name}", "has a connection that is no table", "write [connection] on a line")
-        return cls(**table, connection={name: _from_environment(place.name, name, value) for name, value in connection.items()})
+            raise invalid_request(
+                f"file {place.name}", "has a connection that is no table", "write [connection] on a line"
+            )
+        return cls(
+            **table,
+            connection={
+                name: _from_environment(place.name, name, value) for name, value in connection.items()
+            },
+        )
 
 
 def _from_environment(file: str, name: str, value: Any) -> Any:
@@ -100,5 +117,7 @@ def _from_environment(file: str, name: str, value: Any) -> Any:
         return value
     variable = str(value["env"])
     if variable not in os.environ:
-        raise invalid_request(f"file {file}, connection.{name}", f"needs the environment variable {variable}", f"set {variable}")
+        raise invalid_request(
+            f"file {file}, connection.{name}", f"needs the environment variable {variable}", f"set {variable}"
+        )
     return os.environ[variable]

@@ -124,20 +124,44 @@ class Branch:
 
     def _settle(self, partition_id: str, page: ChangeFeedPage) -> None:
         for child in self._waiting.values():
-            passed = child.named_at and page.diagnostics.watermark and page.diagnostics.watermark > child.named_at
+            passed = (
+                child.named_at and page.diagnostics.watermark and page.diagnostics.watermark > child.named_at
+            )
             if partition_id in child.unsettled and (page.idle or passed):
-                self._waiting[child.partition_id] = attrs.evolve(child, unsettled=child.unsettled - {partition_id})
+                self._waiting[child.partition_id] = attrs.evolve(
+                    child, unsettled=child.unsettled - {partition_id}
+                )
 
     def _start_ready(self) -> None:
-        ready = [child for child in self._waiting.values() if self._is_ready(child)]
-        for child in ready:
+        while ready := self._unblocked():
+            child = min(ready, key=lambda child: len(self._drained_first(child)))
             del self._waiting[child.partition_id]
             self.lanes.append(Lane(child.partition_id, FromContinuationToken(child.token)))
 
-    def _is_ready(self, child: Waiting) -> bool:
+    def _unblocked(self) -> list[Waiting]:
+        """Children that wait for nothing that is read: for nothing at all, or for each other only."""
+        reading = {lane.partition_id for lane in self.lanes}
+        blocked: set[str] = set()
+        grown = True
+        while grown:
+            more = {
+                child.partition_id
+                for child in self._waiting.values()
+                if child.partition_id not in blocked
+                and not self._blockers(child).isdisjoint(reading | blocked)
+            }
+            blocked |= more
+            grown = bool(more)
+        return [child for child in self._waiting.values() if child.partition_id not in blocked]
+
+    def _blockers(self, child: Waiting) -> frozenset[str]:
         if not child.parents:
-            return True
-        return not any(parent in self for parent in child.parents) and not child.unsettled
+            return frozenset()
+        return child.parents | child.unsettled
+
+    def _drained_first(self, child: Waiting) -> list[str]:
+        """What the child may have to wait for, among the other waiting ones."""
+        return [name for name in self._blockers(child) if name in self._waiting]
 
     def _to_text(self) -> str:
         return orjson.dumps(
@@ -177,18 +201,27 @@ class Branch:
         match fields:
             case {"followed": int() as version} if version > _VERSION:
                 raise _damaged(f"is of version {version}, newer than {_VERSION}")
-            case {"followed": int(), "root": str() as found, "reading": list() as reading, "waiting": list() as waiting}:
+            case {
+                "followed": int(),
+                "root": str() as found,
+                "reading": list() as reading,
+                "waiting": list() as waiting,
+            }:
                 if found != root:
                     raise _damaged(f"follows the partition {found!r}, not {root!r}")
                 branch = cls(root, map(_lane_in, reading), map(_waiting_in, waiting))
             case _:
                 raise _damaged("is damaged")
-        if len({lane.partition_id for lane in branch.lanes} | branch._waiting.keys()) < len(reading) + len(waiting):
+        if len({lane.partition_id for lane in branch.lanes} | branch._waiting.keys()) < len(reading) + len(
+            waiting
+        ):
             raise _damaged("names a partition twice")
         return branch
 
 
-def _waiting(child: ChildPartition, parent: str, others: frozenset[str], named_at: datetime | None) -> Waiting:
+def _waiting(
+    child: ChildPartition, parent: str, others: frozenset[str], named_at: datetime | None
+) -> Waiting:
     return Waiting(
         child.partition_id,
         child.continuation_token,
@@ -213,9 +246,13 @@ def _lane_in(item: Any) -> Lane:
 
 def _waiting_in(item: Any) -> Waiting:
     match item:
-        case [str() as partition_id, str() as token, list() as parents, list() as unsettled, (str() | None) as moment] if (
-            partition_id and all(isinstance(name, str) for name in [*parents, *unsettled])
-        ):
+        case [
+            str() as partition_id,
+            str() as token,
+            list() as parents,
+            list() as unsettled,
+            (str() | None) as moment,
+        ] if partition_id and all(isinstance(name, str) for name in [*parents, *unsettled]):
             return Waiting(partition_id, token, frozenset(parents), frozenset(unsettled), _moment_in(moment))
     raise _damaged("has a waiting child of an unknown form")
 

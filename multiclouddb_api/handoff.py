@@ -19,7 +19,9 @@ class Handoff:
         timer: The iterator's clock.
     """
 
-    def __init__(self, store: CheckpointStore | None, name: str, interval_seconds: float, timer: Timer) -> None:
+    def __init__(
+        self, store: CheckpointStore | None, name: str, interval_seconds: float, timer: Timer
+    ) -> None:
         self._store = store
         self._name = name
         self._interval = interval_seconds

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from decimal import Decimal
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from typing import Any
 
 import attrs
 
-from multiclouddb_api.check import is_a
+from multiclouddb_api.check import is_a, to_dict
 from multiclouddb_api.codec import canonical_json
 from multiclouddb_api.errors import invalid_request
 from multiclouddb_api.text import shorten
@@ -19,8 +19,19 @@ __all__ = ["MulticloudDbKey"]
 def _plain(value: Any) -> Any:
     """Decimals that are the same number have one text: databases store 1.50 and 1.5 under one key."""
     if isinstance(value, Decimal) and value.is_finite():
-        return value.normalize()
+        # In a context of its own: the thread's would round it to 28 digits.
+        digits = len(value.as_tuple().digits)
+        return value.normalize(Context(prec=digits, Emin=MIN_EMIN, Emax=MAX_EMAX))
     return value
+
+
+def _copied(components: Mapping[str, Any]) -> dict[str, Any]:
+    return to_dict("MulticloudDbKey.components", components)
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise invalid_request("MulticloudDbKey.components", f"has the name {name!r}", "names are text")
 
 
 @attrs.frozen(eq=False, hash=False)
@@ -45,15 +56,14 @@ class MulticloudDbKey:
         MongoDB has `_id` of any type, preceded by the shard key where there is one.
     """
 
-    components: Mapping[str, Any] = attrs.field(converter=dict, repr=shorten)
+    components: Mapping[str, Any] = attrs.field(converter=_copied, repr=shorten)
     partition_components: int = attrs.field(default=1, validator=is_a(int))
 
     def __attrs_post_init__(self) -> None:
         if not self.components:
             raise invalid_request("MulticloudDbKey.components", "is empty", "name at least one component")
         for name in self.components:
-            if not isinstance(name, str) or not name:
-                raise invalid_request("MulticloudDbKey.components", f"has the name {name!r}", "names are text")
+            _check_name(name)
         if not 1 <= self.partition_components <= len(self.components):
             raise invalid_request(
                 "MulticloudDbKey.partition_components",

@@ -19,7 +19,9 @@ class Observer:
     def page(self, address: ResourceAddress, page: ChangeFeedPage) -> None:
         """A page is about to be returned."""
 
-    def retry(self, address: ResourceAddress, partition_id: str, attempt: int, wait_seconds: float, reason: str) -> None:
+    def retry(
+        self, address: ResourceAddress, partition_id: str, attempt: int, wait_seconds: float, reason: str
+    ) -> None:
         """A call to the service failed and will be made again after `wait_seconds`."""
 
     def reader_opened(self, address: ResourceAddress, partition_id: str) -> None:

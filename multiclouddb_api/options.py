@@ -27,7 +27,8 @@ class OperationOptions:
     """
 
     timeout_seconds: float = attrs.field(
-        default=30.0, validator=[is_a(int, float), at_least(0.001, "give the seconds that the whole call may take")]
+        default=30.0,
+        validator=[is_a(int, float), at_least(0.001, "give the seconds that the whole call may take")],
     )
     wait_seconds: float = attrs.field(
         default=0.0, validator=[is_a(int, float), at_least(0, "use 0 to be answered at once")]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -37,11 +39,12 @@ class Timer:
         self.stopped = True
         self._wake.put(None)
 
-    def wait(self, seconds: float) -> None:
-        """Sleep, unless or until stopped."""
+    def wait(self, seconds: float) -> bool:
+        """Sleep, unless or until stopped; True when it was not."""
         if seconds > 0 and not self.stopped:
             with suppress(Empty):
-                self._wake.get(timeout=seconds)
+                self._wake.get(timeout=min(seconds, threading.TIMEOUT_MAX))
+        return not self.stopped
 
 
 class Backoff:
@@ -74,11 +77,15 @@ class Pace:
     Attributes:
         due: When to read next, on the timer's clock.
         idle: True when the last read found nothing.
+        stuck: With the last page: the error for a partition that fails for too long, else None.
     """
 
-    def __init__(self, timer: Timer, idle_seconds: float, max_idle_seconds: float, max_outage_seconds: float) -> None:
+    def __init__(
+        self, timer: Timer, idle_seconds: float, max_idle_seconds: float, max_outage_seconds: float
+    ) -> None:
         self.due = timer.now()
         self.idle = False
+        self.stuck: MulticloudDbError | None = None
         self._timer = timer
         self._max_outage = max_outage_seconds
         self._idle_waits = Backoff(wait_random_exponential(idle_seconds, max_idle_seconds, min=idle_seconds))
@@ -103,7 +110,10 @@ class Pace:
         now = self._timer.now()
         errors = page.diagnostics.partition_errors
         self._failing_since = None
-        self._partition_failing_since = {name: self._partition_failing_since.get(name, now) for name in errors}
+        self._partition_failing_since = {
+            name: self._partition_failing_since.get(name, now) for name in errors
+        }
+        self.stuck = self._long_failing(now, errors)
         self.idle = page.idle
         self.due = now
         if not errors:
@@ -115,15 +125,13 @@ class Pace:
         elif errors and not page.events:
             self.due += self._retry_waits.next()
 
-    def stuck(self, page: ChangeFeedPage) -> MulticloudDbError | None:
-        """The error for a partition that has failed on every page for too long, or None."""
-        now = self._timer.now()
+    def _long_failing(self, now: float, errors: Mapping[str, str]) -> MulticloudDbError | None:
         for name, since in self._partition_failing_since.items():
             if now - since > self._max_outage:
                 return MulticloudDbError(
-                    f"partition {name} has failed on every page for {now - since:.0f} seconds "
-                    f"({page.diagnostics.partition_errors.get(name)}); the others went on: mend its cause and "
-                    "iterate again, nothing is lost until retention, or raise max_outage_seconds",
+                    f"partition {name} has failed on every page for {now - since:.0f} seconds: "
+                    f"{errors[name]}; the others were read on, and nothing is lost within retention: "
+                    "mend the cause and iterate again, or raise max_outage_seconds",
                     ErrorDetail(ErrorCategory.TRANSIENT_FAILURE, operation="iterate_changes", retryable=True),
                 )
         return None

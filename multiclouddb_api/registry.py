@@ -27,12 +27,16 @@ def load_plugin(provider_id: str) -> Plugin:
         MulticloudDbError: `INVALID_REQUEST`: unknown, not installed, installed twice, or its SDK
             cannot be imported; the message names the command that mends it.
     """
-    points = list({point.value: point for point in entry_points(group=GROUP) if point.name == provider_id}.values())
+    points = list(
+        {point.value: point for point in entry_points(group=GROUP) if point.name == provider_id}.values()
+    )
     if not points:
         raise _missing(provider_id)
     if len(points) > 1:
         owners = ", ".join(sorted(_owner(point) for point in points))
-        raise invalid_request("provider", f"{provider_id!r} is offered by {owners}", "uninstall all but one of them")
+        raise invalid_request(
+            "provider", f"{provider_id!r} is offered by {owners}", "uninstall all but one of them"
+        )
     try:
         return cast("Plugin", points[0].load())
     except ImportError as error:

@@ -78,5 +78,7 @@ class EntireCluster:
     """
 
 
-FeedScope: TypeAlias = EntireCollection | PhysicalPartition | LogicalPartition | EntireDatabase | EntireCluster
+FeedScope: TypeAlias = (
+    EntireCollection | PhysicalPartition | LogicalPartition | EntireDatabase | EntireCluster
+)
 """Match on the case; all are frozen and comparable."""

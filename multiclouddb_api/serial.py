@@ -211,7 +211,9 @@ def _diagnostics_in(where: str, value: Any) -> OperationDiagnostics:
     number = (float, int, type(None))
     errors = measures.take("partition_errors", dict)
     return OperationDiagnostics(
-        watermark=None if measures.take("watermark", str, type(None)) is None else measures.moment("watermark"),
+        watermark=None
+        if measures.take("watermark", str, type(None)) is None
+        else measures.moment("watermark"),
         lag_seconds=measures.take("lag_seconds", *number),
         retention_headroom_seconds=measures.take("retention_headroom_seconds", *number),
         requests=measures.take("requests", int),

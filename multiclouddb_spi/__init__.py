@@ -30,8 +30,11 @@ from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.engine import Engine, Reading
 from multiclouddb_spi.fault import Fault, InvalidCursor, ProviderFault, RecordFault, unsupported
 from multiclouddb_spi.fetcher import InlineExecutor
+from multiclouddb_spi.lineage import Lineage
 from multiclouddb_spi.partition import PartitionId, decode_partition_id, encode_partition_id
+from multiclouddb_spi.planner import Planner, Target, ranges_between
 from multiclouddb_spi.plugin import ProviderPlugin, open_provider
+from multiclouddb_spi.ranges import Range, read_range
 
 __all__ = [
     "Awaiting",
@@ -51,14 +54,17 @@ __all__ = [
     "Head",
     "InlineExecutor",
     "InvalidCursor",
+    "Lineage",
     "Outcome",
     "Partition",
     "PartitionId",
     "PartitionState",
+    "Planner",
     "Position",
     "Provider",
     "ProviderFault",
     "ProviderPlugin",
+    "Range",
     "Reached",
     "Reader",
     "Reading",
@@ -66,8 +72,11 @@ __all__ = [
     "Seed",
     "SupportsCommands",
     "SupportsHeads",
+    "Target",
     "decode_partition_id",
     "encode_partition_id",
     "open_provider",
+    "ranges_between",
+    "read_range",
     "unsupported",
 ]

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from datetime import datetime
 
 import attrs
-from multiclouddb_api import ChangeEvent, NewItemStateMode, Notice, OldItemStateMode
-from multiclouddb_spi import Batch, Continue, Cursor, FeedSpec, Outcome, RecordFault
 
+from multiclouddb_api import ChangeEvent, NewItemStateMode, Notice, OldItemStateMode
 from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.position import Place, place_text, to_cursor
 from multiclouddb_conformance.simulation.tree import Written
+from multiclouddb_spi import Batch, Continue, Cursor, FeedSpec, Outcome, RecordFault
 
 __all__ = ["SimulationBatch", "Slice", "poison_fault", "to_event"]
 
@@ -37,7 +37,7 @@ class Slice:
     records: list[Written] = attrs.field(factory=list)
     places: list[Place] = attrs.field(factory=list)
     notices: list[Notice] = attrs.field(factory=list)
-    outcome: Outcome = Continue()
+    outcome: Outcome = attrs.field(factory=Continue)
     exhausted: bool = False
 
     def nbytes(self) -> int:
@@ -106,7 +106,7 @@ class SimulationBatch(Batch):
             if written.poison:
                 raise poison_fault(index, written, self._found.places[index])
             mapped.append(to_event(written, self._spec, self._public_id))
-        self._calls.mapped += len(mapped)
+        self._calls.count("mapped", len(mapped))
         return mapped
 
     def tell(

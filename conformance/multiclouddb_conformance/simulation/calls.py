@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from collections.abc import Iterable
 
 __all__ = ["Calls"]
 
@@ -46,17 +48,35 @@ class Calls:
         self.open_readers = 0
         self.most_open_readers = 0
         self.violations: list[str] = []
+        self._lock = threading.Lock()
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Count a call; `name` is an attribute that is a number."""
+        with self._lock:
+            setattr(self, name, getattr(self, name) + by)
+
+    def count_each(self, name: str, partition_ids: Iterable[str]) -> None:
+        """Count a call for partitions; `name` is an attribute that is a counter."""
+        with self._lock:
+            getattr(self, name).update(partition_ids)
 
     def opened(self, partition_id: str) -> None:
         """A reader was opened."""
-        self.opens[partition_id] += 1
-        self.open_readers += 1
-        self.most_open_readers = max(self.most_open_readers, self.open_readers)
+        with self._lock:
+            self.opens[partition_id] += 1
+            self.open_readers += 1
+            self.most_open_readers = max(self.most_open_readers, self.open_readers)
 
     def closed(self) -> None:
         """A reader was closed."""
-        self.closes += 1
-        self.open_readers -= 1
+        with self._lock:
+            self.closes += 1
+            self.open_readers -= 1
+
+    def violated(self, partition_id: str, what: str) -> None:
+        """A client did what the contract forbids."""
+        with self._lock:
+            self.violations.append(f"{partition_id}: {what}")
 
     @property
     def total_fetches(self) -> int:

@@ -48,7 +48,9 @@ class SimulationError(Exception):
         vendor_retried: True when the vendor's client has tried more than once already.
     """
 
-    def __init__(self, text: str = "", retry_after: float | None = None, vendor_retried: bool = False) -> None:
+    def __init__(
+        self, text: str = "", retry_after: float | None = None, vendor_retried: bool = False
+    ) -> None:
         super().__init__(text, retry_after, vendor_retried)
         self.retry_after = retry_after
         self.vendor_retried = vendor_retried

@@ -8,6 +8,14 @@ from datetime import datetime
 from typing import TypeVar, assert_never
 
 from multiclouddb_api import AtTime, Beginning, ErrorCategory, LogicalPartition, Now
+from multiclouddb_conformance.simulation.calls import Calls
+from multiclouddb_conformance.simulation.errors import MissingError, TrimmedError
+from multiclouddb_conformance.simulation.log import PROVIDER_ID
+from multiclouddb_conformance.simulation.position import Place, behind, place_text, to_cursor, to_place
+from multiclouddb_conformance.simulation.reader import SimulationReader
+from multiclouddb_conformance.simulation.tree import PartitionLog, Written, key_hash
+from multiclouddb_conformance.simulation.weather import Dice
+from multiclouddb_conformance.simulation.world import Simulation
 from multiclouddb_spi import (
     Awaiting,
     Child,
@@ -30,15 +38,6 @@ from multiclouddb_spi import (
     Seed,
 )
 
-from multiclouddb_conformance.simulation.calls import Calls
-from multiclouddb_conformance.simulation.errors import MissingError, TrimmedError
-from multiclouddb_conformance.simulation.log import PROVIDER_ID
-from multiclouddb_conformance.simulation.position import Place, behind, place_text, to_cursor, to_place
-from multiclouddb_conformance.simulation.reader import SimulationReader
-from multiclouddb_conformance.simulation.tree import PartitionLog, Written, key_hash
-from multiclouddb_conformance.simulation.weather import Dice
-from multiclouddb_conformance.simulation.world import Simulation
-
 __all__ = ["SimulationFeed"]
 
 _Item = TypeVar("_Item")
@@ -59,16 +58,15 @@ class SimulationFeed(Feed):
         self.identity = FeedIdentity(PROVIDER_ID, spec.address, sim.incarnation)
         self._readers: set[SimulationReader] = set()
         self._lock = threading.Lock()
-        self._partition_key = spec.scope.key.partition_key if isinstance(spec.scope, LogicalPartition) else None
-        self._hash = key_hash(spec.scope.key) if isinstance(spec.scope, LogicalPartition) else None
+        self._key = spec.scope.key if isinstance(spec.scope, LogicalPartition) else None
+        self._hash = None if self._key is None else key_hash(self._key)
 
     # -- The scope
 
     def wanted(self, written: Written) -> bool:
         """True for a record in the feed's scope."""
-        if self._hash is None:
-            return True
-        return self.sim.hash_of(written.key) == self._hash and written.key.partition_key == self._partition_key
+        # The hash is of the canonical partition key: nothing else is likely to have the same 64 bits.
+        return self._hash is None or self.sim.hash_of(written.key) == self._hash
 
     def _covers(self, partition: PartitionLog) -> bool:
         return self._hash is None or partition.owns(self._hash)
@@ -82,7 +80,7 @@ class SimulationFeed(Feed):
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """See `Feed.start`."""
-        self.calls.starts += 1
+        self.calls.count("starts")
         self.sim.control("start")
         with self.sim.changed:
             self._check_alive()
@@ -99,7 +97,7 @@ class SimulationFeed(Feed):
 
     def partitions(self, deadline: Deadline) -> list[Partition]:
         """See `Feed.partitions`; closed ones are listed while something of them is kept."""
-        self.calls.lists += 1
+        self.calls.count("lists")
         self.sim.control("partitions")
         with self.sim.changed:
             self._check_alive()
@@ -120,22 +118,21 @@ class SimulationFeed(Feed):
         )
         with self._lock:
             self._readers.add(reader)
-        with self.sim.changed:
-            self.calls.opened(partition_id)
+        self.calls.opened(partition_id)
         return reader
 
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
         """See `Feed.discover`."""
-        self.calls.discovers += 1
+        self.calls.count("discovers")
+        self.calls.count_each("awaited", awaiting)
         self.sim.control("discover")
         with self.sim.changed:
             self._check_alive()
-            self.calls.awaited.update(awaiting.keys())
             return {name: self.ending(name, asked=True) for name in awaiting}
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
         """See `Feed.join`: the latest, for a child begins when its last parent has ended."""
-        self.calls.joins[child_id] += 1
+        self.calls.count_each("joins", [child_id])
         return to_cursor(max(to_place(cursor) for cursor in cursors))
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
@@ -145,7 +142,7 @@ class SimulationFeed(Feed):
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
         """See `Feed.oldest`."""
-        self.calls.oldests += 1
+        self.calls.count("oldests")
         self.sim.control("oldest")
         with self.sim.changed:
             self._check_alive()
@@ -165,7 +162,7 @@ class SimulationFeed(Feed):
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
         """See `SupportsHeads.heads`; O(log n) a partition."""
-        self.calls.heads += 1
+        self.calls.count("heads")
         self.sim.control("heads")
         with self.sim.changed:
             self._check_alive()
@@ -180,7 +177,8 @@ class SimulationFeed(Feed):
             return Continue()
         if not self.sim.children_named(partition_id, asked=asked):
             return Awaiting()
-        children = [self._child(name) for name in partition.children if self._covers(self.sim.partitions[name])]
+        following = [self.sim.partitions[name] for name in partition.children]
+        children = [self._child(child) for child in following if self._covers(child)]
         weather = self.sim.weather
         dice = Dice(weather.seed, f"children {partition_id}")
         if weather.repeat_children:
@@ -218,8 +216,7 @@ class SimulationFeed(Feed):
     def _seed(self, partition: PartitionLog, commit: int) -> Seed:
         return Seed(partition.id, self._parents(partition), to_cursor(behind(commit)))
 
-    def _child(self, partition_id: str) -> Child:
-        partition = self.sim.partitions[partition_id]
+    def _child(self, partition: PartitionLog) -> Child:
         return Child(partition.id, self._parents(partition), to_cursor(behind(partition.born)))
 
     def _jumbled(self, items: list[_Item], what: str) -> list[_Item]:
@@ -243,7 +240,7 @@ class SimulationFeed(Feed):
         ]
 
     def _from_time(self, moment: datetime, partition_id: str | None) -> list[Seed]:
-        commit = self.sim.commit_before(moment)
+        commit = max(self.sim.commit_before(moment), self.sim.created)
         if partition_id is None:
             partitions = self._from_commit(commit)
         else:

@@ -12,8 +12,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 from multiclouddb_api import ChangeType, MulticloudDbKey, Notice, ResourceAddress
-from multiclouddb_spi.partition import encode_partition_id
-
 from multiclouddb_conformance.simulation.tree import (
     HASHES,
     Commit,
@@ -23,6 +21,7 @@ from multiclouddb_conformance.simulation.tree import (
     halves,
     key_hash,
 )
+from multiclouddb_spi.partition import encode_partition_id
 
 __all__ = ["PROVIDER_ID", "AnyKey", "Log"]
 
@@ -42,6 +41,7 @@ class Log:
     Attributes:
         address: The collection's address.
         history: Everything ever written, in the order of commit, all incarnations.
+        created: The commit behind which the present incarnation begins.
         lineage: Partition id → parents, for every partition that ever was.
         partitions: Partition id → its log; those of the present incarnation, gone ones included.
         changed: Held by whoever reads or changes the log; notified on every change.
@@ -74,6 +74,7 @@ class Log:
         self._number_of_partitions = 0
         self._number_of_incarnations = 0
         self._incarnation: str | None = None
+        self.created = 0
         self.partitions: dict[str, PartitionLog] = {}
         self._begin(partitions)
 
@@ -242,7 +243,8 @@ class Log:
             return key
         known = self._names.get(key)
         if known is None:
-            known = self._names[key] = MulticloudDbKey({"id": key})
+            components: dict[str, Any] = {"id": key}
+            known = self._names[key] = MulticloudDbKey(components)
         return known
 
     # -- How it does that
@@ -250,6 +252,7 @@ class Log:
     def _begin(self, partitions: int) -> None:
         self._number_of_incarnations += 1
         self._incarnation = f"i{self._number_of_incarnations}"
+        self.created = self.head
         self.partitions.clear()
         self._open: dict[str, None] = {}
         self._ranges = RangeMap()

@@ -37,7 +37,7 @@ def to_place(cursor: Cursor) -> Place:
     """
     if type(cursor) is int and cursor >= 0:
         return behind(cursor)
-    if type(cursor) is list and len(cursor) == 2:  # noqa: PLR2004
+    if type(cursor) is list and len(cursor) == 2:
         commit, done = cursor
         if type(commit) is int and type(done) is int and commit > 0 and done > 0:
             return (commit, done)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import attrs
+
 from multiclouddb_api import (
     Capability,
     CapabilityNote,
@@ -14,13 +14,12 @@ from multiclouddb_api import (
     ProviderOptions,
     Support,
 )
-from multiclouddb_spi import Deadline, Fault, Feed, FeedSpec, Provider
-
 from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.errors import MissingError, classify
 from multiclouddb_conformance.simulation.feed import SimulationFeed
 from multiclouddb_conformance.simulation.log import PROVIDER_ID
 from multiclouddb_conformance.simulation.world import Simulation
+from multiclouddb_spi import Deadline, Fault, Feed, FeedSpec, Provider
 
 __all__ = ["ALL_CAPABILITIES", "SimulationOptions", "SimulationProvider", "capabilities_without"]
 
@@ -31,20 +30,15 @@ _CAN: Final = (
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE,
     Capability.CHANGE_FEED_OLD_ITEM_STATE,
 )
-ALL_CAPABILITIES: Final = CapabilitySet({can: CapabilityNote(Support.NATIVE) for can in _CAN})
+_NOTES: Final[Any] = {can: CapabilityNote(Support.NATIVE) for can in _CAN}
+ALL_CAPABILITIES: Final = CapabilitySet(_NOTES)
 """What a simulation can do by default: everything but wider scopes and commands."""
 
 
-def capabilities_without(*missing: Capability, notes: Mapping[Capability, str] | None = None) -> CapabilitySet:
-    """What a simulation can do, without some of it.
-
-    Args:
-        missing: What it cannot do.
-        notes: What to say about them; a way out is made up where there is none.
-    """
-    texts = notes or {}
-    gone = {can: CapabilityNote(Support.UNSUPPORTED, texts.get(can, "use another simulation")) for can in missing}
-    return CapabilitySet({**ALL_CAPABILITIES.notes, **gone})
+def capabilities_without(*missing: Capability, note: str = "use another simulation") -> CapabilitySet:
+    """What a simulation can do, without some of it; the note says what to do instead."""
+    gone = {can: CapabilityNote(Support.UNSUPPORTED, note) for can in missing}
+    return CapabilitySet({**_NOTES, **gone})
 
 
 @attrs.frozen
@@ -105,8 +99,8 @@ class SimulationProvider(Provider):
             if sim.incarnation is None:
                 raise MissingError(f"{spec.address} does not exist; create it first")
             feed = SimulationFeed(sim, spec, self.calls)
+        self.calls.count("feeds")
         with self._lock:
-            self.calls.feeds += 1
             self._feeds.append(feed)
         return feed
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from multiclouddb_api import Dropped
-from multiclouddb_spi import Batch, Continue, Deadline, Ended, Reached, Reader
-
 from multiclouddb_conformance.simulation.batch import SimulationBatch, Slice
 from multiclouddb_conformance.simulation.errors import (
     BadPositionError,
@@ -26,6 +23,7 @@ from multiclouddb_conformance.simulation.position import Place, behind, place_te
 from multiclouddb_conformance.simulation.scan import Bounds, earlier, scan
 from multiclouddb_conformance.simulation.weather import CaughtUp
 from multiclouddb_conformance.simulation.world import FETCH
+from multiclouddb_spi import Batch, Continue, Deadline, Ended, Reached, Reader
 
 if TYPE_CHECKING:
     from multiclouddb_conformance.simulation.feed import SimulationFeed
@@ -70,7 +68,7 @@ class SimulationReader(Reader):
         """See `Reader.cancel`; takes effect at once."""
         with self._sim.changed:
             self._cancelled = True
-            self._calls.cancels += 1
+            self._calls.count("cancels")
             self._sim.changed.notify_all()
 
     def close(self) -> None:
@@ -84,7 +82,7 @@ class SimulationReader(Reader):
                 self._feed.forget(self)
 
     def _count(self, max_records: int) -> None:
-        self._calls.fetches[self._id] += 1
+        self._calls.count_each("fetches", [self._id])
         if self._closed:
             self._violation("fetch after close")
         if self._failed:
@@ -93,7 +91,7 @@ class SimulationReader(Reader):
             self._violation(f"fetch of {max_records} records")
 
     def _violation(self, what: str) -> None:
-        self._calls.violations.append(f"{self._id}: {what}")
+        self._calls.violated(self._id, what)
 
     def _fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> SimulationBatch:
         self._check_cancelled()
@@ -239,14 +237,15 @@ class SimulationReader(Reader):
     def _wait(self, seconds: float) -> None:
         """Block until something is written here, or the partition ends."""
         head = self._sim.head
-        end = time.monotonic() + seconds
-        while not self._cancelled and (left := end - time.monotonic()) > 0:
-            self._sim.changed.wait_for(lambda: self._cancelled or self._sim.head > head, left)
-            partition = self._partition()
-            if partition is None or partition.closed is not None or partition.commit(partition.find(head + 1)):
-                break
-            head = self._sim.head
+        self._sim.changed.wait_for(lambda: self._cancelled or self._moved(head), seconds)
         self._check_cancelled()
+
+    def _moved(self, head: int) -> bool:
+        """True when this partition has something behind a commit, or no longer takes writes."""
+        partition = self._partition()
+        if partition is None or partition.closed is not None:
+            return True
+        return partition.commit(partition.find(head + 1)) is not None
 
     def _batch(self, found: Slice) -> SimulationBatch:
         weather = self._sim.weather

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import attrs
-from multiclouddb_spi import Reached
 
 from multiclouddb_conformance.simulation.batch import Slice, poison_fault
 from multiclouddb_conformance.simulation.position import Place, behind
 from multiclouddb_conformance.simulation.tree import Commit, PartitionLog, Written
+from multiclouddb_spi import Reached
 
 __all__ = ["Bounds", "earlier", "scan"]
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, Final, TypeAlias
 
 import attrs
+
 from multiclouddb_api import ChangeType, MulticloudDbKey, Notice
 from multiclouddb_api.codec import canonical_json
 
@@ -91,9 +92,9 @@ class PartitionLog:
         trimmed: Everything up to this commit is no longer kept.
     """
 
-    __slots__ = ("_commits", "_counts", "_numbers", "born", "children", "closed", "id", "parents", "ranges", "trimmed")
-
-    def __init__(self, partition_id: str, parents: tuple[str, ...], born: int, ranges: tuple[HashRange, ...]) -> None:
+    def __init__(
+        self, partition_id: str, parents: tuple[str, ...], born: int, ranges: tuple[HashRange, ...]
+    ) -> None:
         self.id = partition_id
         self.parents = parents
         self.born = born
@@ -183,7 +184,7 @@ def halves(ranges: Sequence[HashRange], count: int) -> list[tuple[HashRange, ...
     pieces = sorted(ranges)
     while len(pieces) < count:
         low, high = max(pieces, key=lambda piece: piece[1] - piece[0])
-        if high - low < 2:  # noqa: PLR2004
+        if high - low < 2:
             raise ValueError("this partition owns a single hash and cannot be split")
         pieces.remove((low, high))
         pieces += [(low, (low + high) // 2), ((low + high) // 2, high)]

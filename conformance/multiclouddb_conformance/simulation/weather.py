@@ -113,7 +113,7 @@ class Weather:
     @classmethod
     def rough(cls, seed: int, **changes: Any) -> Weather:
         """Every trouble that a client has to live through, none that stops it."""
-        dice = random.Random(f"rough {seed}")  # noqa: S311
+        dice = random.Random(f"rough {seed}")
         habits: dict[str, Any] = {
             "throttle": dice.choice([0.0, 0.1]),
             "retry_after": dice.choice([None, 0.0, 0.001]),
@@ -143,7 +143,7 @@ class Dice:
 
     def __init__(self, seed: int, partition_id: str) -> None:
         # Text, since only text and bytes seed a Random the same in every process.
-        self._random = random.Random(f"{seed} {partition_id}")  # noqa: S311
+        self._random = random.Random(f"{seed} {partition_id}")
 
     def happens(self, chance: float) -> bool:
         """True with that chance."""

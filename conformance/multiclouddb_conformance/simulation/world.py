@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 
 import attrs
-from multiclouddb_api import ResourceAddress
-from multiclouddb_spi.fault import Fault, ProviderFault
 
+from multiclouddb_api import ResourceAddress
 from multiclouddb_conformance.simulation.errors import ServerError
 from multiclouddb_conformance.simulation.log import EPOCH, Log
 from multiclouddb_conformance.simulation.weather import Dice, Weather
+from multiclouddb_spi.fault import Fault, ProviderFault
 
 __all__ = ["FETCH", "Simulation"]
 
@@ -131,20 +131,22 @@ class Simulation(Log):
                     scripted.left -= 1
                     if not scripted.left:
                         self._script.remove(scripted)
-                return scripted.error
+                return scripted.error.with_traceback(None)
         return None
 
     def control(self, operation: str) -> None:
         """A call on the feed begins: it may fail."""
         with self.changed:
             error = self.scripted(operation)
-            if error is None and self.weather.control and self._trouble(self.weather.control, f"feed {operation}"):
+            if error is None and self._trouble(self.weather.control, f"feed {operation}"):
                 error = ServerError(f"503 on {operation}")
         if error is not None:
             raise error
 
     def _trouble(self, chance: float, name: str) -> bool:
-        happens = self._in_row.get(name, 0) < self.weather.faults_in_row and self.dice(name).happens(chance)
+        if not chance:
+            return False
+        happens = self.may_trouble(name) and self.dice(name).happens(chance)
         self.count_trouble(name, happens)
         return happens
 

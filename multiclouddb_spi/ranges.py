@@ -1,0 +1,147 @@
+"""Bounded reads: a range of one partition that gives the same events whenever it is read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Final
+
+import attrs
+
+from multiclouddb_api import ErrorCategory, Fail, OnExpired, SkipToOldest
+from multiclouddb_spi.contract import Batch, Continue, Feed, Provider, Reader
+from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.failure import fault_of, to_error
+from multiclouddb_spi.fault import Fault, ProviderFault, RecordFault
+from multiclouddb_spi.retry import retrying
+
+__all__ = ["Range", "read_range"]
+
+_FETCH_SECONDS: Final = 120.0
+_RECORDS: Final = 10_000
+_BYTES: Final = 8 * 1024 * 1024
+
+
+@attrs.frozen
+class Range:
+    """Part of one partition: `(start, until]`.
+
+    Attributes:
+        partition_id: The service's own id.
+        start: Read behind this.
+        until: Up to and including this; None = to the end of the partition, which has ended.
+    """
+
+    partition_id: str
+    start: Cursor
+    until: Cursor | None
+
+
+def read_range(
+    provider: Provider, feed: Feed, part: Range, on_expired: OnExpired | None = None
+) -> Iterator[Batch]:
+    """Read a range in the caller's thread, with retries; batches are not empty.
+
+    Args:
+        provider: Classifies failures.
+        feed: The opened feed.
+        part: What to read.
+        on_expired: `SkipToOldest()` to go on behind what retention has taken from the range;
+            `Fail()` by default.
+
+    Raises:
+        MulticloudDbError: By category; `CHECKPOINT_EXPIRED` when the range is no longer whole.
+    """
+    reading = _RangeReading(provider, feed, part)
+    try:
+        yield from reading.batches(on_expired or Fail())
+    except (ProviderFault, RecordFault) as error:
+        raise to_error(provider.provider_id, "read", _fault(provider, error), error) from error
+    finally:
+        reading.close()
+
+
+class _RangeReading:
+    def __init__(self, provider: Provider, feed: Feed, part: Range) -> None:
+        self._provider, self._feed, self._part = provider, feed, part
+        self._position = part.start
+        self._reader: Reader | None = None
+
+    def batches(self, on_expired: OnExpired) -> Iterator[Batch]:
+        while True:
+            try:
+                batch = self._fetch()
+            except Exception as error:
+                fault = _fault(self._provider, error)
+                skip = (
+                    isinstance(on_expired, SkipToOldest)
+                    and fault.category == ErrorCategory.CHECKPOINT_EXPIRED
+                )
+                if skip and self._skip():
+                    continue
+                if skip:
+                    return
+                raise to_error(self._provider.provider_id, "read", fault, error) from error
+            if len(batch):
+                yield batch
+            if not isinstance(batch.outcome, Continue):
+                return
+            if not len(batch) and batch.caught_up:
+                raise ProviderFault(_short(self._feed.public_id(self._part.partition_id)))
+
+    def close(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    def _fetch(self) -> Batch:
+        deadline = Deadline.after(_FETCH_SECONDS)
+        pause = threading.Event()
+        policy = retrying(
+            lambda error: _fault(self._provider, error),
+            deadline,
+            lambda seconds: _sleep(pause, seconds),
+            lambda *_: None,
+        )
+        batch: Batch = policy(self._once, deadline)
+        self._position = batch.cursor_after(len(batch))
+        return batch
+
+    def _once(self, deadline: Deadline) -> Batch:
+        part = self._part
+        if self._reader is None:
+            self._reader = self._feed.open(part.partition_id, self._position, part.until)
+        try:
+            return self._reader.fetch(_RECORDS, _BYTES, 0.0, deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    def _skip(self) -> bool:
+        """Go on at the oldest record that is left in the range; False when none is."""
+        part = self._part
+        for seed in self._feed.oldest([part.partition_id], Deadline.after(_FETCH_SECONDS)):
+            if seed.partition_id == part.partition_id and seed.cursor != self._position:
+                self._position = seed.cursor
+                return part.until is None or self._feed.compare(seed.cursor, part.until) == -1
+        return False
+
+
+def _sleep(pause: threading.Event, seconds: float) -> None:
+    pause.wait(seconds)
+
+
+def _fault(provider: Provider, error: Exception) -> Fault:
+    if isinstance(error, RecordFault):
+        return Fault(ErrorCategory.PROVIDER_ERROR, str(error))
+    return fault_of(provider, error)
+
+
+def _short(partition: str) -> Fault:
+    return Fault(
+        ErrorCategory.TRANSIENT_FAILURE,
+        f"{partition}: the service has nothing more, but the range that was planned goes on; try again, and "
+        "if that does not help the resource was recreated: start anew",
+        retryable=True,
+    )
