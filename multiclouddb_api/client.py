@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,19 @@ if TYPE_CHECKING:
 __all__ = ["MulticloudDbClient", "connect"]
 
 _DEFAULTS = OperationOptions()
+
+
+_clients: weakref.WeakSet[MulticloudDbClient] = weakref.WeakSet()
+# Kept for ever: closing one, or collecting it as garbage, could speak on the parent's connections.
+_inherited: list[Backend] = []
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_clients):
+        client._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def connect(
@@ -92,9 +106,10 @@ class MulticloudDbClient:
         self._native_client = native_client
         self._observer = observer
         self._closed = False
-        self._pid = os.getpid()
+        self._forked = False
         self._lock = threading.Lock()
         self._backend: Backend = load_plugin(config.provider).open(config, native_client, observer)
+        _clients.add(self)
 
     @property
     def config(self) -> ClientConfig:
@@ -184,7 +199,8 @@ class MulticloudDbClient:
             if self._closed:
                 return
             self._closed = True
-        if self._pid == os.getpid():
+            ours = not self._forked
+        if ours:
             self._backend.close()
 
     def __enter__(self) -> MulticloudDbClient:
@@ -206,25 +222,30 @@ class MulticloudDbClient:
         )
 
     def _live(self, operation: str) -> Backend:
-        if self._pid != os.getpid():
+        if self._forked:
             self._reopen(operation)
         if self._closed:
             raise self._error(operation, "this client is closed; open another with connect(client.config)")
         return self._backend
 
     def _reopen(self, operation: str) -> None:
-        """We are the child of a fork: the parent's connections, locks and threads are not ours."""
         if self._native_client is not None:
             raise self._error(
                 operation,
                 "this client was made from a native_client before the fork, which two processes cannot "
                 "share; connect again in the child with a client made there",
             )
-        # The old backend is dropped unclosed: closing it would speak on the parent's connections.
+        with self._lock:
+            if self._forked and not self._closed:
+                self._backend = load_plugin(self._config.provider).open(self._config, None, self._observer)
+                self._forked = False
+
+    def _after_fork(self) -> None:
+        """We are in the child of a fork: the parent's connections, locks and threads are not ours."""
         self._lock = threading.Lock()
-        if not self._closed:
-            self._backend = load_plugin(self._config.provider).open(self._config, None, self._observer)
-        self._pid = os.getpid()
+        if not self._forked:
+            _inherited.append(self._backend)
+            self._forked = True
 
     def _error(self, operation: str, message: str) -> MulticloudDbError:
         return MulticloudDbError(

@@ -48,7 +48,8 @@ class Handoff:
             at_once: True to save it now, False when it may wait for the interval.
         """
         self._pending = None if token == self._saved else token
-        if at_once or self._timer.now() - self._saved_at >= self._interval:
+        # The very first is saved at once: a start like `Now` is durable only as a token.
+        if at_once or self._saved is None or self._timer.now() - self._saved_at >= self._interval:
             self.flush()
 
     def flush(self) -> None:

@@ -342,6 +342,8 @@ class ChangeFeedIterator:
         self._unrepeatable = None
         self._skipped_to.pop(lane.partition_id, None)
         branch.advance(lane, page, over=over)
+        if over:
+            del self._paces[lane.partition_id]
         token = branch.token
         if self._handoff is not None and token is not None:
             self._handoff.done(token, at_once=at_once)

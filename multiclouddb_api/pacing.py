@@ -96,6 +96,7 @@ class Pace:
     def failed(self) -> bool:
         """A read failed in a way that a retry may mend; False when that has gone on for too long."""
         now = self._timer.now()
+        self.idle = False
         if self._failing_since is None:
             self._failing_since = now
         left = self._failing_since + self._max_outage - now

@@ -14,9 +14,10 @@ from typing import Any, Final
 import attrs
 
 from multiclouddb_api.address import ResourceAddress
+from multiclouddb_api.check import to_utc
 from multiclouddb_api.codec import decode_json, encode_json
 from multiclouddb_api.diagnostics import OperationDiagnostics
-from multiclouddb_api.errors import invalid_request
+from multiclouddb_api.errors import MulticloudDbError, invalid_request
 from multiclouddb_api.event import ChangeEvent, ChangeType
 from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.notice import (
@@ -71,8 +72,8 @@ def page_to_json(page: ChangeFeedPage) -> bytes:
     fields["child_partitions"] = [_plain(child) for child in page.child_partitions]
     fields["notices"] = [{"type": type(notice).__name__, **_plain(notice)} for notice in page.notices]
     fields["diagnostics"] = _plain(page.diagnostics)
-    moment = page.diagnostics.watermark
-    fields["diagnostics"]["watermark"] = None if moment is None else rfc3339(moment)
+    if page.diagnostics.watermark is not None:
+        fields["diagnostics"]["watermark"] = _moment_out("watermark", page.diagnostics.watermark)
     return encode_json(fields)
 
 
@@ -107,9 +108,13 @@ def _event_out(event: ChangeEvent) -> dict[str, Any]:
         "partition_components": event.key.partition_components,
     }
     fields["type"] = event.type.value
-    fields["timestamp"] = rfc3339(event.timestamp)
+    fields["timestamp"] = _moment_out("timestamp", event.timestamp)
     fields["address"] = _plain(event.address)
     return fields
+
+
+def _moment_out(name: str, moment: datetime) -> str:
+    return rfc3339(to_utc(name, moment))
 
 
 class _Fields:
@@ -236,5 +241,5 @@ def _kind(value: Any) -> str:
     return "null" if value is None else type(value).__name__
 
 
-def _damaged(where: str, problem: str) -> Exception:
+def _damaged(where: str, problem: str) -> MulticloudDbError:
     return invalid_request(where, problem, "pass what event_to_json or page_to_json returned")

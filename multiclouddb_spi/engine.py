@@ -78,6 +78,7 @@ class Engine:
         observer: The application's, or None.
         executor: Where blocking calls run; a pool of threads by default.
         attempts: Tries of one call; 1 when the application's own client retries.
+        pause: Waits between tries; for tests that have no time.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Engine:
         *,
         executor: Executor | None = None,
         attempts: int = ATTEMPTS,
+        pause: Callable[[float], object] | None = None,
     ) -> None:
         self._provider, self._config = provider, config
         self._closed = threading.Event()
@@ -96,7 +98,7 @@ class Engine:
         self._watch = Watch(observer)
         budget = Budget(config.max_buffered_bytes)
         self._lives = LiveCache(budget, _MOST_LIVES)
-        self._fetcher = Fetcher(provider, self._executor, self._watch, self._closed, attempts)
+        self._fetcher = Fetcher(provider, self._executor, self._watch, self._closed, attempts, pause)
         self._feeds = FeedCache(provider, self._fetcher, self._lives)
         self._opening = Opening(provider, self._feeds, self._fetcher)
         self._shop = Workshop(

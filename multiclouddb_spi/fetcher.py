@@ -64,6 +64,7 @@ class Fetcher:
         watch: Told of retries.
         closed: Set when the client is closed: ends every pause.
         attempts: Tries of one call; 1 with the application's own vendor client.
+        pause: Waits between tries; until the client is closed by default.
     """
 
     def __init__(
@@ -73,12 +74,14 @@ class Fetcher:
         watch: Watch,
         closed: threading.Event,
         attempts: int = ATTEMPTS,
+        pause: Callable[[float], object] | None = None,
     ) -> None:
         self._provider = provider
         self._executor = executor
         self._watch = watch
         self._closed = closed
         self._attempts = attempts
+        self._pause = pause or closed.wait
 
     def start(self, live: Live, ask: Ask) -> None:
         """Begin a fetch; its future is `live.future`."""
@@ -93,7 +96,7 @@ class Fetcher:
             Exception: What the provider raised last.
             ProviderFault: `TRANSIENT_FAILURE` when it did not come back in time.
         """
-        future = self._submit(self._retrying, operation, deadline, lambda *_: None)
+        future: Future[T] = self._submit(self._retrying, operation, deadline, lambda *_: None)
         while not future.done():
             wait([future], timeout=min(_LOOK_SECONDS, max(0.001, deadline.remaining())))
             if self._closed.is_set():
@@ -136,11 +139,7 @@ class Fetcher:
         self, operation: Callable[[], T], deadline: Deadline, told: Callable[[int, float, Exception], None]
     ) -> T:
         policy = retrying(self.fault, deadline, self._pause, told, attempts=self._attempts)
-        result: T = policy(operation)
-        return result
-
-    def _pause(self, seconds: float) -> None:
-        self._closed.wait(seconds)
+        return policy(operation)
 
     def fault(self, error: Exception) -> Fault:
         """What a failure means."""

@@ -23,7 +23,7 @@ _MOST_SECONDS: Final = 2.0
 def retrying(
     classify: Callable[[Exception], Fault],
     deadline: Deadline,
-    pause: Callable[[float], None],
+    pause: Callable[[float], object],
     told: Callable[[int, float, Exception], None],
     *,
     attempts: int = ATTEMPTS,
@@ -54,6 +54,9 @@ def retrying(
         bound = min(_MOST_SECONDS, _FIRST_SECONDS * 2 ** (state.attempt_number - 1))
         return (asked or 0.0) + random.uniform(0, bound if not asked else bound / 4)
 
+    def sleep(seconds: float) -> None:
+        pause(seconds)
+
     def before_sleep(state: RetryCallState) -> None:
         error = _error(state)
         if isinstance(error, Exception):
@@ -63,7 +66,7 @@ def retrying(
         retry=again,
         wait=wait,
         stop=stop_after_attempt(attempts) | stop_before_delay(deadline.remaining()),
-        sleep=pause,
+        sleep=sleep,
         before_sleep=before_sleep,
         reraise=True,
     )

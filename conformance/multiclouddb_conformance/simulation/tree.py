@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -181,14 +182,16 @@ def halves(ranges: Sequence[HashRange], count: int) -> list[tuple[HashRange, ...
     Raises:
         ValueError: They hold fewer than `count` hashes.
     """
-    pieces = sorted(ranges)
-    while len(pieces) < count:
-        low, high = max(pieces, key=lambda piece: piece[1] - piece[0])
-        if high - low < 2:
+    widest = [(low - high, low, high) for low, high in ranges]
+    heapq.heapify(widest)
+    while len(widest) < count:
+        width, low, high = widest[0]
+        if width == -1:
             raise ValueError("this partition owns a single hash and cannot be split")
-        pieces.remove((low, high))
-        pieces += [(low, (low + high) // 2), ((low + high) // 2, high)]
-        pieces.sort()
+        middle = (low + high) // 2
+        heapq.heapreplace(widest, (low - middle, low, middle))
+        heapq.heappush(widest, (middle - high, middle, high))
+    pieces = sorted((low, high) for _, low, high in widest)
     share, extra = divmod(len(pieces), count)
     dealt, start = [], 0
     for number in range(count):

@@ -1,0 +1,166 @@
+"""Seeded lives of a partitioned log, read by the engine and compared with a plain model."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ClientConfig,
+    FromContinuationToken,
+    MulticloudDbError,
+    Now,
+    OperationOptions,
+    StartPosition,
+)
+from multiclouddb_conformance.simulation import Simulation, SimulationProvider, Weather
+from multiclouddb_conformance.simulation.ledger import Ledger
+from multiclouddb_spi import Engine, InlineExecutor
+
+LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "80"))
+BYTES = 65536
+OPTIONS = OperationOptions(timeout_seconds=20)
+PAGE_SIZES = st.sampled_from([0, 1, 2, 7, 50])
+
+
+class Life(RuleBasedStateMachine):
+    """Writers, splits and merges against one consumer that crashes and comes back."""
+
+    @initialize(
+        seed=st.integers(0, 2**20),
+        partitions=st.integers(1, 4),
+        width=st.sampled_from([1, 2, 16]),
+        rough=st.booleans(),
+        now=st.booleans(),
+    )
+    def begin(self, seed: int, partitions: int, width: int, rough: bool, now: bool) -> None:
+        self.sim = Simulation(partitions=partitions)
+        self.sim.weather = Weather.rough(seed) if rough else Weather(seed=seed)
+        self.config = ClientConfig("simulation", max_buffered_bytes=BYTES, max_concurrency=width)
+        self.number = 0
+        self.engines: list[Engine] = []
+        self.engine = self.connect()
+        self.write(0, 3)
+        since = self.sim.head if now else 0
+        self.ledger = Ledger(self.sim, since)
+        self.position: StartPosition = Now() if now else Beginning()
+        self.tokens: list[tuple[str, int]] = []
+        self.read(0, 1)
+
+    def connect(self) -> Engine:
+        self.provider = SimulationProvider(self.sim, page_records=20)
+        engine = Engine(self.provider, self.config, executor=InlineExecutor(), pause=lambda _: None)
+        self.engines.append(engine)
+        return engine
+
+    @rule(key=st.integers(0, 9), count=st.integers(1, 8))
+    def write(self, key: int, count: int) -> None:
+        for offset in range(count):
+            self.number += 1
+            self.sim.write(f"k{(key + offset) % 10}", {"n": self.number})
+
+    @rule(keys=st.lists(st.integers(0, 9), min_size=2, max_size=9, unique=True))
+    def transaction(self, keys: list[int]) -> None:
+        self.number += 1
+        self.sim.transaction([(f"k{key}", {"n": self.number}) for key in keys])
+
+    @rule(key=st.integers(0, 9))
+    def delete(self, key: int) -> None:
+        self.sim.write(f"k{key}", None)
+
+    @precondition(lambda self: len(self.sim.open_partitions) < 12)
+    @rule(which=st.integers(0, 11), into=st.integers(2, 3))
+    def split(self, which: int, into: int) -> None:
+        names = self.sim.open_partitions
+        self.sim.split(names[which % len(names)], into)
+
+    @rule(which=st.integers(0, 11))
+    def roll(self, which: int) -> None:
+        names = self.sim.open_partitions
+        self.sim.roll(names[which % len(names)])
+
+    @precondition(lambda self: len(self.sim.open_partitions) > 1)
+    @rule(which=st.integers(0, 11), other=st.integers(1, 11))
+    def merge(self, which: int, other: int) -> None:
+        names = self.sim.open_partitions
+        first = which % len(names)
+        second = (first + 1 + other % (len(names) - 1)) % len(names)
+        self.sim.merge(names[first], names[second])
+
+    @rule(size=PAGE_SIZES, pages=st.integers(1, 6))
+    def read(self, size: int, pages: int) -> None:
+        for _ in range(pages):
+            self.page(self.engine, self.ledger, size)
+
+    @rule()
+    def crash(self) -> None:
+        """The consumer forgets all but its token."""
+        self.engine = self.connect()
+
+    @rule(index=st.integers(0, 10**6), size=PAGE_SIZES)
+    def rewind(self, index: int, size: int) -> None:
+        """An old token delivers everything that had not been delivered when it was made."""
+        token, delivered = self.tokens[index % len(self.tokens)]
+        before = {name for name, order in self.ledger.first.items() if order < delivered}
+        came: set[str] = set()
+        engine, position = self.connect(), FromContinuationToken(token)
+        for _ in range(3000):
+            page = self.attempt(engine, position, size)
+            if page is None:
+                continue
+            came |= {event.event_id for event in page.events}
+            position = FromContinuationToken(page.continuation_token)
+            if page.idle:
+                break
+        else:
+            raise AssertionError("an old token never came to an end")
+        wanted = {item.event_id for item in self.ledger.expected()}
+        assert wanted - before <= came, "an old token lost events"
+
+    def page(self, engine: Engine, ledger: Ledger, size: int) -> Any:
+        page = self.attempt(engine, self.position, size)
+        if page is None:
+            return None
+        ledger.take(page, size)
+        assert engine.buffered_bytes <= BYTES + 4096, "buffers beyond their bound"
+        self.position = FromContinuationToken(page.continuation_token)
+        self.tokens.append((page.continuation_token, len(ledger.first)))
+        return page
+
+    def attempt(self, engine: Engine, position: StartPosition, size: int) -> Any:
+        request = ChangeFeedRequest(self.sim.address, position, max_page_size=size)
+        try:
+            return engine.read_changes(request, OPTIONS)
+        except MulticloudDbError as error:
+            assert error.retryable, error
+            if not self.tokens and isinstance(position, Now):
+                self.ledger.since = self.sim.head
+            return None
+
+    @invariant()
+    def contract_is_kept(self) -> None:
+        if hasattr(self, "provider"):
+            assert not self.provider.calls.violations
+
+    def teardown(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        try:
+            for _ in range(3000):
+                page = self.page(self.engine, self.ledger, 7)
+                if page is not None and page.idle:
+                    break
+            assert not self.ledger.missing(), "events were lost"
+        finally:
+            for engine in self.engines:
+                engine.close()
+
+
+Life.TestCase.settings = settings(max_examples=LIVES, stateful_step_count=30, deadline=None)
+TestLife = Life.TestCase
