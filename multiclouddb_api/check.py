@@ -77,7 +77,12 @@ def to_utc(field: str, value: object) -> datetime:
         raise invalid_request(
             field, f"is a naive datetime ({value.isoformat()})", "add a time zone: datetime(…, tzinfo=UTC)"
         )
-    return value.astimezone(UTC)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError as error:
+        raise invalid_request(
+            field, f"is outside the years of UTC ({value.isoformat()})", "use a later or earlier moment"
+        ) from error
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -194,8 +194,8 @@ def _encode(name: str, checkpoint: Checkpoint) -> bytes:
         "version": checkpoint.version,
         "token": checkpoint.token,
     }
-    fields["sha256"] = _checksum(fields)
     try:
+        fields["sha256"] = _checksum(fields)
         return orjson.dumps(fields) + b"\n"
     except TypeError as error:  # a lone surrogate
         raise invalid_request(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import attrs
 
@@ -17,11 +17,15 @@ from multiclouddb_api.text import redact_url
 
 __all__ = ["ClientConfig"]
 
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*", re.ASCII)
 _SCHEMES: Final = {"mongodb": "mongo", "mongodb+srv": "mongo"}
 
 
 def _redacted(connection: Mapping[str, Any]) -> str:
-    shown = {name: redact_url(value) if name == "url" else "…" for name, value in connection.items()}
+    shown = {
+        name: redact_url(value) if name == "url" and isinstance(value, str) else "…"
+        for name, value in connection.items()
+    }
     return repr(shown)
 
 
@@ -64,13 +68,12 @@ class ClientConfig:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` when it has no scheme.
         """
-        scheme = urlsplit(url).scheme
-        if not scheme or "://" not in url:
+        scheme, separator, _ = url.partition("://")
+        if not separator or not _SCHEME.fullmatch(scheme):
             raise invalid_request(
-                "url",
-                f"{redact_url(url)!r} has no scheme",
-                "write PROVIDER://…, for example embedded:///data/store.db",
+                "url", "has no scheme", "write PROVIDER://…, for example embedded:///data/store.db"
             )
+        scheme = scheme.lower()
         return cls(provider=_SCHEMES.get(scheme, scheme), connection={"url": url})
 
     @classmethod

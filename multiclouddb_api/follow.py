@@ -48,7 +48,7 @@ class Waiting:
 
     Attributes:
         partition_id: The child.
-        token: Where it starts, as the last drained parent said.
+        token: Where it starts, as the parent said that was drained first.
         parents: Its parents that are not drained here.
         unsettled: The partitions followed here that the unknown ones of them may descend from.
         named_at: The service's time when the child was named; None where it does not tell.
@@ -144,6 +144,11 @@ class Branch:
         }
         return orjson.dumps(fields).decode()
 
+    def is_settled(self) -> bool:
+        """False when a child waits only until it is seen whether its parents descend from here."""
+        reading = {lane.partition_id for lane in self.lanes}
+        return all(reading.isdisjoint(child.unsettled) for child in self._waiting.values())
+
     def advance(self, lane: Lane, page: ChangeFeedPage, *, over: bool) -> None:
         """The caller is done with a page.
 
@@ -173,10 +178,7 @@ class Branch:
         named = frozenset(child.partition_id for child in page.child_partitions)
         self._waiting = {name: child.without(parent, named) for name, child in self._waiting.items()}
         for child in page.child_partitions:
-            known = self._waiting.get(child.partition_id)
-            if known is not None:
-                self._waiting[child.partition_id] = attrs.evolve(known, token=child.continuation_token)
-            elif child.partition_id not in others:
+            if child.partition_id not in others:
                 self._waiting[child.partition_id] = Waiting(
                     child.partition_id,
                     child.continuation_token,
@@ -188,7 +190,8 @@ class Branch:
     def _start(self) -> None:
         while ready := self._ready():
             waiting = self._waiting.keys()
-            # Of those that wait for each other, a parent goes before what may be one.
+            # Of those that wait for each other, a known parent goes first. Which of two with unknown
+            # parents is older cannot be told; none must wait for ever.
             child = min(ready, key=lambda one: (len(one.parents & waiting), len(one.waits_for() & waiting)))
             del self._waiting[child.partition_id]
             self.lanes.append(Lane(child.partition_id, FromContinuationToken(child.token)))

@@ -264,7 +264,6 @@ class ChangeFeedIterator:
             raise invalid_request("ChangeFeedIterator", "is closed", "call client.iterate_changes again")
         self._round += 1
         self._paces.clear()
-        self._skipped_to.clear()
         if self._branch is None:
             handoff = Handoff(
                 self.checkpoint_store,
@@ -292,17 +291,12 @@ class ChangeFeedIterator:
     def _next(self, branch: Branch) -> tuple[Lane, ChangeFeedPage] | None:
         """The next page and where it is from; None when stopped or when nothing is left to read."""
         while branch.lanes and not self._timer.stopped:
-            lane = self._whose_turn(branch)
+            lane = min(branch.lanes, key=lambda each: self._pace(each).due)
             if self._timer.wait(self._pace(lane).due - self._timer.now()):
                 page = self._read(branch, lane)
                 if page is not None and not self._timer.stopped:
                     return lane, page
         return None
-
-    def _whose_turn(self, branch: Branch) -> Lane:
-        """The first in the queue that is due, else the one that is due next."""
-        now = self._timer.now()
-        return min(branch.lanes, key=lambda lane: max(now, self._pace(lane).due))
 
     def _read(self, branch: Branch, lane: Lane) -> ChangeFeedPage | None:
         """One page, or None after a failure that is tolerated."""
@@ -358,7 +352,7 @@ class ChangeFeedIterator:
         return pace
 
     def _all_idle(self, branch: Branch) -> bool:
-        return all(self._pace(lane).idle for lane in branch.lanes)
+        return branch.is_settled() and all(self._pace(lane).idle for lane in branch.lanes)
 
     def _save(self) -> None:
         if self._handoff is not None:

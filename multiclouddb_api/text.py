@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 __all__ = ["redact_url", "rfc3339", "shorten"]
 
 _VISIBLE = 12
-_USERINFO = re.compile(r"(?<=://)[^/?#@]*@")
+# To the last @, because people forget to escape the one in a password, or its / ? and #.
+_USERINFO = re.compile(r"(?<=://)(?!/).*@", re.DOTALL)
 _QUERY_VALUE = re.compile(r"(?<=[?&])([^=&#]+)=([^&#]*)")
 _HARMLESS_QUERY = frozenset({"profile", "tls", "replicaSet", "retryReads", "endpoint_url"})
 

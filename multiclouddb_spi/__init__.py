@@ -32,7 +32,7 @@ from multiclouddb_spi.fault import Fault, InvalidCursor, ProviderFault, RecordFa
 from multiclouddb_spi.fetcher import InlineExecutor
 from multiclouddb_spi.lineage import Lineage
 from multiclouddb_spi.partition import PartitionId, decode_partition_id, encode_partition_id
-from multiclouddb_spi.planner import Planner, Target, ranges_between
+from multiclouddb_spi.planner import Planner, Step, Target, ranges_between
 from multiclouddb_spi.plugin import ProviderPlugin, open_provider
 from multiclouddb_spi.ranges import Range, read_range
 
@@ -70,6 +70,7 @@ __all__ = [
     "Reading",
     "RecordFault",
     "Seed",
+    "Step",
     "SupportsCommands",
     "SupportsHeads",
     "Target",

@@ -24,6 +24,7 @@ from multiclouddb_api import (
     FeedEnded,
     MulticloudDbError,
     Notice,
+    Now,
     Observer,
     OperationDiagnostics,
     OperationOptions,
@@ -32,17 +33,17 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_spi.contract import Batch, Child, FeedSpec, PartitionState, Provider, SupportsCommands
+from multiclouddb_spi.contract import Batch, Child, Feed, PartitionState, Provider, SupportsCommands
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.diagnosis import diagnose, watermark_micros
 from multiclouddb_spi.failure import to_error
-from multiclouddb_spi.fault import ProviderFault, RecordFault
+from multiclouddb_spi.fault import Fault, ProviderFault, RecordFault
 from multiclouddb_spi.fetcher import Fetcher, late_fault
 from multiclouddb_spi.flight import Workshop
 from multiclouddb_spi.gate import require, spec_of
 from multiclouddb_spi.lineage import Lineage, Waiting
 from multiclouddb_spi.live import Budget, LiveCache
-from multiclouddb_spi.opening import FeedCache, Opening, Session
+from multiclouddb_spi.opening import FeedCache, Finished, Opening, Session
 from multiclouddb_spi.result import SweepResult
 from multiclouddb_spi.retry import ATTEMPTS
 from multiclouddb_spi.state import FeedOver, FeedState, Retired, state_to_json
@@ -138,8 +139,14 @@ class Engine:
         """
         began = time.monotonic()
         deadline = Deadline.after(options.timeout_seconds)
-        with self._errors("read_changes"):
-            session = self._opening.open(request, spec_of(self._provider, request, "read_changes"), deadline)
+        with (
+            self._errors("read_changes"),
+            self._opening.open(
+                request, spec_of(self._provider, request, "read_changes"), deadline
+            ) as session,
+        ):
+            if isinstance(session, Finished):
+                return _finished(session)
             if not isinstance(session.state, Lineage):
                 return self._ended(session, session.state)
             sweep = Sweep(
@@ -147,7 +154,11 @@ class Engine:
                 view, deadline, wait=options.wait_seconds, on_expired=request.on_expired,
                 single=isinstance(request.scope, PhysicalPartition),
             )  # fmt: skip
-            result = sweep.run()
+            try:
+                result = sweep.run()
+            except Exception as error:
+                self._forget_if_gone(session, self._fetcher.fault(error))
+                raise
             if not result.count:
                 self._raise_failure(session, session.state, result, deadline)
             return self._reading(session, session.state, result, deadline, began)
@@ -157,14 +168,18 @@ class Engine:
     ) -> tuple[str, ...]:
         """Ids of the open partitions."""
         deadline = Deadline.after(options.timeout_seconds)
-        kind = self._provider.options_type
-        with self._errors("list_physical_partitions"):
-            require(self._provider, Capability.CHANGE_FEED, None, "list_physical_partitions")
-            feed = self._feeds.get(FeedSpec(address, options=kind() if kind else None), deadline)
+
+        def listed(feed: Feed) -> tuple[str, ...]:
             partitions = self._fetcher.call(lambda: feed.partitions(deadline), deadline)
             return tuple(
                 feed.public_id(item.partition_id) for item in partitions if item.state is PartitionState.OPEN
             )
+
+        with self._errors("list_physical_partitions"):
+            request = ChangeFeedRequest(address, Now())
+            spec = spec_of(self._provider, request, "list_physical_partitions")
+            with self._opening.feed(spec, deadline, listed) as names:
+                return names
 
     def plan_partitions(
         self, request: ChangeFeedRequest, options: OperationOptions
@@ -175,11 +190,13 @@ class Engine:
                 "ChangeFeedRequest.scope", "must be EntireCollection() to be planned", "leave the scope out"
             )
         deadline = Deadline.after(options.timeout_seconds)
-        with self._errors("plan_partitions"):
-            session = self._opening.open(
+        with (
+            self._errors("plan_partitions"),
+            self._opening.open(
                 request, spec_of(self._provider, request, "plan_partitions"), deadline
-            )
-            if not isinstance(session.state, Lineage):
+            ) as session,
+        ):
+            if isinstance(session, Finished) or not isinstance(session.state, Lineage):
                 return ()
             return tuple(
                 (session.feed.public_id(entry.partition_id), session.partition_token(entry))
@@ -208,10 +225,13 @@ class Engine:
         if self._closed.is_set():
             return
         self._closed.set()
-        self._lives.forget()
-        self._provider.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        self._feeds.close()
+        self._lives.close()
+        try:
+            with self._errors("close"):
+                self._provider.close()
+        finally:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+            self._feeds.close()
 
     def _commands(self, operation: str) -> SupportsCommands:
         require(self._provider, Capability.RUN_COMMAND, None, operation)
@@ -233,13 +253,18 @@ class Engine:
     def _raise_failure(
         self, session: Session, lineage: Lineage, result: SweepResult[Any], deadline: Deadline
     ) -> None:
-        """Nothing was handed out: raise what stopped the feed, if anything did."""
+        """Nothing was handed out: raise what stopped the feed, if anything did.
+
+        Notices are handed out first; what stopped the feed is asked first by the next call.
+        """
+        if result.notices:
+            return
         if result.poison is not None:
             raise self._poisoned(session, lineage, *result.poison)
         if result.failure is not None:
             name, error = result.failure
             raise self._failed(session, name, error, deadline) from error
-        if result.moved or result.notices:
+        if result.moved:
             return
         for name, error in result.errors.items():
             raise self._failed(session, name, error, deadline) from error
@@ -269,11 +294,15 @@ class Engine:
             with suppress(Exception):
                 seeds = self._fetcher.call(lambda: session.feed.oldest([name], deadline), deadline)
                 oldest = ", ".join(session.feed.describe(seed.cursor).text for seed in seeds[:3]) or None
-        if fault.category in _REOPEN:
-            self._feeds.forget(session.feed)
+        self._forget_if_gone(session, fault)
         where = f"{session.feed.public_id(name)}: {fault.message}"
         fault = attrs.evolve(fault, message=where)
         return to_error(self._provider.provider_id, "read_changes", fault, error, oldest_position=oldest)
+
+    def _forget_if_gone(self, session: Session, fault: Fault) -> None:
+        """The resource may be another one by now: look anew next time."""
+        if fault.category in _REOPEN:
+            self._feeds.forget(session.feed)
 
     def _reading(
         self, session: Session, lineage: Lineage, result: SweepResult[T], deadline: Deadline, began: float
@@ -284,7 +313,7 @@ class Engine:
             state = Retired(*result.retired)
         elif result.over is not None:
             state = FeedOver(result.over)
-        now = None if result.idle else self._now(session, deadline)
+        now = None if result.idle else self._feeds.soon(session.feed, deadline)
         diagnostics = diagnose(session.feed, self._fetcher, result, watermark, now, time.monotonic() - began)
         self._warn(session, result)
         return Reading(
@@ -315,26 +344,29 @@ class Engine:
             children = state.children
         elif isinstance(state, FeedOver):
             notices, idle = (*notices, FeedEnded(state.reason)), True
-        skipped = tuple(RecordSkipped(where, position) for where, position in session.skipped)
         return ChangeFeedPage(
             events=(),
             continuation_token=session.token(state_to_json(state), watermark=watermark),
             idle=idle,
             partition_retired=isinstance(state, Retired),
             child_partitions=tuple(_child(session, child) for child in children),
-            notices=(*skipped, *notices),
+            notices=(*_skipped(session), *notices),
             diagnostics=diagnostics,
         )
-
-    def _now(self, session: Session, deadline: Deadline) -> Any:
-        with suppress(Exception):  # a clock that fails costs the lag, not the page
-            return self._feeds.now(session.feed, deadline)
-        return None
 
     def _warn(self, session: Session, result: SweepResult[Any]) -> None:
         for name, seconds in result.headroom.items():
             if seconds < self._config.headroom_warning_seconds:
                 self._watch.headroom_low(session.feed.spec.address, session.feed.public_id(name), seconds)
+
+
+def _skipped(of: Session | Finished) -> tuple[Notice, ...]:
+    return tuple(RecordSkipped(where, position) for where, position in of.skipped)
+
+
+def _finished(end: Finished) -> Reading[Any]:
+    notices = (*_skipped(end), FeedEnded(end.over.reason))
+    return Reading((), ChangeFeedPage((), end.token, idle=True, notices=notices))
 
 
 def _child(session: Session, child: Child) -> ChildPartition:

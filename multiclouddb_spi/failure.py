@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
-from multiclouddb_spi.fault import Fault, InvalidCursor, ProviderFault
+from multiclouddb_spi.fault import Fault, InvalidCursor, ProviderFault, RecordFault
 
 if TYPE_CHECKING:
     from multiclouddb_spi.contract import Provider
@@ -25,7 +25,10 @@ def fault_of(provider: Provider, error: Exception) -> Fault:
             f"continuation_token: holds a position that this provider cannot have made ({error}); "
             "pass a page's continuation_token unchanged",
         )
-    return provider.classify(error)
+    try:
+        return provider.classify(error)
+    except Exception:  # noqa: BLE001 - the failure itself is what the user must hear of
+        return Fault(ErrorCategory.PERMANENT_FAILURE, f"unexpected {type(error).__name__}: {error}")
 
 
 def to_error(
@@ -47,7 +50,8 @@ def to_error(
     """
     if isinstance(cause, MulticloudDbError):
         return cause
-    native = cause is not None and not isinstance(cause, ProviderFault | InvalidCursor)
+    ours = isinstance(cause, ProviderFault | InvalidCursor | RecordFault)
+    native = cause.__cause__ if cause is not None and ours else cause
     message = fault.message
     if oldest_position is not None:
         message = f"{message}; the oldest position still available is {oldest_position}"
@@ -56,9 +60,9 @@ def to_error(
         provider=provider_id,
         operation=operation,
         retryable=fault.retryable,
-        native_class=f"{type(cause).__module__}.{type(cause).__qualname__}" if native else None,
+        native_class=None if native is None else f"{type(native).__module__}.{type(native).__qualname__}",
         native_code=fault.code,
-        native_text=str(cause) if native else None,
+        native_text=None if native is None else str(native),
         oldest_position=oldest_position,
     )
     return MulticloudDbError(message, detail)

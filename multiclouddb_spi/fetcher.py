@@ -121,15 +121,18 @@ class Fetcher:
             if live.cancelled or self._closed.is_set():
                 raise closed_fault()
             try:
-                return live.open().fetch(ask.records, ask.nbytes, ask.wait, ask.deadline)
+                reader = live.open()
+                if live.cancelled:  # while it was opened: nobody has cancelled this reader
+                    raise closed_fault()
+                return reader.fetch(ask.records, ask.nbytes, ask.wait, ask.deadline)
             except BaseException:
                 live.drop_reader()
                 raise
 
         def told(attempt: int, seconds: float, error: Exception) -> None:
             live.retries = attempt
-            spec = live.feed.spec
-            self._watch.retry(spec.address, live.partition_id, attempt, seconds, self.fault(error).message)
+            address, where = live.feed.spec.address, live.feed.public_id(live.partition_id)
+            self._watch.retry(address, where, attempt, seconds, self.fault(error).message)
 
         batch = self._retrying(once, ask.deadline, told)
         live.hold_ask(batch.nbytes)

@@ -16,11 +16,13 @@ from multiclouddb_spi.fetcher import Ask, Fetcher, closed_fault
 from multiclouddb_spi.live import Budget, Live, LiveCache
 from multiclouddb_spi.watch import Watch
 
-__all__ = ["Flight", "Workshop"]
+__all__ = ["HEAD_SECONDS", "Flight", "Workshop"]
 
 _MIN_ASK: Final = 4096
 _MAX_ASK: Final = 8 * 1024 * 1024
 _LOOK_SECONDS: Final = 0.2
+HEAD_SECONDS: Final = 2.0
+"""So long a partition may keep others waiting; one that takes longer is read beside them."""
 
 
 @attrs.frozen
@@ -66,10 +68,15 @@ class Flight:
     def __len__(self) -> int:
         return len(self._flying)
 
+    def __contains__(self, partition_id: object) -> bool:
+        return partition_id in self._flying
+
     def full(self) -> bool:
         """True when no further partition can be asked now: enough in flight, or no bytes left."""
         if len(self._flying) >= self._shop.width:
-            return True
+            slow = time.monotonic() - HEAD_SECONDS
+            if sum(live.asked_at > slow for live in self._flying.values()) >= self._shop.width:
+                return True
         if self._flying and self._shop.budget.over(self._share) > 0:
             self._shop.cache.make_room(self._share)
             return self._shop.budget.over(self._share) > 0
@@ -113,7 +120,8 @@ class Flight:
                 if time.monotonic() >= until:
                     return None
                 continue
-            return self._flying.pop(name)
+            if not self._shop.closed.is_set():
+                return self._flying.pop(name)
 
     def keep(self, live: Live) -> None:
         """Put it back for the next turn or call."""
@@ -128,15 +136,21 @@ class Flight:
         ):
             self._start(live, 0.0)
 
-    def park(self) -> None:
-        """Leave what is in flight to the next call; past the deadline it is given up."""
-        late = self._deadline.passed()
+    def park(self) -> list[str]:
+        """Leave what is in flight to the next call; past the deadline it is given up.
+
+        Returns:
+            The partitions that were given up.
+        """
+        late, given_up = self._deadline.passed(), []
         for live in self._flying.values():
             if late and live.future is not None and not live.future.done():
                 live.discard()
+                given_up.append(live.partition_id)
             else:
                 self._shop.cache.put(live)
         self._flying.clear()
+        return given_up
 
     def abandon(self) -> None:
         """Give up everything in flight."""

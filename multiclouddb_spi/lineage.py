@@ -14,7 +14,7 @@ that was lost to retention (`replace`), whose partitions can no longer name anyb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
@@ -159,22 +159,33 @@ class Lineage:
             self._named(partition_id, child)
         return self._release(partition_id)
 
-    def replace(self, partition_id: str, seeds: Sequence[Seed]) -> list[str]:
+    def replace(
+        self, partition_id: str, seeds: Sequence[Seed], listed: Collection[str] = frozenset()
+    ) -> list[str]:
         """The partition's records are lost to retention; go on with what is left of its branch.
+
+        Args:
+            partition_id: The partition.
+            seeds: It again, or what is left of its descendants (`Feed.oldest`).
+            listed: What the service lists (`Feed.partitions`): a parent among these that is not
+                discovered yet is still waited for.
 
         Returns:
             The ids that start now.
         """
         del self._entries[partition_id]
-        known = self._entries.keys() | {seed.partition_id for seed in seeds}
+        known = self._entries.keys() | {seed.partition_id for seed in seeds} | set(listed)
         fresh = [seed for seed in seeds if seed.partition_id not in self._entries]
-        for entry in [_seeded(seed, known) for seed in fresh]:
+        for seed in fresh:
+            again = seed.partition_id == partition_id  # it was read: its parents are drained
+            entry = _seeded(seed, () if again else known)
             self._entries[entry.partition_id] = entry
             if isinstance(entry, Waiting):
                 self._index(entry)
         started = [seed.partition_id for seed in fresh if type(self._entries[seed.partition_id]) is Active]
-        for gone in [parent for parent in self._waiting_for if parent not in self._entries]:
-            started += self._release(gone)
+        if partition_id not in self._entries:
+            for gone in [parent for parent in self._waiting_for if parent not in known]:
+                started += self._release(gone)
         return started
 
     def _named(self, parent: str, child: Child) -> None:

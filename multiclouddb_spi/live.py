@@ -27,19 +27,16 @@ _IDLE_SECONDS: Final = 60.0
 class Budget:
     """Bytes that are fetched or asked for and not handed out yet; one for a client.
 
-    Args:
+    Attributes:
         limit: Bound in bytes.
+        used: How many there are at present.
+        lock: Held while `used` changes together with what a partition holds.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        self._lock = threading.Lock()
-
-    def change(self, by: int) -> None:
-        """Take (positive) or give back (negative)."""
-        with self._lock:
-            self.used += by
+        self.lock = threading.Lock()
 
     def over(self, more: int = 0) -> int:
         """How many bytes would have to go to take `more`; 0 or less when it fits."""
@@ -104,18 +101,20 @@ class Live:
 
     def hold_ask(self, nbytes: int) -> None:
         """Account for the fetch in flight, or for its batch until it has landed."""
-        self._budget.change(nbytes - self._held_ask)
-        self._held_ask = nbytes
+        with self._budget.lock:
+            self._budget.used += nbytes - self._held_ask
+            self._held_ask = nbytes
 
     def _hold_batch(self, nbytes: int) -> None:
-        self._budget.change(nbytes - self._held_batch)
-        self._held_batch = nbytes
+        with self._budget.lock:
+            self._budget.used += nbytes - self._held_batch
+            self._held_batch = nbytes
 
     def open(self) -> Reader:
         """The reader, opened at the position when there is none."""
         if self.reader is None:
             self.reader = self.feed.open(self.partition_id, self.position)
-            self._watch.reader_opened(self.feed.spec.address, self.partition_id)
+            self._watch.reader_opened(self.feed.spec.address, self.feed.public_id(self.partition_id))
         return self.reader
 
     def drop_reader(self) -> None:
@@ -124,7 +123,7 @@ class Live:
         if reader is not None:
             with suppress(Exception):
                 reader.close()
-            self._watch.reader_closed(self.feed.spec.address, self.partition_id)
+            self._watch.reader_closed(self.feed.spec.address, self.feed.public_id(self.partition_id))
 
     def land(self) -> Batch:
         """Take over what the fetch brought.
@@ -151,9 +150,8 @@ class Live:
         future, self.future = self.future, None
         self.cancelled = True
         self.used_up()
-        self.hold_ask(0)
         if future is None or future.done():
-            self.drop_reader()
+            self._ended()
             return
         if not future.cancel() and self.reader is not None:
             with suppress(Exception):
@@ -178,6 +176,7 @@ class LiveCache:
         self._capacity = capacity
         self._lives: OrderedDict[tuple[int, str, bytes], Live] = OrderedDict()
         self._lock = threading.Lock()
+        self._closed = False
 
     def pop(self, feed: Feed, partition_id: str, cursor: Cursor) -> Live | None:
         """The live partition at this very position, or None."""
@@ -190,8 +189,9 @@ class LiveCache:
         key = (id(live.feed), live.partition_id, orjson.dumps(live.cursor))
         with self._lock:
             twin = self._lives.pop(key, None)
-            self._lives[key] = live
-            gone = self._expired()
+            if not self._closed:
+                self._lives[key] = live
+            gone = [live] if self._closed else self._expired()
         for old in [twin, *gone] if twin else gone:
             old.discard()
         self.make_room(0)
@@ -212,6 +212,12 @@ class LiveCache:
             gone = [self._lives.pop(key) for key in keys]
         for old in gone:
             old.discard()
+
+    def close(self) -> None:
+        """Discard all, and whatever calls that are still in flight put back."""
+        with self._lock:
+            self._closed = True
+        self.forget()
 
     def __len__(self) -> int:
         return len(self._lives)

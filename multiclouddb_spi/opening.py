@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, TypeVar
 
 import attrs
 
 from multiclouddb_api import (
     AtTime,
     ChangeFeedRequest,
+    ErrorCategory,
     FromContinuationToken,
     MulticloudDbError,
     PhysicalPartition,
@@ -26,18 +29,22 @@ from multiclouddb_spi.fetcher import Fetcher
 from multiclouddb_spi.lineage import Active, Entry, Lineage, entry_to_json
 from multiclouddb_spi.live import LiveCache
 from multiclouddb_spi.partition import PartitionId, decode_partition_id
-from multiclouddb_spi.state import FeedState, state_from_json
+from multiclouddb_spi.state import FeedOver, FeedState, end_from_json, state_from_json
 from multiclouddb_spi.token import Envelope, decode_token, encode_token, scope_text
 
-__all__ = ["FeedCache", "Opening", "Session"]
+__all__ = ["FeedCache", "Finished", "Opening", "Session"]
 
+T = TypeVar("T")
 _MOST_FEEDS: Final = 64
 _CLOCK_SECONDS: Final = 60.0
+_CLOCK_PATIENCE: Final = 1.0
 _AHEAD: Final = timedelta(seconds=60)
 
 
 class FeedCache:
     """Opened feeds by spec, and what the service's clock says; shared by all calls of a client.
+
+    A feed is closed when nobody needs it: neither a later call, nor one that still runs.
 
     Args:
         provider: Opens feeds.
@@ -48,30 +55,43 @@ class FeedCache:
     def __init__(self, provider: Provider, fetcher: Fetcher, lives: LiveCache) -> None:
         self._provider, self._fetcher, self._lives = provider, fetcher, lives
         self._feeds: OrderedDict[FeedSpec, Feed] = OrderedDict()
+        self._users: Counter[int] = Counter()
         self._clocks: dict[int, tuple[float, timedelta | None]] = {}
+        self._mute: dict[int, float] = {}
         self._lock = threading.Lock()
+        self._closed = False
 
-    def get(self, spec: FeedSpec, deadline: Deadline) -> Feed:
-        """The feed of this spec, opened when it is not."""
+    def acquire(self, spec: FeedSpec, deadline: Deadline) -> tuple[Feed, bool]:
+        """The feed of this spec, to be released; and whether this call has opened it."""
         with self._lock:
             feed = self._feeds.get(spec)
             if feed is not None:
                 self._feeds.move_to_end(spec)
-                return feed
+                self._users[id(feed)] += 1
+                return feed, False
         feed = self._fetcher.call(lambda: self._provider.open_feed(spec, deadline), deadline)
         with self._lock:
-            kept = self._feeds.setdefault(spec, feed)
+            kept = feed if self._closed else self._feeds.setdefault(spec, feed)
+            self._users[id(kept)] += 1
             old = self._feeds.popitem(last=False)[1] if len(self._feeds) > _MOST_FEEDS else None
-        for unused in [feed] if kept is not feed else [old] if old else []:
-            self._close(unused)
-        return kept
+        for unused in (None if kept is feed else feed, old):
+            if unused is not None:
+                self._close_unused(unused)
+        return kept, True
+
+    def release(self, feed: Feed) -> None:
+        """A call is over."""
+        with self._lock:
+            self._users[id(feed)] -= 1
+        self._close_unused(feed)
 
     def forget(self, feed: Feed) -> None:
         """Open it anew next time: it may be another resource by then."""
         with self._lock:
             if self._feeds.get(feed.spec) is feed:
                 del self._feeds[feed.spec]
-        self._close(feed)
+        self._lives.forget(feed)
+        self._close_unused(feed)
 
     def now(self, feed: Feed, deadline: Deadline) -> datetime | None:
         """The service's time, from an answer at most a minute old; None where it does not tell."""
@@ -82,18 +102,50 @@ class FeedCache:
             self._clocks[id(feed)] = (time.monotonic(), offset)
         return None if offset is None else datetime.now(UTC) + offset
 
-    def close(self) -> None:
-        """Close every feed."""
-        with self._lock:
-            feeds = list(self._feeds.values())
-            self._feeds.clear()
-        for feed in feeds:
-            self._close(feed)
+    def soon(self, feed: Feed, deadline: Deadline) -> datetime | None:
+        """The service's time if it tells quickly; one that does not is left alone for a minute."""
+        failed = self._mute.get(id(feed))
+        if deadline.passed() or (failed is not None and time.monotonic() - failed < _CLOCK_SECONDS):
+            return None
+        try:
+            return self.now(feed, deadline.sooner(_CLOCK_PATIENCE))
+        except Exception:  # noqa: BLE001 - it costs the lag, not the page
+            self._mute[id(feed)] = time.monotonic()
+            return None
 
-    def _close(self, feed: Feed) -> None:
+    def close(self) -> None:
+        """Close every feed, one in use when its call is over."""
+        with self._lock:
+            self._closed = True
+            feeds = list(self._feeds.values())
+        for feed in feeds:
+            self.forget(feed)
+
+    def _close_unused(self, feed: Feed) -> None:
+        with self._lock:
+            if self._users[id(feed)] > 0 or self._feeds.get(feed.spec) is feed:
+                return
+            self._users.pop(id(feed), None)
+            self._clocks.pop(id(feed), None)
+            self._mute.pop(id(feed), None)
         self._lives.forget(feed)
-        self._clocks.pop(id(feed), None)
-        feed.close()
+        with suppress(Exception):
+            feed.close()
+
+
+@attrs.frozen
+class Finished:
+    """What a token says behind which nothing will ever follow; told without the service.
+
+    Attributes:
+        token: The request's token.
+        over: How the feed ended.
+        skipped: Poison records that the token steps over.
+    """
+
+    token: str
+    over: FeedOver
+    skipped: tuple[tuple[str, str], ...]
 
 
 @attrs.frozen
@@ -171,8 +223,11 @@ class Opening:
     def __init__(self, provider: Provider, feeds: FeedCache, fetcher: Fetcher) -> None:
         self._provider, self._feeds, self._fetcher = provider, feeds, fetcher
 
-    def open(self, request: ChangeFeedRequest, spec: FeedSpec, deadline: Deadline) -> Session:
-        """Open a feed and find where to go on.
+    @contextmanager
+    def open(
+        self, request: ChangeFeedRequest, spec: FeedSpec, deadline: Deadline
+    ) -> Iterator[Session | Finished]:
+        """Open a feed for the time of a call, and find where to go on.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a token or partition id of elsewhere.
@@ -182,13 +237,73 @@ class Opening:
         scope = scope_text(request.scope, physical.native if physical else None)
         digest = spec.options.position_digest() if spec.options is not None else ""
         envelope = self._envelope(request.start_position, spec, scope, digest)
-        feed = self._feeds.get(spec, deadline)
-        if physical is not None:
-            physical.check_incarnation(spec.address, feed.identity.incarnation)
-        if envelope is not None:
-            return self._resume(feed, envelope, scope, digest)
-        assert not isinstance(request.start_position, FromContinuationToken)
-        return self._start(feed, request.start_position, physical, scope, digest, deadline)
+
+        def begin(feed: Feed) -> Session:
+            if physical is not None:
+                physical.check_incarnation(spec.address, feed.identity.incarnation)
+            if envelope is not None:
+                return self._resume(feed, envelope, scope, digest)
+            assert not isinstance(request.start_position, FromContinuationToken)
+            return self._start(feed, request.start_position, physical, scope, digest, deadline)
+
+        if envelope is not None and isinstance(over := end_from_json(envelope.state), FeedOver):
+            assert isinstance(request.start_position, FromContinuationToken)
+            yield Finished(request.start_position.token, over, envelope.skipped)
+            return
+
+        def suits(feed: Feed) -> bool:
+            incarnation = feed.identity.incarnation
+            return (envelope is None or envelope.incarnation == incarnation) and (
+                physical is None or physical.is_of(incarnation)
+            )
+
+        with self.feed(spec, deadline, begin, suits) as session:
+            yield session
+
+    @contextmanager
+    def feed(
+        self,
+        spec: FeedSpec,
+        deadline: Deadline,
+        begin: Callable[[Feed], T],
+        suits: Callable[[Feed], bool] = lambda _: True,
+    ) -> Iterator[T]:
+        """Keep a feed open for the time of a call; `begin` makes of it what the call works on.
+
+        A feed that has been open for long may be of a resource that was recreated since: one that
+        does not suit, or whose resource is not found, is opened anew before that is believed.
+        """
+        with self._acquired(spec, deadline) as (feed, fresh):
+            begun = self._begun(feed, begin, suits, fresh=fresh)
+            if begun is not None:
+                yield begun
+                return
+        with self._acquired(spec, deadline) as (feed, _):
+            yield begin(feed)
+
+    @contextmanager
+    def _acquired(self, spec: FeedSpec, deadline: Deadline) -> Iterator[tuple[Feed, bool]]:
+        feed, fresh = self._feeds.acquire(spec, deadline)
+        try:
+            yield feed, fresh
+        finally:
+            self._feeds.release(feed)
+
+    def _begun(
+        self, feed: Feed, begin: Callable[[Feed], T], suits: Callable[[Feed], bool], *, fresh: bool
+    ) -> T | None:
+        """None when the feed is too old to be believed; it is forgotten then."""
+        try:
+            if fresh or suits(feed):
+                return begin(feed)
+        except Exception as error:
+            if self._fetcher.fault(error).category != ErrorCategory.NOT_FOUND:
+                raise
+            if fresh:
+                self._feeds.forget(feed)
+                raise
+        self._feeds.forget(feed)
+        return None
 
     def _physical(self, request: ChangeFeedRequest) -> PartitionId | None:
         if not isinstance(request.scope, PhysicalPartition):

@@ -47,13 +47,17 @@ class PartitionId:
     native: str
     incarnation_digest: str
 
+    def is_of(self, incarnation: str | None) -> bool:
+        """True when it belongs to this incarnation of the resource."""
+        return self.incarnation_digest == _digest(incarnation)
+
     def check_incarnation(self, address: ResourceAddress, incarnation: str | None) -> None:
         """Refuse an id of a resource that was recreated; asked when the feed is open.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` when the resource is another one by now.
         """
-        if self.incarnation_digest != _digest(incarnation):
+        if not self.is_of(incarnation):
             raise _foreign(f"is of an earlier {address} that was recreated under the same name")
 
 

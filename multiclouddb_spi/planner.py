@@ -1,18 +1,23 @@
 """Plans bounded reads: from one lineage to the next, by as many records as wanted.
 
-The plan of a step is the difference of two lineages (`ranges_between`), so both ends can be stored
-and the step be read again, anywhere, with the same result. A step never reads a child together
-with its parent: the ranges of one step may be read in any order.
+The plan of a step is the difference of two lineages (`ranges_between`), so both can be stored and the
+step be read again, anywhere, with the same result. A step never reads a child together
+with its parent: the ranges of one step may be read in any order. For the same reason a partition
+that becomes active in a step is not moved in it: the step before knows nothing of it.
+
+No method changes its arguments, so each can be called again: only reads are retried here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any, Final
 
 import attrs
 
-from multiclouddb_api import ErrorCategory, Fail, OnExpired, SkipToOldest
+from multiclouddb_api import AtTime, ErrorCategory, Fail, OnExpired, SkipToOldest, invalid_request
 from multiclouddb_spi.contract import (
     Awaiting,
     Continue,
@@ -28,14 +33,16 @@ from multiclouddb_spi.contract import (
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import fault_of
+from multiclouddb_spi.fault import RecordFault
 from multiclouddb_spi.lineage import Active, Lineage, Waiting
-from multiclouddb_spi.ranges import Range
+from multiclouddb_spi.ranges import Range, RangeReading
 
-__all__ = ["Planner", "Target", "ranges_between"]
+__all__ = ["Planner", "Step", "Target", "ranges_between"]
 
-_PASSES: Final = 4
+_AT_ONCE: Final = 256
+_AHEAD: Final = timedelta(seconds=60)
 _RECORDS: Final = 10_000
-_BYTES: Final = 8 * 1024 * 1024
+_SPARE_SECONDS: Final = 30.0
 
 
 @attrs.frozen
@@ -44,18 +51,51 @@ class Target:
 
     Attributes:
         cursors: Partition → where to stop in it.
-        passed: Partitions that ended before: they are read to their end.
+        passed: Partitions that ended before, which are read to their end; None = every partition
+            that has no cursor. What is neither passed nor has a cursor came later.
     """
 
     cursors: Mapping[str, Cursor]
-    passed: frozenset[str]
+    passed: frozenset[str] | None
 
 
-def ranges_between(before: Lineage, after: Lineage) -> list[Range]:
-    """What lies between two lineages of one feed, `after` planned from `before`; pure."""
-    ends = {entry.partition_id: entry.cursor for entry in after if not isinstance(entry, Waiting)}
+@attrs.frozen
+class Step:
+    """One planned step.
+
+    Attributes:
+        before: Where reading stands.
+        after: Where it stands when the ranges are read.
+        ends: Partition → where it ended, for those that ended in this step: `after` does not have
+            them any more.
+    """
+
+    before: Lineage
+    after: Lineage
+    ends: Mapping[str, Cursor]
+
+    @property
+    def moved(self) -> bool:
+        """False when there is nothing to read."""
+        return self.after.to_json() != self.before.to_json()
+
+    def ranges(self) -> list[Range]:
+        """What to read, in any order."""
+        return ranges_between(self.before, self.after, self.ends)
+
+
+def ranges_between(before: Lineage, after: Lineage, ends: Mapping[str, Cursor]) -> list[Range]:
+    """What lies between two lineages of one feed; pure.
+
+    Args:
+        before: As in `Step`.
+        after: As in `Step`.
+        ends: As in `Step`.
+    """
+    until = {**ends}
+    until.update({entry.partition_id: entry.cursor for entry in after if not isinstance(entry, Waiting)})
     parts = [
-        Range(entry.partition_id, entry.cursor, ends.get(entry.partition_id)) for entry in before.active()
+        Range(entry.partition_id, entry.cursor, until.get(entry.partition_id)) for entry in before.active()
     ]
     return [part for part in parts if part.until != part.start]
 
@@ -74,7 +114,13 @@ class Planner:
         self._on_expired = on_expired or Fail()
 
     def start(self, position: FeedStart, deadline: Deadline) -> Lineage:
-        """Resolve a start."""
+        """Resolve a start.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` for a moment that is still to come.
+        """
+        if isinstance(position, AtTime):
+            self._check_not_ahead(position.utc, deadline)
         return Lineage.from_seeds(self._feed.start(position, None, deadline), self._feed.join)
 
     def restore(self, value: Any) -> Lineage:
@@ -87,8 +133,8 @@ class Planner:
 
     def advance(
         self, before: Lineage, max_records: int | None, deadline: Deadline, target: Target | None = None
-    ) -> Lineage:
-        """The lineage one step on; equal to `before` when there is nothing to read.
+    ) -> Step:
+        """The next step; it has not moved when there is nothing to read.
 
         Args:
             before: Where reading stands; it is not changed.
@@ -96,27 +142,69 @@ class Planner:
             deadline: When planning has to be over.
             target: Not further than this.
         """
-        after = self.restore(before.to_json())
-        self._discover(after, deadline)
-        heads = self._heads(after, max_records, deadline, target)
-        if not any(self._worth(after, name, head) for name, head in heads.items()):
-            return after
-        for name, head in heads.items():
-            _apply(after, name, head)
-        after.rotate(heads)
-        return after
+        wanted = {e.partition_id: e.cursor for e in before.active() if _within(self._feed, e, target)}
+        return self._step(before, wanted, max_records, deadline, target)
+
+    def steps(self, before: Lineage, deadline: Deadline, target: Target | None = None) -> Iterator[Step]:
+        """Every step from a lineage to the present end of the feed, or to the target.
+
+        Each partition is asked once, so that it ends however fast records come.
+        """
+        asked: set[str] = set()
+        while True:
+            fresh = [entry for entry in before.active() if entry.partition_id not in asked]
+            wanted = {e.partition_id: e.cursor for e in fresh if _within(self._feed, e, target)}
+            asked.update(wanted)
+            step = self._step(before, wanted, None, deadline, target)
+            if not step.moved:
+                return
+            yield step
+            before = step.after
 
     def target(self, before: Lineage, deadline: Deadline) -> Target:
         """The present end of the feed: what is written later lies behind it."""
-        passed: set[str] = set()
-        lineage = before
-        while True:
-            after = self.advance(lineage, None, deadline)
-            passed |= {entry.partition_id for entry in lineage} - {entry.partition_id for entry in after}
-            if after.to_json() == lineage.to_json():
-                cursors = {entry.partition_id: entry.cursor for entry in after.active()}
-                return Target(cursors, frozenset(passed))
-            lineage = after
+        last, passed = before, set[str]()
+        for step in self.steps(before, deadline):
+            passed |= {e.partition_id for e in step.before} - {e.partition_id for e in step.after}
+            last = step.after
+        return Target({entry.partition_id: entry.cursor for entry in last.active()}, frozenset(passed))
+
+    def target_at(self, moment: datetime, deadline: Deadline) -> Target:
+        """The end of the feed as it was at a moment; needs `CHANGE_FEED_POINT_IN_TIME`.
+
+        Args:
+            moment: Aware. As near before it as the capability's note says.
+            deadline: When it has to be over.
+        """
+        seeds = self._feed.start(AtTime(moment), None, deadline)
+        return Target({seed.partition_id: seed.cursor for seed in seeds}, None)
+
+    def _check_not_ahead(self, moment: datetime, deadline: Deadline) -> None:
+        now = self._feed.clock(deadline) or datetime.now(UTC)
+        if moment - now > _AHEAD:
+            raise invalid_request(
+                "AtTime.utc",
+                f"is {(moment - now).total_seconds():.0f} s ahead of the service's clock",
+                "pass a moment that has been, or Now()",
+            )
+
+    def _step(
+        self,
+        before: Lineage,
+        wanted: dict[str, Cursor],
+        max_records: int | None,
+        deadline: Deadline,
+        target: Target | None,
+    ) -> Step:
+        after = self.restore(before.to_json())
+        self._discover(after, deadline)
+        heads = self._heads(after, wanted, max_records, deadline, target)
+        if any(self._worth(after, name, head) for name, head in heads.items()):
+            for name, head in heads.items():
+                _apply(after, name, head)
+            after.rotate(heads)
+        ends = {name: head.cursor for name, head in heads.items() if name not in after}
+        return Step(before, after, ends)
 
     def _worth(self, lineage: Lineage, name: str, head: Head) -> bool:
         """Only records or an end are worth a step: an idle position alone is not."""
@@ -130,40 +218,50 @@ class Planner:
                 _end(lineage, name, outcome)
 
     def _heads(
-        self, lineage: Lineage, max_records: int | None, deadline: Deadline, target: Target | None
+        self,
+        lineage: Lineage,
+        wanted: dict[str, Cursor],
+        max_records: int | None,
+        deadline: Deadline,
+        target: Target | None,
     ) -> dict[str, Head]:
         """Where each partition is read until; the records of all together are bounded."""
-        wanted = [entry for entry in lineage.active() if _within(self._feed, entry, target)]
         if max_records is None:
-            return self._clip(
-                self._ask({e.partition_id: e.cursor for e in wanted}, None, lineage, deadline), target
-            )
+            return self._clip(self._ask(wanted, None, lineage, deadline), target)
         heads: dict[str, Head] = {}
-        left, hungry = max_records, {entry.partition_id: entry.cursor for entry in wanted}
-        for _ in range(_PASSES):
-            if left <= 0 or not hungry:
-                break
+        left, hungry = max_records, dict(wanted)
+        while left > 0 and hungry:
             share = max(1, left // len(hungry))
-            asked = dict(list(hungry.items())[:left])
-            for name, head in self._clip(self._ask(asked, share, lineage, deadline), target).items():
-                count = share if head.records is None else head.records
+            asked = dict(islice(hungry.items(), max(left, _AT_ONCE)))
+            answers = self._clip(self._ask(asked, share, lineage, deadline), target)
+            for name, cursor in asked.items():
+                head = answers.get(name)
+                if head is None:
+                    heads.pop(name, None)
+                    del hungry[name]
+                    continue
+                count = _records(head, cursor, share)
+                if count > left:
+                    continue
                 left -= count
-                before = heads[name].records if name in heads else 0
-                heads[name] = attrs.evolve(
-                    head, records=None if head.records is None else (before or 0) + count
-                )
-                if count < share or not isinstance(head.outcome, Continue):
-                    hungry.pop(name, None)
-                else:
+                heads[name] = _added(heads.get(name), head)
+                if count == share and self._goes_on(name, head, target):
                     hungry[name] = head.cursor
+                else:
+                    del hungry[name]
         return heads
+
+    def _goes_on(self, name: str, head: Head, target: Target | None) -> bool:
+        at_head = Active(name, head.cursor)
+        return isinstance(head.outcome, Continue) and _within(self._feed, at_head, target)
 
     def _ask(
         self, cursors: dict[str, Cursor], most: int | None, lineage: Lineage, deadline: Deadline
     ) -> dict[str, Head]:
+        """The head of each; one whose branch was lost to retention is replaced in the lineage."""
         try:
             if isinstance(self._feed, SupportsHeads):
-                return self._feed.heads(cursors, most, deadline)
+                return self._feed.heads(cursors, most, deadline) if cursors else {}
             return {name: self._read_head(name, cursor, most, deadline) for name, cursor in cursors.items()}
         except Exception as error:
             fault = fault_of(self._provider, error)
@@ -171,35 +269,45 @@ class Planner:
                 self._on_expired, SkipToOldest
             ):
                 raise
-        return self._ask(self._skip(cursors, lineage, deadline), most, lineage, deadline)
+            left = self._skip(cursors, lineage, deadline)
+            if left == cursors:
+                raise
+        return self._ask(left, most, lineage, deadline)
 
     def _skip(self, cursors: dict[str, Cursor], lineage: Lineage, deadline: Deadline) -> dict[str, Cursor]:
         """Go on at the oldest record in each partition that has expired."""
-        for seed in self._feed.oldest(list(cursors), deadline):
-            name = seed.partition_id
-            if name not in cursors or self._feed.compare(cursors[name], seed.cursor) == -1:
-                if name not in lineage:
-                    lineage.replace(next(iter(cursors)), [seed])
-                cursors = {**cursors, name: seed.cursor}
-        return {name: cursor for name, cursor in cursors.items() if name in lineage}
+        left: dict[str, Cursor] = {}
+        for name, cursor in cursors.items():
+            seeds = {seed.partition_id: seed for seed in self._feed.oldest([name], deadline)}
+            if name not in seeds:
+                lineage.replace(name, list(seeds.values()))
+            elif self._feed.compare(cursor, seeds[name].cursor) == -1:
+                left[name] = seeds[name].cursor
+            else:
+                left[name] = cursor
+        return left
 
     def _read_head(self, name: str, cursor: Cursor, most: int | None, deadline: Deadline) -> Head:
         """Find a head by reading, where the service has no cheaper way."""
-        reader = self._feed.open(name, cursor)
+        reading = RangeReading(self._provider, self._feed, Range(name, cursor, None))
         count, outcome = 0, Continue()
         try:
-            while most is None or count < most:
-                batch = reader.fetch(
-                    _RECORDS if most is None else min(_RECORDS, most - count), _BYTES, 0.0, deadline
-                )
+            # Where records come faster than they are read, what was read by the deadline is a step too.
+            while (most is None or count < most) and not (count and deadline.remaining() < _SPARE_SECONDS):
+                wanted = _RECORDS if most is None else min(_RECORDS, most - count)
+                batch = reading.fetch(wanted, deadline)
                 count += len(batch)
                 cursor = batch.cursor_after(len(batch))
                 if not isinstance(batch.outcome, Continue) or (
                     not len(batch) and batch.caught_up is not False
                 ):
                     return Head(cursor, count, batch.outcome)
+        except RecordFault:
+            # What lies before a poison record is delivered first.
+            if not count:
+                raise
         finally:
-            reader.close()
+            reading.close()
         return Head(cursor, count, outcome)
 
     def _clip(self, heads: dict[str, Head], target: Target | None) -> dict[str, Head]:
@@ -208,17 +316,35 @@ class Planner:
         clipped = {}
         for name, head in heads.items():
             bound = target.cursors.get(name)
-            if name in target.cursors and self._feed.compare(head.cursor, bound) == 1:
-                head = Head(bound, None, Continue())
+            behind = self._feed.compare(head.cursor, bound) if name in target.cursors else None
+            if behind in (0, 1):
+                # An end right at the bound is left for later too: its children lie behind the target.
+                head = Head(bound, None if behind else head.records, Continue())
             clipped[name] = head
         return clipped
 
 
+def _records(head: Head, asked: Cursor, share: int) -> int:
+    """How many records at most lie before a head."""
+    if head.records is not None:
+        return head.records
+    return 0 if head.cursor == asked else share
+
+
+def _added(before: Head | None, head: Head) -> Head:
+    """A head that was asked for in two parts."""
+    if before is None or before.records is None or head.records is None:
+        return head if before is None else attrs.evolve(head, records=None)
+    return attrs.evolve(head, records=before.records + head.records)
+
+
 def _within(feed: Feed, entry: Active, target: Target | None) -> bool:
-    if target is None or entry.partition_id in target.passed:
+    """True when there may be something to read in front of the target."""
+    if target is None:
         return True
-    bound = target.cursors.get(entry.partition_id)
-    return entry.partition_id in target.cursors and feed.compare(entry.cursor, bound) == -1
+    if entry.partition_id not in target.cursors:
+        return target.passed is None or entry.partition_id in target.passed
+    return feed.compare(entry.cursor, target.cursors[entry.partition_id]) == -1
 
 
 def _apply(lineage: Lineage, name: str, head: Head) -> None:

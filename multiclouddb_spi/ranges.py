@@ -16,7 +16,7 @@ from multiclouddb_spi.failure import fault_of, to_error
 from multiclouddb_spi.fault import Fault, ProviderFault, RecordFault
 from multiclouddb_spi.retry import retrying
 
-__all__ = ["Range", "read_range"]
+__all__ = ["Range", "RangeReading", "read_range"]
 
 _FETCH_SECONDS: Final = 120.0
 _RECORDS: Final = 10_000
@@ -53,7 +53,7 @@ def read_range(
     Raises:
         MulticloudDbError: By category; `CHECKPOINT_EXPIRED` when the range is no longer whole.
     """
-    reading = _RangeReading(provider, feed, part)
+    reading = RangeReading(provider, feed, part)
     try:
         yield from reading.batches(on_expired or Fail())
     except (ProviderFault, RecordFault) as error:
@@ -62,16 +62,25 @@ def read_range(
         reading.close()
 
 
-class _RangeReading:
+class RangeReading:
+    """Reads a range with retries, in the caller's thread.
+
+    Args:
+        provider: Classifies failures.
+        feed: The opened feed.
+        part: What to read.
+    """
+
     def __init__(self, provider: Provider, feed: Feed, part: Range) -> None:
         self._provider, self._feed, self._part = provider, feed, part
         self._position = part.start
         self._reader: Reader | None = None
 
     def batches(self, on_expired: OnExpired) -> Iterator[Batch]:
+        """The whole range; batches are not empty."""
         while True:
             try:
-                batch = self._fetch()
+                batch = self.fetch(_RECORDS, Deadline.after(_FETCH_SECONDS))
             except Exception as error:
                 fault = _fault(self._provider, error)
                 skip = (
@@ -85,18 +94,33 @@ class _RangeReading:
                 raise to_error(self._provider.provider_id, "read", fault, error) from error
             if len(batch):
                 yield batch
-            if not isinstance(batch.outcome, Continue):
+            ended = not isinstance(batch.outcome, Continue)
+            if ended and not self._is_short():
                 return
-            if not len(batch) and batch.caught_up:
+            if ended or (not len(batch) and batch.caught_up is not False):
                 raise ProviderFault(_short(self._feed.public_id(self._part.partition_id)))
 
     def close(self) -> None:
+        """Free the reader; idempotent."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
 
-    def _fetch(self) -> Batch:
-        deadline = Deadline.after(_FETCH_SECONDS)
+    def _is_short(self) -> bool:
+        """True in front of the bound: the partition has ended earlier than when it was planned."""
+        until = self._part.until
+        return until is not None and self._feed.compare(self._position, until) == -1
+
+    def fetch(self, max_records: int, deadline: Deadline) -> Batch:
+        """The next records, possibly none.
+
+        Args:
+            max_records: Hard bound on `len(batch)`.
+            deadline: No try begins behind it.
+
+        Raises:
+            Exception: What the provider raised, the last time.
+        """
         pause = threading.Event()
         policy = retrying(
             lambda error: _fault(self._provider, error),
@@ -104,16 +128,16 @@ class _RangeReading:
             lambda seconds: _sleep(pause, seconds),
             lambda *_: None,
         )
-        batch: Batch = policy(self._once, deadline)
+        batch: Batch = policy(self._once, max_records, deadline)
         self._position = batch.cursor_after(len(batch))
         return batch
 
-    def _once(self, deadline: Deadline) -> Batch:
+    def _once(self, max_records: int, deadline: Deadline) -> Batch:
         part = self._part
         if self._reader is None:
             self._reader = self._feed.open(part.partition_id, self._position, part.until)
         try:
-            return self._reader.fetch(_RECORDS, _BYTES, 0.0, deadline)
+            return self._reader.fetch(max_records, _BYTES, 0.0, deadline)
         except BaseException:
             self.close()
             raise

@@ -11,7 +11,7 @@ from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.fault import InvalidCursor
 from multiclouddb_spi.lineage import Join, Lineage
 
-__all__ = ["FeedOver", "FeedState", "Retired", "state_from_json", "state_to_json"]
+__all__ = ["FeedOver", "FeedState", "Retired", "end_from_json", "state_from_json", "state_to_json"]
 
 
 @attrs.frozen
@@ -61,13 +61,23 @@ def state_from_json(value: Any, join: Join) -> FeedState:
     Raises:
         InvalidCursor: The value was not made by `state_to_json`.
     """
+    end = end_from_json(value)
+    return Lineage.from_json(value, join) if end is None else end
+
+
+def end_from_json(value: Any) -> Retired | FeedOver | None:
+    """The state when reading has ended there, else None.
+
+    Raises:
+        InvalidCursor: A child is unreadable.
+    """
     match value:
         case {"retired": str() as partition_id, "children": [*children]}:
             return Retired(partition_id, tuple(_child(child) for child in children))
         case {"over": str() as reason}:
             return FeedOver(reason)
         case _:
-            return Lineage.from_json(value, join)
+            return None
 
 
 def _child(item: Any) -> Child:

@@ -9,7 +9,8 @@ How it goes, in the caller's thread, while fetches run on the pool:
  3. A partition that ended is retired once its last record is handed out; its children join the
     queue and are read in the same call.
  4. With something in hand the sweep ends as soon as no further answer is there, but not before
-    the head of the queue has had its turn: so no slow partition starves.
+    the head of the queue has had its turn, for which a place on the page is kept: so no slow
+    partition starves. One that is slower than `HEAD_SECONDS` has had its turn.
  5. With nothing in hand it goes on until every partition has answered that it has nothing, and
     then for as long as the caller wants to wait.
 """
@@ -17,15 +18,16 @@ How it goes, in the caller's thread, while fetches run on the pool:
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import ErrorCategory, Gap, OnExpired, SkipToOldest
 from multiclouddb_spi.contract import Awaiting, Batch, Child, Continue, Drained, Ended, Feed, Outcome, Seed
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.fault import RecordFault
-from multiclouddb_spi.flight import Flight, Workshop
+from multiclouddb_spi.fault import ProviderFault, RecordFault
+from multiclouddb_spi.fetcher import closed_fault, late_fault
+from multiclouddb_spi.flight import HEAD_SECONDS, Flight, Workshop
 from multiclouddb_spi.lineage import Lineage
 from multiclouddb_spi.live import Live
 from multiclouddb_spi.result import Slice, SweepResult
@@ -34,12 +36,11 @@ __all__ = ["Sweep"]
 
 T = TypeVar("T")
 
-_HEAD_SECONDS: Final = 2.0
 _LINGER_SECONDS: Final = 0.002
 _MOST_WAIT_SECONDS: Final = 1.0
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _MOST_PAUSE_SECONDS: Final = 0.5
-_MOST_SKIPS: Final = 8
+_MOST_SKIPS: Final = 3
 
 
 class Sweep(Generic[T]):
@@ -84,8 +85,10 @@ class Sweep(Generic[T]):
         self._paced: dict[str, float] = {}
         self._quiet: set[str] = set()
         self._turns: dict[str, None] = {}
+        self._aside: list[str] = []
+        self._skips: Counter[str] = Counter()
         self._lingering: float | None = None
-        self._round_began, self._pause, self._rounds, self._skips = self._began, _FIRST_PAUSE_SECONDS, 0, 0
+        self._round_began, self._pause, self._rounds = self._began, _FIRST_PAUSE_SECONDS, 0
 
     def run(self) -> SweepResult[T]:
         """Do it.
@@ -95,8 +98,9 @@ class Sweep(Generic[T]):
         """
         try:
             self._discover()
-            self._read(self._suspects)
-            self._read(name for name in self._queue if name not in self._turns)
+            self._read_suspects()
+            asked = {*self._turns, *self._todo, *self._paced}
+            self._read(name for name in self._queue if name not in asked and name not in self._flight)
             if not self._result.stopped() and not self._result.count:
                 self._wait()
         except BaseException:
@@ -104,6 +108,17 @@ class Sweep(Generic[T]):
             raise
         self._finish()
         return self._result
+
+    def _read_suspects(self) -> None:
+        """Ask these first and alone, so that nothing puts off what stops them; but not for ever."""
+        self._todo.extend(self._suspects)
+        until = min(self._deadline.at, self._began + HEAD_SECONDS)
+        while not self._full() and not self._turns.keys() >= set(self._suspects):
+            self._launch()
+            live = self._flight.land(until - time.monotonic()) if self._flight else None
+            if live is None:
+                return
+            self._answer(live)
 
     def _read(self, partition_ids: Iterable[str]) -> None:
         """Ask these, and what starts on the way, until there is reason to end."""
@@ -115,9 +130,10 @@ class Sweep(Generic[T]):
                     return
                 continue
             live = self._flight.land(self._patience())
-            if live is None:
+            if live is not None:
+                self._answer(live)
+            elif not self._go_on():
                 return
-            self._answer(live)
 
     def _full(self) -> bool:
         return self._result.count >= self._limit or self._result.stopped()
@@ -134,14 +150,18 @@ class Sweep(Generic[T]):
                 self._flight.keep(live)
                 self._served(name)
                 continue
-            if live.waiting:
+            slow = live.future is not None and time.monotonic() - live.asked_at > HEAD_SECONDS
+            if live.waiting or slow:
                 self._served(name)
+            self._quiet.discard(name)
             self._flight.launch(live, wait)
 
-    def _served(self, name: str) -> None:
+    def _served(self, name: str | None) -> None:
         """The head of the queue is not waited for any more."""
-        if name == self._head:
+        if name is not None and name == self._head:
             self._head = None
+            self._todo.extend(self._aside)
+            self._aside.clear()
 
     def _fetch_wait(self) -> float:
         """How long a read may block: not in the first round, which only looks around."""
@@ -153,21 +173,32 @@ class Sweep(Generic[T]):
         """How long the next answer is waited for."""
         now = time.monotonic()
         if not self._result.count:
-            return self._deadline.at - now
+            rest = self._deadline.at - now
+            return min(rest, HEAD_SECONDS) if self._todo or self._aside else rest
         if self._head is not None:
-            return min(self._deadline.at, self._began + _HEAD_SECONDS) - now
+            return min(self._deadline.at, self._began + HEAD_SECONDS) - now
         if self._lingering is None:
             self._lingering = now + _LINGER_SECONDS
         return self._lingering - now
+
+    def _go_on(self) -> bool:
+        """No answer came: True when there is something to do all the same."""
+        if self._deadline.passed():
+            return False
+        more = bool(self._aside) or not self._result.count
+        if self._head is not None and time.monotonic() - self._began >= HEAD_SECONDS:
+            self._turns[self._head] = None
+            self._served(self._head)
+        return more
 
     def _sleep_until_paced(self) -> bool:
         """With nothing else to do: wait for the partition that may be asked next."""
         if self._result.count or not self._paced:
             return False
         soonest = min(self._paced.values())
-        if soonest >= self._deadline.at:
+        if soonest >= (self._wait_until if self._rounds else self._deadline.at):
             return False
-        self._shop.closed.wait(max(0.0, soonest - time.monotonic()))
+        self._pause_for(soonest - time.monotonic())
         ready = [name for name, at in self._paced.items() if at <= time.monotonic()]
         for name in ready:
             del self._paced[name]
@@ -178,22 +209,22 @@ class Sweep(Generic[T]):
         """Every partition has answered: wait for news as long as the caller wants to."""
         while not self._result.count and not self._result.stopped():
             now = time.monotonic()
-            if now >= self._wait_until or self._shop.closed.is_set():
+            if now >= self._wait_until:
                 break
             rest = self._pause - (now - self._round_began)
-            self._shop.closed.wait(max(0.0, min(rest, self._wait_until - now)))
+            self._pause_for(min(rest, self._wait_until - now))
             self._pause = min(_MOST_PAUSE_SECONDS, 1.5 * self._pause)
             self._rounds += 1
             self._round_began = time.monotonic()
-            self._quiet.clear()
             self._discover()
             self._read([entry.partition_id for entry in self._lineage.active()])
 
+    def _pause_for(self, seconds: float) -> None:
+        if self._shop.closed.wait(max(0.0, seconds)):
+            raise closed_fault()
+
     def _answer(self, live: Live) -> None:
         name = live.partition_id
-        self._turns.pop(name, None)
-        self._turns[name] = None
-        self._served(name)
         try:
             batch = live.batch
             if batch is None:
@@ -201,34 +232,68 @@ class Sweep(Generic[T]):
                 self._result.account(live, batch)
         except RecordFault as fault:
             live.discard()
+            self._turn(name)
             self._result.poison = (name, fault)
         except Exception as error:  # noqa: BLE001 - classified by the provider
             live.discard()
+            if live.asked_at < self._began:
+                self._todo.appendleft(name)  # an earlier call's failure: it may work by now
+                return
+            self._turn(name)
             self._failed(name, error)
         else:
-            self._hand_out(live, batch)
+            self._result.errors.pop(name, None)
+            if live.taken < len(batch) and not self._places(name):
+                self._flight.keep(live)
+                self._aside.append(name)
+                return
+            self._turn(name)
+            try:
+                self._hand_out(live, batch)
+            except BaseException:
+                live.discard()
+                raise
+
+    def _turn(self, name: str) -> None:
+        self._turns.pop(name, None)
+        self._turns[name] = None
+        self._served(name)
+
+    def _places(self, name: str) -> int:
+        """How many records of a partition the page still takes; the head's place is kept for it."""
+        kept = self._head is not None and name != self._head and name not in self._suspects
+        return self._limit - self._result.count - kept
 
     def _hand_out(self, live: Live, batch: Batch) -> None:
-        first, result = live.taken, self._result
-        stop = min(len(batch), first + self._limit - result.count)
+        first, result, name = live.taken, self._result, live.partition_id
+        stop = min(len(batch), first + self._places(name))
         if stop == len(batch) > 0 and self._more_to_come(live, batch):
             self._flight.prefetch(live)
         try:
-            value = self._view(batch, first, stop) if stop > first else None
-        except RecordFault as fault:
-            result.poison = (live.partition_id, fault)
-            stop = fault.index
-            value = self._view(batch, first, stop) if stop > first else None
+            value, stop = self._viewed(name, batch, first, stop)
+        except Exception as error:  # noqa: BLE001 - a provider that cannot map its own records
+            live.discard()
+            self._blame(name, error)
+            return
         if stop > first or not len(batch):
             live.cursor, live.taken = batch.cursor_after(stop), stop
-            self._lineage.advance(live.partition_id, live.cursor)
+            self._lineage.advance(name, live.cursor)
         if value is not None:
-            result.slices.append(Slice(live.partition_id, value, stop - first, live.cursor))
+            result.slices.append(Slice(name, value, stop - first, live.cursor))
             result.count += stop - first
         if stop < len(batch):
             self._flight.keep(live)
         else:
             self._used_up(live, batch)
+
+    def _viewed(self, name: str, batch: Batch, first: int, stop: int) -> tuple[T | None, int]:
+        """What the view makes of the records, up to the first that is poison."""
+        try:
+            return (self._view(batch, first, stop) if stop > first else None), stop
+        except RecordFault as fault:
+            self._result.poison = (name, fault)
+            stop = fault.index
+            return (self._view(batch, first, stop) if stop > first else None), stop
 
     def _more_to_come(self, live: Live, batch: Batch) -> bool:
         """Worth reading on at once: not for the first page of a caller who may want one only."""
@@ -252,7 +317,7 @@ class Sweep(Generic[T]):
         self._flight.keep(live)
         if fresh and not len(batch) and batch.caught_up is not False:
             self._quiet.add(name)
-        else:
+        elif not (len(batch) and batch.caught_up):
             self._todo.append(name)
 
     def _outcome(self, name: str, outcome: Outcome) -> bool:
@@ -263,7 +328,8 @@ class Sweep(Generic[T]):
             case Awaiting():
                 self._lineage.await_children(name)
             case Ended(notice):
-                self._result.notices.append(notice)
+                if notice not in self._result.notices:  # all partitions of a dropped collection say so
+                    self._result.notices.append(notice)
                 self._todo.extend(self._lineage.retire(name))
                 if not len(self._lineage):
                     self._result.ended(notice)
@@ -276,7 +342,7 @@ class Sweep(Generic[T]):
         self._shop.watch.partition_retired(
             self._feed.spec.address,
             self._feed.public_id(name),
-            tuple(child.partition_id for child in children),
+            tuple(self._feed.public_id(child.partition_id) for child in children),
         )
         if self._single:
             self._result.retired = (name, children)
@@ -300,23 +366,38 @@ class Sweep(Generic[T]):
             return
         self._result.moved = True
         for name in drained:
+            self._result.errors.pop(name, None)
             self._outcome(name, outcomes.get(name, Awaiting()))
 
     def _failed(self, name: str, error: Exception) -> None:
-        fault = self._shop.fetcher.fault(error)
-        expired = fault.category == ErrorCategory.CHECKPOINT_EXPIRED
-        if expired and isinstance(self._on_expired, SkipToOldest) and self._skips < _MOST_SKIPS:
-            self._skip(name)
-            return
+        expired = self._shop.fetcher.fault(error).category == ErrorCategory.CHECKPOINT_EXPIRED
+        if expired and isinstance(self._on_expired, SkipToOldest) and self._skips[name] < _MOST_SKIPS:
+            try:
+                seeds = self._left(name)
+            except Exception as failed:  # noqa: BLE001 - classified by the provider
+                self._blame(name, failed)
+            else:
+                self._skip(name, *seeds)
+        else:
+            self._blame(name, error)
+
+    def _blame(self, name: str, error: Exception) -> None:
         self._result.errors[name] = error
-        if not fault.retryable:
+        if not self._shop.fetcher.fault(error).retryable:
             self._result.failure = (name, error)
 
-    def _skip(self, name: str) -> None:
+    def _left(self, name: str) -> tuple[list[Seed], set[str]]:
+        """What retention has left of a partition's branch, and what the service lists where it is gone."""
+        call, deadline = self._shop.fetcher.call, self._deadline
+        seeds = call(lambda: self._feed.oldest([name], deadline), deadline)
+        if any(seed.partition_id == name for seed in seeds):
+            return seeds, set()
+        return seeds, {item.partition_id for item in call(lambda: self._feed.partitions(deadline), deadline)}
+
+    def _skip(self, name: str, seeds: list[Seed], listed: set[str]) -> None:
         """Records behind the position are gone: go on with the oldest that are left."""
-        self._skips += 1
+        self._skips[name] += 1
         lost = self._lineage.cursor(name)
-        seeds = self._shop.fetcher.call(lambda: self._feed.oldest([name], self._deadline), self._deadline)
         gap = Gap(
             self._feed.public_id(name),
             self._feed.describe(lost).text,
@@ -328,7 +409,7 @@ class Sweep(Generic[T]):
         if self._single and [seed.partition_id for seed in seeds] != [name]:
             self._result.retired = (name, tuple(_child(seed) for seed in seeds))
             return
-        self._todo.extend(self._lineage.replace(name, seeds))
+        self._todo.extend(self._lineage.replace(name, seeds, listed))
         if not len(self._lineage):
             self._result.over = "everything was lost to retention"
 
@@ -341,11 +422,12 @@ class Sweep(Generic[T]):
             and len(active) == len(self._lineage)
             and all(entry.partition_id in self._quiet for entry in active)
         )
-        self._lineage.rotate(self._turns)
+        late = self._flight.park()
+        result.errors.update(dict.fromkeys(late, ProviderFault(late_fault())))
+        self._lineage.rotate([*self._turns, *late])
         stuck = result.failure or result.poison
         if stuck is not None and stuck[0] in self._lineage:
             self._lineage.suspect(stuck[0])
-        self._flight.park()
 
 
 def _child(seed: Seed) -> Child:

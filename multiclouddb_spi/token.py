@@ -40,6 +40,8 @@ __all__ = ["Envelope", "decode_token", "encode_token", "scope_text"]
 
 VERSION: Final = 1
 _MAX_INFLATED: Final = 256 * 1024 * 1024
+_TIMES: Final = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
+"""Microseconds since 1970 of the years 1 to 9999."""
 _FIELD: Final = "continuation_token"
 _PLAIN, _DEFLATED = b"j", b"z"
 
@@ -112,7 +114,10 @@ def encode_token(envelope: Envelope) -> str:
     deflate = zlib.compressobj(6, zlib.DEFLATED, -15)
     deflated = deflate.compress(plain) + deflate.flush()
     flag, payload = (_DEFLATED, deflated) if len(deflated) < len(plain) else (_PLAIN, plain)
-    raw = flag + zlib.crc32(payload).to_bytes(4, "big") + payload
+    return _text(flag + zlib.crc32(payload).to_bytes(4, "big") + payload)
+
+
+def _text(raw: bytes) -> str:
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
 
 
@@ -159,6 +164,8 @@ def _payload(token: str) -> bytes:
         raw = binascii.a2b_base64(padded.encode("ascii").translate(_FROM_URL), strict_mode=True)
     except (ValueError, UnicodeEncodeError) as error:
         raise _damaged("it is not base64url text") from error
+    if _text(raw) != token:
+        raise _damaged("its last characters are not what this library writes")
     flag, checksum, payload = raw[:1], raw[1:5], raw[5:]
     if flag not in (_PLAIN, _DEFLATED) or len(checksum) != 4:
         raise _damaged("it does not begin like one")
@@ -184,8 +191,9 @@ def _inflate(payload: bytes) -> bytes:
 def _parse(payload: bytes) -> dict[str, Any]:
     try:
         body = orjson.loads(payload)
-    except orjson.JSONDecodeError as error:
-        raise _damaged("it holds no JSON") from error
+        orjson.dumps(body)  # it can be read nested deeper than it can be written again
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError) as error:
+        raise _damaged("it holds no JSON, or too deep a nest of it") from error
     if not isinstance(body, dict):
         raise _damaged("it holds no JSON object")
     return body
@@ -199,7 +207,7 @@ def _address(database: str | None, collection: str | None) -> ResourceAddress:
 
 
 def _watermark(value: object) -> int | None:
-    if value is None or (type(value) is int and abs(value) < 2**58):
+    if value is None or (type(value) is int and value in _TIMES):
         return value
     raise _damaged("its watermark is no time")
 

@@ -944,7 +944,7 @@ class TestTroubles:
 
     @pytest.mark.parametrize("seed", range(50))
     def test_nothing_is_lost_in_rough_weather(self, seed):
-        sim = Simulation(partitions=2, weather=Weather.rough(seed))
+        sim = Simulation(partitions=2, weather=Weather.rough(seed, control=0.0))
         fill(sim, 15)
         sim.transaction([(f"k{number}", {"n": number}) for number in range(7)])
         sim.merge(*sim.split("p0"))

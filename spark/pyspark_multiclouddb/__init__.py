@@ -1,0 +1,53 @@
+"""The Spark data source `multiclouddb`: change feeds as streams and batches.
+
+Spark finds it by the name of this package, without registration:
+
+    spark.readStream.format("multiclouddb").option("url", "embedded:///data/store.db").option(...)
+
+Spark imports every package whose name starts with `pyspark_`, and does without all of them when one
+import fails. So nothing is imported here before it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark_multiclouddb.errors import error_from_query
+    from pyspark_multiclouddb.frame import pages_to_dataframe
+    from pyspark_multiclouddb.java import ensure_java
+    from pyspark_multiclouddb.session import local_session
+    from pyspark_multiclouddb.sinks import latest_by_key, merge_into_delta
+    from pyspark_multiclouddb.source import DefaultSource
+
+__all__ = [
+    "DefaultSource",
+    "ensure_java",
+    "error_from_query",
+    "latest_by_key",
+    "local_session",
+    "merge_into_delta",
+    "pages_to_dataframe",
+]
+
+_MODULES = {
+    "DefaultSource": "source",
+    "ensure_java": "java",
+    "error_from_query": "errors",
+    "latest_by_key": "sinks",
+    "local_session": "session",
+    "merge_into_delta": "sinks",
+    "pages_to_dataframe": "frame",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -286,7 +286,7 @@ class SimulationFeed(Feed):
 
     def _head(self, partition_id: str, place: Place, max_records: int | None) -> Head:
         partition = self.sim.partitions[partition_id]
-        if place[0] <= partition.trimmed:
+        if not partition.keeps(place[0], strict=self.sim.weather.strict_retention):
             raise TrimmedError(f"{place_text(place)} of {partition_id} is no longer kept")
         end = behind(self.sim.head if partition.closed is None else partition.closed)
         known = self._hash is None

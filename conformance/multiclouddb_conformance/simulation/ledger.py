@@ -1,66 +1,98 @@
-"""The plain model that the engine is held against: what was written, and what came when."""
+"""The plain model that a consumer of the simulation is held against: what was written, what came."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from multiclouddb_api import ChangeFeedPage
-from multiclouddb_conformance.simulation import Simulation, Written
+from multiclouddb_api import ChangeEvent, ChangeFeedPage
+from multiclouddb_conformance.simulation.tree import Written
+from multiclouddb_conformance.simulation.world import Simulation
+
+__all__ = ["Ledger"]
 
 
 class Ledger:
-    """One consumer's deliveries, checked page by page against the truth."""
+    """One consumer's deliveries, checked page by page against the truth.
+
+    Each check raises `AssertionError`: an event that is wrong or out of order, a child before its
+    parent, a watermark that goes back or is too late, a page that is too long, and a page that is
+    called idle while something is missing.
+
+    Args:
+        sim: The collection that is read.
+        since: The commit behind which the feed starts.
+
+    Attributes:
+        first: Event id → how many other events came before it for the first time.
+        duplicates: Deliveries of what had come before, or lies before the start.
+    """
 
     def __init__(self, sim: Simulation, since: int = 0) -> None:
         self.sim = sim
         self.since = since
         self.first: dict[str, int] = {}
-        self.deliveries = 0
         self.duplicates = 0
-        self.watermark: datetime | None = None
+        self._truth: dict[str, Written] = {}
+        self._open: dict[str, int] = {}
+        self._noted = 0
+        self._watermark: datetime | None = None
         self._last: dict[str, tuple[int, int]] = {}
 
-    def expected(self) -> list[Written]:
-        return [item for item in self.sim.truth if item.commit > self.since]
-
     def take(self, page: ChangeFeedPage, limit: int) -> None:
-        """Check one page and note it down."""
-        assert not limit or len(page.events) <= limit
-        truth = {item.event_id: item for item in self.sim.history}
+        """Check one page, read with `max_page_size=limit`, and note it down."""
+        self._note()
+        assert not limit or len(page.events) <= limit, f"{len(page.events)} events on a page of {limit}"
         for event in page.events:
-            item = truth[event.event_id]
-            assert event.key == item.key
-            assert event.type is item.type
-            assert event.timestamp == item.timestamp
-            assert event.partition_id == self.sim.public_id(item.partition_id)
-            self.deliveries += 1
-            if event.event_id in self.first or item.commit <= self.since:
-                self.duplicates += 1
-                continue
-            self._check_first(item)
-            self.first[event.event_id] = len(self.first)
+            self._take(event)
         told = page.diagnostics.watermark
         if told is not None:
-            assert self.watermark is None or told >= self.watermark, "the watermark went back"
-            self.watermark = told
+            assert self._watermark is None or told >= self._watermark, "the watermark went back"
+            self._watermark = told
         if page.idle and not page.notices:
-            assert not self.missing(), f"idle, but {len(self.missing())} events are missing"
+            assert not self.missing(), f"idle, but {self.missing()} events are missing"
 
-    def _check_first(self, item: Written) -> None:
-        place = (item.commit, item.index)
-        assert place > self._last.get(item.partition_id, (-1, -1)), f"{item.event_id} is out of order"
-        self._last[item.partition_id] = place
-        if self.watermark is not None and item.commit > self.since:
-            assert item.timestamp >= self.watermark, f"{item.event_id} is older than the watermark"
-        self._check_parents(item.partition_id)
+    def missing(self) -> int:
+        """How many events have not come yet."""
+        self._note()
+        return sum(self._open.values())
 
-    def _check_parents(self, partition_id: str) -> None:
-        for parent in self.sim.lineage[partition_id]:
-            late = [i for i in self._of(parent) if i.event_id not in self.first]
-            assert not late, f"{partition_id} was read before its parent {parent} was drained"
+    def expected(self) -> set[str]:
+        """Ids of all events that the feed has to deliver."""
+        self._note()
+        return {item.event_id for item in self._truth.values() if item.commit > self.since}
 
-    def _of(self, partition_id: str) -> list[Written]:
-        return [item for item in self.expected() if item.partition_id == partition_id]
+    def undelivered(self, partition_id: str) -> int:
+        """How many events of a partition have not come yet."""
+        self._note()
+        return self._open.get(partition_id, 0)
 
-    def missing(self) -> list[Written]:
-        return [item for item in self.expected() if item.event_id not in self.first]
+    def restart(self, since: int) -> None:
+        """The feed starts later than was thought: nothing has been delivered yet."""
+        assert not self.first
+        self.since, self._noted = since, 0
+        self._open.clear()
+
+    def _note(self) -> None:
+        for item in self.sim.history[self._noted :]:
+            self._truth[item.event_id] = item
+            if item.commit > self.since:
+                self._open[item.partition_id] = self._open.get(item.partition_id, 0) + 1
+        self._noted = len(self.sim.history)
+
+    def _take(self, event: ChangeEvent) -> None:
+        item = self._truth[event.event_id]
+        assert (event.key, event.type, event.timestamp) == (item.key, item.type, item.timestamp)
+        assert event.partition_id == self.sim.public_id(item.partition_id)
+        if event.event_id in self.first or item.commit <= self.since:
+            self.duplicates += 1
+            return
+        name, place = item.partition_id, (item.commit, item.index)
+        assert place > self._last.get(name, (-1, -1)), f"{item.event_id} is out of order"
+        assert self._watermark is None or item.timestamp >= self._watermark, (
+            f"{item.event_id} is older than the watermark"
+        )
+        for parent in self.sim.lineage[name]:
+            assert not self._open.get(parent), f"{name} was read before its parent {parent} was drained"
+        self.first[event.event_id] = len(self.first)
+        self._last[name] = place
+        self._open[name] -= 1

@@ -207,7 +207,7 @@ class SimulationReader(Reader):
         return Slice(self._place, self._place, outcome=Ended(Dropped(name)))
 
     def _check_position(self, partition: PartitionLog) -> None:
-        if self._place[0] <= partition.trimmed:
+        if not partition.keeps(self._place[0], strict=self._sim.weather.strict_retention):
             raise TrimmedError(f"{place_text(self._place)} of {self._id} is no longer kept")
         if self._place > behind(self._sim.head):
             raise BadPositionError(f"{place_text(self._place)} of {self._id} has not been reached yet")

@@ -91,6 +91,7 @@ class PartitionLog:
         closed: The commit at which it ended, or None while it takes writes.
         children: Ids of its children; empty while it takes writes.
         trimmed: Everything up to this commit is no longer kept.
+        forgotten: The last commit here that was there and is no longer kept.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class PartitionLog:
         self.closed: int | None = None
         self.children: tuple[str, ...] = ()
         self.trimmed = 0
+        self.forgotten = 0
         self._numbers: list[int] = []
         self._commits: list[Commit] = []
         self._counts: list[int] = [0]
@@ -135,7 +137,17 @@ class PartitionLog:
         """Forget every commit up to and including a number."""
         self.trimmed = max(self.trimmed, upto if self.closed is None else min(upto, self.closed))
         cut = bisect_right(self._numbers, self.trimmed)
+        self.forgotten = self._numbers[cut - 1] if cut else self.forgotten
         del self._numbers[:cut], self._commits[:cut], self._counts[:cut]
+
+    def keeps(self, number: int, *, strict: bool) -> bool:
+        """True when reading may begin at a commit: nothing behind that was forgotten.
+
+        Args:
+            number: The commit that would be read next.
+            strict: False to allow a position that is too old but has missed nothing.
+        """
+        return number > (self.trimmed if strict else self.forgotten)
 
     def find(self, number: int) -> int:
         """Index of the first kept commit with at least this number."""

@@ -70,6 +70,9 @@ class Weather:
         repeat_children: True to name some children twice.
         caught_up: What `Batch.caught_up` says.
         heartbeats: True when the position of an idle partition moves.
+        strict_retention: True when a position that is too old is refused, as services do; False when
+            it is only where something behind it was forgotten, so that a partition that stays where
+            it is does not expire.
         watermarks: True when batches have a watermark.
         poll_after: Seconds to wait before asking a partition again that has nothing.
         seed_descendants: True when a start lists the descendants of closed partitions as well,
@@ -104,6 +107,7 @@ class Weather:
     repeat_children: bool = False
     caught_up: CaughtUp = CaughtUp.EXACT
     heartbeats: bool = True
+    strict_retention: bool = True
     watermarks: bool = True
     poll_after: float = 0.0
     seed_descendants: bool = True
@@ -134,7 +138,9 @@ class Weather:
             "heartbeats": dice.choice([False, True]),
             "watermarks": dice.choice([False, True]),
             "seed_descendants": dice.choice([False, True]),
+            "control": dice.choice([0.0, 0.1]),
         }
+        habits["strict_retention"] = habits["heartbeats"]
         return cls(seed=seed, **{**habits, **changes})
 
 

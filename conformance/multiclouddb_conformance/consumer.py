@@ -1,0 +1,189 @@
+"""Applications that read a feed, taken apart into steps so that they can be killed after each.
+
+A consumer is a generator. What it does between two steps either happens as a whole or not at all
+when it is killed; only what a `Stored` says has survived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import attrs
+
+from multiclouddb_api import (
+    ChangeEvent,
+    ChangeFeedIterator,
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    Checkpoint,
+    ErrorCategory,
+    ErrorDetail,
+    FromContinuationToken,
+    MulticloudDbError,
+    OperationOptions,
+)
+from multiclouddb_api.iterator import ReadsChanges
+
+__all__ = [
+    "Consumer",
+    "ConsumerStep",
+    "Delivered",
+    "Failed",
+    "Pause",
+    "ReadsChanges",
+    "Received",
+    "Stored",
+    "iterator_consumer",
+    "page_consumer",
+    "page_consumer_with",
+]
+
+
+@attrs.frozen
+class Received:
+    """A page has come; nothing of it is done yet.
+
+    Attributes:
+        page: The page.
+    """
+
+    page: ChangeFeedPage
+
+
+@attrs.frozen
+class Delivered:
+    """The application is done with an event.
+
+    Attributes:
+        event: The event.
+    """
+
+    event: ChangeEvent
+
+
+@attrs.frozen
+class Stored:
+    """A token is stored: a later consumer begins there.
+
+    Attributes:
+        token: The token.
+    """
+
+    token: str = attrs.field(repr=False)
+
+
+@attrs.frozen
+class Failed:
+    """A read failed, and will be tried again.
+
+    Attributes:
+        error: How.
+    """
+
+    error: MulticloudDbError
+
+
+@attrs.frozen
+class Pause:
+    """Done with a page; the next step asks for another. The world may act now.
+
+    Attributes:
+        idle: What the page said.
+    """
+
+    idle: bool
+
+
+ConsumerStep: TypeAlias = Received | Delivered | Stored | Failed | Pause
+
+Consumer: TypeAlias = Callable[[ReadsChanges, ChangeFeedRequest, str | None], Iterator[ConsumerStep]]
+"""Client, request, stored token or None → the steps of an application, without end."""
+
+
+def starting_at(request: ChangeFeedRequest, token: str | None) -> ChangeFeedRequest:
+    """The request, going on at a stored token when there is one."""
+    if token is None:
+        return request
+    return attrs.evolve(request, start_position=FromContinuationToken(token))
+
+
+def page_consumer_with(options: OperationOptions | None = None) -> Consumer:
+    """An application that reads page after page, and stores each page's token when it is done with it."""
+
+    def consume(
+        client: ReadsChanges, request: ChangeFeedRequest, token: str | None
+    ) -> Iterator[ConsumerStep]:
+        while True:
+            try:
+                page = client.read_changes(starting_at(request, token), options)
+            except MulticloudDbError as error:
+                if not error.retryable:
+                    raise
+                yield Failed(error)
+                continue
+            yield Received(page)
+            for event in page.events:
+                yield Delivered(event)
+            token = page.continuation_token
+            yield Stored(token)
+            yield Pause(page.idle)
+
+    return consume
+
+
+page_consumer: Consumer = page_consumer_with()
+"""`page_consumer_with` the default options."""
+
+
+def iterator_consumer(**settings: Any) -> Consumer:
+    """A worker that loops over the pages of a `ChangeFeedIterator` which keeps its checkpoint.
+
+    Args:
+        settings: Settings of the iterator; its waits are short by default.
+    """
+    chosen = {"idle_backoff_seconds": 0.001, "max_idle_backoff_seconds": 0.001, **settings}
+
+    def consume(
+        client: ReadsChanges, request: ChangeFeedRequest, token: str | None
+    ) -> Iterator[ConsumerStep]:
+        store = _MemoryStore(token)
+        changes = ChangeFeedIterator(
+            client, request, checkpoint_store=store, checkpoint_name="consumer", **chosen
+        )
+        for page in changes.pages():
+            yield from store.saved()
+            yield Received(page)
+            for event in page.events:
+                yield Delivered(event)
+            yield Pause(page.idle)
+        yield from store.saved()
+
+    return consume
+
+
+class _MemoryStore:
+    """A checkpoint store that tells what was saved."""
+
+    def __init__(self, token: str | None) -> None:
+        self._checkpoint = None if token is None else Checkpoint(token, "0")
+        self._news: list[Stored] = []
+
+    def load(self, name: str) -> Checkpoint | None:
+        """The checkpoint."""
+        del name
+        return self._checkpoint
+
+    def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
+        """Replace it, if its version is the expected one."""
+        version = None if self._checkpoint is None else self._checkpoint.version
+        if version != expected:
+            raise MulticloudDbError(f"{name} was changed", ErrorDetail(ErrorCategory.CONFLICT))
+        self._checkpoint = Checkpoint(token, str(int(version or "0") + 1))
+        self._news.append(Stored(token))
+        return self._checkpoint
+
+    def saved(self) -> list[Stored]:
+        """What was saved since the last time that this was asked."""
+        news, self._news = self._news, []
+        return news

@@ -1,0 +1,200 @@
+"""What a feed promises, as checks on what was delivered; pure, for any provider.
+
+Each check takes the truth (identities of changes in the order in which they were written) and the
+events in the order in which they came, and returns its findings as text, none when all is well.
+Redelivery is allowed: only the first delivery of a change counts for order.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from multiclouddb_api import ChangeEvent, ChangeFeedPage
+
+__all__ = [
+    "Identify",
+    "by_event_id",
+    "check_complete",
+    "check_identity",
+    "check_key_order",
+    "check_known",
+    "check_lineage",
+    "check_order",
+    "check_watermarks",
+    "count_duplicates",
+    "first_deliveries",
+]
+
+Identify: TypeAlias = Callable[[ChangeEvent], Hashable]
+"""Which change an event is of: something that the truth holds."""
+
+
+def by_event_id(event: ChangeEvent) -> Hashable:
+    """The identity where the service's event ids are known beforehand, as in a simulation."""
+    return event.event_id
+
+
+def first_deliveries(delivered: Iterable[ChangeEvent], identify: Identify = by_event_id) -> list[ChangeEvent]:
+    """Each change's first delivery, in order."""
+    firsts: dict[Hashable, ChangeEvent] = {}
+    for event in delivered:
+        firsts.setdefault(identify(event), event)
+    return list(firsts.values())
+
+
+def count_duplicates(delivered: Sequence[ChangeEvent], identify: Identify = by_event_id) -> int:
+    """How many deliveries were not the first of their change."""
+    return len(delivered) - len(first_deliveries(delivered, identify))
+
+
+def check_complete(
+    truth: Sequence[Hashable], delivered: Iterable[ChangeEvent], identify: Identify = by_event_id
+) -> list[str]:
+    """Every change was delivered."""
+    came = {identify(event) for event in delivered}
+    return [f"lost: {change}" for change in truth if change not in came]
+
+
+def check_known(
+    truth: Collection[Hashable], delivered: Iterable[ChangeEvent], identify: Identify = by_event_id
+) -> list[str]:
+    """Nothing was delivered but what was written."""
+    known = set(truth)
+    strange = [event for event in first_deliveries(delivered, identify) if identify(event) not in known]
+    return [f"never written: {_name(event)}" for event in strange]
+
+
+def check_order(
+    truth: Sequence[Hashable], delivered: Iterable[ChangeEvent], identify: Identify = by_event_id
+) -> list[str]:
+    """The changes of each partition came in the order in which they were written."""
+    return _in_order(truth, delivered, identify, lambda event: event.partition_id, "partition")
+
+
+def check_key_order(
+    truth: Sequence[Hashable], delivered: Iterable[ChangeEvent], identify: Identify = by_event_id
+) -> list[str]:
+    """The changes of each key came in order, across partitions, and their order keys agree."""
+    events = first_deliveries(delivered, identify)
+    found = _in_order(truth, events, identify, lambda event: event.key, "key")
+    by_order_key = sorted(events, key=lambda event: event.order_key)
+    return found + _in_order(truth, by_order_key, identify, lambda event: event.key, "the order_keys of key")
+
+
+def _in_order(
+    truth: Sequence[Hashable],
+    delivered: Iterable[ChangeEvent],
+    identify: Identify,
+    group: Callable[[ChangeEvent], Hashable],
+    what: str,
+) -> list[str]:
+    rank = {change: number for number, change in enumerate(truth)}
+    last: dict[Hashable, tuple[int, ChangeEvent]] = {}
+    found = []
+    for event in first_deliveries(delivered, identify):
+        number = rank.get(identify(event))
+        if number is None:
+            continue
+        before = last.get(group(event))
+        if before is not None and number < before[0]:
+            found.append(f"in {what} {group(event)}: {_name(event)} after {_name(before[1])}")
+        else:
+            last[group(event)] = (number, event)
+    return found
+
+
+def check_lineage(
+    delivered: Iterable[ChangeEvent],
+    parents: Mapping[str, Iterable[str]],
+    identify: Identify = by_event_id,
+) -> list[str]:
+    """No event of a partition came before the last one of any of its ancestors.
+
+    Args:
+        delivered: The events in the order in which they came.
+        parents: Partition id, as events have it → its parents.
+        identify: Which change an event is of.
+    """
+    spans: dict[str, tuple[int, int]] = {}
+    for number, event in enumerate(first_deliveries(delivered, identify)):
+        spans[event.partition_id] = (spans.get(event.partition_id, (number, 0))[0], number)
+    latest: dict[str, tuple[int, str]] = {}
+    found = []
+    for partition_id in _parents_first(parents):
+        above = [(-1, "")]
+        for parent in parents[partition_id]:
+            above.append(latest.get(parent, (-1, "")))
+            if parent in spans:
+                above.append((spans[parent][1], parent))
+        latest[partition_id] = number, ancestor = max(above)
+        if partition_id in spans and spans[partition_id][0] < number:
+            found.append(f"partition {partition_id} was read before its ancestor {ancestor} was drained")
+    return found
+
+
+def _parents_first(parents: Mapping[str, Iterable[str]]) -> list[str]:
+    """The partitions, each behind all its parents."""
+    order: dict[str, None] = {}
+    for start in parents:
+        pending = [start]
+        while pending:
+            missing = [name for name in parents[pending[-1]] if name in parents and name not in order]
+            if missing:
+                pending.extend(missing)
+            else:
+                order[pending.pop()] = None
+    return list(order)
+
+
+def check_watermarks(
+    pages: Iterable[ChangeFeedPage], identify: Identify = by_event_id, seen: Iterable[Hashable] = ()
+) -> list[str]:
+    """The watermark never goes back, and no new event is older than an earlier page's watermark.
+
+    Args:
+        pages: The pages of one consumer, in order.
+        identify: Which change an event is of.
+        seen: Changes delivered before: their redelivery may be older.
+    """
+    known = set(seen)
+    mark = None
+    found = []
+    for number, page in enumerate(pages, 1):
+        fresh = [event for event in page.events if identify(event) not in known]
+        if mark is not None:
+            found += [
+                f"page {number}: {_name(event)} is older than the watermark {mark}"
+                for event in fresh
+                if event.timestamp < mark
+            ]
+        known.update(identify(event) for event in fresh)
+        told = page.diagnostics.watermark
+        if told is not None and mark is not None and told < mark:
+            found.append(f"page {number}: the watermark went back from {mark} to {told}")
+        mark = told if mark is None else max(mark, told or mark)
+    return found
+
+
+def check_identity(delivered: Iterable[ChangeEvent], identify: Identify | None = None) -> list[str]:
+    """One event id is one event on every delivery; with `identify`, one change has one event id."""
+    firsts: dict[str, ChangeEvent] = {}
+    names: defaultdict[Hashable, set[str]] = defaultdict(set)
+    found = []
+    for event in delivered:
+        first = firsts.setdefault(event.event_id, event)
+        if first != event:
+            found.append(f"event id {event.event_id} stands for {_name(first)} and for {_name(event)}")
+        if identify is not None:
+            names[identify(event)].add(event.event_id)
+    found += [
+        f"{change} came under the event ids {', '.join(sorted(ids))}"
+        for change, ids in names.items()
+        if len(ids) > 1
+    ]
+    return found
+
+
+def _name(event: ChangeEvent) -> str:
+    return f"{event.type.value} of {event.key} (event {event.event_id})"

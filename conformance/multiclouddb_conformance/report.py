@@ -1,0 +1,153 @@
+"""What the loss oracle found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import attrs
+
+__all__ = ["LossReport", "RunReport"]
+
+_SHOWN: Final = 12
+
+
+@attrs.frozen
+class RunReport:
+    """One life with one plan of kills. All findings are text; none is good.
+
+    Attributes:
+        plan: Which family of runs it is of.
+        name: Where it was killed.
+        written: How many changes the life wrote.
+        delivered: How many events the application was done with, redelivered ones included.
+        duplicates: How many of them it had been done with before.
+        kills: How often it was killed.
+        lost: Changes that were never delivered.
+        early: Changes from before the start that were delivered.
+        unknown: Events of changes that were never written.
+        disorder: Changes of one partition or one key in the wrong order.
+        lineage: Partitions that were read before their ancestors were drained.
+        identity: Changes whose event ids changed, or event ids that name several changes.
+        watermark: Watermarks that went back, or were passed by an older event.
+        hasty: Idle pages when there was more.
+        error: What ended the run before its end, or None.
+    """
+
+    plan: str
+    name: str
+    written: int = 0
+    delivered: int = 0
+    duplicates: int = 0
+    kills: int = 0
+    lost: tuple[str, ...] = ()
+    early: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    disorder: tuple[str, ...] = ()
+    lineage: tuple[str, ...] = ()
+    identity: tuple[str, ...] = ()
+    watermark: tuple[str, ...] = ()
+    hasty: tuple[str, ...] = ()
+    error: str | None = None
+
+    def broken_promises(self) -> list[str]:
+        """Everything found but losses, each with its kind."""
+        kinds = ("early", "unknown", "disorder", "lineage", "identity", "watermark", "hasty")
+        return [f"{kind}: {text}" for kind in kinds for text in getattr(self, kind)]
+
+    def findings(self) -> list[str]:
+        """Everything found, the worst first."""
+        failed = [] if self.error is None else [f"failed: {self.error}"]
+        return [*self.lost, *failed, *self.broken_promises()]
+
+
+@attrs.frozen
+class LossReport:
+    """All runs of one oracle; printable.
+
+    Attributes:
+        steps: Steps of the life.
+        runs: The runs, in the order in which they were done.
+    """
+
+    steps: int
+    runs: tuple[RunReport, ...]
+
+    @property
+    def lost(self) -> int:
+        """Lost changes over all runs."""
+        return sum(len(run.lost) for run in self.runs)
+
+    @property
+    def duplicates(self) -> int:
+        """Redelivered events over all runs; allowed."""
+        return sum(run.duplicates for run in self.runs)
+
+    @property
+    def kills(self) -> int:
+        """How often a consumer was killed."""
+        return sum(run.kills for run in self.runs)
+
+    def assert_nothing_lost(self) -> None:
+        """Raise when a change was lost, or a run could not be ended.
+
+        Raises:
+            AssertionError: It names the first loss and where the consumer was killed.
+        """
+        for run in self.runs:
+            if run.lost or run.error is not None:
+                raise AssertionError(self._told(run, run.findings()[0]))
+
+    def assert_all_kept(self) -> None:
+        """Raise when anything else was found as well: order, lineage, identity, watermark, idle.
+
+        Raises:
+            AssertionError: It names the first finding and where the consumer was killed.
+        """
+        self.assert_nothing_lost()
+        for run in self.runs:
+            for finding in run.findings():
+                raise AssertionError(self._told(run, finding))
+
+    def _told(self, run: RunReport, finding: str) -> str:
+        return f"{finding}\n    in the run {run.plan}, {run.name}\n{self}"
+
+    def __str__(self) -> str:
+        plans = dict.fromkeys(run.plan for run in self.runs)
+        rows: list[tuple[str, ...]] = [("run", "runs", "kills", "delivered", "twice", "lost", "other")]
+        rows += [self._row(plan, [run for run in self.runs if run.plan == plan]) for plan in plans]
+        rows.append(self._row("together", self.runs))
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = [
+            "  ".join(
+                [
+                    row[0].ljust(widths[0]),
+                    *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+                ]
+            )
+            for row in rows
+        ]
+        lines.append("verdict: " + self._verdict())
+        told = [f"  {run.name}: {finding}" for run in self.runs for finding in run.findings()]
+        if len(told) > _SHOWN:
+            told = [*told[:_SHOWN], f"  … and {len(told) - _SHOWN} more"]
+        return "\n".join([*lines, *told])
+
+    def _row(self, name: str, runs: Iterable[RunReport]) -> tuple[str, ...]:
+        chosen = list(runs)
+        numbers = (
+            len(chosen),
+            sum(run.kills for run in chosen),
+            sum(run.delivered for run in chosen),
+            sum(run.duplicates for run in chosen),
+            sum(len(run.lost) for run in chosen),
+            sum(len(run.broken_promises()) + (run.error is not None) for run in chosen),
+        )
+        return (name, *map(str, numbers))
+
+    def _verdict(self) -> str:
+        if self.lost:
+            return f"{self.lost} lost"
+        if any(run.findings() for run in self.runs):
+            return "nothing lost, but other promises are broken"
+        return "nothing lost, every promise kept"

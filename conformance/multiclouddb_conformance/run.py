@@ -1,0 +1,370 @@
+"""One run of the loss oracle: a world, its life, and consumers that are killed on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, assert_never
+
+import attrs
+
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    ChangeEvent,
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    FromContinuationToken,
+    MulticloudDbError,
+    Now,
+)
+from multiclouddb_conformance.consumer import (
+    ConsumerStep,
+    Delivered,
+    Failed,
+    Pause,
+    ReadsChanges,
+    Received,
+    Stored,
+)
+from multiclouddb_conformance.life import Act, Change, Read, ReadUntilIdle
+from multiclouddb_conformance.model import (
+    check_complete,
+    check_identity,
+    check_key_order,
+    check_known,
+    check_lineage,
+    check_order,
+    check_watermarks,
+    count_duplicates,
+)
+from multiclouddb_conformance.report import RunReport
+from multiclouddb_conformance.truth import match
+
+if TYPE_CHECKING:
+    from multiclouddb_conformance.loss import LossOracle
+
+__all__ = ["Kill", "Run", "Snapshot"]
+
+W = TypeVar("W")
+
+
+@attrs.frozen
+class Snapshot:
+    """What there was when a token was stored.
+
+    Attributes:
+        step: Number of the consumer's step.
+        token: The token.
+        delivered: Events done by then.
+        required_from: The first change that the consumer has to see.
+    """
+
+    step: int
+    token: str = attrs.field(repr=False)
+    delivered: int
+    required_from: int
+
+
+@attrs.frozen
+class _Idle:
+    """What there was when a page said that the feed is idle."""
+
+    written: int
+    delivered: int
+    required_from: int
+
+
+@attrs.define
+class _Process:
+    """One consumer from its start to its kill, and what it leaves behind."""
+
+    steps: Iterator[ConsumerStep]
+    client: ReadsChanges
+    seen_before: int
+    pages: list[ChangeFeedPage] = attrs.field(factory=list)
+    events: int = 0
+    first_token: str | None = None
+
+
+class Run(Generic[W]):
+    """Plays a life once.
+
+    Attributes:
+        steps_done: What the consumers did, a line a step.
+        snapshots: One for each token that was stored.
+    """
+
+    def __init__(self, oracle: LossOracle[W], world: W, kill: Kill | None, *, forget: bool) -> None:
+        """A run that has not begun.
+
+        Args:
+            oracle: The script and everything else that is the same in all runs.
+            world: The fresh world.
+            kill: Asked after each step of the consumer, or None.
+            forget: False to leave out acts that take changes out of retention.
+        """
+        self._oracle = oracle
+        self._world = world
+        self._kill = kill
+        self._forget = forget
+        self._truth: list[Change] = []
+        self._labels: list[str] = []
+        self._delivered: list[ChangeEvent] = []
+        self._idle: list[_Idle] = []
+        self._processes: list[_Process] = []
+        self._alive: _Process | None = None
+        self._request: ChangeFeedRequest | None = None
+        self._token: str | None = None
+        self._where = "life step 0"
+        self._required_from: int | None = None
+        self._allowed_from: int | None = None
+        self._kills = 0
+        self._failures = 0
+        self._error: str | None = None
+        self.steps_done: list[str] = []
+        self.snapshots: list[Snapshot] = []
+
+    @property
+    def token_moved(self) -> bool:
+        """True when the present consumer has stored another token than it began with."""
+        return self._alive is not None and self._token != self._alive.first_token
+
+    @property
+    def lived(self) -> bool:
+        """True when the present consumer is done with at least one event."""
+        return self._alive is not None and self._alive.events > 0
+
+    def play(self) -> None:
+        """Play the life, then let the consumer read until the feed is idle."""
+        with _Ending(self):
+            for number, step in enumerate(self._oracle.life, 1):
+                self._where = f"life step {number}"
+                match step:
+                    case Act():
+                        self._act(step)
+                    case Read(pages):
+                        self._read(pages)
+                    case ReadUntilIdle():
+                        self._read_until_idle()
+            self._where = "the end of life"
+            self._read_until_idle()
+
+    def go_on_from(self, first: Run[W], snapshot: Snapshot) -> None:
+        """Resume from a token that another run of the same world has stored, until idle."""
+        with _Ending(self):
+            self._truth, self._labels = first._truth, first._labels
+            self._delivered = first._delivered[: snapshot.delivered]
+            self._request, self._token = first._request, snapshot.token
+            self._required_from, self._allowed_from = snapshot.required_from, first._allowed_from
+            self._kills = 1
+            self._read_until_idle()
+
+    # -- The world
+
+    def _act(self, act: Act[W]) -> None:
+        if act.forgets:
+            if not self._forget:
+                return
+            self._read_until_idle()
+        for change in act.run(self._world) or ():
+            self._labels.append(
+                f"{_named(change)} (change {len(self._truth) + 1}, {self._where}: {act.name})"
+            )
+            self._truth.append(change)
+
+    # -- The consumer
+
+    def _read(self, pages: int) -> None:
+        while pages and (step := self._advance()) is not None:
+            pages -= isinstance(step, Pause)
+
+    def _read_until_idle(self) -> None:
+        in_row = pages = 0
+        while in_row < self._oracle.idle_pages:
+            step = self._advance()
+            if step is None:
+                return
+            if not isinstance(step, Pause):
+                continue
+            # A consumer that was killed just now has not told anybody that it is idle.
+            in_row = in_row + 1 if step.idle and self._alive is not None else 0
+            pages += 1
+            if pages > self._oracle.max_pages:
+                raise _HopelessError(f"not idle after {pages} pages")
+
+    def _advance(self) -> ConsumerStep | None:
+        """The next step of a consumer, a fresh one after a kill; None when the feed has ended."""
+        process = self._alive or self._start()
+        step = next(process.steps, None)
+        if step is None:
+            return None
+        self._note(process, step)
+        self.steps_done.append(f"{_described(step)}, in {self._where}")
+        if self._kill is not None and self._kill(self, step):
+            self.discard()
+            self._kills += 1
+        return step
+
+    def _start(self) -> _Process:
+        oracle = self._oracle
+        if self._request is None:
+            made = oracle.request
+            self._request = made if isinstance(made, ChangeFeedRequest) else made(self._world)
+        if self._token is None:
+            self._required_from = self._starts_at(self._request)
+            if self._allowed_from is None:
+                self._allowed_from = self._required_from
+        client = oracle.client(self._world)
+        steps = oracle.consumer(client, self._request, self._token)
+        self._alive = _Process(steps, client, len(self._delivered), first_token=self._token)
+        self._processes.append(self._alive)
+        return self._alive
+
+    def _starts_at(self, request: ChangeFeedRequest) -> int:
+        before = self._oracle.written_before
+        match request.start_position:
+            case Beginning():
+                return before or 0
+            case Now():
+                return len(self._truth) if before is None else before
+            case AtTime() | FromContinuationToken():
+                if before is None:
+                    raise ValueError("say with written_before how many changes of the life precede the start")
+                return before
+            case _:
+                assert_never(request.start_position)
+
+    def _note(self, process: _Process, step: ConsumerStep) -> None:
+        self._failures = self._failures + 1 if isinstance(step, Failed) else 0
+        required_from = self._required_from or 0
+        match step:
+            case Received(page):
+                process.pages.append(page)
+            case Delivered(event):
+                process.events += 1
+                self._delivered.append(event)
+            case Stored(token):
+                self._token = token
+                number = len(self.steps_done) + 1
+                self.snapshots.append(Snapshot(number, token, len(self._delivered), required_from))
+            case Pause(idle):
+                if idle:
+                    self._idle.append(_Idle(len(self._truth), len(self._delivered), required_from))
+            case Failed(error):
+                if self._failures > self._oracle.max_failures:
+                    raise error
+            case _:
+                assert_never(step)
+
+    def discard(self) -> None:
+        """Throw the present consumer and its client away."""
+        process, self._alive = self._alive, None
+        if process is None:
+            return
+        if isinstance(process.steps, Generator):
+            process.steps.close()
+        close = getattr(process.client, "close", None)
+        if close is not None:
+            close()
+
+    def failed(self, error: Exception) -> None:
+        """The run cannot go on."""
+        self._error = f"{error} (in {self._where})"
+
+    # -- The verdict
+
+    def report(self, plan: str, name: str) -> RunReport:
+        """Everything that is wrong with what was delivered."""
+        numbers = match(self._truth, self._delivered, self._oracle.marker)
+
+        def identify(event: ChangeEvent) -> str:
+            number = numbers.get(event.event_id)
+            return f"event {event.event_id}" if number is None else self._labels[number]
+
+        delivered, labels = self._delivered, self._labels
+        required = labels[self._required_from or 0 :] if self._required_from is not None else []
+        early = {labels[number] for number in numbers.values() if number < (self._allowed_from or 0)}
+        lineage = None if self._oracle.lineage is None else self._oracle.lineage(self._world)
+        return RunReport(
+            plan=plan,
+            name=name,
+            written=len(self._truth),
+            delivered=len(delivered),
+            duplicates=count_duplicates(delivered, identify),
+            kills=self._kills,
+            lost=tuple(check_complete(required, delivered, identify)) if self._error is None else (),
+            early=tuple(sorted(early)),
+            unknown=tuple(check_known(labels, delivered, identify)),
+            disorder=(
+                *check_order(labels, delivered, identify),
+                *check_key_order(labels, delivered, identify),
+            ),
+            lineage=() if lineage is None else tuple(check_lineage(delivered, lineage, identify)),
+            identity=tuple(check_identity(delivered, identify)),
+            watermark=tuple(self._watermarks(identify)),
+            hasty=tuple(self._hasty([numbers.get(event.event_id) for event in delivered])),
+            error=self._error,
+        )
+
+    def _watermarks(self, identify: Callable[[ChangeEvent], str]) -> list[str]:
+        found = []
+        for process in self._processes:
+            seen = {identify(event) for event in self._delivered[: process.seen_before]}
+            found += check_watermarks(process.pages, identify, seen)
+        return found
+
+    def _hasty(self, numbers: list[int | None]) -> list[str]:
+        found = []
+        for idle in dict.fromkeys(self._idle):
+            came = set(numbers[: idle.delivered])
+            missing = [number for number in range(idle.required_from, idle.written) if number not in came]
+            if missing:
+                found.append(
+                    f"idle with {len(missing)} changes to come, {self._labels[missing[0]]} the first"
+                )
+        return found
+
+
+Kill: TypeAlias = Callable[[Run[Any], ConsumerStep], bool]
+"""Whether the consumer dies directly behind this step."""
+
+
+class _HopelessError(Exception):
+    """The consumer gets nowhere."""
+
+
+class _Ending:
+    """Ends a run in any case; what a user's code would be told is noted, a bug goes through."""
+
+    def __init__(self, run: Run[Any]) -> None:
+        self._run = run
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        self._run.discard()
+        if isinstance(error, MulticloudDbError | _HopelessError):
+            self._run.failed(error)
+            return True
+        return False
+
+
+def _named(change: Change) -> str:
+    return f"delete of {change.key}" if change.marker is None else f"{change.key}={change.marker}"
+
+
+def _described(step: ConsumerStep) -> str:
+    match step:
+        case Received(page):
+            return f"received a page of {len(page.events)} events"
+        case Delivered(event):
+            return f"done with {event.type.value} of {event.key}"
+        case Stored():
+            return "stored a token"
+        case Failed(error):
+            return f"failed: {error}"
+        case Pause(idle):
+            return "idle" if idle else "done with a page"
+        case _:
+            assert_never(step)

@@ -1,0 +1,69 @@
+"""Finds out which written change an event is of, where nobody knows the event ids beforehand.
+
+A create or update is known by its key and the marker in its document. A delete carries no document:
+it is the delete that stands at its place among the changes of its key, in the order of `order_key`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+from multiclouddb_api import ChangeEvent, ChangeType
+from multiclouddb_conformance.life import Change, plain_key
+
+__all__ = ["Marker", "marker_in", "match"]
+
+Marker = Callable[[ChangeEvent], Hashable | None]
+"""The marker in an event's document; None where it has none."""
+
+
+def marker_in(field: str) -> Marker:
+    """Takes the marker from a field of the new document."""
+
+    def marker(event: ChangeEvent) -> Hashable | None:
+        state = event.new_item_state
+        return None if state is None else state.get(field)
+
+    return marker
+
+
+def match(truth: Sequence[Change], delivered: Iterable[ChangeEvent], marker: Marker) -> dict[str, int]:
+    """Event id → number of its change in the truth, from 0; events of no change are left out."""
+    written: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for number, change in enumerate(truth):
+        written[change.key].append(number)
+    events: defaultdict[Hashable, dict[str, ChangeEvent]] = defaultdict(dict)
+    for event in delivered:
+        events[plain_key(event.key)].setdefault(event.event_id, event)
+    found: dict[str, int] = {}
+    for key, by_id in events.items():
+        in_order = sorted(by_id.values(), key=lambda event: event.order_key)
+        found.update(_match_key(truth, written.get(key, []), in_order, marker))
+    return found
+
+
+def _match_key(
+    truth: Sequence[Change], numbers: Sequence[int], events: Sequence[ChangeEvent], marker: Marker
+) -> dict[str, int]:
+    """The same for one key, whose changes have these numbers."""
+    places = {truth[number].marker: place for place, number in enumerate(numbers)}
+    found: dict[str, int] = {}
+    place, last_delete = 0, ""
+    for event in events:
+        if event.type is ChangeType.DELETE:
+            # Two ids at one place of the order are one delete: the change of its id is found elsewhere.
+            start = place - 1 if event.order_key == last_delete else place
+            at = _next_delete(truth, numbers, start)
+            last_delete = event.order_key
+        else:
+            at = places.get(marker(event))
+        if at is not None:
+            found[event.event_id] = numbers[at]
+            place = at + 1
+    return found
+
+
+def _next_delete(truth: Sequence[Change], numbers: Sequence[int], start: int) -> int | None:
+    rest = range(max(0, start), len(numbers))
+    return next((place for place in rest if truth[numbers[place]].marker is None), None)

@@ -1,0 +1,72 @@
+"""Where the demo keeps its files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+__all__ = ["COLLECTION", "Places", "append_line", "read_lines"]
+
+COLLECTION: Final = "flights"
+
+
+@attrs.frozen
+class Places:
+    """The files of one run, all below one folder.
+
+    Attributes:
+        root: The folder; made anew for each run.
+    """
+
+    root: Path = attrs.field(converter=Path)
+
+    @property
+    def store(self) -> Path:
+        """The embedded store."""
+        return self.root / "store.db"
+
+    @property
+    def table(self) -> Path:
+        """The Delta table."""
+        return self.root / "table"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Spark's checkpoint."""
+        return self.root / "checkpoint"
+
+    @property
+    def written(self) -> Path:
+        """What the writer has done: JSON lines of time and total events; the last has `done`."""
+        return self.root / "written.jsonl"
+
+    @property
+    def merged(self) -> Path:
+        """What the pipeline has done: JSON lines of time, batch, events and lag."""
+        return self.root / "merged.jsonl"
+
+    @property
+    def chart(self) -> Path:
+        """Rate and lag over time."""
+        return self.root / "chart.png"
+
+
+def append_line(path: Path, **facts: Any) -> None:
+    """Add one JSON line; whole or not at all, also when the process is killed."""
+    line = json.dumps(facts).encode() + b"\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Every line so far; none when there is no file yet."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]

@@ -1,0 +1,69 @@
+"""The application whose data is followed: creates, updates and deletes flights; `python -m demo.writer`.
+
+While it writes, partitions split and merge.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+from multiclouddb_embedded import Delete, EmbeddedStore, Operation, Put
+
+from demo.flights import KEY, Flight, load_flights
+from demo.places import COLLECTION, Places, append_line
+
+__all__ = ["write"]
+
+_BATCH: Final = 1000
+_BEHIND: Final = 4
+"""A flight leaves so many batches after it was scheduled."""
+
+
+def write(places: Places, rows: int) -> None:
+    """Write the life of `rows` flights."""
+    with EmbeddedStore(places.store) as store:
+        store.create_collection(COLLECTION, partitions=4, partition_key=KEY[:2])
+        total = 0
+        reshapes = _reshapes(store, rows)
+        for number, operations in enumerate(_batches(load_flights(rows))):
+            store.batch(COLLECTION, operations)
+            total += len(operations)
+            append_line(places.written, at=time.time(), events=total)
+            if number % max(1, rows // (_BATCH * 6)) == 0:
+                next(reshapes, None)
+    append_line(places.written, at=time.time(), events=total, done=True)
+
+
+def _batches(flights: Iterator[Flight]) -> Iterator[list[Operation]]:
+    """Batches of creates, each followed by what became of an earlier batch."""
+    waiting: deque[list[Flight]] = deque()
+    while scheduled := list(islice(flights, _BATCH)):
+        yield [Put(flight.key, flight.scheduled) for flight in scheduled]
+        waiting.append(scheduled)
+        if len(waiting) > _BEHIND:
+            yield [_outcome(flight) for flight in waiting.popleft()]
+    for scheduled in waiting:
+        yield [_outcome(flight) for flight in scheduled]
+
+
+def _outcome(flight: Flight) -> Operation:
+    return Delete(flight.key) if flight.actual is None else Put(flight.key, flight.actual)
+
+
+def _reshapes(store: EmbeddedStore, rows: int) -> Iterator[object]:
+    """Split and merge in turn, each time it is asked."""
+    del rows
+    while True:
+        first, *_ = store.partitions(COLLECTION)
+        yield store.split(COLLECTION, first)
+        one, other = store.partitions(COLLECTION)[:2]
+        yield store.merge(COLLECTION, one, other)
+
+
+if __name__ == "__main__":
+    write(Places(sys.argv[1]), int(sys.argv[2]))

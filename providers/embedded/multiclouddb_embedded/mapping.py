@@ -1,0 +1,397 @@
+"""Rows of the log as events, as Arrow and as positions; pure.
+
+Rows arrive as columns, one text per column, so that SQLite makes a whole batch in one step: reading row
+by row takes and gives up the interpreter's lock for each, which makes a reader beside a busy thread some
+hundred times slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import attrs
+import orjson
+
+from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, ResourceAddress, decode_json
+from multiclouddb_api.key import trusted_key
+from multiclouddb_spi import Cursor, InvalidCursor, Position, RecordFault
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "CHANGE_TYPES",
+    "SEPARATOR",
+    "Records",
+    "View",
+    "cursor_of",
+    "describe",
+    "from_micros",
+    "position_of",
+    "to_arrow",
+    "to_events",
+    "to_micros",
+]
+
+CHANGE_TYPES: Final = (ChangeType.CREATE, ChangeType.UPDATE, ChangeType.DELETE)
+"""By the number that stands in the log."""
+
+SEPARATOR: Final = "\x1e"
+"""Stands between the rows of a column of JSON texts, which have it escaped."""
+
+_KINDS: Final = dict(enumerate(CHANGE_TYPES))
+_SEPARATOR: Final = SEPARATOR.encode()
+_TAGGED: Final = b'"$'
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_MAX_MICROS: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_MAX_SEQ: Final = 2**63 - 1
+_ORDER_DIGITS: Final = 19
+
+Column: TypeAlias = Literal["keys", "docs", "olds"]
+
+
+def from_micros(micros: int) -> datetime:
+    """Microseconds since 1970 as an aware datetime."""
+    return _EPOCH + timedelta(0, 0, micros)
+
+
+def to_micros(moment: datetime) -> int:
+    """An aware datetime as microseconds since 1970."""
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def cursor_of(seq: int, ts: int) -> Cursor:
+    """The position behind change `seq`; nothing behind it was committed before `ts`."""
+    return [seq, ts]
+
+
+def position_of(cursor: Cursor) -> tuple[int, int]:
+    """The inverse of `cursor_of`.
+
+    Raises:
+        InvalidCursor: It is none.
+    """
+    match cursor:
+        case [seq, ts] if type(seq) is int and type(ts) is int:
+            if 0 <= seq <= _MAX_SEQ and 0 <= ts <= _MAX_MICROS:
+                return seq, ts
+    raise InvalidCursor(f"{str(cursor)[:60]} is not a sequence number and a time")
+
+
+def describe(cursor: Cursor) -> Position:
+    """A cursor for a person."""
+    seq, ts = position_of(cursor)
+    return Position(f"sequence {seq}", from_micros(ts))
+
+
+class Records:
+    """Rows of one partition by column; numbers are parsed when they are asked for.
+
+    Args:
+        count: How many rows.
+        seqs: Sequence numbers, ascending, with commas between them.
+        times: Commit times in microseconds since 1970, likewise.
+        types: Numbers of change types, likewise.
+        keys: Keys as JSON with `SEPARATOR` between them.
+        docs: New documents likewise, `null` where there is none; None when they were not read.
+        olds: Old documents, as `docs`.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        seqs: str,
+        times: str,
+        types: str,
+        keys: bytes,
+        docs: bytes | None,
+        olds: bytes | None,
+    ) -> None:
+        self.count = count
+        self.seqs_text, self.times_text, self.types_text = seqs, times, types
+        self.keys, self.docs, self.olds = keys, docs, olds
+        self._texts: dict[Column, list[bytes]] = {}
+        self._batch: pa.RecordBatch | None = None
+
+    def __len__(self) -> int:
+        return self.count
+
+    @cached_property
+    def seqs(self) -> list[int]:
+        """Sequence numbers."""
+        return _numbers(self.seqs_text)
+
+    @cached_property
+    def times(self) -> list[int]:
+        """Commit times in microseconds since 1970."""
+        return _numbers(self.times_text)
+
+    @cached_property
+    def types(self) -> list[int]:
+        """Numbers of change types."""
+        return _numbers(self.types_text)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that they hold, numbers as Python's integers included."""
+        return len(self.keys) + len(self.docs or b"") + len(self.olds or b"") + 128 * self.count
+
+    def column(self, name: Column) -> bytes | None:
+        """A column of JSON texts, or None when it was not read."""
+        text: bytes | None = getattr(self, name)
+        return text
+
+    def texts(self, name: Column, start: int, stop: int) -> list[bytes]:
+        """The JSON texts of a column that was read, from `start` to `stop`.
+
+        Raises:
+            ValueError: A row's text holds the separator.
+        """
+        texts = self._texts.get(name)
+        if texts is None:
+            texts = (self.column(name) or b"").split(_SEPARATOR)
+            if len(texts) != self.count:
+                raise ValueError("a row holds a control character")
+            self._texts[name] = texts
+        return texts[start:stop]
+
+    def select(self, indexes: Iterable[int]) -> Records:
+        """Some of the rows."""
+        chosen = list(indexes)
+
+        def numbers(values: list[int]) -> str:
+            return ",".join([str(values[index]) for index in chosen])
+
+        def picked(name: Column) -> bytes | None:
+            if self.column(name) is None:
+                return None
+            texts = self.texts(name, 0, self.count)
+            return _SEPARATOR.join([texts[index] for index in chosen])
+
+        return Records(
+            len(chosen), numbers(self.seqs), numbers(self.times), numbers(self.types),
+            picked("keys") or b"", picked("docs"), picked("olds"),
+        )  # fmt: skip
+
+    def arrow(self, start: int, stop: int, view: View) -> pa.RecordBatch:
+        """Rows as Arrow; a part is cut from all of them, which are kept for the next part."""
+        if start == 0 and stop == self.count:
+            return _record_batch(self, view)
+        if self._batch is None:
+            self._batch = _record_batch(self, view)
+        return self._batch.slice(start, stop - start)
+
+
+def _numbers(text: str) -> list[int]:
+    values: list[int] = orjson.loads(f"[{text}]")
+    return values
+
+
+@attrs.frozen
+class View:
+    """What all events of one partition share.
+
+    Attributes:
+        address: Where the documents are.
+        partition_id: The public id of the partition.
+        partition_components: How many leading components of a key are the partition key.
+        native: True when events carry the row.
+    """
+
+    address: ResourceAddress
+    partition_id: str
+    partition_components: int
+    native: bool
+
+
+def to_events(records: Records, start: int, stop: int, view: View) -> list[ChangeEvent]:
+    """Map rows to events.
+
+    Raises:
+        RecordFault: The first row that cannot be decoded.
+    """
+    try:
+        return _map(records, start, stop, view)
+    except (ValueError, OverflowError, LookupError, MulticloudDbError):
+        raise _first_fault(records, start, stop) from None
+
+
+def _map(records: Records, start: int, stop: int, view: View) -> list[ChangeEvent]:
+    # Locals: this loop is most of the time that reading takes.
+    event, key_of, kinds, epoch, delta = ChangeEvent, trusted_key, _KINDS, _EPOCH, timedelta
+    address, partition_id, components = view.address, view.partition_id, view.partition_components
+    events: list[ChangeEvent] = []
+    append = events.append
+    previous, timestamp = -1, epoch
+    rows = zip(
+        records.seqs[start:stop],
+        records.times[start:stop],
+        records.types[start:stop],
+        _values(records, "keys", start, stop),
+        _values(records, "docs", start, stop),
+        _values(records, "olds", start, stop),
+        _natives(records, start, stop) if view.native else repeat(None),
+        strict=False,
+    )
+    for seq, ts, kind, key, doc, old, native in rows:
+        if ts != previous:
+            timestamp, previous = epoch + delta(0, 0, ts), ts
+        order = f"{seq:019d}"
+        append(
+            event(
+                order, key_of(key, components), kinds[kind], timestamp, doc, old,
+                order, False, False, address, partition_id, native,
+            )
+        )  # fmt: skip
+    return events
+
+
+def _values(records: Records, name: Column, start: int, stop: int) -> Iterable[Any]:
+    """A column's values; all None when it was not read.
+
+    Raises:
+        ValueError: One of them is no JSON object.
+        MulticloudDbError: One of them is damaged.
+    """
+    column = records.column(name)
+    if column is None:
+        return repeat(None)
+    if _TAGGED in column:
+        values = [decode_json(text) for text in records.texts(name, start, stop)]
+    else:
+        if stop - start != records.count:
+            column = _SEPARATOR.join(records.texts(name, start, stop))
+        values = orjson.loads(b"[%b]" % column.replace(_SEPARATOR, b","))
+    if len(values) != stop - start or not {dict, type(None)}.issuperset(map(type, values)):
+        raise ValueError("not one JSON object a row")
+    if name == "keys" and not all(values):
+        raise ValueError("a key is empty")
+    return values
+
+
+def _natives(records: Records, start: int, stop: int) -> list[dict[str, Any]]:
+    """The rows themselves."""
+
+    def texts(name: Column) -> Iterable[str | None]:
+        if records.column(name) is None:
+            return repeat(None, stop - start)
+        return [None if text == b"null" else text.decode() for text in records.texts(name, start, stop)]
+
+    numbers = (records.seqs[start:stop], records.times[start:stop], records.types[start:stop])
+    columns = zip(*numbers, texts("keys"), texts("docs"), texts("olds"), strict=True)
+    return [dict(zip(("seq", "ts", "type", "key", "doc", "old"), row, strict=True)) for row in columns]
+
+
+def to_arrow(records: Records, start: int, stop: int, view: View) -> pa.RecordBatch:
+    """Map rows to Arrow: stored texts are passed on, seen to be whole but not parsed.
+
+    Raises:
+        RecordFault: The first row that is damaged.
+    """
+    try:
+        return records.arrow(start, stop, view)
+    except (ValueError, LookupError):
+        pass
+    try:
+        return _record_batch(records.select(range(start, stop)), view)
+    except (ValueError, LookupError):
+        raise _first_fault(records, start, stop) from None
+
+
+def _record_batch(records: Records, view: View) -> pa.RecordBatch:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from multiclouddb_spi.arrow import EVENT_SCHEMA
+
+    count = len(records)
+    order = pc.utf8_lpad(_split(records.seqs_text, ",", count), _ORDER_DIGITS, "0")
+    times = _split(records.times_text, ",", count).cast(pa.int64())
+    if count and not 0 <= pc.min(times).as_py() <= pc.max(times).as_py() <= _MAX_MICROS:
+        raise ValueError("a time is out of range")
+    types = pa.array([kind.value for kind in CHANGE_TYPES]).take(
+        _split(records.types_text, ",", count).cast(pa.int8())
+    )
+    no = pa.repeat(pa.scalar(False), count)
+    columns = [
+        order,
+        types,
+        _texts(records, "keys"),
+        times.cast(pa.timestamp("us", tz="UTC")),
+        _texts(records, "docs"),
+        _texts(records, "olds"),
+        order,
+        no,
+        no,
+        *(
+            pa.repeat(pa.scalar(text, pa.string()), count)
+            for text in (view.address.database, view.address.collection, view.partition_id)
+        ),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
+
+
+def _split(text: str | bytes, separator: str, count: int) -> pa.Array:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    parts = pc.list_flatten(pc.split_pattern(pa.array([text] if count else [], pa.string()), separator))
+    if len(parts) != count:
+        raise ValueError("a row holds a control character")
+    return parts
+
+
+def _texts(records: Records, name: Column) -> pa.Array:
+    """A column of JSON objects or nulls.
+
+    Raises:
+        ValueError: One of them is neither, or not UTF-8.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = records.column(name)
+    if column is None:
+        return pa.nulls(len(records), pa.string())
+    texts = _split(column, SEPARATOR, len(records))
+    objects = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
+    if pc.all(objects).as_py():
+        return texts
+    nulls = pc.equal(texts, "null")
+    if name == "keys" or not pc.all(pc.or_(objects, nulls)).as_py():
+        raise ValueError("not one JSON object a row")
+    return pc.if_else(nulls, None, texts)
+
+
+def _first_fault(records: Records, start: int, stop: int) -> RecordFault:
+    """The fault of the first row that cannot be mapped by itself."""
+    for index in range(start, stop):
+        reason = _flaw(records, index)
+        if reason is not None:
+            return _fault(records, index, reason)
+    return _fault(records, start, "the rows behind it cannot be told apart")
+
+
+def _fault(records: Records, index: int, reason: str) -> RecordFault:
+    seq, ts = records.seqs[index], records.times[index]
+    return RecordFault(index, f"sequence {seq}", reason, cursor_of(seq, min(max(ts, 0), _MAX_MICROS)))
+
+
+def _flaw(records: Records, index: int) -> str | None:
+    """What is wrong with one row, without its content."""
+    names: Sequence[tuple[Column, str]] = (("keys", "key"), ("docs", "document"), ("olds", "old document"))
+    for name, title in names:
+        try:
+            tuple(_values(records, name, index, index + 1)) if records.column(name) is not None else ()
+        except (ValueError, MulticloudDbError):
+            return f"its {title} is not the JSON object that was stored"
+    if not 0 <= records.types[index] < len(CHANGE_TYPES):
+        return f"it has the unknown type {records.types[index]}"
+    if not 0 <= records.times[index] <= _MAX_MICROS:
+        return f"it has the impossible time {records.times[index]}"
+    return None

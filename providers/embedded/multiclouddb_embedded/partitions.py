@@ -1,0 +1,339 @@
+"""Which partitions there are, where they start and what follows them."""
+
+from __future__ import annotations
+
+import sqlite3
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from multiclouddb_api import ErrorCategory
+from multiclouddb_embedded.mapping import cursor_of
+from multiclouddb_embedded.store.collection import Collection
+from multiclouddb_embedded.store.layout import (
+    PARTITION_COLUMNS,
+    PartitionRow,
+    named_partitions,
+    partition_rows,
+)
+from multiclouddb_embedded.store.retention import ordinal_at
+from multiclouddb_spi import (
+    Child,
+    Continue,
+    Cursor,
+    Drained,
+    Fault,
+    Head,
+    InvalidCursor,
+    Outcome,
+    Partition,
+    PartitionState,
+    ProviderFault,
+    Seed,
+)
+
+__all__ = [
+    "Family",
+    "Scope",
+    "Standing",
+    "expired",
+    "find_head",
+    "outcome_of",
+    "read_family",
+    "read_head",
+    "standing",
+    "to_partition",
+]
+
+
+@attrs.frozen
+class Scope:
+    """What of a collection a feed covers.
+
+    Attributes:
+        collection: The collection.
+        key: The canonical partition key to keep to, or None for all.
+        hash: Its hash.
+    """
+
+    collection: Collection
+    key: bytes | None = None
+    hash: int | None = None
+
+
+@attrs.frozen
+class Standing:
+    """Where the store and one partition of it stand, as of one moment.
+
+    Attributes:
+        head_seq: The store's last change.
+        head_ts: The time of its last commit; no later one is older.
+        before: The last change of the store before the time that was asked for.
+        row: The partition.
+    """
+
+    head_seq: int
+    head_ts: int
+    before: int
+    row: PartitionRow
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """Up to where the partition is complete, and the time then."""
+        if self.row.end_seq is None or self.row.end_ts is None:
+            return self.head_seq, self.head_ts
+        return self.row.end_seq, self.row.end_ts
+
+
+_STANDING = f"""
+SELECT store.head_seq, store.head_ts,
+    coalesce((SELECT seq FROM commits WHERE ts < :ts ORDER BY ts DESC LIMIT 1), 0),
+    {", ".join(f"p.{name.strip()}" for name in PARTITION_COLUMNS.split(","))}
+FROM store
+    JOIN collections c ON c.id = :collection AND c.incarnation = :incarnation
+    JOIN partitions p ON p.collection = c.id AND p.name = :name
+"""
+
+
+def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: tuple[int, int]) -> Standing:
+    """Where a partition stands, for a reader at a position.
+
+    Raises:
+        ProviderFault: `NOT_FOUND` when the collection was dropped; `INVALID_REQUEST` for a partition
+            that it never had; `CHECKPOINT_EXPIRED` when changes behind the position were removed.
+        InvalidCursor: The position lies ahead of the store.
+    """
+    seq, ts = position
+    collection = scope.collection
+    found = connection.execute(
+        _STANDING,
+        {"ts": ts, "collection": collection.id, "incarnation": collection.incarnation, "name": name},
+    ).fetchone()
+    if found is None:
+        raise _missing(connection, collection, name)
+    head_seq, head_ts, before, *columns = found
+    row = PartitionRow(*columns)
+    if seq > head_seq:
+        raise InvalidCursor(f"sequence {seq} is ahead of the store, as if it was restored from an older copy")
+    if seq < row.trimmed:
+        raise expired(f"changes behind sequence {seq} were trimmed, up to {row.trimmed}")
+    return Standing(head_seq, head_ts, before, row)
+
+
+def expired(what: str) -> ProviderFault:
+    """The fault for a position that is older than what was kept."""
+    return ProviderFault(
+        Fault(
+            ErrorCategory.CHECKPOINT_EXPIRED,
+            f"{what}; start again, or read with on_expired=SkipToOldest() to go on behind the gap",
+        )
+    )
+
+
+def _missing(connection: sqlite3.Connection, collection: Collection, name: str) -> ProviderFault:
+    live = connection.execute(
+        "SELECT 1 FROM collections WHERE id = ? AND incarnation = ?", (collection.id, collection.incarnation)
+    ).fetchone()
+    if live is not None:
+        return ProviderFault(
+            Fault(
+                ErrorCategory.INVALID_REQUEST,
+                f"{collection.name!r} never had a partition {name!r}; list them with "
+                "client.list_physical_partitions(address)",
+            )
+        )
+    return _dropped(collection)
+
+
+def _dropped(collection: Collection) -> ProviderFault:
+    return ProviderFault(
+        Fault(
+            ErrorCategory.NOT_FOUND,
+            f"the collection {collection.database}/{collection.name} was dropped; one made under the same "
+            "name since is another: start anew",
+        )
+    )
+
+
+def outcome_of(
+    connection: sqlite3.Connection, scope: Scope, row: PartitionRow, position: tuple[int, int]
+) -> Outcome:
+    """What comes behind a partition's last change.
+
+    Args:
+        connection: Inside the snapshot that `row` is from.
+        scope: With a key, only the child that holds it counts, and only parents that held it.
+        row: The partition.
+        position: Where reading ends in it; children are read behind that too.
+    """
+    if row.is_open:
+        return Continue()
+    children = named_partitions(connection, scope.collection.id, row.children).values()
+    wanted = [child for child in children if child.holds(scope.hash)]
+    parents = {name: True for child in wanted for name in child.parents}
+    if scope.hash is not None:
+        found = named_partitions(connection, scope.collection.id, parents)
+        parents = {name: other.holds(scope.hash) for name, other in found.items()}
+    return Drained(
+        tuple(
+            Child(
+                child.name,
+                tuple(name for name in child.parents if parents[name]),
+                _from(child, *position),
+            )
+            for child in wanted
+        )
+    )
+
+
+def _from(row: PartitionRow, seq: int, ts: int) -> Cursor:
+    """The cursor of a partition that is read behind a position, but not before its own start."""
+    return cursor_of(max(seq, row.start_seq), max(ts, row.start_ts))
+
+
+class Family:
+    """The partitions that a feed covers, as of one moment.
+
+    Args:
+        rows: All that ever were, parents before children.
+        created: The head of the store when the collection was created.
+        trimmed: The highest seq that was removed from the collection's log.
+    """
+
+    def __init__(self, rows: Sequence[PartitionRow], created: int = 0, trimmed: int = 0) -> None:
+        self._rows = {row.name: row for row in rows}
+        self.created, self.trimmed = created, trimmed
+
+    def listed(self) -> list[PartitionRow]:
+        """Those that have something to read or will have.
+
+        An empty one between a parent with changes and its children is among them: it holds the
+        children back.
+        """
+        found: dict[str, PartitionRow] = {}
+        for row in self._rows.values():
+            if row.is_open or row.remaining or not found.keys().isdisjoint(row.parents):
+                found[row.name] = row
+        return list(found.values())
+
+    def beginning(self) -> list[Seed]:
+        """A start at the oldest change of each that is listed."""
+        return [self._oldest(row) for row in self.listed()]
+
+    def at(self, seq: int, ts: int) -> list[Seed]:
+        """A start behind a position in each partition that was open then."""
+        return [
+            self._seed(row, seq, ts)
+            for row in self._rows.values()
+            if row.start_seq <= seq and (row.end_seq is None or row.end_seq > seq)
+        ]
+
+    def one(self, name: str, position: tuple[int, int] | None) -> list[Seed]:
+        """A start in one partition, behind a position or at its oldest change; none if unknown."""
+        row = self._rows.get(name)
+        if row is None:
+            return []
+        return [self._oldest(row) if position is None else self._seed(row, *position)]
+
+    def oldest(self, names: Iterable[str]) -> list[Seed]:
+        """Where these can be read on: there, or in the first descendants that are listed."""
+        listed = {row.name for row in self.listed()}
+        found: dict[str, Seed] = {}
+        todo = list(names)
+        while todo:
+            row = self._rows.get(todo.pop())
+            if row is None or row.name in found:
+                continue
+            if row.name in listed:
+                found[row.name] = self._oldest(row)
+            else:
+                todo += row.children
+        return [found[name] for name in self._rows if name in found]
+
+    def _oldest(self, row: PartitionRow) -> Seed:
+        return self._seed(row, row.trimmed, row.start_ts)
+
+    def _seed(self, row: PartitionRow, seq: int, ts: int) -> Seed:
+        parents = tuple(name for name in row.parents if name in self._rows)
+        return Seed(row.name, parents, _from(row, seq, ts))
+
+
+def read_family(connection: sqlite3.Connection, scope: Scope) -> Family:
+    """The partitions that a feed covers.
+
+    Raises:
+        ProviderFault: `NOT_FOUND` when the collection was dropped.
+    """
+    collection = scope.collection
+    found = connection.execute(
+        "SELECT trimmed FROM collections WHERE id = ? AND incarnation = ?",
+        (collection.id, collection.incarnation),
+    ).fetchone()
+    if found is None:
+        raise _dropped(collection)
+    rows = partition_rows(connection, collection.id)
+    return Family([row for row in rows if row.holds(scope.hash)], collection.created_seq, found[0])
+
+
+def read_head(connection: sqlite3.Connection) -> tuple[int, int]:
+    """The store's last change, and the time of its last commit."""
+    seq, ts = connection.execute("SELECT head_seq, head_ts FROM store").fetchone()
+    return seq, ts
+
+
+def to_partition(row: PartitionRow) -> Partition:
+    """A partition as the contract lists it."""
+    return Partition(row.name, row.parents, PartitionState.OPEN if row.is_open else PartitionState.CLOSED)
+
+
+def find_head(
+    connection: sqlite3.Connection, scope: Scope, name: str, position: tuple[int, int], most: int | None
+) -> Head:
+    """Where a partition ends at present, or `most` records behind a position; the count is exact.
+
+    Raises:
+        ProviderFault: As `standing` does.
+        InvalidCursor: As `standing` does.
+    """
+    state = standing(connection, scope, name, position)
+    row, first = state.row, max(position[0], state.before)
+    count, last = _count(connection, scope, row, first, most)
+    if last is not None:
+        (ts,) = connection.execute(
+            "SELECT ts FROM log WHERE partition = ? AND seq = ?", (row.id, last)
+        ).fetchone()
+        return Head(cursor_of(last, ts), count, Continue())
+    end_seq, end_ts = state.end
+    end = max(end_seq, position[0]), max(end_ts, position[1])
+    return Head(cursor_of(*end), count, outcome_of(connection, scope, row, end))
+
+
+def _count(
+    connection: sqlite3.Connection, scope: Scope, row: PartitionRow, first: int, most: int | None
+) -> tuple[int, int | None]:
+    """How many records follow, and the last of them if `most` cut them short."""
+    if scope.hash is not None:
+        return _count_hash(connection, scope.hash, row, first, most)
+    base = ordinal_at(connection, row, first)
+    count = row.written - base
+    if most is None or count <= most:
+        return count, None
+    seqs = range(first, row.last_seq + 1)
+    index = bisect_left(seqs, base + most, key=lambda seq: ordinal_at(connection, row, seq))
+    return most, seqs[index]
+
+
+def _count_hash(
+    connection: sqlite3.Connection, number: int, row: PartitionRow, first: int, most: int | None
+) -> tuple[int, int | None]:
+    behind = "FROM log WHERE partition = ? AND hash = ? AND seq > ?"
+    place = (row.id, number, first)
+    if most is not None:
+        cut = connection.execute(
+            f"SELECT seq {behind} ORDER BY seq LIMIT 2 OFFSET ?", (*place, most - 1)
+        ).fetchall()
+        if len(cut) == 2:
+            return most, cut[0][0]
+    (count,) = connection.execute(f"SELECT count(*) {behind}", place).fetchone()
+    return count, None

@@ -1,0 +1,334 @@
+"""The provider `embedded`: feeds over the log of an `EmbeddedStore`."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    Capability,
+    CapabilityNote,
+    CapabilitySet,
+    ClientConfig,
+    EntireCluster,
+    EntireDatabase,
+    LogicalPartition,
+    NewItemStateMode,
+    Now,
+    OldItemStateMode,
+    Support,
+    invalid_request,
+)
+from multiclouddb_embedded.config import EmbeddedConfig, EmbeddedOptions
+from multiclouddb_embedded.errors import PROVIDER_ID, classify, missing_file
+from multiclouddb_embedded.mapping import View, describe, from_micros, position_of, to_micros
+from multiclouddb_embedded.partitions import (
+    Family,
+    Scope,
+    expired,
+    find_head,
+    outcome_of,
+    read_family,
+    read_head,
+    standing,
+    to_partition,
+)
+from multiclouddb_embedded.reader import EmbeddedReader, Source
+from multiclouddb_embedded.store import EmbeddedStore
+from multiclouddb_embedded.store.collection import MAIN, Collection, find_collection
+from multiclouddb_embedded.store.connection import ConnectionPool, Monitor, snapshot
+from multiclouddb_embedded.store.hashing import key_hash
+from multiclouddb_embedded.store.retention import seq_before
+from multiclouddb_embedded.store.schema import check_store
+from multiclouddb_spi import (
+    Cursor,
+    Deadline,
+    Fault,
+    Feed,
+    FeedIdentity,
+    FeedSpec,
+    FeedStart,
+    Head,
+    Outcome,
+    Partition,
+    Position,
+    Provider,
+    ProviderPlugin,
+    Seed,
+    unsupported,
+)
+
+__all__ = ["CAPABILITIES", "PLUGIN", "EmbeddedFeed", "EmbeddedPlugin", "EmbeddedProvider"]
+
+_CONNECTIONS: Final = 16
+
+_NOTES: Final[dict[Any, CapabilityNote]] = {
+    Capability.CHANGE_FEED: CapabilityNote(Support.NATIVE, "several processes write and read one file"),
+    Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
+        Support.NATIVE, "changes are kept until EmbeddedStore.trim removes them"
+    ),
+    Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
+        Support.NATIVE, "exact to the microsecond of the commit"
+    ),
+    Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
+        Support.NATIVE, "an index finds the changes of one partition key"
+    ),
+    Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
+        Support.NATIVE, 'for collections created with images="new_and_old"'
+    ),
+    Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(
+        Support.UNSUPPORTED, "read each collection with EntireCollection()"
+    ),
+    Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(
+        Support.UNSUPPORTED, "read each collection with EntireCollection()"
+    ),
+    Capability.RUN_COMMAND: CapabilityNote(
+        Support.UNSUPPORTED, "write with EmbeddedStore, or open the file with sqlite3"
+    ),
+}
+CAPABILITIES: Final = CapabilitySet(_NOTES)
+"""What an embedded store can do."""
+
+
+class EmbeddedProvider(Provider):
+    """One store, opened for reading; connections are made when they are needed.
+
+    Args:
+        path: The file.
+        now: The store's clock.
+    """
+
+    provider_id: ClassVar[str] = PROVIDER_ID
+    options_type: ClassVar[type[EmbeddedOptions]] = EmbeddedOptions
+
+    def __init__(self, path: str, now: Callable[[], datetime]) -> None:
+        self._path, self._now = path, now
+        self._pool = ConnectionPool(path, _CONNECTIONS, check_store)
+        self._monitor = Monitor(path, check_store)
+
+    def capabilities(self) -> CapabilitySet:
+        """Everything but wider scopes and commands."""
+        return CAPABILITIES
+
+    def open_feed(self, spec: FeedSpec, deadline: Deadline) -> EmbeddedFeed:
+        """Find the collection and check that its log keeps what the spec asks for."""
+        if isinstance(spec.scope, EntireDatabase | EntireCluster):
+            raise unsupported(
+                f"{type(spec.scope).__name__}() is not supported on embedded",
+                CAPABILITIES[Capability.CHANGE_FEED_DATABASE_SCOPE].note,
+            )
+        if spec.address.collection is None:
+            raise invalid_request("address.collection", "is None", "name the collection")
+        database = spec.address.database or MAIN
+        with self.reading(deadline) as connection:
+            collection = find_collection(connection, database, spec.address.collection)
+        _check_images(collection, spec)
+        return EmbeddedFeed(self, spec, _scope(collection, spec))
+
+    def classify(self, error: Exception) -> Fault:
+        """What an exception of SQLite or the file system means."""
+        return classify(error)
+
+    def close(self) -> None:
+        """Interrupt what runs and close every connection."""
+        self._pool.close()
+        self._monitor.close()
+
+    def now(self) -> int:
+        """The store's clock, in microseconds since 1970."""
+        return to_micros(self._now())
+
+    @contextmanager
+    def reading(self, deadline: Deadline) -> Iterator[sqlite3.Connection]:
+        """A connection inside a read transaction.
+
+        Raises:
+            ProviderFault: `NOT_FOUND` when there is no file.
+        """
+        if not Path(self._path).exists():
+            raise missing_file(self._path)
+        with self._pool.borrow(deadline) as connection, snapshot(connection):
+            yield connection
+
+    def source(self, spec: FeedSpec, scope: Scope) -> Source:
+        """What the readers of one feed share."""
+        options = spec.options if isinstance(spec.options, EmbeddedOptions) else EmbeddedOptions()
+        return Source(
+            pool=self._pool,
+            monitor=self._monitor,
+            scope=scope,
+            with_new=spec.new_item_state_mode is not NewItemStateMode.OMIT,
+            with_old=spec.old_item_state_mode is not OldItemStateMode.OMIT,
+            poll_seconds=options.poll_seconds,
+            now=self.now,
+        )
+
+
+def _check_images(collection: Collection, spec: FeedSpec) -> None:
+    """Refuse to promise documents that the log does not keep."""
+    name, images = collection.name, collection.images
+    if spec.new_item_state_mode is NewItemStateMode.REQUIRE and images == "keys":
+        raise unsupported(
+            f"new_item_state_mode=REQUIRE: {name!r} was created with images='keys', its log has no documents",
+            "create it with images='new', or leave the mode out",
+        )
+    if spec.old_item_state_mode is OldItemStateMode.REQUIRE and images != "new_and_old":
+        raise unsupported(
+            f"old_item_state_mode=REQUIRE: {name!r} was created with images={images!r}, "
+            "its log has no old documents",
+            "create it with images='new_and_old', or leave the mode out",
+        )
+
+
+def _scope(collection: Collection, spec: FeedSpec) -> Scope:
+    if not isinstance(spec.scope, LogicalPartition):
+        return Scope(collection)
+    collection.check_key(spec.scope.key)
+    return Scope(collection, *key_hash(spec.scope.key))
+
+
+class EmbeddedFeed(Feed):
+    """The log of one collection.
+
+    Args:
+        provider: Lends connections.
+        spec: What was asked for.
+        scope: What it covers.
+    """
+
+    def __init__(self, provider: EmbeddedProvider, spec: FeedSpec, scope: Scope) -> None:
+        self.spec = spec
+        self.identity = FeedIdentity(PROVIDER_ID, spec.address, scope.collection.incarnation)
+        self._provider, self._scope = provider, scope
+        self._source = provider.source(spec, scope)
+
+    def clock(self, deadline: Deadline) -> datetime:
+        """The store's time: a commit made now would have it."""
+        with self._provider.reading(deadline) as connection:
+            return from_micros(max(self._provider.now(), read_head(connection)[1]))
+
+    def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
+        """Resolve a start; a partition that was split or merged can be started too."""
+        with self._provider.reading(deadline) as connection:
+            family = read_family(connection, self._scope)
+            match position:
+                case Beginning():
+                    where = None
+                case Now():
+                    where = read_head(connection)
+                case AtTime(utc):
+                    where = _moment(connection, family, utc)
+        if partition_id is not None:
+            return family.one(partition_id, where)
+        return family.beginning() if where is None else family.at(*where)
+
+    def partitions(self, deadline: Deadline) -> list[Partition]:
+        """The open partitions, and the closed ones that still have something to read."""
+        with self._provider.reading(deadline) as connection:
+            return [to_partition(row) for row in read_family(connection, self._scope).listed()]
+
+    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> EmbeddedReader:
+        """A reader of one partition."""
+        view = View(
+            self.spec.address,
+            self.public_id(partition_id),
+            self._scope.collection.partition_components,
+            self.spec.include_native,
+        )
+        bound = position_of(until) if until is not None else None
+        return EmbeddedReader(self._source, partition_id, view, position_of(cursor), bound)
+
+    def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
+        """The children of closed partitions; a reader has named them already."""
+        found: dict[str, Outcome] = {}
+        with self._provider.reading(deadline) as connection:
+            for name, cursor in awaiting.items():
+                position = position_of(cursor)
+                row = standing(connection, self._scope, name, position).row
+                if not row.is_open:
+                    found[name] = outcome_of(connection, self._scope, row, position)
+        return found
+
+    def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
+        """The furthest: all parents end where the child starts."""
+        return max(cursors, key=position_of)
+
+    def compare(self, a: Cursor, b: Cursor) -> int:
+        """By sequence number."""
+        left, right = position_of(a)[0], position_of(b)[0]
+        return (left > right) - (left < right)
+
+    def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
+        """What is left of these partitions, or of what came from them."""
+        with self._provider.reading(deadline) as connection:
+            return read_family(connection, self._scope).oldest(partition_ids)
+
+    def describe(self, cursor: Cursor) -> Position:
+        """`sequence 4711`, and a time that nothing behind it is older than."""
+        return describe(cursor)
+
+    def heads(
+        self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
+    ) -> dict[str, Head]:
+        """The present end of each partition, all of one moment; counts are exact and cost no scan.
+
+        Raises:
+            ProviderFault: `CHECKPOINT_EXPIRED` when one of the cursors has expired.
+        """
+        with self._provider.reading(deadline) as connection:
+            return {
+                name: find_head(connection, self._scope, name, position_of(cursor), max_records)
+                for name, cursor in cursors.items()
+            }
+
+
+def _moment(connection: sqlite3.Connection, family: Family, utc: datetime) -> tuple[int, int]:
+    """The position in front of the first change at or after a moment."""
+    ts = max(0, to_micros(utc))
+    seq = seq_before(connection, ts)
+    if seq < family.trimmed:
+        raise expired(f"changes since {utc.isoformat()} were trimmed")
+    return max(seq, family.created), ts
+
+
+class EmbeddedPlugin(ProviderPlugin):
+    """What the entry point names."""
+
+    provider_id: ClassVar[str] = PROVIDER_ID
+
+    def connect(self, config: ClientConfig, native_client: object | None) -> EmbeddedProvider:
+        """Check the configuration; the store has to be there, it is never made here.
+
+        Args:
+            config: `connection` has a `url` or a `path`; neither is needed with a store.
+            native_client: An open `EmbeddedStore`, whose clock is used; never closed.
+        """
+        if native_client is not None:
+            return _provider_of(config, native_client)
+        path = EmbeddedConfig.from_client(config).path
+        if not Path(path).exists():
+            raise missing_file(path)
+        return EmbeddedProvider(path, lambda: datetime.now(UTC))
+
+
+def _provider_of(config: ClientConfig, native_client: object) -> EmbeddedProvider:
+    if not isinstance(native_client, EmbeddedStore):
+        raise invalid_request(
+            "native_client", f"is a {type(native_client).__name__}", "pass an EmbeddedStore, or none"
+        )
+    if native_client.closed:
+        raise invalid_request("native_client", "is closed", "pass an open EmbeddedStore")
+    if config.connection and EmbeddedConfig.from_client(config).path != native_client.path:
+        raise invalid_request(
+            "native_client", f"has the file {native_client.path}, the connection another", "name it once"
+        )
+    return EmbeddedProvider(native_client.path, native_client.now)
+
+
+PLUGIN: Final = EmbeddedPlugin()

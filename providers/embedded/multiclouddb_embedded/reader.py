@@ -1,0 +1,284 @@
+"""Reads one partition of the log."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from multiclouddb_api import ChangeEvent, ErrorCategory, MulticloudDbError, MulticloudDbKey, decode_json
+from multiclouddb_embedded.mapping import Records, View, cursor_of, from_micros, to_arrow, to_events
+from multiclouddb_embedded.partitions import Scope, Standing, outcome_of, standing
+from multiclouddb_embedded.store.connection import ConnectionPool, Monitor, Version, snapshot
+from multiclouddb_spi import (
+    Batch,
+    Continue,
+    Cursor,
+    Deadline,
+    Fault,
+    Outcome,
+    ProviderFault,
+    Reached,
+    Reader,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["EmbeddedBatch", "EmbeddedReader", "Source"]
+
+
+@attrs.frozen(eq=False)
+class Source:
+    """What the readers of one feed share.
+
+    Attributes:
+        pool: Lends connections.
+        monitor: Tells of commits.
+        scope: What is read.
+        with_new: True to read new documents.
+        with_old: True to read old documents.
+        poll_seconds: How often a waiting read looks for commits.
+        now: The store's clock, in microseconds since 1970.
+    """
+
+    pool: ConnectionPool
+    monitor: Monitor
+    scope: Scope
+    with_new: bool
+    with_old: bool
+    poll_seconds: float
+    now: Callable[[], int]
+
+
+class EmbeddedBatch(Batch):
+    """Rows of one partition, as columns of text.
+
+    Args:
+        records: The rows.
+        view: What their events share.
+        begin: The cursor in front of them.
+        end: The cursor behind everything that was scanned.
+    """
+
+    def __init__(self, records: Records, view: View, begin: Cursor, end: Cursor) -> None:
+        self._records, self._view, self._begin, self._end = records, view, begin, end
+        self.nbytes = records.nbytes
+
+    def __len__(self) -> int:
+        return self._records.count
+
+    def cursor_after(self, count: int) -> Cursor:
+        """The position behind the first `count` rows."""
+        if count == self._records.count:
+            return self._end
+        if count == 0:
+            return self._begin
+        return cursor_of(self._records.seqs[count - 1], self._records.times[count - 1])
+
+    def events(self, start: int, stop: int) -> list[ChangeEvent]:
+        """Map rows to events."""
+        return to_events(self._records, start, stop, self._view)
+
+    def arrow(self, start: int, stop: int) -> pa.RecordBatch:
+        """Map rows to Arrow without parsing the documents."""
+        return to_arrow(self._records, start, stop, self._view)
+
+
+# Which rows to read next: at least one, then as many as are wanted and fit into the bytes.
+_BOUND: Final = """
+SELECT count(*), max(seq) FROM (
+    SELECT seq, volume - size AS before FROM log
+    WHERE partition = :partition AND seq > :first AND seq <= :last ORDER BY seq LIMIT :most
+) WHERE before < :bytes + (
+    SELECT volume - size FROM log WHERE partition = :partition AND seq > :first ORDER BY seq LIMIT 1
+)
+"""
+_BOUND_HASH: Final = """
+SELECT count(*), max(seq) FROM (
+    SELECT seq, sum(size) OVER (ORDER BY seq) - size AS before FROM (
+        SELECT seq, size FROM log
+        WHERE partition = :partition AND hash = :hash AND seq > :first AND seq <= :last
+        ORDER BY seq LIMIT :most
+    )
+) WHERE before < :bytes
+"""
+_ROWS: Final = """
+SELECT count(*), max(ts), group_concat(seq), group_concat(ts), group_concat(type),
+    CAST(group_concat(key, char(30)) AS BLOB), {new}, {old}
+FROM log WHERE partition = :partition AND seq > :first AND seq <= :last {filter}
+"""
+_TEXTS: Final = "CAST(group_concat(coalesce({column}, 'null'), char(30)) AS BLOB)"
+_MORE: Final = (
+    "SELECT 1 FROM log WHERE partition = :partition AND seq > :first AND seq <= :last {filter} LIMIT 1"
+)
+
+
+class EmbeddedReader(Reader):
+    """Reads one partition forward.
+
+    A fetch is one read transaction: the head of the store, the partition and its rows are of one
+    moment, so that a split cannot come between "nothing more" and "closed".
+
+    Args:
+        source: What the readers of the feed share.
+        name: The partition.
+        view: What its events share.
+        position: Read behind this seq and time.
+        until: Stop behind this one, or None.
+    """
+
+    def __init__(
+        self, source: Source, name: str, view: View, position: tuple[int, int], until: tuple[int, int] | None
+    ) -> None:
+        self._source, self._name, self._view = source, name, view
+        self._position, self._until = position, until
+        self._cancelled = threading.Event()
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._idle: tuple[Version, EmbeddedBatch] | None = None
+        new, old = source.with_new, source.with_old
+        keeps = "AND hash = :hash" if source.scope.hash is not None else ""
+        self._bound = _BOUND_HASH if keeps else _BOUND
+        self._more = _MORE.format(filter=keeps)
+        self._rows = _ROWS.format(
+            new=_TEXTS.format(column="doc") if new else "NULL",
+            old=_TEXTS.format(column="old") if old else "NULL",
+            filter=keeps,
+        )
+
+    def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> EmbeddedBatch:
+        """The next rows; while there are none, looks for commits every few milliseconds."""
+        patience = deadline.sooner(wait)
+        while True:
+            version = self._source.monitor.version()
+            if self._idle is not None and self._idle[0] == version:
+                batch = self._idle[1]
+            else:
+                batch = self._read(max_records, max_bytes, deadline)
+                nothing = not len(batch) and batch.caught_up and isinstance(batch.outcome, Continue)
+                self._idle = (version, batch) if nothing else None
+            if self._idle is None or not self._sleep(patience):
+                return batch
+
+    def cancel(self) -> None:
+        """Interrupt the statement that runs and wake a waiting fetch: a matter of milliseconds."""
+        self._cancelled.set()
+        with self._lock:
+            if self._connection is not None:
+                self._connection.interrupt()
+
+    def close(self) -> None:
+        """Forget the last answer; connections belong to the pool."""
+        self._idle = None
+
+    def _sleep(self, patience: Deadline) -> bool:
+        """Wait a moment; False when the caller's patience is over."""
+        left = patience.remaining()
+        return left > 0 and not self._cancelled.wait(min(self._source.poll_seconds, left))
+
+    def _read(self, max_records: int, max_bytes: int, deadline: Deadline) -> EmbeddedBatch:
+        source = self._source
+        with (
+            source.pool.borrow(deadline) as connection,
+            self._interruptible(connection),
+            snapshot(connection),
+        ):
+            state = standing(connection, source.scope, self._name, self._position)
+            return self._batch(connection, state, max_records, max_bytes)
+
+    @contextmanager
+    def _interruptible(self, connection: sqlite3.Connection) -> Iterator[None]:
+        with self._lock:
+            if self._cancelled.is_set():
+                raise ProviderFault(
+                    Fault(
+                        ErrorCategory.TRANSIENT_FAILURE, "the read was cancelled; try again", retryable=True
+                    )
+                )
+            self._connection = connection
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._connection = None
+
+    def _batch(
+        self, connection: sqlite3.Connection, state: Standing, max_records: int, max_bytes: int
+    ) -> EmbeddedBatch:
+        end_seq = state.end[0]
+        last = end_seq if self._until is None else min(end_seq, self._until[0])
+        part = {
+            "partition": state.row.id,
+            "hash": self._source.scope.hash,
+            "first": max(self._position[0], state.before),
+            "last": min(last, state.row.last_seq),
+            "most": max_records,
+            "bytes": max_bytes,
+        }
+        records, cut = self._select(connection, part)
+        outcome: Outcome = Continue()
+        position = cut
+        if position is None:
+            position, outcome = self._end(connection, state)
+        batch = EmbeddedBatch(records, self._view, cursor_of(*self._position), cursor_of(*position))
+        batch.outcome, batch.caught_up = outcome, cut is None
+        batch.watermark = from_micros(position[1])
+        batch.headroom = self._headroom(position[1], caught_up=cut is None)
+        self._position = position
+        return batch
+
+    def _select(
+        self, connection: sqlite3.Connection, part: dict[str, int | None]
+    ) -> tuple[Records, tuple[int, int] | None]:
+        """The next rows, and the position behind them if there are more."""
+        count, last = connection.execute(self._bound, part).fetchone()
+        if not count:
+            return _NOTHING, None
+        row = connection.execute(self._rows, {**part, "last": last}).fetchone()
+        count, last_ts, *columns = row
+        records = Records(count, *columns)
+        if self._source.scope.key is not None:
+            records = _matching(records, self._source.scope.key, self._view.partition_components)
+        more = last < part["last"] and connection.execute(self._more, {**part, "first": last}).fetchone()
+        return records, (last, last_ts) if more else None
+
+    def _end(self, connection: sqlite3.Connection, state: Standing) -> tuple[tuple[int, int], Outcome]:
+        """Where reading stands with nothing more to read, and how the partition goes on."""
+        seq, ts = self._position
+        end_seq, end_ts = state.end
+        if self._until is not None and self._until[0] <= end_seq:
+            return max(self._until, self._position), Reached()
+        position = max(end_seq, seq), max(end_ts, ts)
+        return position, outcome_of(connection, self._source.scope, state.row, position)
+
+    def _headroom(self, ts: int, *, caught_up: bool) -> float | None:
+        """How long the position is kept: behind the end of the log nothing can be removed yet."""
+        retention = self._source.scope.collection.retention
+        if retention is None:
+            return None
+        age = 0 if caught_up else self._source.now() - ts
+        return max(0, retention - age) / 1_000_000
+
+
+_NOTHING: Final = Records(0, "", "", "", b"", None, None)
+
+
+def _matching(records: Records, canonical: bytes, components: int) -> Records:
+    """The rows whose partition key is this one: two keys can have one hash."""
+
+    def is_other(text: bytes) -> bool:
+        try:
+            names = list(decode_json(text).items())[:components]
+            return MulticloudDbKey(dict(names), components).canonical() != canonical
+        except (MulticloudDbError, AttributeError):
+            return False  # damaged: to be reported, not passed over
+
+    others = [is_other(text) for text in records.texts("keys", 0, len(records))]
+    if not any(others):
+        return records
+    return records.select(index for index, other in enumerate(others) if not other)

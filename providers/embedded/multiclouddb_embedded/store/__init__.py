@@ -1,0 +1,8 @@
+"""The store: what writes the file, and how it is laid out."""
+
+from __future__ import annotations
+
+from multiclouddb_embedded.store.change import MAX_DOCUMENT_BYTES, Delete, Key, Operation, Put
+from multiclouddb_embedded.store.store import EmbeddedStore, PartitionRange
+
+__all__ = ["MAX_DOCUMENT_BYTES", "Delete", "EmbeddedStore", "Key", "Operation", "PartitionRange", "Put"]

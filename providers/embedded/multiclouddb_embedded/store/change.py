@@ -1,0 +1,129 @@
+"""What is written: puts and deletes, checked and encoded before anything touches the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final, TypeAlias
+from uuid import UUID
+
+import attrs
+
+from multiclouddb_api import MulticloudDbKey, encode_json, invalid_request
+from multiclouddb_api.text import shorten
+from multiclouddb_embedded.store.collection import Collection
+from multiclouddb_embedded.store.hashing import key_hash
+
+__all__ = ["MAX_DOCUMENT_BYTES", "Delete", "EncodedChange", "Key", "Operation", "Put", "encode", "to_key"]
+
+MAX_DOCUMENT_BYTES: Final = 16 * 1024 * 1024
+
+Scalar: TypeAlias = str | int | float | bool | bytes | Decimal | datetime | UUID
+Key: TypeAlias = MulticloudDbKey | Mapping[str, Any] | Scalar
+"""A key, its components by name, or one value for a component called `id`."""
+
+
+@attrs.frozen
+class Put:
+    """Write a document: a `CREATE` when there is none under its key, else an `UPDATE`.
+
+    Attributes:
+        key: Its key.
+        document: All of it, name → value.
+    """
+
+    key: Key = attrs.field(repr=shorten)
+    document: Mapping[str, Any] = attrs.field(repr=shorten)
+
+
+@attrs.frozen
+class Delete:
+    """Delete a document; where there is none, nothing is written.
+
+    Attributes:
+        key: Its key.
+    """
+
+    key: Key = attrs.field(repr=shorten)
+
+
+Operation: TypeAlias = Put | Delete
+
+
+@attrs.frozen
+class EncodedChange:
+    """One operation as the tables hold it.
+
+    Attributes:
+        identity: The key's canonical JSON.
+        hash: Where it belongs.
+        key: The key's components as JSON.
+        doc: The document as JSON, or None for a delete.
+        size: Bytes of the two.
+    """
+
+    identity: bytes
+    hash: int
+    key: str
+    doc: str | None
+    size: int
+
+
+def encode(operation: Operation, collection: Collection) -> EncodedChange:
+    """Check one operation and encode it.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST`: a value has no JSON form, the document is no mapping
+            or too large, or the key does not fit the collection.
+    """
+    if not isinstance(operation, Put | Delete):
+        raise invalid_request(
+            "operations", f"holds a {type(operation).__name__}", "pass Put(key, document) and Delete(key)"
+        )
+    key = to_key(operation.key, collection)
+    _, number = key_hash(key)
+    text = encode_json(key.components)
+    doc = _encode_document(operation.document) if isinstance(operation, Put) else None
+    return EncodedChange(
+        identity=key.canonical(),
+        hash=number,
+        key=text.decode(),
+        doc=doc.decode() if doc is not None else None,
+        size=len(text) + len(doc or b""),
+    )
+
+
+def to_key(key: Key, collection: Collection) -> MulticloudDbKey:
+    """The key that a caller means, checked against the collection's partition key.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` that says what does not fit.
+    """
+    if isinstance(key, Mapping):
+        key = MulticloudDbKey(key, collection.partition_components)
+    elif not isinstance(key, MulticloudDbKey):
+        if not isinstance(key, Scalar):
+            raise invalid_request(
+                "key",
+                f"is a {type(key).__name__}",
+                "pass a MulticloudDbKey, a mapping of components or one value",
+            )
+        key = MulticloudDbKey({"id": key})
+    collection.check_key(key)
+    return key
+
+
+def _encode_document(document: object) -> bytes:
+    if not isinstance(document, Mapping):
+        raise invalid_request(
+            "document", f"is a {type(document).__name__}", "pass a mapping of names to values"
+        )
+    text = encode_json(document)
+    if len(text) > MAX_DOCUMENT_BYTES:
+        raise invalid_request(
+            "document",
+            f"is {len(text):,} bytes of JSON",
+            f"keep it to {MAX_DOCUMENT_BYTES:,} bytes, and store a reference to what is larger",
+        )
+    return text

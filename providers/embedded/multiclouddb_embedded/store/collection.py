@@ -1,0 +1,140 @@
+"""Collections: what was fixed when they were created, and how they are found."""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import timedelta
+from typing import Final, Literal, TypeAlias, get_args
+
+import attrs
+import orjson
+
+from multiclouddb_api import ErrorCategory, MulticloudDbKey, ResourceAddress, invalid_request
+from multiclouddb_api.check import suggestion
+from multiclouddb_spi import Fault, ProviderFault
+
+__all__ = ["MAIN", "Collection", "Images", "check_shape", "find_collection", "remove_collection"]
+
+MAIN: Final = "main"
+"""The database of a store when none is named."""
+
+Images: TypeAlias = Literal["keys", "new", "new_and_old"]
+"""What the log keeps of a change: the key alone, the new document, or the old one as well."""
+
+IMAGES: Final = get_args(Images)
+MAX_PARTITIONS: Final = 100_000
+
+_COLUMNS: Final = "id, database, name, incarnation, images, partition_key, retention, created_seq, trimmed"
+
+
+@attrs.frozen
+class Collection:
+    """A row of `collections`.
+
+    Attributes:
+        id: Number in the file, never used again.
+        database: Its database.
+        name: Its name.
+        incarnation: Differs when it is recreated under the same name.
+        images: What the log keeps.
+        partition_key: Names of the components that make up the partition key, or None for the
+            first one, whatever its name.
+        retention: For how many microseconds changes are meant to be kept, or None for ever.
+        created_seq: The head of the store when it was created.
+        trimmed: The highest seq that was removed from its log.
+    """
+
+    id: int
+    database: str
+    name: str
+    incarnation: str
+    images: Images
+    partition_key: tuple[str, ...] | None
+    retention: int | None
+    created_seq: int
+    trimmed: int
+
+    @property
+    def partition_components(self) -> int:
+        """How many leading components of a key make up the partition key."""
+        return len(self.partition_key) if self.partition_key else 1
+
+    def check_key(self, key: MulticloudDbKey) -> None:
+        """Refuse a key whose partition key is not this collection's.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST`.
+        """
+        names = tuple(key.components)[: key.partition_components]
+        wanted = self.partition_key or names[:1]
+        if names != wanted:
+            raise invalid_request(
+                "key",
+                f"has the partition key ({', '.join(names)}), {self.name!r} has ({', '.join(wanted)})",
+                "begin the key with those components, in that order, and give partition_components to match",
+            )
+
+
+def find_collection(connection: sqlite3.Connection, database: str, name: str) -> Collection:
+    """The collection of that name.
+
+    Raises:
+        ProviderFault: `NOT_FOUND` with the nearest name.
+    """
+    row = connection.execute(
+        f"SELECT {_COLUMNS} FROM collections WHERE database = ? AND name = ?", (database, name)
+    ).fetchone()
+    if row is None:
+        known = [f"{a}/{b}" for a, b in connection.execute("SELECT database, name FROM collections")]
+        raise ProviderFault(
+            Fault(
+                ErrorCategory.NOT_FOUND,
+                f"there is no collection {database}/{name} ({suggestion(f'{database}/{name}', known)}); "
+                "EmbeddedStore.create_collection(name) makes it",
+            )
+        )
+    number, database, name, incarnation, images, names, *rest = row
+    partition_key = tuple(orjson.loads(names)) if names is not None else None
+    return Collection(number, database, name, incarnation, images, partition_key, *rest)
+
+
+def remove_collection(connection: sqlite3.Connection, collection: int) -> None:
+    """Delete a collection and everything in it."""
+    connection.execute(
+        "DELETE FROM log WHERE partition IN (SELECT id FROM partitions WHERE collection = ?)", (collection,)
+    )
+    for table in ("partitions", "documents"):
+        connection.execute(f"DELETE FROM {table} WHERE collection = ?", (collection,))
+    connection.execute("DELETE FROM collections WHERE id = ?", (collection,))
+
+
+def check_shape(
+    address: ResourceAddress,
+    partitions: object,
+    images: object,
+    partition_key: object,
+    retention: object,
+) -> None:
+    """Refuse what no collection can be created with.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` that names the argument.
+    """
+    if not (address.database and address.collection):
+        raise invalid_request(
+            "name", "or the database is None", "name both; the database is 'main' by default"
+        )
+    if not (type(partitions) is int and 1 <= partitions <= MAX_PARTITIONS):
+        raise invalid_request(
+            "partitions", f"is {partitions!r}", f"pass a number from 1 to {MAX_PARTITIONS:,}"
+        )
+    if images not in IMAGES:
+        raise invalid_request("images", f"is {images!r}", f"pass one of {', '.join(map(repr, IMAGES))}")
+    if partition_key is not None and not (
+        isinstance(partition_key, list | tuple)
+        and partition_key
+        and all(isinstance(name, str) and name for name in partition_key)
+    ):
+        raise invalid_request("partition_key", f"is {partition_key!r}", "pass a list of component names")
+    if retention is not None and not (isinstance(retention, timedelta) and retention > timedelta(0)):
+        raise invalid_request("retention", f"is {retention!r}", "pass a timedelta of more than 0")

@@ -1,0 +1,192 @@
+"""Partitions: ranges of hashes that split and merge, and the positions that they cover."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import attrs
+import orjson
+
+from multiclouddb_api import ErrorCategory, ResourceAddress, invalid_request
+from multiclouddb_api.check import suggestion
+from multiclouddb_embedded.errors import PROVIDER_ID
+from multiclouddb_embedded.store.collection import MAIN, Collection
+from multiclouddb_spi import Fault, ProviderFault, encode_partition_id
+
+__all__ = [
+    "PARTITION_COLUMNS",
+    "PartitionRow",
+    "add_partitions",
+    "named_partitions",
+    "native_id",
+    "open_partition",
+    "partition_rows",
+]
+
+PARTITION_COLUMNS: Final = (
+    "id, name, low, high, parents, children, start_seq, start_ts, end_seq, end_ts, "
+    "last_seq, written, volume, removed, trimmed"
+)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(orjson.loads(text))
+
+
+@attrs.frozen
+class PartitionRow:
+    """A row of `partitions`; it holds changes in `(start_seq, end_seq]`.
+
+    Attributes:
+        id: Number in the file.
+        name: Its id in the collection, `p0`.
+        low: First hash.
+        high: Hash behind the last.
+        parents: Names of the partitions it comes from.
+        children: Names of the partitions that go on.
+        start_seq: The head of the store when it was made.
+        start_ts: The time then.
+        end_seq: The head when it was closed, or None while it is open.
+        end_ts: The time then.
+        last_seq: Its last change, or `start_seq`.
+        written: Changes ever.
+        volume: Bytes of changes ever.
+        removed: Changes that were trimmed.
+        trimmed: The highest seq that was trimmed, or 0.
+    """
+
+    id: int
+    name: str
+    low: int
+    high: int
+    parents: tuple[str, ...] = attrs.field(converter=_names)
+    children: tuple[str, ...] = attrs.field(converter=_names)
+    start_seq: int
+    start_ts: int
+    end_seq: int | None
+    end_ts: int | None
+    last_seq: int
+    written: int
+    volume: int
+    removed: int
+    trimmed: int
+
+    @property
+    def is_open(self) -> bool:
+        """True while it takes writes."""
+        return self.end_seq is None
+
+    @property
+    def remaining(self) -> int:
+        """How many changes are still there."""
+        return self.written - self.removed
+
+    def holds(self, number: int | None) -> bool:
+        """True when that hash belongs here; None stands for any."""
+        return number is None or self.low <= number < self.high
+
+
+def partition_rows(connection: sqlite3.Connection, collection: int) -> list[PartitionRow]:
+    """Every partition that the collection ever had, parents before children."""
+    rows = connection.execute(
+        f"SELECT {PARTITION_COLUMNS} FROM partitions WHERE collection = ? ORDER BY id", (collection,)
+    )
+    return [PartitionRow(*row) for row in rows]
+
+
+def named_partitions(
+    connection: sqlite3.Connection, collection: int, names: Iterable[str]
+) -> dict[str, PartitionRow]:
+    """The partitions of these names; unknown ones are left out."""
+    rows = connection.execute(
+        f"SELECT {PARTITION_COLUMNS} FROM partitions "
+        "WHERE collection = ? AND name IN (SELECT value FROM json_each(?)) ORDER BY id",
+        (collection, orjson.dumps(list(names)).decode()),
+    )
+    return {row[1]: PartitionRow(*row) for row in rows}
+
+
+def open_partition(connection: sqlite3.Connection, collection: Collection, name: str) -> PartitionRow:
+    """An open partition, to be split or merged.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST`: it was split or merged before.
+        ProviderFault: `NOT_FOUND`.
+    """
+    row = named_partitions(connection, collection.id, [name]).get(name)
+    if row is None:
+        known = [other.name for other in partition_rows(connection, collection.id) if other.is_open]
+        raise ProviderFault(
+            Fault(
+                ErrorCategory.NOT_FOUND,
+                f"{collection.name!r} has no partition {name!r}; {suggestion(name, known)}",
+            )
+        )
+    if not row.is_open:
+        raise invalid_request(
+            "partition_id",
+            f"{name!r} was closed, {', '.join(row.children)} went on",
+            "name an open partition",
+        )
+    return row
+
+
+def add_partitions(
+    connection: sqlite3.Connection,
+    collection: int,
+    ranges: Sequence[tuple[int, int]],
+    parents: Sequence[PartitionRow],
+    start: tuple[int, int],
+) -> list[str]:
+    """Open partitions in the place of their parents; returns their names.
+
+    Args:
+        connection: In a write transaction.
+        collection: The collection.
+        ranges: The hashes of each; together those of the parents.
+        parents: Open partitions, closed here; none for the first ones of a collection.
+        start: The position where the parents end and they start: a seq and its time.
+    """
+    (number,) = connection.execute(
+        "SELECT partitions FROM collections WHERE id = ?", (collection,)
+    ).fetchone()
+    connection.execute(
+        "UPDATE collections SET partitions = partitions + ? WHERE id = ?", (len(ranges), collection)
+    )
+    names = [f"p{number + index}" for index in range(len(ranges))]
+    connection.executemany(
+        "UPDATE partitions SET end_seq = ?, end_ts = ?, children = ? WHERE id = ?",
+        [(*start, orjson.dumps(names).decode(), parent.id) for parent in parents],
+    )
+    origin = orjson.dumps([parent.name for parent in parents]).decode()
+    connection.executemany(
+        "INSERT INTO partitions (collection, name, low, high, parents, start_seq, start_ts, last_seq) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (collection, name, *bounds, origin, *start, start[0])
+            for name, bounds in zip(names, ranges, strict=True)
+        ],
+    )
+    return names
+
+
+def native_id(partition_id: str, collection: Collection) -> str:
+    """The partition that an id means: `p0` itself, or what a client lists for it.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` for an id of another resource.
+    """
+    native = partition_id.rpartition(":")[2]
+    if native == partition_id:
+        return native
+    places = [ResourceAddress(collection.database, collection.name)]
+    if collection.database == MAIN:
+        places.append(ResourceAddress(None, collection.name))
+    ids = [encode_partition_id(PROVIDER_ID, place, collection.incarnation, native) for place in places]
+    if partition_id not in ids:
+        raise invalid_request(
+            "partition_id", f"{partition_id!r} is of another resource", f"take one of {collection.name!r}"
+        )
+    return native

@@ -1,0 +1,93 @@
+"""Removes old changes; documents stay."""
+
+from __future__ import annotations
+
+import sqlite3
+from bisect import bisect_left
+from collections.abc import Sequence
+from datetime import timedelta
+
+from multiclouddb_api import invalid_request
+from multiclouddb_embedded.store.collection import Collection
+from multiclouddb_embedded.store.layout import PartitionRow, partition_rows
+
+__all__ = ["check_bounds", "count_bound", "ordinal_at", "seq_before", "trim_log"]
+
+
+def check_bounds(max_age: object, max_count: object) -> None:
+    """Refuse bounds of the wrong type, and negative ones.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST`.
+    """
+    if max_age is not None and not (isinstance(max_age, timedelta) and max_age >= timedelta(0)):
+        raise invalid_request("max_age", f"is {max_age!r}", "pass a timedelta that is not negative")
+    if max_count is not None and not (type(max_count) is int and max_count >= 0):
+        raise invalid_request("max_count", f"is {max_count!r}", "pass a whole number, 0 to remove all")
+
+
+def seq_before(connection: sqlite3.Connection, ts: int) -> int:
+    """The last change of the store that was committed before a moment; 0 when none is known."""
+    row = connection.execute(
+        "SELECT seq FROM commits WHERE ts < ? ORDER BY ts DESC LIMIT 1", (ts,)
+    ).fetchone()
+    return row[0] if row is not None else 0
+
+
+def ordinal_at(connection: sqlite3.Connection, row: PartitionRow, seq: int) -> int:
+    """How many changes the partition ever had up to and with a seq; at least the removed ones."""
+    if seq >= row.last_seq:
+        return row.written
+    found = connection.execute(
+        "SELECT ordinal FROM log WHERE partition = ? AND seq <= ? ORDER BY seq DESC LIMIT 1", (row.id, seq)
+    ).fetchone()
+    return found[0] if found is not None else row.removed
+
+
+def count_bound(
+    connection: sqlite3.Connection, rows: Sequence[PartitionRow], keep: int, head_seq: int
+) -> int:
+    """The seq up to which to trim, so that at most `keep` changes are left in all partitions."""
+    rows = [row for row in rows if row.remaining]
+
+    def gone(seq: int) -> int:
+        return sum(ordinal_at(connection, row, seq) - row.removed for row in rows)
+
+    excess = sum(row.remaining for row in rows) - keep
+    return bisect_left(range(head_seq + 1), excess, key=gone) if excess > 0 else 0
+
+
+def trim_log(connection: sqlite3.Connection, collection: Collection, bound: int) -> int:
+    """Remove every change up to and with `bound`; returns how many there were.
+
+    The bound is one for all partitions: what is left in a parent is always older than what its
+    children have lost.
+    """
+    highest, total = 0, 0
+    for row in partition_rows(connection, collection.id):
+        count = ordinal_at(connection, row, bound) - row.removed if row.remaining else 0
+        if not count:
+            continue
+        (last,) = connection.execute(
+            "SELECT max(seq) FROM log WHERE partition = ? AND seq <= ?", (row.id, bound)
+        ).fetchone()
+        connection.execute("DELETE FROM log WHERE partition = ? AND seq <= ?", (row.id, bound))
+        connection.execute(
+            "UPDATE partitions SET removed = removed + ?, trimmed = ? WHERE id = ?", (count, last, row.id)
+        )
+        highest, total = max(highest, last), total + count
+    if total:
+        connection.execute("UPDATE collections SET trimmed = ? WHERE id = ?", (highest, collection.id))
+        _forget_commits(connection)
+    return total
+
+
+def _forget_commits(connection: sqlite3.Connection) -> None:
+    """Drop the times of commits that no collection can be started at any more.
+
+    The last of them stays: a moment before it is known to be older than what was removed.
+    """
+    connection.execute(
+        "DELETE FROM commits WHERE seq < (SELECT max(seq) FROM commits WHERE seq <= "
+        "(SELECT min(max(trimmed, created_seq)) FROM collections))"
+    )

@@ -1,0 +1,411 @@
+"""The store itself: create collections, write documents, shape partitions."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any, Final, NoReturn
+
+import attrs
+import orjson
+
+from multiclouddb_api import (
+    ChangeType,
+    ErrorCategory,
+    MulticloudDbKey,
+    ResourceAddress,
+    decode_json,
+    invalid_request,
+)
+from multiclouddb_api.check import to_utc
+from multiclouddb_embedded.config import check_path
+from multiclouddb_embedded.errors import failure, store_errors
+from multiclouddb_embedded.mapping import to_micros
+from multiclouddb_embedded.store.change import Delete, Key, Operation, Put, encode, to_key
+from multiclouddb_embedded.store.collection import (
+    MAIN,
+    Images,
+    check_shape,
+    find_collection,
+    remove_collection,
+)
+from multiclouddb_embedded.store.connection import connect, snapshot
+from multiclouddb_embedded.store.hashing import even_ranges
+from multiclouddb_embedded.store.layout import (
+    add_partitions,
+    native_id,
+    open_partition,
+    partition_rows,
+)
+from multiclouddb_embedded.store.log import LogWriter, Moment, write_transaction
+from multiclouddb_embedded.store.retention import check_bounds, count_bound, seq_before, trim_log
+from multiclouddb_embedded.store.schema import create_store
+
+__all__ = ["EmbeddedStore", "PartitionRange"]
+
+_SCAN_ROWS: Final = 500
+_ORPHANS: Final[list[sqlite3.Connection]] = []
+
+
+@attrs.frozen
+class PartitionRange:
+    """An open partition.
+
+    Attributes:
+        partition_id: Its id in the collection, `p0`.
+        low: Its first hash.
+        high: The hash behind its last.
+        parents: The partitions it comes from.
+    """
+
+    partition_id: str
+    low: int
+    high: int
+    parents: tuple[str, ...]
+
+
+def _system_clock() -> datetime:
+    return datetime.now(UTC)
+
+
+class EmbeddedStore:
+    """A document store with a change feed in one SQLite file; made when it is not there.
+
+    It writes; `connect("embedded:///…")` reads the feed. Any number of stores in any number of processes may
+    have the same file open: writers queue up, readers wait for nobody. Safe for several threads. After a fork
+    the child opens a connection of its own.
+
+    Args:
+        path: The file; its folder has to exist.
+        clock: Tells the time of commits; for tests. It may stand still or go back, the store's time does not.
+        durable: False leaves syncing each commit to the system: about 30 times the single writes a
+            second, a crash of a process still loses nothing, but one of the machine may lose the last
+            commits, which readers may have seen.
+        busy_seconds: How long a write waits for other writers before it fails as `TRANSIENT_FAILURE`.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` when the folder is missing or the file is something else.
+
+    Example:
+        >>> with EmbeddedStore("/tmp/store.db") as store:
+        ...     address = store.create_collection("orders", recreate=True)
+        ...     store.put("orders", "o-1", {"status": "new"})
+        <ChangeType.CREATE: 'CREATE'>
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        clock: Callable[[], datetime] | None = None,
+        durable: bool = True,
+        busy_seconds: float = 30.0,
+    ) -> None:
+        self._path = check_path("path", path)
+        self._clock = clock or _system_clock
+        self._durable, self._busy_seconds = durable, busy_seconds
+        self._lock = threading.RLock()
+        self._closed = False
+        self._pid = os.getpid()
+        with store_errors("open"):
+            self._connection = self._open()
+
+    @property
+    def path(self) -> str:
+        """The file, absolute."""
+        return self._path
+
+    @property
+    def closed(self) -> bool:
+        """True once it was closed."""
+        return self._closed
+
+    def now(self) -> datetime:
+        """What this store's clock says."""
+        return to_utc("clock", self._clock())
+
+    def create_collection(
+        self,
+        name: str,
+        partitions: int = 4,
+        database: str = MAIN,
+        *,
+        images: Images = "new",
+        partition_key: Sequence[str] | None = None,
+        retention: timedelta | None = None,
+        recreate: bool = False,
+    ) -> ResourceAddress:
+        """Create a collection and return its address.
+
+        Args:
+            name: Its name.
+            partitions: How many partitions it starts with; their ids are `p0`, `p1`, ….
+            database: Its database; nothing else has to be done for one.
+            images: What the log keeps of a change: `"keys"`, the `"new"` document, or `"new_and_old"`.
+            partition_key: Names of the leading components of every key that make up the partition
+                key; None = the first component, whatever its name.
+            retention: For how long changes are meant to be kept: what `trim(name)` goes by.
+            recreate: True to drop one of the same name; tokens of the old one are refused then.
+
+        Raises:
+            MulticloudDbError: `CONFLICT` when there is one of that name.
+        """
+        address = ResourceAddress(database, name)
+        check_shape(address, partitions, images, partition_key, retention)
+        names = orjson.dumps(list(partition_key)).decode() if partition_key is not None else None
+        kept = retention // timedelta(microseconds=1) if retention is not None else None
+        with self._writing("create_collection") as (connection, moment):
+            existing = connection.execute(
+                "SELECT id FROM collections WHERE database = ? AND name = ?", (database, name)
+            ).fetchone()
+            if existing is not None and not recreate:
+                raise failure(
+                    ErrorCategory.CONFLICT,
+                    f"there is a collection {address} already; pass recreate=True to drop it and its changes",
+                )
+            if existing is not None:
+                remove_collection(connection, existing[0])
+            added = connection.execute(
+                "INSERT INTO collections (database, name, incarnation, images, partition_key, retention, "
+                "created_seq) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (database, name, uuid.uuid4().hex, images, names, kept, moment.seq),
+            )
+            assert added.lastrowid is not None
+            add_partitions(connection, added.lastrowid, even_ranges(partitions), (), moment.end)
+        return address
+
+    def drop_collection(self, name: str, database: str = MAIN) -> None:
+        """Drop a collection with its documents and changes; readers of it end with `NOT_FOUND`."""
+        with self._writing("drop_collection") as (connection, _):
+            remove_collection(connection, find_collection(connection, database, name).id)
+
+    def put(
+        self, collection: str, key: Key, document: Mapping[str, Any], *, database: str = MAIN
+    ) -> ChangeType:
+        """Write one document; returns whether that was a `CREATE` or an `UPDATE`.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` for a value that has no JSON form or a document of
+                more than 16 MiB, before anything is written.
+        """
+        (kind,) = self._write("put", collection, [Put(key, document)], database)
+        assert kind is not None
+        return kind
+
+    def delete(self, collection: str, key: Key, *, database: str = MAIN) -> bool:
+        """Delete one document; False, and nothing written, when there is none."""
+        return self._write("delete", collection, [Delete(key)], database) != [None]
+
+    def batch(self, collection: str, operations: Iterable[Operation], *, database: str = MAIN) -> int:
+        """Apply `Put` and `Delete` operations in one transaction, in their order: all or none.
+
+        Returns:
+            How many changes that made; a delete of nothing makes none.
+        """
+        return sum(kind is not None for kind in self._write("batch", collection, operations, database))
+
+    def get(self, collection: str, key: Key, *, database: str = MAIN) -> dict[str, Any] | None:
+        """The document under a key, or None."""
+        with self._reading("get") as connection:
+            found = find_collection(connection, database, collection)
+            row = connection.execute(
+                "SELECT doc FROM documents WHERE collection = ? AND id = ?",
+                (found.id, to_key(key, found).canonical()),
+            ).fetchone()
+        return decode_json(row[0]) if row is not None else None
+
+    def scan(
+        self, collection: str, *, database: str = MAIN
+    ) -> Iterator[tuple[MulticloudDbKey, dict[str, Any]]]:
+        """Every document with its key, in the order of the keys' canonical JSON, as of one moment."""
+        self._check_open()
+        with store_errors("scan"):
+            connection = connect(self._path)
+            try:
+                with snapshot(connection):
+                    found = find_collection(connection, database, collection)
+                    rows = connection.execute(
+                        "SELECT key, doc FROM documents WHERE collection = ? ORDER BY id", (found.id,)
+                    )
+                    rows.arraysize = _SCAN_ROWS
+                    while part := rows.fetchmany():
+                        for key, doc in part:
+                            components = decode_json(key)
+                            yield MulticloudDbKey(components, found.partition_components), decode_json(doc)
+            finally:
+                connection.close()
+
+    def partitions(self, collection: str, *, database: str = MAIN) -> list[PartitionRange]:
+        """The open partitions in the order of their ranges; neighbours can be merged."""
+        with self._reading("partitions") as connection:
+            found = find_collection(connection, database, collection)
+            rows = [row for row in partition_rows(connection, found.id) if row.is_open]
+        return [
+            PartitionRange(row.name, row.low, row.high, row.parents)
+            for row in sorted(rows, key=lambda row: row.low)
+        ]
+
+    def split(
+        self, collection: str, partition_id: str, at: int | None = None, *, database: str = MAIN
+    ) -> tuple[str, str]:
+        """Close a partition and open two that share its range; returns their ids.
+
+        Args:
+            collection: The collection.
+            partition_id: `p0`, or the public id that a client lists.
+            at: The first hash of the upper one; None = the middle.
+            database: Its database.
+        """
+        with self._writing("split") as (connection, moment):
+            found = find_collection(connection, database, collection)
+            row = open_partition(connection, found, native_id(partition_id, found))
+            middle = (row.low + row.high) // 2 if at is None else at
+            if not row.low < middle < row.high:
+                raise invalid_request(
+                    "at",
+                    f"{middle} does not divide [{row.low}, {row.high})",
+                    "give a hash inside, or leave it out",
+                )
+            ranges = [(row.low, middle), (middle, row.high)]
+            lower, upper = add_partitions(connection, found.id, ranges, [row], moment.end)
+        return lower, upper
+
+    def merge(self, collection: str, a: str, b: str, *, database: str = MAIN) -> str:
+        """Close two neighbouring partitions and open one over both ranges; returns its id."""
+        with self._writing("merge") as (connection, moment):
+            found = find_collection(connection, database, collection)
+            rows = [open_partition(connection, found, native_id(name, found)) for name in (a, b)]
+            low, high = sorted(rows, key=lambda row: row.low)
+            if low.high != high.low:
+                raise invalid_request(
+                    "partition_id",
+                    f"{a!r} and {b!r} are no neighbours",
+                    "see EmbeddedStore.partitions(collection)",
+                )
+            ranges = [(low.low, high.high)]
+            (child,) = add_partitions(connection, found.id, ranges, [low, high], moment.end)
+        return child
+
+    def trim(
+        self,
+        collection: str,
+        *,
+        max_age: timedelta | None = None,
+        max_count: int | None = None,
+        before: datetime | None = None,
+        database: str = MAIN,
+    ) -> int:
+        """Remove old changes; documents stay. Positions before what was removed have expired then.
+
+        Args:
+            collection: The collection.
+            max_age: Keep what was committed in the last so much time.
+            max_count: Keep the newest so many changes of the collection; 0 removes all.
+            before: Remove what was committed before this moment.
+            database: Its database.
+
+        Returns:
+            How many changes were removed. With several bounds the strictest counts; with none,
+            the collection's `retention` does.
+        """
+        check_bounds(max_age, max_count)
+        cutoff = to_micros(to_utc("before", before)) if before is not None else None
+        with self._writing("trim") as (connection, moment):
+            found = find_collection(connection, database, collection)
+            age = max_age // timedelta(microseconds=1) if max_age is not None else None
+            if age is None and cutoff is None and max_count is None:
+                age = found.retention
+            if age is None and cutoff is None and max_count is None:
+                raise invalid_request(
+                    "trim", f"{collection!r} has no retention", "pass max_age, max_count or before"
+                )
+            oldest = max(cutoff or 0, moment.ts - age if age is not None else 0)
+            bound = seq_before(connection, oldest)
+            if max_count is not None:
+                rows = partition_rows(connection, found.id)
+                bound = max(bound, count_bound(connection, rows, max_count, moment.seq))
+            return trim_log(connection, found, bound)
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        with self._lock:
+            if not self._closed and self._pid == os.getpid():
+                self._connection.close()
+            self._closed = True
+
+    def __enter__(self) -> EmbeddedStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<EmbeddedStore {self._path}{' closed' if self._closed else ''}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise invalid_request("EmbeddedStore", "cannot be pickled", "pickle store.path and open it there")
+
+    def _write(
+        self, operation: str, collection: str, operations: Iterable[Operation], database: str
+    ) -> list[ChangeType | None]:
+        with self._reading(operation) as connection:
+            found = find_collection(connection, database, collection)
+        changes = [encode(item, found) for item in operations]
+        with self._writing(operation) as (connection, moment):
+            if find_collection(connection, database, collection).id != found.id:
+                raise failure(
+                    ErrorCategory.CONFLICT, f"{found.name!r} was recreated while this call ran; call again"
+                )
+            writer = LogWriter(connection, found, moment)
+            kinds = [writer.write(change) for change in changes]
+            writer.flush()
+        return kinds
+
+    @contextmanager
+    def _writing(self, operation: str) -> Iterator[tuple[sqlite3.Connection, Moment]]:
+        now = to_micros(self.now())
+        with self._reading(operation) as connection, write_transaction(connection, now) as moment:
+            yield connection, moment
+
+    @contextmanager
+    def _reading(self, operation: str) -> Iterator[sqlite3.Connection]:
+        self._check_open()
+        if self._pid != os.getpid():
+            self._reopen()
+        with self._lock, store_errors(operation):
+            self._check_open()
+            yield self._connection
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise invalid_request("EmbeddedStore", "is closed", "open the file again: EmbeddedStore(path)")
+
+    def _reopen(self) -> None:
+        """We are the child of a fork: the parent's lock and connection are not ours.
+
+        The connection is neither closed nor collected, which would drop the parent's locks on the file.
+        """
+        self._lock = threading.RLock()
+        _ORPHANS.append(self._connection)
+        with store_errors("open"):
+            self._connection = self._open()
+        self._pid = os.getpid()
+
+    def _open(self) -> sqlite3.Connection:
+        connection = connect(self._path, create=True, busy_seconds=self._busy_seconds)
+        try:
+            create_store(connection, self._path, self._busy_seconds)
+            connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'NORMAL'}")
+            connection.execute("PRAGMA journal_size_limit = 67108864")
+        except BaseException:
+            connection.close()
+            raise
+        return connection

@@ -1,0 +1,51 @@
+"""The batch: a feed from its start to its end, through every split and merge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from multiclouddb_api import AtTime
+from multiclouddb_spi import Deadline, Planner, Range
+from pyspark_multiclouddb.connection import connection_for
+from pyspark_multiclouddb.errors import told
+from pyspark_multiclouddb.options import Settings
+from pyspark_multiclouddb.rows import read_work, work_of
+
+__all__ = ["ChangeFeedReader"]
+
+
+class ChangeFeedReader(DataSourceReader):
+    """Reads a feed once. Each action of a DataFrame plans anew, and may see a later end.
+
+    The tasks run in any order, and a child of a split may be in another task than its parent: it is
+    `order_key` that tells which of two changes of one key is the later, not the order of rows.
+
+    Args:
+        settings: The options, fit for a batch.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def partitions(self) -> list[InputPartition]:
+        """Resolve the start and the end, and deal out what lies between."""
+        with told():
+            connection = connection_for(self._settings)
+            # Spark keeps the process that plans: its feed may be of a resource that was recreated.
+            connection.renew_feed()
+            start = connection.start(self._settings.start)
+            end = self._settings.end
+            target = None if end is None else connection.target_at(AtTime(end))
+
+            def ranges(planner: Planner, deadline: Deadline) -> list[Range]:
+                steps = planner.steps(start, deadline, target)
+                return [part for step in steps for part in step.ranges()]
+
+            return work_of(self._settings, connection.incarnation, connection.plan("plan", ranges))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task."""
+        return read_work(self._settings, partition)

@@ -1,0 +1,102 @@
+"""From ranges of a feed to rows: what Spark's tasks run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import attrs
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import (
+    BooleanType,
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from multiclouddb_spi import Batch, Range, read_range
+from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
+from pyspark_multiclouddb.connection import Connection, connection_for
+from pyspark_multiclouddb.errors import told
+from pyspark_multiclouddb.offsets import Pinned
+from pyspark_multiclouddb.options import Settings
+
+__all__ = ["ROW_SCHEMA", "SPARK_SCHEMA", "Work", "read_work", "with_sequence", "work_of"]
+
+ROW_SCHEMA: Final = EVENT_SCHEMA.append(pa.field("sequence", pa.int64()))
+"""The columns of an event, and `sequence`: the place of a row in its partition and batch."""
+
+_SPARK_TYPES: Final[dict[pa.DataType, DataType]] = {
+    pa.string(): StringType(),
+    pa.bool_(): BooleanType(),
+    pa.int64(): LongType(),
+    pa.timestamp("us", tz="UTC"): TimestampType(),
+}
+
+SPARK_SCHEMA: Final = StructType([StructField(field.name, _SPARK_TYPES[field.type]) for field in ROW_SCHEMA])
+"""The same for Spark."""
+
+
+@attrs.frozen
+class Work:
+    """What one task reads; the value of an `InputPartition`.
+
+    Attributes:
+        incarnation: Which incarnation of the resource it was planned on.
+        ranges: What to read, in this order.
+    """
+
+    incarnation: str | None
+    ranges: tuple[Range, ...]
+
+
+def work_of(settings: Settings, incarnation: str | None, ranges: Sequence[Range]) -> list[InputPartition]:
+    """Deal ranges out to as few tasks as make sense: each costs some 35 ms, however small it is."""
+    most = settings.max_tasks or os.cpu_count() or 1
+    tasks = min(len(ranges), most)
+    return [InputPartition(Work(incarnation, tuple(ranges[first::tasks]))) for first in range(tasks)]
+
+
+def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of one task.
+
+    Args:
+        settings: The options.
+        partition: As `work_of` made it, or with the value None when there is nothing to read.
+
+    Raises:
+        SourceError: With the marker of its category.
+    """
+    work: Work | None = partition.value
+    if work is None:
+        return
+    with told():
+        connection = connection_for(settings)
+        _check_incarnation(connection, settings, work)
+        for part in work.ranges:
+            done = 0
+            for batch in read_range(connection.provider, connection.feed, part, settings.on_expired):
+                yield with_sequence(_to_arrow(batch), range(done, done + len(batch)))
+                done += len(batch)
+
+
+def with_sequence(events: pa.RecordBatch, sequence: Sequence[int]) -> pa.RecordBatch:
+    """Events in the schema of rows."""
+    return pa.RecordBatch.from_arrays([*events.columns, pa.array(sequence, pa.int64())], schema=ROW_SCHEMA)
+
+
+def _to_arrow(batch: Batch) -> pa.RecordBatch:
+    arrow = batch.arrow(0, len(batch))
+    return events_to_arrow(batch.events(0, len(batch))) if arrow is None else arrow
+
+
+def _check_incarnation(connection: Connection, settings: Settings, work: Work) -> None:
+    """A feed that an earlier task opened may be of an earlier incarnation: look again before refusing."""
+    if connection.incarnation != work.incarnation:
+        connection.renew_feed()
+        Pinned(work.incarnation, []).check_incarnation(settings, connection.incarnation)

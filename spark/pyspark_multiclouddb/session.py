@@ -1,0 +1,66 @@
+"""A Spark session on this machine, quiet and ready for the data source."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pyspark_multiclouddb.java import ensure_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["local_session"]
+
+_LOGGING: Final = Path(__file__).with_name("log4j2.properties")
+
+
+def local_session(app_name: str, **conf: object) -> SparkSession:
+    """Start Spark in this process, or get the session that runs.
+
+    It finds a Java (`ensure_java`), lets Spark's workers use this Python, listens on the loopback only,
+    has UTC as its time zone, and prints nothing but errors: no progress bars, no web interface.
+
+    Args:
+        app_name: How Spark calls it.
+        conf: Settings of Spark; they win over those made here, and None leaves one unset. Names
+            have dots: `local_session("demo", **{"spark.master": "local[4]"})`.
+
+    Returns:
+        The session. Its master is `local[*]` with a second try for a task that fails.
+
+    Raises:
+        RuntimeError: There is no Java.
+
+    Example:
+        >>> with local_session("orders") as spark:
+        ...     spark.read.format("multiclouddb").option("url", url).option("collection", "orders").load()
+    """
+    ensure_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
+    from pyspark.sql import SparkSession
+
+    builder: SparkSession.Builder = SparkSession.builder
+    for name, value in {**_settings(), **conf, "spark.app.name": app_name}.items():
+        if value is not None:
+            builder = builder.config(name, str(value))
+    return builder.getOrCreate()
+
+
+def _settings() -> dict[str, object]:
+    cores = os.cpu_count() or 1
+    return {
+        "spark.master": "local[*,2]",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        # Streams refuse it with a warning, and it gives a small machine nothing.
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.shuffle.partitions": cores,
+        "spark.sql.session.timeZone": "UTC",
+    }

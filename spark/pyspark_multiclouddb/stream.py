@@ -1,0 +1,162 @@
+"""The stream: which micro-batch comes next, and what is in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
+from multiclouddb_api.text import rfc3339
+from multiclouddb_spi import Feed, Lineage, Step, Target
+from pyspark_multiclouddb.connection import Connection, connection_for
+from pyspark_multiclouddb.errors import told
+from pyspark_multiclouddb.offsets import (
+    Pinned,
+    Symbolic,
+    offset_from_json,
+    offset_to_json,
+    ranges_of,
+)
+from pyspark_multiclouddb.options import Settings
+from pyspark_multiclouddb.rows import read_work, work_of
+
+__all__ = ["ChangeFeedStreamReader"]
+
+_NAP_SECONDS: Final = 0.1
+
+
+class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches in one long-lived process a query, and reads them in Spark's tasks.
+
+    Making one does no I/O, and only the settings are pickled. Nothing of importance happens in `commit`
+    and `stop`, which Spark does not always call.
+
+    Args:
+        settings: The options, fit for a stream.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._ends_by_itself = False
+        self._target: Target | None = None
+        self._idle: tuple[dict[str, Any], float] | None = None
+        self._report: dict[str, Any] | None = None
+
+    def __reduce__(self) -> tuple[type[ChangeFeedStreamReader], tuple[Settings]]:
+        return type(self), (self._settings,)
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a new query starts; not resolved here, because Spark asks again on a replay."""
+        return offset_to_json(self._settings, Symbolic(self._settings.start))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """The bound on the rows of a micro-batch."""
+        most = self._settings.max_records
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """The query ends by itself, at the end that the feed has when the first batch is planned.
+
+        It is looked up then, since only a position of the checkpoint leads to it through all splits.
+        """
+        self._ends_by_itself = True
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Where the next micro-batch ends.
+
+        Args:
+            start: Where it starts.
+            limit: The bound on its rows.
+
+        Returns:
+            `start` itself when there is nothing to read. Spark asks without pause then: the answer
+            holds for `pollInterval`.
+        """
+        if self._is_idle(start):
+            time.sleep(min(_NAP_SECONDS, self._settings.poll_seconds))
+            return start
+        with told():
+            end = self._plan(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        self._idle = (start, time.monotonic()) if end is start else None
+        return end
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """A summary for the query's progress, not an offset."""
+        return self._report
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """What a micro-batch reads: the same whenever it is asked, without a call to the database."""
+        with told():
+            before = offset_from_json(self._settings, start)
+            after = offset_from_json(self._settings, end)
+            ranges = ranges_of(before, after)
+            if not ranges:
+                return []
+            assert isinstance(after, Pinned)
+            return work_of(self._settings, after.incarnation, ranges)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task."""
+        return read_work(self._settings, partition)
+
+    def _is_idle(self, start: dict[str, Any]) -> bool:
+        """True when the same was asked a moment ago, and there was nothing."""
+        if self._idle is None or self._ends_by_itself:
+            return False
+        asked, when = self._idle
+        return asked == start and time.monotonic() - when < self._settings.poll_seconds
+
+    def _plan(self, start: dict[str, Any], max_records: int | None) -> dict[str, Any]:
+        offset = offset_from_json(self._settings, start)
+        connection = connection_for(self._settings)
+        if isinstance(offset, Symbolic):
+            lineage = connection.start(offset.position)
+            self._describe(connection.feed, lineage, idle=False)
+            return offset_to_json(self._settings, Pinned(connection.incarnation, lineage.to_json()))
+        offset.check_incarnation(self._settings, connection.incarnation)
+        step = self._step(connection, offset, max_records)
+        self._describe(connection.feed, step.after, idle=not step.moved)
+        if not step.moved:
+            return start
+        end = Pinned(offset.incarnation, step.after.to_json(), step.ends)
+        return offset_to_json(self._settings, end)
+
+    def _step(self, connection: Connection, offset: Pinned, max_records: int | None) -> Step:
+        before = connection.plan("restore", lambda planner, _: planner.restore(offset.cursors))
+        if not len(before):
+            raise _ended(self._settings)
+        if self._ends_by_itself and self._target is None:
+            self._target = connection.plan("plan", lambda planner, deadline: planner.target(before, deadline))
+        return connection.plan(
+            "plan", lambda planner, deadline: planner.advance(before, max_records, deadline, self._target)
+        )
+
+    def _describe(self, feed: Feed, lineage: Lineage, *, idle: bool) -> None:
+        active = lineage.active()
+        times = [feed.describe(entry.cursor).time for entry in active]
+        known = [moment for moment in times if moment is not None]
+        self._report = {
+            "idle": idle,
+            "partitions": len(active),
+            "readUntil": rfc3339(min(known)) if known and len(known) == len(times) else None,
+            "v": 1,
+            "waiting": len(lineage) - len(active),
+        }
+
+
+def _ended(settings: Settings) -> MulticloudDbError:
+    return MulticloudDbError(
+        f"the feed of {settings.address} has ended, everything in it is delivered; "
+        "if the resource was recreated, start a query with a checkpointLocation of its own",
+        ErrorDetail(ErrorCategory.NOT_FOUND),
+    )

@@ -1,0 +1,203 @@
+"""Simulated collections and engines on them; closed behind every test, and then checked for leaks."""
+
+import time
+
+import pytest
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ClientConfig,
+    FeedEnded,
+    FromContinuationToken,
+    MulticloudDbError,
+    OperationOptions,
+)
+from multiclouddb_conformance.simulation import Simulation, SimulationProvider
+from multiclouddb_spi import Engine, InlineExecutor
+
+BEGINNING = Beginning()
+MANY_PAGES = 20_000
+
+
+def wait_until(condition, seconds=10.0, what="it"):
+    """Look again and again until a condition holds."""
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            pytest.fail(f"{what} did not happen within {seconds} s")
+        time.sleep(0.005)
+
+
+def at(place):
+    """A start position; text is a token."""
+    return FromContinuationToken(place) if isinstance(place, str) else place
+
+
+class Bench:
+    """One simulated collection, and engines that read it."""
+
+    def __init__(self, sim):
+        self.sim = sim
+        self.opened = []
+        self.engine = None
+
+    @property
+    def provider(self):
+        return self.engine.provider
+
+    @property
+    def calls(self):
+        return self.provider.calls
+
+    def connect(
+        self,
+        *,
+        threads=False,
+        page_records=20,
+        provider=None,
+        observer=None,
+        attempts=6,
+        pause=None,
+        **config,
+    ):
+        """Another engine, as after a restart; without threads it is deterministic and never waits."""
+        provider = provider or SimulationProvider(self.sim, page_records=page_records)
+        executor = None if threads else InlineExecutor()
+        if pause is None and not threads:
+            pause = _no_pause
+        self.engine = Engine(
+            provider,
+            ClientConfig("simulation", **config),
+            observer,
+            executor=executor,
+            attempts=attempts,
+            pause=pause,
+        )
+        self.opened.append(self.engine)
+        return self.engine
+
+    def page(self, place=BEGINNING, size=0, *, timeout=30.0, wait=0.0, engine=None, **request):
+        """One page, from a start position or a token."""
+        request = ChangeFeedRequest(self.sim.address, at(place), max_page_size=size, **request)
+        return (engine or self.engine).read_changes(request, OperationOptions(timeout, wait))
+
+    def walk(self, place=BEGINNING, size=0, *, most=MANY_PAGES, **settings):
+        """Pages, one after the other, up to the first that says that nothing more comes at present."""
+        for _ in range(most):
+            page = self.page(place, size, **settings)
+            yield page
+            if page.idle or page.partition_retired:
+                return
+            place = page.continuation_token
+        pytest.fail(f"not idle after {most} pages")
+
+    def drain(self, place=BEGINNING, size=0, **settings):
+        """Every event up to idle, and the last page's token."""
+        events, page = [], None
+        for page in self.walk(place, size, **settings):
+            events += page.events
+        return events, page.continuation_token
+
+    def plan(self, place=BEGINNING, **request):
+        """One token a partition."""
+        return self.engine.plan_partitions(
+            ChangeFeedRequest(self.sim.address, at(place), **request), OperationOptions()
+        )
+
+    def partitions(self):
+        """Public ids of the open partitions."""
+        return self.engine.list_physical_partitions(self.sim.address, OperationOptions())
+
+    def refused(self, category, *args, match=None, **settings):
+        """The error of a page that must not come."""
+        with pytest.raises(MulticloudDbError, match=match) as caught:
+            self.page(*args, **settings)
+        assert caught.value.category == category, caught.value
+        return caught.value
+
+    def written(self, after=0):
+        """Ids of everything written behind a commit, in the order of commit."""
+        return [item.event_id for item in self.sim.truth if item.commit > after]
+
+    def fill(self, count=20, keys=10):
+        """Write documents; `count` changes over so many keys."""
+        for number in range(count):
+            self.sim.write(f"k{number % keys}", {"n": self.sim.head + 1})
+
+    def key_in(self, partition_id):
+        """A key that lies in an open partition."""
+        for number in range(100_000):
+            name = f"key-{number}"
+            if self.sim.partitions[partition_id].owns(self.sim.hash_of(self.sim.key(name))):
+                return name
+        raise AssertionError("no key found")
+
+    def fill_partition(self, partition_id, count=1):
+        """Write into one partition; the ids of the events."""
+        key = self.key_in(partition_id)
+        return [self.sim.write(key, {"n": number}).event_id for number in range(count)]
+
+    def close(self):
+        """Close every engine; nothing may be left open, held or done against the contract."""
+        self.sim.release()
+        for engine in self.opened:
+            engine.close()
+        for engine in self.opened:
+            provider = engine.provider
+            calls = getattr(provider, "calls", None)
+            if calls is None:
+                continue
+            wait_until(lambda calls=calls: calls.open_readers == 0, what="closing every reader")
+            wait_until(lambda engine=engine: engine.buffered_bytes == 0, what="giving back every byte")
+            assert not calls.violations
+
+
+def _no_pause(seconds):
+    """Tests have no time."""
+
+
+@pytest.fixture
+def make_bench():
+    """Makes benches: `make_bench(partitions=2, weather=…)`; the arguments are the simulation's."""
+    benches = []
+
+    def make(partitions=1, **settings):
+        bench = Bench(Simulation(partitions, **settings))
+        benches.append(bench)
+        return bench
+
+    yield make
+    for bench in benches:
+        bench.close()
+
+
+@pytest.fixture
+def bench(make_bench):
+    """A collection of one partition, and an engine that is deterministic."""
+    made = make_bench()
+    made.connect()
+    return made
+
+
+@pytest.fixture
+def eventually():
+    """Waits for a condition."""
+    return wait_until
+
+
+@pytest.fixture
+def ids():
+    """The ids of a page's or a list's events, in order."""
+    return lambda source: [event.event_id for event in getattr(source, "events", source)]
+
+
+@pytest.fixture
+def ended():
+    """The reason with which a page says that nothing will ever follow, or None."""
+
+    def find(page):
+        reasons = [notice.reason for notice in page.notices if isinstance(notice, FeedEnded)]
+        return reasons[0] if reasons else None
+
+    return find

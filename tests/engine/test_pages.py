@@ -1,0 +1,584 @@
+"""What a page promises: its bound, its order, its token, and when it may say that nothing is left."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    ChangeType,
+    Dropped,
+    EntireCollection,
+    ErrorCategory,
+    Invalidated,
+    LogicalPartition,
+    MulticloudDbKey,
+    NewItemStateMode,
+    Now,
+    Observer,
+    OldItemStateMode,
+    PhysicalPartition,
+    RecordSkipped,
+    Renamed,
+)
+from multiclouddb_conformance.simulation import CaughtUp, ServerError, Weather
+from multiclouddb_spi.token import decode_token
+
+
+def grown(bench):
+    """A short life with everything in it: transactions, a split, a merge, a roll, deletes."""
+    sim = bench.sim
+    bench.fill(12)
+    sim.transaction([(f"k{number}", {"n": number}) for number in range(10)])
+    sim.split(sim.open_partitions[0])
+    bench.fill(12)
+    sim.merge(*sim.open_partitions[:2])
+    sim.transaction([(f"k{number}", None) for number in range(5)])
+    sim.roll(sim.open_partitions[0])
+    bench.fill(12)
+
+
+class TestSize:
+    @pytest.mark.parametrize("size", [1, 2, 7, 29, 30, 31])
+    def test_bound_is_hard_inside_a_transaction(self, bench, ids, size):
+        bench.sim.transaction([(f"k{number}", {"n": number}) for number in range(30)])
+        pages = list(bench.walk(size=size))
+        assert max(len(page.events) for page in pages) == min(size, 30)
+        assert [name for page in pages for name in ids(page)] == bench.written()
+
+    def test_bound_holds_over_several_partitions(self, make_bench):
+        bench = make_bench(partitions=5)
+        bench.connect()
+        bench.fill(60, keys=60)
+        pages = list(bench.walk(size=7))
+        assert {len(page.events) for page in pages[:-2]} == {7}
+
+    def test_0_means_the_page_of_the_provider(self, bench):
+        bench.fill(50)
+        assert [len(page.events) for page in bench.walk()] == [20, 20, 10, 0]
+
+    def test_page_larger_than_the_provider_has_is_filled(self, bench):
+        bench.fill(50)
+        assert len(bench.page(size=45).events) == 45
+
+    def test_service_is_not_asked_for_more_than_a_first_small_page_needs(self, bench):
+        """A caller who wants one event and no more does not pay for a thousand."""
+        bench.fill(50)
+        bench.page(size=1)
+        assert bench.page(size=1).diagnostics.native_charge <= 3
+
+
+class TestResume:
+    @pytest.mark.parametrize("caught_up", CaughtUp)
+    def test_token_behind_every_single_event_resumes_exactly_there(self, make_bench, ids, caught_up):
+        bench = make_bench(partitions=2, weather=Weather(caught_up=caught_up))
+        bench.connect()
+        grown(bench)
+        came, tokens = [], []
+        for page in bench.walk(size=1):
+            came += ids(page)
+            tokens.append((len(came), page.continuation_token))
+        assert sorted(came) == sorted(bench.written())
+        for count, token in tokens:
+            bench.connect()
+            rest, _ = bench.drain(token, size=5)
+            assert sorted(ids(rest)) == sorted(came[count:])
+
+    def test_one_token_gives_the_same_page_again_and_again(self, bench, ids):
+        bench.fill(30)
+        token = bench.page(size=4).continuation_token
+        first = bench.page(token, size=6)
+        assert [ids(bench.page(token, size=6)) for _ in range(3)] == [ids(first)] * 3
+        assert bench.page(token, size=6).continuation_token == first.continuation_token
+
+    def test_one_token_gives_the_same_page_to_two_engines(self, bench, ids):
+        bench.fill(30)
+        token = bench.page(size=4).continuation_token
+        one, other = bench.connect(), bench.connect()
+        assert ids(bench.page(token, size=6, engine=one)) == ids(bench.page(token, size=6, engine=other))
+
+    def test_one_token_gives_the_same_events_to_many_threads(self, make_bench, ids):
+        bench = make_bench(partitions=3)
+        bench.connect(threads=True)
+        bench.fill(60, keys=20)
+        first = bench.page(size=4)
+        came = [None] * 8
+
+        def read(number):
+            came[number] = sorted(ids(bench.drain(first.continuation_token, size=number + 1)[0]))
+
+        threads = [threading.Thread(target=read, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert came == [sorted(set(bench.written()) - set(ids(first)))] * 8
+
+    def test_page_size_may_change_from_page_to_page(self, bench, ids):
+        bench.fill(40)
+        came, place = [], Beginning()
+        for size in [1, 9, 2, 17, 1, 20, 3]:
+            page = bench.page(place, size)
+            came += ids(page)
+            place = page.continuation_token
+        assert came == bench.written()
+
+    def test_order_is_the_order_of_commit_in_each_partition(self, make_bench):
+        bench = make_bench(partitions=3)
+        bench.connect()
+        grown(bench)
+        seen = {}
+        for event in bench.drain(size=3)[0]:
+            assert seen.get(event.partition_id, "") < event.order_key
+            seen[event.partition_id] = event.order_key
+
+
+class TestTokenMoves:
+    def test_token_moves_on_an_empty_page_when_the_service_does(self, make_bench):
+        bench = make_bench(partitions=2)
+        bench.connect()
+        quiet, busy = bench.sim.open_partitions
+        scope = PhysicalPartition(bench.sim.public_id(quiet))
+        before = bench.page(Now(), scope=scope)
+        bench.fill_partition(busy, 5)
+        after = bench.page(before.continuation_token, scope=scope)
+        assert after.idle
+        assert not after.events
+        assert decode_token(after.continuation_token).state != decode_token(before.continuation_token).state
+
+    def test_idle_feed_never_falls_out_of_retention(self, make_bench, ids):
+        bench = make_bench(partitions=2)
+        bench.connect()
+        quiet, busy = bench.sim.open_partitions
+        scope = PhysicalPartition(bench.sim.public_id(quiet))
+        first = token = bench.page(Now(), scope=scope).continuation_token
+        for _ in range(20):
+            bench.fill_partition(busy, 3)
+            token = bench.page(token, scope=scope).continuation_token
+            bench.sim.trim()
+        late = bench.fill_partition(quiet)
+        assert ids(bench.page(token, scope=scope)) == late
+        bench.refused(ErrorCategory.CHECKPOINT_EXPIRED, first, scope=scope)
+
+    def test_token_is_there_on_every_page(self, bench):
+        bench.fill(5)
+        assert all(page.continuation_token for page in bench.walk(size=2))
+
+    def test_record_out_of_scope_moves_the_token(self, bench):
+        bench.fill(3)
+        scope = LogicalPartition(MulticloudDbKey({"id": "nobody"}))
+        before = bench.page(Now(), scope=scope)
+        bench.fill(3)
+        after = bench.page(before.continuation_token, scope=scope)
+        assert not after.events
+        assert decode_token(after.continuation_token).state != decode_token(before.continuation_token).state
+
+
+class TestIdle:
+    def test_empty_collection_is_idle_at_once(self, bench):
+        page = bench.page()
+        assert page.idle
+        assert page.events == ()
+
+    @pytest.mark.parametrize("caught_up", CaughtUp)
+    def test_page_with_events_is_not_idle_and_the_one_behind_them_is(self, make_bench, caught_up):
+        bench = make_bench(weather=Weather(caught_up=caught_up))
+        bench.connect()
+        bench.fill(3)
+        first, second = list(bench.walk())
+        assert first.events
+        assert not first.idle
+        assert second.idle
+
+    def test_filter_that_still_scans_is_not_idle(self, make_bench, ids):
+        """Empty answers come first; the engine reads on behind them."""
+        bench = make_bench(weather=Weather(scan_limit=1))
+        bench.connect()
+        bench.fill(50, keys=50)
+        scope = LogicalPartition(MulticloudDbKey({"id": "k49"}))
+        assert ids(bench.page(scope=scope)) == bench.written()[-1:]
+
+    def test_partition_without_an_answer_keeps_the_page_from_idle(self, make_bench):
+        bench = make_bench(partitions=2)
+        bench.connect()
+        first = bench.page(Now())
+        bench.sim.fail_next("p1", ServerError("503"), times=None)
+        page = bench.page(first.continuation_token)
+        assert not page.idle
+        assert not page.events
+        bench.sim.forgive()
+        assert bench.page(page.continuation_token).idle
+
+    def test_partition_that_waits_for_its_children_keeps_the_page_from_idle(self, bench, ids):
+        token = bench.page(Now()).continuation_token
+        bench.sim.delay_children("p0", 3)
+        bench.sim.split("p0")
+        late = bench.fill_partition(bench.sim.open_partitions[0])
+        came = []
+        for page in bench.walk(token):
+            came += ids(page)
+            assert page.idle == (came == late and not page.events)
+
+    def test_answer_to_an_earlier_call_is_no_proof(self, make_bench, eventually, ids):
+        """p1 answers that it has nothing after the call is over; then something is written."""
+        bench = make_bench(partitions=2)
+        bench.connect(threads=True)
+        token = bench.page(Now()).continuation_token
+        bench.fill_partition("p0")
+        bench.sim.hold("p1")
+        token = bench.page(token).continuation_token
+        fetches = bench.calls.fetches["p1"]
+        assert bench.sim.waiting() == {"p1": 1}
+        bench.sim.release("p1")
+        eventually(lambda: not bench.sim.waiting())
+        with bench.sim.changed:
+            late = bench.fill_partition("p1")
+        page = bench.page(token)
+        assert ids(page) == late
+        assert bench.calls.fetches["p1"] >= fetches
+
+    def test_stale_empty_answer_is_asked_again(self, make_bench, eventually):
+        bench = make_bench(partitions=2)
+        bench.connect(threads=True)
+        token = bench.page(Now()).continuation_token
+        bench.fill_partition("p0")
+        bench.sim.hold("p1")
+        token = bench.page(token).continuation_token
+        before = bench.calls.fetches["p1"]
+        bench.sim.release("p1")
+        eventually(lambda: not bench.sim.waiting())
+        assert bench.page(token).idle
+        assert bench.calls.fetches["p1"] == before + 1
+
+    def test_child_that_waits_keeps_the_page_from_idle(self, make_bench):
+        bench = make_bench(partitions=2)
+        bench.connect()
+        token = bench.page(Now()).continuation_token
+        bench.sim.merge("p0", "p1")
+        bench.sim.fail_next("p1", ServerError("503"), times=None)
+        page = bench.page(token)
+        assert not page.idle
+        bench.sim.forgive()
+        assert bench.page(page.continuation_token).idle
+
+
+class TestNow:
+    def test_is_durable_before_the_first_event(self, make_bench, ids):
+        bench = make_bench(partitions=2)
+        bench.connect()
+        bench.fill(5)
+        first = bench.page(Now())
+        assert first.idle
+        after = bench.sim.head
+        grown(bench)
+        bench.connect()
+        assert sorted(ids(bench.drain(first.continuation_token)[0])) == sorted(bench.written(after))
+
+    def test_first_token_delivers_nothing_from_before(self, bench):
+        bench.fill(5)
+        assert not bench.page(Now()).events
+
+
+class TestAtTime:
+    def test_is_inclusive(self, bench, ids):
+        bench.fill(10)
+        moment = bench.sim.truth[4].timestamp
+        assert ids(bench.drain(AtTime(moment))[0]) == bench.written()[4:]
+
+    def test_is_never_late_through_splits(self, make_bench, ids):
+        bench = make_bench(partitions=2)
+        bench.connect()
+        bench.fill(10)
+        moment, after = bench.sim.now + timedelta(microseconds=1), bench.sim.head
+        grown(bench)
+        assert sorted(ids(bench.drain(AtTime(moment))[0])) == sorted(bench.written(after))
+
+    def test_seconds_ahead_of_the_service_are_named(self, bench):
+        moment = bench.sim.now + timedelta(seconds=300)
+        error = bench.refused(ErrorCategory.INVALID_REQUEST, AtTime(moment), match=r"AtTime\.utc")
+        assert "300 s ahead" in error.message or "299 s ahead" in error.message
+        assert bench.calls.starts == 0
+
+    def test_a_minute_ahead_is_taken_for_now(self, bench, ids):
+        bench.fill(3)
+        first = bench.page(AtTime(bench.sim.now + timedelta(seconds=50)))
+        assert first.idle
+        after = bench.sim.head
+        bench.fill(3)
+        assert ids(bench.page(first.continuation_token)) == bench.written(after)
+
+    def test_older_than_retention_is_expired_and_never_clamped(self, bench):
+        bench.fill(10)
+        moment = bench.sim.truth[2].timestamp
+        bench.sim.trim(upto=6)
+        bench.refused(ErrorCategory.CHECKPOINT_EXPIRED, AtTime(moment))
+
+
+class TestEvents:
+    def test_carries_what_the_service_told(self, bench):
+        sim = bench.sim
+        sim.write("a", {"n": 1})
+        sim.write("a", {"n": 2})
+        sim.write("a", None, by_expiry=True)
+        create, update, delete = bench.page(old_item_state_mode=OldItemStateMode.REQUIRE).events
+        assert [event.type for event in (create, update, delete)] == list(ChangeType)
+        assert [event.new_item_state for event in (create, update, delete)] == [{"n": 1}, {"n": 2}, None]
+        assert [event.old_item_state for event in (create, update, delete)] == [None, {"n": 1}, {"n": 2}]
+        assert (create.by_expiry, delete.by_expiry) == (False, True)
+        assert create.key == sim.key("a")
+        assert create.address == sim.address
+        assert create.timestamp == sim.truth[0].timestamp
+        assert create.native is None
+        assert not create.backfilled
+
+    def test_states_are_left_out_when_not_asked_for(self, bench):
+        bench.fill(2, keys=1)
+        event = bench.page(new_item_state_mode=NewItemStateMode.OMIT).events[-1]
+        assert event.new_item_state is None
+        assert event.old_item_state is None
+
+    def test_native_record_comes_when_asked_for(self, bench):
+        bench.fill(1)
+        assert bench.page(include_native=True).events[0].native == bench.sim.truth[0]
+
+    def test_partition_id_of_an_event_can_be_read_by_itself(self, make_bench, ids):
+        bench = make_bench(partitions=2)
+        bench.connect()
+        bench.fill(10)
+        events = bench.drain()[0]
+        name = events[0].partition_id
+        own = [event.event_id for event in events if event.partition_id == name]
+        assert ids(bench.page(scope=PhysicalPartition(name))) == own
+
+    def test_id_and_order_key_are_the_same_in_every_scope_and_after_a_split(self, bench):
+        bench.fill(6, keys=2)
+        bench.sim.split("p0")
+        bench.fill(6, keys=2)
+
+        def told(scope, place=None):
+            events = bench.drain(place or Beginning(), size=2, scope=scope)[0]
+            return {event.event_id: event.order_key for event in events if event.key == bench.sim.key("k0")}
+
+        whole = told(EntireCollection())
+        assert told(LogicalPartition(bench.sim.key("k0"))) == whole
+        parts = {}
+        for name in bench.sim.partitions:
+            parts.update(told(PhysicalPartition(bench.sim.public_id(name))))
+        assert parts == whole
+        assert sorted(whole.values()) == list(whole.values())
+
+
+class TestNotices:
+    def test_fact_comes_with_the_page_that_reaches_it_and_not_again(self, bench, ids):
+        bench.fill(3)
+        bench.sim.announce("p0", Renamed("items", "things"))
+        bench.fill(3)
+        pages = list(bench.walk(size=2))
+        told = [page.notices for page in pages]
+        assert sum(told, ()) == (Renamed("items", "things"),)
+        assert [name for page in pages for name in ids(page)] == bench.written()
+
+    def test_fact_is_told_again_when_the_same_token_is_read_again(self, bench):
+        bench.sim.announce("p0", Renamed("items", "things"))
+        assert bench.page().notices == bench.page().notices == (Renamed("items", "things"),)
+
+    def test_facts_alone_make_a_page(self, bench):
+        bench.sim.announce("p0", Renamed("items", "things"))
+        page = bench.page()
+        assert page.notices
+        assert not page.events
+
+    def test_dropped_collection_ends_the_feed_for_good(self, make_bench, ended, ids):
+        bench = make_bench(partitions=3, weather=Weather(drop_notice=True))
+        bench.connect()
+        bench.fill(3)
+        token = bench.drain()[1]
+        bench.sim.drop()
+        page = bench.page(token)
+        assert [notice for notice in page.notices if isinstance(notice, Dropped)] == [Dropped("sim/items")]
+        assert "sim/items" in ended(page)
+        assert page.idle
+        again = bench.page(page.continuation_token)
+        assert ended(again) == ended(page)
+        assert again.idle
+        assert not again.events
+
+    def test_end_of_the_feed_is_told_after_a_restart_too(self, make_bench, ended):
+        bench = make_bench(weather=Weather(drop_notice=True))
+        bench.connect()
+        token = bench.page(Now()).continuation_token
+        bench.sim.drop()
+        last = bench.page(token)
+        bench.connect()
+        again = bench.page(last.continuation_token)
+        assert ended(again) == ended(last)
+        assert again.continuation_token == last.continuation_token
+
+    def test_events_before_the_end_are_delivered_first(self, bench, ids, ended):
+        """The collection is dropped while pages of it are still buffered."""
+        bench.sim.weather = Weather(drop_notice=True)
+        bench.fill(10)
+        place, came = Beginning(), []
+        for size in (1, 1, 2):
+            page = bench.page(place, size)
+            came += ids(page)
+            place = page.continuation_token
+        bench.sim.drop()
+        pages = list(bench.walk(place, size=2))
+        came += [name for page in pages for name in ids(page)]
+        assert came == [item.event_id for item in bench.sim.history][: len(came)]
+        assert ended(pages[-1])
+
+    def test_recreated_collection_is_refused_to_an_old_token(self, bench):
+        bench.fill(3)
+        token = bench.page(size=1).continuation_token
+        bench.sim.recreate()
+        bench.connect()
+        bench.refused(ErrorCategory.INVALID_REQUEST, token, match="recreated")
+
+    def test_skipped_record_is_told_once(self, bench, ids):
+        bench.sim.write("a", {"n": 1}, poison=True)
+        bench.fill(3)
+        error = bench.refused(ErrorCategory.PROVIDER_ERROR)
+        page = bench.page(error.detail.skip_token)
+        (notice,) = page.notices
+        assert isinstance(notice, RecordSkipped)
+        assert notice.partition_id == bench.sim.public_id("p0")
+        assert notice.position in error.message
+        assert ids(page) == bench.written()[1:]
+        assert not bench.page(page.continuation_token).notices
+
+    def test_notice_that_is_no_end_does_not_end(self, bench, ended):
+        bench.sim.announce("p0", Invalidated("somebody said so"))
+        page = bench.page()
+        assert ended(page) is None
+
+
+class Seen(Observer):
+    def __init__(self):
+        self.low, self.pages = [], []
+
+    def retention_headroom_low(self, address, partition_id, seconds):
+        self.low.append((address, partition_id, seconds))
+
+    def page(self, address, page):
+        self.pages.append((address, page))
+
+
+class TestDiagnostics:
+    def test_counts_calls_and_charge(self, bench):
+        bench.fill(3)
+        told = bench.page().diagnostics
+        assert told.requests == bench.calls.total_fetches
+        assert told.native_charge == told.requests + 3
+        assert told.retries == 0
+        assert told.elapsed_seconds > 0
+        assert not told.partition_errors
+
+    def test_calls_for_children_count(self, bench):
+        token = bench.page(Now()).continuation_token
+        bench.sim.delay_children("p0", 1)
+        bench.sim.split("p0")
+        token = bench.page(token).continuation_token
+        page = bench.page(token)
+        assert (bench.calls.discovers, page.diagnostics.requests) == (1, 1)
+        assert bench.page(page.continuation_token).diagnostics.requests == 1 + 2
+
+    def test_retries_are_counted(self, bench):
+        bench.fill(3)
+        bench.sim.fail_next("p0", ServerError("503"), times=2)
+        assert bench.page().diagnostics.retries == 2
+
+    def test_lag_is_0_when_idle_and_the_distance_to_the_service_else(self, bench):
+        bench.fill(10)
+        bench.sim.advance(60)
+        behind = bench.page(size=2).diagnostics
+        assert behind.lag_seconds == pytest.approx(60, abs=5)
+        assert list(bench.walk())[-1].diagnostics.lag_seconds == 0
+
+    def test_watermark_never_goes_back_and_no_later_event_is_older(self, make_bench):
+        bench = make_bench(partitions=3)
+        bench.connect()
+        grown(bench)
+        mark = None
+        for page in bench.walk(size=3):
+            assert all(mark is None or event.timestamp >= mark for event in page.events)
+            told = page.diagnostics.watermark
+            assert mark is None or told >= mark
+            mark = told
+        assert mark == bench.sim.now
+
+    def test_watermark_is_remembered_in_the_token(self, bench):
+        bench.fill(5)
+        first = bench.page()
+        bench.sim.weather = Weather(watermarks=False)
+        bench.connect()
+        assert bench.page(first.continuation_token).diagnostics.watermark >= first.diagnostics.watermark
+
+    def test_watermark_is_held_back_by_a_child_that_waits(self, make_bench):
+        bench = make_bench(partitions=2)
+        bench.connect()
+        token = bench.page(Now()).continuation_token
+        bench.sim.merge("p0", "p1")
+        bound = bench.sim.now
+        bench.sim.fail_next("p1", ServerError("503"), times=None)
+        bench.sim.advance(60)
+        bench.fill(3)
+        assert bench.page(token).diagnostics.watermark <= bound
+
+    def test_service_that_tells_nothing_leaves_none(self, bench, monkeypatch):
+        monkeypatch.setattr(type(bench.sim), "commit_time", lambda self, number: None)
+        bench.sim.weather = Weather(watermarks=False)
+        bench.fill(3)
+        told = bench.page().diagnostics
+        assert told.watermark is None
+        assert told.lag_seconds is None
+        assert told.retention_headroom_seconds is None
+
+    def test_low_headroom_is_told_to_the_observer(self, make_bench):
+        bench = make_bench(retention_seconds=3600)
+        seen = Seen()
+        bench.connect(observer=seen, headroom_warning_seconds=600)
+        bench.fill(3)
+        bench.page(size=1)
+        assert seen.low == []
+        bench.sim.advance(3300)
+        told = bench.page(size=1).diagnostics
+        assert told.retention_headroom_seconds == pytest.approx(300, abs=1)
+        ((address, partition_id, seconds),) = seen.low
+        assert address == bench.sim.address
+        assert partition_id == bench.sim.public_id("p0")
+        assert seconds == told.retention_headroom_seconds
+
+    def test_observer_sees_every_page(self, bench):
+        seen = Seen()
+        bench.connect(observer=seen)
+        bench.fill(3)
+        pages = list(bench.walk(size=2))
+        assert seen.pages == [(bench.sim.address, page) for page in pages]
+
+    def test_clock_that_fails_costs_the_lag_and_not_the_page(self, bench, ids):
+        bench.fill(3)
+        bench.sim.fail_next(None, ServerError("503"), times=None, operation="clock")
+        page = bench.page()
+        assert ids(page) == bench.written()
+        assert page.diagnostics.lag_seconds is None
+
+    def test_clock_is_not_asked_on_every_page(self, bench):
+        asked = []
+        bench.fill(30)
+        control = bench.sim.control
+        bench.sim.control = lambda operation: (asked.append(operation), control(operation))
+        list(bench.walk(size=1))
+        assert asked.count("clock") == 1
+
+    def test_clock_that_fails_is_not_asked_on_every_page(self, bench):
+        asked = []
+        bench.fill(30)
+        bench.sim.fail_next(None, ServerError("503"), times=None, operation="clock")
+        control = bench.sim.control
+        bench.sim.control = lambda operation: (asked.append(operation), control(operation))
+        list(bench.walk(size=1))
+        assert asked.count("clock") <= 6

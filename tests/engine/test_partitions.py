@@ -1,0 +1,340 @@
+"""One physical partition at a time, one logical partition, and plans that spread a feed over readers."""
+
+import pytest
+
+from multiclouddb_api import (
+    Beginning,
+    ErrorCategory,
+    Gap,
+    LogicalPartition,
+    MulticloudDbError,
+    MulticloudDbKey,
+    Now,
+    PhysicalPartition,
+    SkipToOldest,
+)
+from multiclouddb_conformance.simulation import ServerError, Weather
+
+BEGINNING = Beginning()
+
+
+def scope(bench, name):
+    return PhysicalPartition(bench.sim.public_id(name))
+
+
+def follow(bench, tokens, size=3, most=500):
+    """Read every planned partition, each child once and after all its parents, as an application would.
+
+    A parent that it has never heard of was drained before the plan was made.
+
+    Returns:
+        Partition id → ids of its events, in order.
+    """
+    came, waiting = {}, {}
+    todo = list(tokens)
+    for _ in range(most):
+        if not todo:
+            break
+        name, token = todo.pop(0)
+        page = bench.page(token, size, scope=PhysicalPartition(name))
+        came.setdefault(name, []).extend(event.event_id for event in page.events)
+        assert all(event.partition_id == name for event in page.events)
+        if page.partition_retired:
+            waiting.update({child.partition_id: child for child in page.child_partitions})
+        elif not page.idle:
+            todo.append((name, page.continuation_token))
+        open_ones = {name for name, _ in todo}
+        for child in [child for child in waiting.values() if open_ones.isdisjoint(child.parents)]:
+            del waiting[child.partition_id]
+            if child.partition_id not in came:
+                came[child.partition_id] = []
+                todo.append((child.partition_id, child.continuation_token))
+    else:
+        pytest.fail("it never ends")
+    assert not waiting
+    return came
+
+
+def truth(bench, after=0):
+    """What `follow` must have found."""
+    found = {bench.sim.public_id(name): [] for name in bench.sim.partitions}
+    for item in bench.sim.truth:
+        if item.commit > after:
+            found[bench.sim.public_id(item.partition_id)].append(item.event_id)
+    return {name: events for name, events in found.items() if events}
+
+
+class TestRetirement:
+    @pytest.mark.parametrize("apart", [0.0, 1.0], ids=["with its last events", "on an empty page after"])
+    def test_partition_retires_behind_its_last_event(self, make_bench, ids, apart):
+        bench = make_bench(weather=Weather(separate_end=apart))
+        bench.connect()
+        bench.fill(4)
+        children = bench.sim.split("p0")
+        pages = list(bench.walk(size=2, scope=scope(bench, "p0")))
+        assert [name for page in pages for name in ids(page)] == bench.written()
+        assert [page.partition_retired for page in pages] == [False] * (len(pages) - 1) + [True]
+        assert bool(pages[-1].events) == (not apart)
+        last = pages[-1]
+        assert {child.partition_id for child in last.child_partitions} == {
+            bench.sim.public_id(name) for name in children
+        }
+        assert {child.parents for child in last.child_partitions} == {(bench.sim.public_id("p0"),)}
+        assert not last.idle
+
+    def test_partition_that_was_always_empty_retires(self, bench):
+        bench.sim.roll("p0")
+        page = bench.page(scope=scope(bench, "p0"))
+        assert page.partition_retired
+        assert len(page.child_partitions) == 1
+
+    def test_retired_token_repeats_it_for_ever(self, bench):
+        bench.fill(5)
+        bench.sim.split("p0")
+        last = list(bench.walk(scope=scope(bench, "p0")))[-1]
+        token = last.continuation_token
+        for _ in range(3):
+            bench.connect()
+            again = bench.page(token, scope=scope(bench, "p0"))
+            assert again.partition_retired
+            assert [c.partition_id for c in again.child_partitions] == [
+                c.partition_id for c in last.child_partitions
+            ]
+            assert not again.events
+            token = again.continuation_token
+
+    def test_retired_token_needs_nothing_that_retention_may_take(self, bench):
+        bench.fill(5)
+        bench.sim.split("p0")
+        last = list(bench.walk(scope=scope(bench, "p0")))[-1]
+        bench.sim.trim()
+        assert bench.page(last.continuation_token, scope=scope(bench, "p0")).partition_retired
+
+    def test_token_in_front_of_the_end_retires_again(self, bench, ids):
+        bench.fill(5)
+        token = bench.page(size=4, scope=scope(bench, "p0")).continuation_token
+        bench.sim.split("p0")
+        for _ in range(2):
+            page = bench.page(token, scope=scope(bench, "p0"))
+            assert page.partition_retired
+            assert ids(page) == bench.written()[4:]
+
+    def test_partition_whose_children_are_named_late_is_not_retired_until_then(self, bench):
+        bench.fill(2)
+        bench.sim.delay_children("p0", 3)
+        bench.sim.split("p0")
+        pages = list(bench.walk(scope=scope(bench, "p0")))
+        assert len(pages) == 5
+        assert not any(page.idle for page in pages)
+        assert [page.partition_retired for page in pages] == [False] * 4 + [True]
+        assert len(pages[-1].child_partitions) == 2
+
+    def test_children_that_never_come_are_asked_for_once_a_page(self, bench):
+        bench.sim.delay_children("p0", 10**6)
+        bench.sim.split("p0")
+        token = bench.page().continuation_token
+        for _ in range(5):
+            token = bench.page(token).continuation_token
+        assert bench.calls.discovers == 5
+
+    def test_open_partition_is_not_retired(self, bench):
+        bench.fill(2)
+        assert not any(page.partition_retired for page in bench.walk(scope=scope(bench, "p0")))
+
+    def test_whole_collection_never_says_retired(self, bench):
+        bench.fill(2)
+        bench.sim.split("p0")
+        assert not any(page.partition_retired or page.child_partitions for page in bench.walk())
+
+
+class TestChildren:
+    @pytest.mark.parametrize("weather", [Weather(), Weather(jumble=True, repeat_children=True, seed=3)])
+    @pytest.mark.parametrize("size", [1, 3, 50])
+    def test_following_children_by_token_loses_nothing(self, make_bench, weather, size):
+        bench = make_bench(partitions=2, weather=weather)
+        bench.connect()
+        sim = bench.sim
+        bench.fill(20)
+        sim.split("p0", 3)
+        bench.fill(20)
+        merged = sim.merge(*sim.open_partitions[:2])
+        bench.fill(20)
+        sim.roll(merged)
+        bench.fill(20)
+        found = follow(bench, bench.plan(), size)
+        assert {name: events for name, events in found.items() if events} == truth(bench)
+
+    def test_both_parents_of_a_merge_name_the_child_and_each_token_starts_it_whole(self, make_bench, ids):
+        bench = make_bench(partitions=2)
+        bench.connect()
+        bench.fill(10)
+        child = bench.sim.merge("p0", "p1")
+        late = bench.fill_partition(child, 4)
+        for parent in ("p0", "p1"):
+            (named,) = list(bench.walk(scope=scope(bench, parent)))[-1].child_partitions
+            assert named.partition_id == bench.sim.public_id(child)
+            assert set(named.parents) == {bench.sim.public_id("p0"), bench.sim.public_id("p1")}
+            page = bench.page(named.continuation_token, scope=PhysicalPartition(named.partition_id))
+            assert ids(page) == late
+
+    def test_child_token_is_refused_to_the_parent(self, bench):
+        bench.sim.split("p0")
+        child = bench.page(scope=scope(bench, "p0")).child_partitions[0]
+        bench.refused(
+            ErrorCategory.INVALID_REQUEST, child.continuation_token, scope=scope(bench, "p0"), match="scope"
+        )
+
+    def test_partition_alone_can_be_started_at_the_beginning_and_now(self, make_bench, ids):
+        bench = make_bench(partitions=2)
+        bench.connect()
+        own = bench.fill_partition("p1", 3)
+        bench.fill_partition("p0", 3)
+        assert ids(bench.page(scope=scope(bench, "p1"))) == own
+        assert bench.page(Now(), scope=scope(bench, "p1")).idle
+
+
+class TestLogicalPartition:
+    def test_delivers_one_key_through_splits_and_merges(self, make_bench, ids):
+        bench = make_bench(partitions=2)
+        bench.connect()
+        bench.fill(20)
+        bench.sim.split("p0")
+        bench.fill(20)
+        bench.sim.merge(*bench.sim.open_partitions[:2])
+        bench.fill(20)
+        key = bench.sim.key("k3")
+        wanted = [item.event_id for item in bench.sim.truth if item.key == key]
+        assert ids(bench.drain(size=2, scope=LogicalPartition(key))[0]) == wanted
+
+    def test_another_key_gets_none_of_it(self, bench):
+        bench.fill(20)
+        key = MulticloudDbKey({"id": "nobody"})
+        assert bench.drain(scope=LogicalPartition(key))[0] == []
+
+    def test_token_of_one_key_is_refused_to_another(self, bench):
+        bench.fill(5)
+        token = bench.page(scope=LogicalPartition(bench.sim.key("k1"))).continuation_token
+        bench.refused(
+            ErrorCategory.INVALID_REQUEST, token, scope=LogicalPartition(bench.sim.key("k2")), match="scope"
+        )
+
+
+class TestPlan:
+    def test_one_token_a_partition_and_together_everything(self, make_bench):
+        bench = make_bench(partitions=4)
+        bench.connect()
+        bench.fill(40)
+        plan = bench.plan()
+        assert [name for name, _ in plan] == [bench.sim.public_id(name) for name in bench.sim.partitions]
+        assert {name: events for name, events in follow(bench, plan).items() if events} == truth(bench)
+
+    def test_start_is_resolved_once(self, make_bench):
+        bench = make_bench(partitions=4)
+        bench.connect()
+        bench.fill(10)
+        plan = bench.plan(Now())
+        head = bench.sim.head
+        bench.fill(20)
+        assert bench.calls.starts == 1
+        assert {name: events for name, events in follow(bench, plan).items() if events} == truth(bench, head)
+
+    @pytest.mark.parametrize("pages", [0, 1, 3, 8])
+    def test_plan_from_a_token_goes_on_where_the_token_stands(self, make_bench, ids, pages):
+        bench = make_bench(partitions=3)
+        bench.connect()
+        bench.fill(20)
+        bench.sim.merge("p0", "p1")
+        bench.sim.split("p2")
+        bench.fill(20)
+        token, came = bench.page(size=1).continuation_token, []
+        came = ids(bench.page(size=1))
+        for _ in range(pages):
+            page = bench.page(token, 4)
+            came += ids(page)
+            token = page.continuation_token
+        rest = [name for events in follow(bench, bench.plan(token)).values() for name in events]
+        assert sorted(came + rest) == sorted(bench.written())
+
+    def test_plan_while_children_are_not_named_yet_is_complete(self, bench, ids):
+        bench.fill(5)
+        bench.sim.delay_children("p0", 3)
+        bench.sim.split("p0")
+        first = bench.page()
+        bench.fill(5)
+        plan = bench.plan(first.continuation_token)
+        assert [name for name, _ in plan] == [bench.sim.public_id("p0")]
+        rest = [name for events in follow(bench, plan).values() for name in events]
+        assert sorted(ids(first) + rest) == sorted(bench.written())
+
+    def test_child_that_waits_is_named_by_its_parents_and_not_planned(self, make_bench):
+        bench = make_bench(partitions=2)
+        bench.connect()
+        token = bench.page(Now()).continuation_token
+        bench.sim.merge("p0", "p1")
+        bench.sim.fail_next("p1", ServerError("503"), times=None)
+        token = bench.page(token).continuation_token
+        bench.sim.forgive()
+        bench.fill(10)
+        plan = bench.plan(token)
+        assert [name for name, _ in plan] == [bench.sim.public_id("p1")]
+        found = follow(bench, plan)
+        assert {name: events for name, events in found.items() if events} == truth(bench)
+
+    def test_other_scopes_are_refused(self, bench):
+        with pytest.raises(MulticloudDbError, match=r"ChangeFeedRequest\.scope") as caught:
+            bench.plan(scope=scope(bench, "p0"))
+        assert caught.value.category == ErrorCategory.INVALID_REQUEST
+
+    def test_feed_that_is_over_plans_nothing(self, bench):
+        bench.sim.weather = Weather(drop_notice=True)
+        token = bench.page(Now()).continuation_token
+        bench.sim.drop()
+        assert bench.plan(bench.page(token).continuation_token) == ()
+
+
+class TestList:
+    def test_open_partitions_are_listed(self, make_bench):
+        bench = make_bench(partitions=2)
+        bench.connect()
+        bench.fill(10)
+        bench.sim.split("p0")
+        assert set(bench.partitions()) == {bench.sim.public_id(name) for name in ("p1", "p2", "p3")}
+
+    def test_listed_id_can_be_read(self, bench, ids):
+        bench.fill(3)
+        (name,) = bench.partitions()
+        assert ids(bench.page(scope=PhysicalPartition(name))) == bench.written()
+
+    def test_listing_shares_the_feed_with_reading(self, bench):
+        bench.page()
+        bench.partitions()
+        assert bench.calls.feeds == 1
+
+
+class TestRetention:
+    def test_partition_goes_on_at_its_oldest_record(self, bench, ids):
+        bench.fill(10)
+        token = bench.page(size=2, scope=scope(bench, "p0")).continuation_token
+        bench.sim.trim(upto=6)
+        page = bench.page(token, scope=scope(bench, "p0"), on_expired=SkipToOldest())
+        assert ids(page) == bench.written(6)
+        (gap,) = page.notices
+        assert gap == Gap(bench.sim.public_id("p0"), "commit 2", "commit 6")
+
+    def test_partition_that_is_gone_retires_into_what_is_left(self, make_bench):
+        bench = make_bench(partitions=1)
+        bench.connect()
+        bench.fill(10)
+        token = bench.page(size=2, scope=scope(bench, "p0")).continuation_token
+        children = bench.sim.split("p0")
+        bench.sim.trim("p0")
+        bench.fill(10)
+        page = bench.page(token, scope=scope(bench, "p0"), on_expired=SkipToOldest())
+        assert page.partition_retired
+        assert isinstance(page.notices[0], Gap)
+        assert {child.partition_id for child in page.child_partitions} == {
+            bench.sim.public_id(name) for name in children
+        }
+        plan = [(child.partition_id, child.continuation_token) for child in page.child_partitions]
+        rest = [name for events in follow(bench, plan).values() for name in events]
+        assert sorted(rest) == sorted(bench.written(11))

@@ -1,0 +1,379 @@
+"""The client over a fake provider: what it passes on, closing, pickling and forking."""
+
+import os
+import pickle
+import sys
+import threading
+
+import pytest
+
+from multiclouddb_api import (
+    Beginning,
+    Capability,
+    CapabilitySet,
+    ChangeFeedIterator,
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    ClientConfig,
+    ErrorCategory,
+    FromContinuationToken,
+    MulticloudDbClient,
+    MulticloudDbError,
+    Observer,
+    OperationOptions,
+    PhysicalPartition,
+    ResourceAddress,
+    client,
+    connect,
+)
+
+ADDRESS = ResourceAddress("shop", "orders")
+REQUEST = ChangeFeedRequest(ADDRESS, Beginning())
+
+
+class FakeBackend:
+    """Answers everything, and remembers what it was asked."""
+
+    def __init__(self, *opened_with):
+        self.opened_with = opened_with
+        self.pid = os.getpid()
+        self.calls = []
+        self.closed = 0
+
+    def read_changes(self, request, options):
+        self.calls.append((request, options))
+        return ChangeFeedPage((), "token", idle=True)
+
+    def list_physical_partitions(self, address, options):
+        self.calls.append((address, options))
+        return ("p",)
+
+    def plan_partitions(self, request, options):
+        self.calls.append((request, options))
+        return (("p", "token"),)
+
+    def run_command(self, database, command, options):
+        return (database, command, options)
+
+    def run_cursor_command(self, database, command, options):
+        return iter([(database, command, options)])
+
+    def capabilities(self):
+        return CapabilitySet({})
+
+    def close(self):
+        assert self.pid == os.getpid(), "closed by another process"
+        self.closed += 1
+
+    def __del__(self):
+        if self.pid != os.getpid():
+            os.write(2, b"collected by another process\n")
+
+
+class FakePlugin:
+    provider_id = "fake"
+
+    def __init__(self):
+        self.backends = []
+        self.failures = []
+
+    def open(self, config, native_client, observer):
+        if self.failures:
+            raise self.failures.pop()
+        self.backends.append(FakeBackend(config, native_client, observer))
+        return self.backends[-1]
+
+
+@pytest.fixture
+def plugin(monkeypatch):
+    made = FakePlugin()
+    monkeypatch.setattr(client, "load_plugin", lambda provider_id: made)
+    return made
+
+
+def refused(call, *arguments, **named):
+    with pytest.raises(MulticloudDbError) as caught:
+        call(*arguments, **named)
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+    return caught.value
+
+
+class TestConnect:
+    def test_takes_a_url(self, plugin):
+        assert connect("embedded:///data/store.db").config == ClientConfig.from_url(
+            "embedded:///data/store.db"
+        )
+
+    def test_takes_a_configuration(self, plugin):
+        config = ClientConfig("embedded")
+        assert connect(config).config is config
+
+    @pytest.mark.parametrize("kind", [str, lambda path: path])
+    def test_takes_a_toml_file(self, plugin, tmp_path, kind):
+        path = tmp_path / "client.toml"
+        path.write_text('provider = "embedded"')
+        assert connect(kind(path)).config == ClientConfig("embedded")
+
+    def test_passes_the_native_client_and_the_observer_on(self, plugin):
+        native, observer = object(), Observer()
+        connect("embedded:///x", native_client=native, observer=observer)
+        assert plugin.backends[0].opened_with[1:] == (native, observer)
+
+    @pytest.mark.parametrize("source", ["store.db", "/data/store.json", 5, None, b"embedded:///x", {}])
+    def test_anything_else_is_refused_with_an_example(self, plugin, source):
+        assert 'write connect("embedded:///path/store.db")' in refused(connect, source).message
+
+    def test_an_unknown_provider_is_refused(self):
+        assert "did you mean 'embedded'?" in refused(connect, "embeded:///x").message
+
+    def test_shows_no_secret(self, plugin):
+        assert "hunter2" not in repr(connect("mongodb://user:hunter2@host"))
+
+
+class TestCalls:
+    def test_default_options_are_filled_in(self, plugin):
+        with connect("embedded:///x") as made:
+            made.read_changes(REQUEST)
+            made.list_physical_partitions(ADDRESS)
+            made.plan_partitions(REQUEST)
+        options = OperationOptions()
+        assert plugin.backends[0].calls == [(REQUEST, options), (ADDRESS, options), (REQUEST, options)]
+
+    def test_given_options_are_passed_on(self, plugin):
+        options = OperationOptions(5, 1)
+        with connect("embedded:///x") as made:
+            made.read_changes(REQUEST, options)
+            made.list_physical_partitions(ADDRESS, options)
+            made.plan_partitions(REQUEST, options)
+        assert [call[1] for call in plugin.backends[0].calls] == [options] * 3
+
+    def test_answers_come_back(self, plugin):
+        with connect("embedded:///x") as made:
+            assert made.read_changes(REQUEST).continuation_token == "token"
+            assert made.list_physical_partitions(ADDRESS) == ("p",)
+            assert made.plan_partitions(REQUEST) == (("p", "token"),)
+            assert made.run_command("db", {"ping": 1}, session=5) == ("db", {"ping": 1}, {"session": 5})
+            assert list(made.run_cursor_command("db", {"find": 1})) == [("db", {"find": 1}, {})]
+            assert not made.capabilities().is_supported(Capability.RUN_COMMAND)
+
+    def test_iterates_with_the_settings_of_the_iterator(self, plugin):
+        with connect("embedded:///x") as made:
+            changes = made.iterate_changes(REQUEST, until_idle=True, wait_seconds=2)
+            assert isinstance(changes, ChangeFeedIterator)
+            assert list(changes) == []
+            assert changes.continuation_token == "token"
+        assert plugin.backends[0].calls == [(REQUEST, OperationOptions(30, 2))]
+
+    def test_a_wrong_setting_of_the_iterator_is_refused(self, plugin):
+        with connect("embedded:///x") as made:
+            error = refused(made.iterate_changes, REQUEST, max_outage_seconds=-1)
+            assert "max_outage_seconds" in error.message
+
+
+CALLS = {
+    "read_changes": lambda made: made.read_changes(REQUEST),
+    "list_physical_partitions": lambda made: made.list_physical_partitions(ADDRESS),
+    "plan_partitions": lambda made: made.plan_partitions(REQUEST),
+    "run_command": lambda made: made.run_command("db", {}),
+    "run_cursor_command": lambda made: made.run_cursor_command("db", {}),
+    "capabilities": lambda made: made.capabilities(),
+}
+
+
+class TestClose:
+    def test_is_done_once(self, plugin):
+        made = connect("embedded:///x")
+        made.close()
+        made.close()
+        assert plugin.backends[0].closed == 1
+        assert repr(made).endswith(" closed>")
+
+    def test_is_done_once_by_many_threads(self, plugin):
+        made = connect("embedded:///x")
+        threads = [threading.Thread(target=made.close) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert plugin.backends[0].closed == 1
+
+    def test_comes_with_the_end_of_the_block_and_of_an_error(self, plugin):
+        with pytest.raises(ZeroDivisionError), connect("embedded:///x"):
+            raise ZeroDivisionError
+        assert plugin.backends[0].closed == 1
+
+    @pytest.mark.parametrize("operation", CALLS)
+    def test_nothing_can_be_called_afterwards(self, plugin, operation):
+        made = connect("embedded:///x")
+        made.close()
+        error = refused(CALLS[operation], made)
+        assert "this client is closed; open another with connect(client.config)" in error.message
+        assert (error.detail.operation, error.detail.provider) == (operation, "embedded")
+
+    def test_an_iterator_ends_with_the_same_error(self, plugin):
+        made = connect("embedded:///x")
+        changes = made.iterate_changes(REQUEST)
+        made.close()
+        assert "closed" in refused(list, changes).message
+
+
+class TestPickle:
+    def test_is_refused_with_the_way_out(self, plugin):
+        assert (
+            "pickle client.config and connect(config)"
+            in refused(pickle.dumps, connect("embedded:///x")).message
+        )
+
+    def test_the_configuration_does_it(self, plugin):
+        made = connect("embedded:///x")
+        assert connect(pickle.loads(pickle.dumps(made.config))).config == made.config
+
+
+def in_child(action):
+    """What an action in a forked child returns, or the error it raises."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = action()
+        except BaseException as error:  # noqa: BLE001
+            answer = error
+        os.write(writing, pickle.dumps(answer))
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        answer = pickle.loads(file.read())
+    assert os.waitpid(child, 0)[1] == 0
+    return answer
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+class TestFork:
+    def test_the_child_opens_connections_of_its_own(self, plugin):
+        made = connect("embedded:///x")
+
+        def read():
+            made.read_changes(REQUEST)
+            made.read_changes(REQUEST)
+            made.close()
+            first, second = plugin.backends
+            return first.calls, first.closed, len(second.calls), second.closed, second.opened_with[0]
+
+        assert in_child(read) == ([], 0, 2, 1, made.config)
+
+    def test_the_parent_goes_on_with_its_own(self, plugin):
+        made = connect("embedded:///x")
+        in_child(lambda: made.read_changes(REQUEST))
+        made.read_changes(REQUEST)
+        assert (len(plugin.backends), len(plugin.backends[0].calls)) == (1, 1)
+        made.close()
+        assert plugin.backends[0].closed == 1
+
+    def test_a_close_in_the_child_leaves_the_connections_of_the_parent(self, plugin):
+        made = connect("embedded:///x")
+
+        def close():
+            made.close()
+            return plugin.backends[0].closed, len(plugin.backends)
+
+        assert in_child(close) == (0, 1)
+
+    def test_the_connections_of_the_parent_are_not_collected_in_the_child(self, plugin, capfd):
+        made = [connect("embedded:///x"), connect("embedded:///y")]
+
+        def forget():
+            made[0].read_changes(REQUEST)
+            made.clear()
+            plugin.backends.clear()
+
+        in_child(forget)
+        assert capfd.readouterr().err == ""
+
+    def test_a_native_client_is_refused_in_the_child(self, plugin):
+        made = connect("embedded:///x", native_client=object())
+        error = in_child(lambda: made.read_changes(REQUEST))
+        assert error.category == ErrorCategory.INVALID_REQUEST
+        assert "native_client before the fork" in error.message
+        assert "connect again in the child" in error.message
+        assert made.read_changes(REQUEST).continuation_token == "token"
+
+    def test_a_closed_client_stays_closed_in_the_child(self, plugin):
+        made = connect("embedded:///x")
+        made.close()
+
+        def read():
+            try:
+                made.read_changes(REQUEST)
+            finally:
+                assert len(plugin.backends) == 1
+
+        assert "closed" in in_child(read).message
+
+    def test_a_child_of_the_child_opens_its_own_too(self, plugin):
+        made = connect("embedded:///x")
+
+        def deeper():
+            made.read_changes(REQUEST)
+            return in_child(lambda: (made.read_changes(REQUEST), len(plugin.backends))[1])
+
+        assert in_child(deeper) == 3
+
+    def test_an_open_that_fails_in_the_child_is_tried_again(self, plugin):
+        made = connect("embedded:///x")
+
+        def twice():
+            plugin.failures = [ConnectionError("down")]
+            with pytest.raises(ConnectionError):
+                made.read_changes(REQUEST)
+            return made.read_changes(REQUEST).continuation_token
+
+        assert in_child(twice) == "token"
+
+    def test_a_lock_that_another_thread_held_at_the_fork_blocks_nobody(self, plugin):
+        made = connect("embedded:///x")
+        with made._lock:
+            assert in_child(lambda: (made.read_changes(REQUEST), made.close())[0].idle)
+
+    def test_threads_of_the_child_open_one_connection_together(self, plugin):
+        made = connect("embedded:///x")
+
+        def race():
+            barrier = threading.Barrier(8)
+
+            def read():
+                barrier.wait()
+                made.read_changes(REQUEST)
+
+            threads = [threading.Thread(target=read) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            return len(plugin.backends)
+
+        assert in_child(race) == 2
+
+    def test_an_iterator_goes_on_in_the_child(self, plugin):
+        made = connect("embedded:///x")
+        changes = made.iterate_changes(REQUEST, until_idle=True)
+        list(changes)
+
+        def go_on():
+            list(changes)
+            return plugin.backends[1].calls[0][0].start_position
+
+        assert in_child(go_on) == FromContinuationToken("token")
+
+
+def test_the_scope_of_an_iterator_needs_no_client_method_but_one(plugin):
+    """With `follow_children`, too, only pages are read."""
+    with connect("embedded:///x") as made:
+        request = ChangeFeedRequest(ADDRESS, Beginning(), PhysicalPartition("p"))
+        assert list(made.iterate_changes(request, until_idle=True, follow_children=True)) == []
+
+
+def test_a_client_that_nobody_holds_is_forgotten(plugin):
+    made = MulticloudDbClient(ClientConfig("embedded"))
+    before = len(client._clients)
+    del made
+    assert len(client._clients) == before - 1

@@ -1,0 +1,281 @@
+"""The canonical JSON: exact out and in, the same text for equal values, and no other error."""
+
+import math
+from collections import ChainMap, OrderedDict
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, IntEnum
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from multiclouddb_api import (
+    ErrorCategory,
+    MulticloudDbError,
+    Tagged,
+    canonical_json,
+    codec,
+    decode_json,
+    encode_json,
+)
+
+offsets = st.integers(-86399, 86399).map(lambda seconds: timezone(timedelta(seconds=seconds)))
+moments = st.datetimes(datetime(3, 1, 1), datetime(9997, 1, 1), timezones=offsets)  # noqa: DTZ001
+hashable = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**40), 10**40),
+    st.floats(),
+    st.text(),
+    st.binary(),
+    st.decimals(allow_nan=False) | st.just(Decimal("NaN")),
+    moments,
+    st.uuids(),
+)
+sets = st.frozensets(
+    hashable | st.tuples(hashable, st.tuples(hashable)) | st.frozensets(hashable, max_size=2), max_size=3
+)
+names = st.text() | st.text().map("${}".format)
+values = st.recursive(
+    hashable | sets,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=4),
+    max_leaves=10,
+)
+
+
+def same(one, other):
+    """Equal with types and order of keys, and NaN equals NaN."""
+    if isinstance(one, datetime):
+        return isinstance(other, datetime) and one == other
+    if type(one) is not type(other):
+        return False
+    match one:
+        case float() | Decimal():
+            return repr(one) == repr(other)
+        case list() | tuple():
+            return len(one) == len(other) and all(map(same, one, other))
+        case dict():
+            return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+        case frozenset():
+            return canonical_json(one) == canonical_json(other) and len(one) == len(other)
+    return one == other
+
+
+class TestRoundTrip:
+    @settings(max_examples=300)
+    @given(values)
+    def test_of_any_value_is_exact(self, value):
+        assert same(value, decode_json(encode_json(value)))
+        assert same(value, decode_json(encode_json(value).decode()))
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            2**63 - 1,
+            2**63,
+            -(2**63),
+            -(2**63) - 1,
+            10**100,
+            True,
+            1,
+            1.0,
+            -0.0,
+            5e-324,
+            1.7976931348623157e308,
+            math.inf,
+            -math.inf,
+            math.nan,
+            Decimal("1.50"),
+            Decimal("-0"),
+            Decimal("1E+999999"),
+            Decimal("Infinity"),
+            Decimal("sNaN12"),
+            b"",
+            b"\x00\xff",
+            "\u2028\U0001f600",
+            UUID(int=7),
+            datetime(2026, 1, 31, 12, 0, 0, 1, UTC),
+            datetime(1, 1, 1, tzinfo=UTC),
+            datetime(9999, 12, 31, 23, 59, 59, 999999, UTC),
+            frozenset(),
+            frozenset({"a", b"a", 1, None}),
+            frozenset({(1, ("2",)), frozenset({1})}),
+            {"$decimal": "1"},
+            {"$": 1, "a": 2},
+            {"$map": {"$map": {}}},
+            {"a": {"$b": [{"$c": None}]}},
+            {"b": 1, "a": 2},
+            [],
+            {},
+        ],
+    )
+    def test_is_exact(self, value):
+        assert same(value, decode_json(encode_json(value)))
+
+    def test_moments_come_back_in_utc(self):
+        east = datetime(2026, 1, 31, 12, tzinfo=timezone(timedelta(hours=5, minutes=30)))
+        back = decode_json(encode_json(east))
+        assert back == east
+        assert back.utcoffset() == timedelta(0)
+
+    def test_other_containers_come_back_as_the_plain_ones(self):
+        assert decode_json(encode_json((1, 2))) == [1, 2]
+        assert decode_json(encode_json({1})) == frozenset({1})
+        assert decode_json(encode_json(bytearray(b"a"))) == b"a"
+        assert decode_json(encode_json(ChainMap({"a": 1}))) == {"a": 1}
+        assert decode_json(encode_json(OrderedDict(a=1))) == {"a": 1}
+
+    def test_subclasses_come_back_as_what_they_are_made_of(self):
+        class Name(str, Enum):  # noqa: UP042
+            BOX = "box"
+
+        class Size(IntEnum):
+            BIG = 3
+
+        class Weight(float):
+            pass
+
+        class Row(list):
+            pass
+
+        value = {Name.BOX: [Name.BOX, Size.BIG, Weight(1.5), Row([1])]}
+        assert encode_json(value) == b'{"box":["box",3,1.5,[1]]}'
+
+    def test_a_type_of_a_provider_that_is_not_loaded_is_kept(self):
+        text = b'{"_id":{"$mongo.objectid":"65"}}'
+        value = decode_json(text)
+        assert value == {"_id": Tagged("mongo.objectid", "65")}
+        assert encode_json(value) == text
+
+    def test_a_registered_type_is_exact(self, monkeypatch):
+        class Point(tuple):
+            pass
+
+        monkeypatch.setattr(codec, "_encoders", dict(codec._encoders))
+        monkeypatch.setattr(codec, "_decoders", dict(codec._decoders))
+        codec.register_type("test.point", Point, list, Point)
+        text = encode_json({"at": Point((1, 2))})
+        assert text == b'{"at":{"$test.point":[1,2]}}'
+        assert type(decode_json(text)["at"]) is Point
+
+
+class TestCanonicalForm:
+    @given(st.dictionaries(st.text(), st.integers(), max_size=6), st.randoms())
+    def test_knows_no_order_of_keys(self, value, random):
+        names = list(value)
+        random.shuffle(names)
+        assert canonical_json(value) == canonical_json({name: value[name] for name in names})
+
+    @given(st.frozensets(hashable, max_size=6), st.randoms())
+    def test_knows_no_order_of_sets(self, value, random):
+        items = list(value)
+        random.shuffle(items)
+        assert canonical_json(value) == canonical_json(set(items))
+
+    def test_knows_types(self):
+        texts = {canonical_json(value) for value in (True, 1, 1.0, "1", Decimal(1), b"1", None)}
+        assert len(texts) == 7
+
+    def test_is_short(self):
+        assert canonical_json({"b": 1, "a": [None, True]}) == b'{"a":[null,true],"b":1}'
+
+
+class TestRefusal:
+    @pytest.mark.parametrize(
+        ("value", "message"),
+        [
+            (object(), "builtins.object"),
+            (1j, "builtins.complex"),
+            ({1: 2}, "object key of type int"),
+            (datetime(2026, 1, 31), "naive datetime 2026-01-31T00:00:00; add a time zone"),  # noqa: DTZ001
+            (datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=5))), "cannot be written"),
+            ("\ud800", "cannot be written"),
+            ({"\ud800": 1}, "cannot be written"),
+            (10**5000, "cannot be written"),
+        ],
+        ids=["object", "complex", "key", "naive", "year 0", "text", "name", "huge"],
+    )
+    def test_of_what_has_no_json_form_says_what(self, value, message):
+        for write in (encode_json, canonical_json):
+            with pytest.raises(MulticloudDbError, match=message) as caught:
+                write({"a": [value]})
+            assert caught.value.category == ErrorCategory.INVALID_REQUEST
+
+    def test_of_endless_nesting(self):
+        value = []
+        value.append(value)
+        with pytest.raises(MulticloudDbError, match="nested deeper than 200"):
+            encode_json(value)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "{",
+            "nul",
+            "NaN",
+            b"\xff",
+            "\ud800",
+            None,
+            '{"$decimal":"one"}',
+            '{"$decimal":1}',
+            '{"$bytes":"?"}',
+            '{"$bytes":null}',
+            '{"$date":"2026-01-31T12:00:00"}',
+            '{"$date":"soon"}',
+            '{"$date":"0001-01-01T00:00:00+23:00"}',
+            '{"$date":5}',
+            '{"$set":{"a":1}}',
+            '{"$set":"abc"}',
+            '{"$set":[{"a":1}]}',
+            '{"$uuid":"1"}',
+            '{"$uuid":[]}',
+            '{"$int":"1.5"}',
+            '{"$int":1e999}',
+            '{"$int":1.5}',
+            '{"$float":"much"}',
+            '{"$map":[]}',
+            '{"$map":"x"}',
+            '[{"a":{"$int":{}}}]',
+            "[" * 900 + '{"$int":"1"}' + "]" * 900,
+            "[" * 100_000,
+        ],
+        ids=lambda text: f"{str(text)[:30]}, {len(text or '')}",
+    )
+    def test_of_damaged_text(self, text):
+        with pytest.raises(MulticloudDbError) as caught:
+            decode_json(text)
+        assert caught.value.category == ErrorCategory.INVALID_REQUEST
+        assert "encode_json" in caught.value.message
+
+    @settings(max_examples=300)
+    @given(st.binary() | st.text())
+    def test_or_a_value_of_any_text(self, text):
+        self.decode(text)
+
+    @settings(max_examples=300)
+    @given(values, st.data())
+    def test_or_a_value_of_any_changed_text(self, value, data):
+        text = bytearray(encode_json(value))
+        for _ in range(data.draw(st.integers(1, 3))):
+            text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
+        self.decode(bytes(text))
+
+    @settings(max_examples=300)
+    @given(
+        st.sampled_from(["decimal", "bytes", "date", "set", "uuid", "int", "float", "map", "other"]),
+        st.recursive(
+            st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats() | st.text(),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+        ),
+    )
+    def test_or_a_value_of_any_tagged_content(self, tag, content):
+        self.decode(encode_json(Tagged(tag, content if content == content else None)))
+
+    def decode(self, text):
+        try:
+            decode_json(text)
+        except MulticloudDbError as error:
+            assert error.category == ErrorCategory.INVALID_REQUEST  # noqa: PT017

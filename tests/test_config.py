@@ -1,0 +1,170 @@
+"""`ClientConfig`: from a URL, from TOML, checked, pickled, and shown without secrets."""
+
+import pickle
+import stat
+
+import pytest
+
+from multiclouddb_api import ClientConfig, ErrorCategory, MulticloudDbError
+
+
+def refused(make, *arguments, **named):
+    with pytest.raises(MulticloudDbError) as caught:
+        make(*arguments, **named)
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+    return caught.value.message
+
+
+class TestFields:
+    @pytest.mark.parametrize(
+        ("field", "value", "problem"),
+        [
+            ("provider", "", "is empty; name one of the installed providers"),
+            ("provider", None, "must be str, not NoneType"),
+            ("connection", "embedded:///x", "must be a mapping, not str; pass a dict"),
+            ("connection", [("url", "x")], "must be a mapping, not list"),
+            ("max_buffered_bytes", 1000, "must be 65536 or more, got 1000; give at least 64 KiB"),
+            ("max_buffered_bytes", 1e9, "must be int, not float"),
+            ("max_concurrency", 0, "must be 1 or more, got 0; give at least 1"),
+            ("max_concurrency", "8", "must be int, not str"),
+            ("max_concurrency", True, "must be int, not bool"),
+            ("headroom_warning_seconds", -1, "must be 0 or more, got -1; give seconds, 0 for never"),
+            ("headroom_warning_seconds", None, "must be int or float, not NoneType"),
+        ],
+    )
+    def test_a_wrong_one_is_refused_by_name(self, field, value, problem):
+        fields = {"provider": "embedded", field: value}
+        assert f"ClientConfig.{field}: {problem}" in refused(ClientConfig, **fields)
+
+    def test_the_connection_is_a_copy(self):
+        connection = {"url": "embedded:///x"}
+        config = ClientConfig("embedded", connection)
+        connection["url"] = "embedded:///y"
+        assert config.connection == {"url": "embedded:///x"}
+
+    def test_pickles(self):
+        config = ClientConfig("embedded", {"url": "embedded:///x"}, max_concurrency=3)
+        assert pickle.loads(pickle.dumps(config)) == config
+
+    def test_shows_no_secret(self):
+        connection = {"password": "hunter2", "nested": {"key": "hunter2"}}
+        config = ClientConfig("mongo", {"url": "mongodb://user:hunter2@host/db", **connection})
+        assert "hunter2" not in repr(config)
+        assert "host/db" in repr(config)
+        assert "password" in repr(config)
+
+    def test_shows_no_secret_of_a_url_that_is_no_text(self):
+        assert "hunter2" not in repr(ClientConfig("mongo", {"url": b"mongodb://user:hunter2@host"}))
+
+
+class TestFromUrl:
+    @pytest.mark.parametrize(
+        ("url", "provider"),
+        [
+            ("embedded:///data/store.db", "embedded"),
+            ("dynamo://eu-west-1?endpoint_url=http://localhost:8000", "dynamo"),
+            ("spanner://project/instance", "spanner"),
+            ("mongodb://host/db", "mongo"),
+            ("mongodb+srv://host/db", "mongo"),
+            ("cosmos://host:8081?tls=false", "cosmos"),
+        ],
+    )
+    def test_the_scheme_names_the_provider(self, url, provider):
+        assert ClientConfig.from_url(url) == ClientConfig(provider, {"url": url})
+
+    @pytest.mark.parametrize(
+        "url", ["", "store.db", "/data/store.db", "embedded:", "://x", "a b://x", "1://x", "é://x"]
+    )
+    def test_anything_else_is_refused_with_an_example(self, url):
+        message = refused(ClientConfig.from_url, url)
+        assert "write PROVIDER://…, for example embedded:///data/store.db" in message
+
+    @pytest.mark.parametrize("url", ["//user:hunter2@host", "user:hunter2@host", "user:hunter2://host"])
+    def test_a_refusal_shows_no_secret(self, url):
+        assert "hunter2" not in refused(ClientConfig.from_url, url)
+
+
+@pytest.fixture
+def toml(tmp_path):
+    def write(text):
+        path = tmp_path / "client.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+class TestFromToml:
+    def test_reads_every_field(self, toml, monkeypatch):
+        monkeypatch.setenv("SHOP_PASSWORD", "hunter2")
+        path = toml(
+            """
+            provider = "mongo"
+            max_buffered_bytes = 100_000
+            max_concurrency = 4
+            headroom_warning_seconds = 60
+
+            [connection]
+            url = "mongodb://host/db"
+            password = { env = "SHOP_PASSWORD" }
+            tls = { ca = "ca.pem" }
+            """
+        )
+        connection = {"url": "mongodb://host/db", "password": "hunter2", "tls": {"ca": "ca.pem"}}
+        assert ClientConfig.from_toml(path) == ClientConfig("mongo", connection, 100_000, 4, 60)
+        assert ClientConfig.from_toml(str(path)) == ClientConfig.from_toml(path)
+
+    def test_needs_no_connection(self, toml):
+        assert ClientConfig.from_toml(toml('provider = "embedded"')) == ClientConfig("embedded")
+
+    @pytest.mark.parametrize(
+        ("text", "problem"),
+        [
+            (
+                'provider = "x"\nmax_concurency = 3',
+                "'max_concurency' is not known; did you mean 'max_concurrency'",
+            ),
+            (
+                'provider = "x"\nzzz = 3',
+                "'zzz' is not known; known are: connection, headroom_warning_seconds",
+            ),
+            ("provider = ", "cannot be read as TOML"),
+            ("max_concurrency = 3", 'has no provider; add the line provider = "embedded"'),
+            ('provider = "x"\nconnection = "embedded:///x"', "write [connection] on a line"),
+            (
+                'provider = "x"\n[connection]\nkey = { env = "NOT_SET_ANYWHERE" }',
+                "connection.key: needs the environment variable NOT_SET_ANYWHERE; set NOT_SET_ANYWHERE",
+            ),
+        ],
+    )
+    def test_a_mistake_names_the_file_and_the_key(self, toml, text, problem):
+        message = refused(ClientConfig.from_toml, toml(text))
+        assert message.startswith("file client.toml")
+        assert problem in message
+
+    @pytest.mark.parametrize(
+        ("text", "field"),
+        [
+            ("provider = 5", "provider"),
+            ('provider = "x"\nmax_concurrency = "3"', "max_concurrency"),
+            ('provider = "x"\nmax_buffered_bytes = 5', "max_buffered_bytes"),
+        ],
+    )
+    def test_a_wrong_value_names_the_field(self, toml, text, field):
+        assert f"ClientConfig.{field}: must be" in refused(ClientConfig.from_toml, toml(text))
+
+    def test_a_missing_file_is_named(self, tmp_path):
+        message = refused(ClientConfig.from_toml, tmp_path / "none.toml")
+        assert "file none.toml: cannot be read" in message
+        assert "No such file" in message
+
+    def test_a_file_that_is_no_text_is_named(self, tmp_path):
+        path = tmp_path / "client.toml"
+        path.write_bytes(b"\xff\xfe")
+        assert "file client.toml: cannot be read" in refused(ClientConfig.from_toml, path)
+
+    def test_a_directory_is_named(self, tmp_path):
+        path = tmp_path / "client.toml"
+        path.mkdir()
+        assert stat.S_ISDIR(path.stat().st_mode)
+        assert "file client.toml: cannot be read" in refused(ClientConfig.from_toml, path)

@@ -1,0 +1,42 @@
+"""What the packages export is what they list."""
+
+import importlib
+import pkgutil
+import types
+
+import pytest
+
+import multiclouddb_api
+import multiclouddb_spi
+
+PACKAGES = [multiclouddb_api, multiclouddb_spi]
+MODULES = [
+    importlib.import_module(f"{package.__name__}.{found.name}")
+    for package in PACKAGES
+    for found in pkgutil.iter_modules(package.__path__)
+    if found.name != "arrow"
+]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_all_is_sorted_and_equals_the_visible_names(package):
+    visible = {
+        name
+        for name, value in vars(package).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType) and name != "annotations"
+    }
+    assert package.__all__ == sorted(visible)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_every_module_lists_what_it_has(module):
+    assert list(module.__all__) == sorted(set(module.__all__))
+    for name in module.__all__:
+        assert hasattr(module, name)
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_star_import_works(package):
+    names = {}
+    exec(f"from {package.__name__} import *", names)
+    assert set(package.__all__) <= names.keys()

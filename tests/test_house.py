@@ -1,0 +1,175 @@
+"""The rules of the house that no linter checks."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import multiclouddb_api
+from multiclouddb_api import ChangeFeedIterator, MulticloudDbClient
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ["multiclouddb_api", "multiclouddb_spi", "providers", "conformance", "spark"]
+MODULE_LIMIT = 400
+# The contract is prose and stands on one page; its bodies are empty.
+LONGER = {"multiclouddb_spi/contract.py": 550}
+# Without docstrings, comments and blank lines.
+CODE_LIMITS = {"multiclouddb_api": 250, "multiclouddb_spi": 250}
+FUNCTION_LIMIT = 40
+SOURCES = [
+    path.relative_to(ROOT)
+    for folder in FOLDERS
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if not {"tests", "build", "__pycache__"} & set(path.relative_to(ROOT).parts)
+]
+API = [path for path in SOURCES if path.parts[0] == "multiclouddb_api"]
+SDKS = {
+    "azure",
+    "boto3",
+    "botocore",
+    "deltalake",
+    "google",
+    "grpc",
+    "numpy",
+    "pandas",
+    "py4j",
+    "pyarrow",
+    "pymongo",
+    "pyspark",
+    "pytest",
+}
+# What some databases do not have: each such element says so where it is used.
+GATED = [
+    multiclouddb_api.AtTime,
+    multiclouddb_api.Beginning,
+    multiclouddb_api.ChangeFeedIterator,
+    multiclouddb_api.EntireCluster,
+    multiclouddb_api.EntireDatabase,
+    multiclouddb_api.LogicalPartition,
+    multiclouddb_api.MulticloudDbKey,
+    multiclouddb_api.OldItemStateMode,
+    multiclouddb_api.ResourceAddress,
+    MulticloudDbClient.list_physical_partitions,
+    MulticloudDbClient.read_changes,
+    MulticloudDbClient.run_command,
+    MulticloudDbClient.run_cursor_command,
+]
+
+
+def tree(path):
+    return ast.parse((ROOT / path).read_text())
+
+
+def public_definitions(path):
+    """Pairs of a dotted name and a public class, function or method."""
+
+    def walk(body, prefix):
+        for node in body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+                yield prefix + node.name, node
+                if isinstance(node, ast.ClassDef):
+                    yield from walk(node.body, f"{prefix}{node.name}.")
+
+    return walk(tree(path).body, "")
+
+
+def docstring(node):
+    """The line numbers of the docstring of a module, class or function."""
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) or not ast.get_docstring(node):
+        return range(0)
+    return range(node.body[0].lineno, node.body[0].end_lineno + 1)
+
+
+def length(function):
+    """Lines of a function without its docstring."""
+    return function.end_lineno - function.lineno + 1 - len(docstring(function))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=str)
+class TestSize:
+    def test_a_module_is_within_its_limit(self, path):
+        lines = (ROOT / path).read_text().splitlines()
+        assert len(lines) <= LONGER.get(str(path), MODULE_LIMIT)
+        prose = {number for node in ast.walk(tree(path)) for number in docstring(node)}
+        code = [
+            line
+            for number, line in enumerate(lines, 1)
+            if number not in prose and line.strip() and not line.strip().startswith("#")
+        ]
+        assert len(code) <= CODE_LIMITS.get(path.parts[0], MODULE_LIMIT)
+
+    def test_a_function_is_within_its_limit(self, path):
+        functions = [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
+        assert [node.name for node in functions if length(node) > FUNCTION_LIMIT] == []
+
+
+@pytest.mark.parametrize("path", API, ids=str)
+class TestDocumentation:
+    def test_a_module_says_what_it_is_for(self, path):
+        assert ast.get_docstring(tree(path))
+
+    def test_everything_public_is_described(self, path):
+        bare = [name for name, node in public_definitions(path) if not ast.get_docstring(node)]
+        assert bare == []
+
+
+class TestPortability:
+    @pytest.mark.parametrize("element", GATED, ids=lambda element: element.__qualname__)
+    def test_an_element_with_a_gap_has_its_section(self, element):
+        assert "\nPortability:\n" in inspect.getdoc(element)
+
+    def test_a_gate_is_named_where_there_is_one(self):
+        for element in (
+            multiclouddb_api.AtTime,
+            multiclouddb_api.Beginning,
+            multiclouddb_api.EntireCluster,
+            multiclouddb_api.EntireDatabase,
+            multiclouddb_api.LogicalPartition,
+            multiclouddb_api.OldItemStateMode,
+            MulticloudDbClient.run_command,
+        ):
+            assert "`Capability." in inspect.getdoc(element).partition("Portability:")[2]
+
+
+class TestIterator:
+    def test_describes_every_setting(self):
+        described = inspect.getdoc(ChangeFeedIterator)
+        for name in multiclouddb_api.iterator.IteratorSettings.__annotations__:
+            assert f"\n    {name}: " in described
+
+
+def loaded_by(imports):
+    """The modules of a fresh interpreter after an import."""
+    program = f"import {imports}, sys; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in ran.stdout.split()}
+
+
+class TestImports:
+    def test_the_api_and_the_spi_load_no_sdk(self):
+        assert SDKS & loaded_by("multiclouddb_api, multiclouddb_spi") == set()
+
+    def test_the_api_does_not_load_the_spi(self):
+        assert "multiclouddb_spi" not in loaded_by("multiclouddb_api")
+
+    def test_the_api_needs_nothing_but_what_the_distribution_names(self):
+        allowed = {"attrs", "multiclouddb_api", "orjson", "tenacity", *sys.stdlib_module_names}
+        for path in API:
+            for node in ast.walk(tree(path)):
+                names = []
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom):
+                    assert node.level == 0
+                    names = [node.module]
+                assert {name.partition(".")[0] for name in names} <= allowed, path
+
+    def test_providers_are_unknown_to_the_iterator(self):
+        for name in ("iterator.py", "follow.py", "pacing.py", "handoff.py"):
+            text = (ROOT / "multiclouddb_api" / name).read_text()
+            words = {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
+            for provider in ("embedded", "dynamo", "spanner", "cosmos", "mongo"):
+                assert provider not in words

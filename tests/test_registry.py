@@ -1,0 +1,91 @@
+"""Providers are found by entry point, and a missing one is told from an unknown one."""
+
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from multiclouddb_api import ErrorCategory, MulticloudDbError, installed_providers, registry
+
+
+@pytest.fixture
+def offer(monkeypatch):
+    """Lets the given `name = module:object` entry points be all that are installed."""
+
+    def install(*points):
+        def found(*, group):
+            assert group == "multiclouddb.providers"
+            return points
+
+        monkeypatch.setattr(registry, "entry_points", found)
+
+    return install
+
+
+def point(name, value="sys:path", owner=None):
+    made = EntryPoint(name, value, "multiclouddb.providers")
+    return made._for(type("Distribution", (), {"name": owner})()) if owner else made
+
+
+def refused(provider_id):
+    with pytest.raises(MulticloudDbError) as caught:
+        registry.load_plugin(provider_id)
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+    assert caught.value.message.startswith("provider: ")
+    return caught.value
+
+
+def test_installed_providers_are_listed_once_and_sorted_without_loading_any(offer):
+    offer(point("mongo", "no.such.module:X"), point("embedded"), point("embedded"))
+    assert installed_providers() == ("embedded", "mongo")
+
+
+def test_a_provider_is_what_its_entry_point_names(offer):
+    offer(point("embedded", "sys:path"))
+    assert registry.load_plugin("embedded") is sys.path
+
+
+def test_an_unknown_provider_is_met_with_a_suggestion(offer):
+    offer(point("embedded"))
+    assert "'embeded' is not known; did you mean 'embedded'?" in refused("embeded").message
+
+
+def test_a_provider_of_somebody_else_is_suggested_too(offer):
+    offer(point("cassandra"))
+    assert "did you mean 'cassandra'?" in refused("casandra").message
+
+
+def test_an_unknown_provider_like_no_other_is_met_with_the_list(offer):
+    offer(point("cassandra"))
+    message = refused("xyz").message
+    assert "known are: cassandra, cosmos, dynamo, embedded, mongo, spanner" in message
+
+
+@pytest.mark.parametrize("provider_id", ["embedded", "dynamo", "spanner", "mongo", "cosmos"])
+def test_a_missing_extra_is_met_with_the_command_that_installs_it(offer, provider_id):
+    offer()
+    error = refused(provider_id)
+    assert f"{provider_id!r} is not installed" in error.message
+    assert f'run: pip install "multiclouddb[{provider_id}]"' in error.message
+    assert error.detail.provider == provider_id
+
+
+def test_a_provider_offered_twice_names_both_owners(offer):
+    offer(point("embedded", "sys:path", "multiclouddb-embedded"), point("embedded", "os:path", "imitation"))
+    message = refused("embedded").message
+    assert "is offered by imitation, multiclouddb-embedded" in message
+    assert "uninstall all but one" in message
+
+
+def test_the_same_entry_point_found_twice_is_one(offer):
+    """A source tree and its editable install both name it."""
+    offer(point("embedded", "sys:path"), point("embedded", "sys:path"))
+    assert registry.load_plugin("embedded") is sys.path
+
+
+def test_an_sdk_that_does_not_import_is_met_with_the_command_and_the_cause(offer):
+    offer(point("dynamo", "no_such_sdk:PROVIDER"))
+    error = refused("dynamo")
+    assert "No module named 'no_such_sdk'" in error.message
+    assert 'run: pip install "multiclouddb[dynamo]"' in error.message
+    assert isinstance(error.__cause__, ImportError)
