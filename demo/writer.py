@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-from multiclouddb_embedded import Delete, EmbeddedStore, Operation, Put
-
 from demo.flights import KEY, Flight, load_flights
 from demo.places import COLLECTION, Places, append_line
+from multiclouddb_embedded import Delete, EmbeddedStore, Operation, Put
 
 __all__ = ["write"]
 
@@ -59,9 +58,9 @@ def _reshapes(store: EmbeddedStore, rows: int) -> Iterator[object]:
     """Split and merge in turn, each time it is asked."""
     del rows
     while True:
-        first, *_ = store.partitions(COLLECTION)
+        first = store.partitions(COLLECTION)[0].partition_id
         yield store.split(COLLECTION, first)
-        one, other = store.partitions(COLLECTION)[:2]
+        one, other = (each.partition_id for each in store.partitions(COLLECTION)[:2])
         yield store.merge(COLLECTION, one, other)
 
 

@@ -378,8 +378,14 @@ class Sweep(Generic[T]):
                 self._blame(name, failed)
             else:
                 self._skip(name, *seeds)
-        else:
-            self._blame(name, error)
+            return
+        if self._skips[name]:  # what is oldest is always gone already: no progress to tell of
+            where = self._feed.public_id(name)
+            notices = self._result.notices
+            notices[:] = [
+                item for item in notices if not (isinstance(item, Gap) and item.partition_id == where)
+            ]
+        self._blame(name, error)
 
     def _blame(self, name: str, error: Exception) -> None:
         self._result.errors[name] = error

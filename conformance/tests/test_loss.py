@@ -591,7 +591,9 @@ class TestTheEngine:
     @pytest.mark.parametrize("size", [0, 1])
     def test_loses_nothing_wherever_it_is_killed(self, consumer, size):
         request = ChangeFeedRequest(ADDRESS, Beginning(), max_page_size=size)
-        report = oracle(EngineClient, request=request, consumer=consumer).run(max_kills=60)
+        report = oracle(EngineClient, request=request, consumer=consumer).run(
+            max_kills=None if size == 0 else 30
+        )
         report.assert_all_kept()
 
     @pytest.mark.parametrize("seed", range(12))
@@ -601,7 +603,7 @@ class TestTheEngine:
             world=lambda: nullcontext(World(Weather.rough(seed))),
             request=ChangeFeedRequest(ADDRESS, Beginning(), max_page_size=seed % 4),
             life=scripted_life(seed),
-        ).run(max_kills=12)
+        ).run(max_kills=8)
         report.assert_all_kept()
 
     def test_starts_now_for_good(self):

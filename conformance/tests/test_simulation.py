@@ -919,7 +919,7 @@ class TestTroubles:
 
     def test_a_course_is_fixed_by_its_seed(self):
         def course(seed):
-            sim = Simulation(partitions=3, weather=Weather.rough(seed, throttle=0.3, drop=0.2))
+            sim = Simulation(partitions=3, weather=Weather.rough(seed, throttle=0.3, drop=0.2, control=0.0))
             fill(sim)
             sim.split("p0")
             feed, told = opened(sim), []

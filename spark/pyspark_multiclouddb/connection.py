@@ -6,6 +6,7 @@ the tasks that follow. Nothing is opened at import, because workers are forked.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import time
@@ -28,7 +29,7 @@ from multiclouddb_spi.gate import require, spec_of
 from multiclouddb_spi.retry import retrying
 from pyspark_multiclouddb.options import Settings
 
-__all__ = ["Connection", "connection_for"]
+__all__ = ["Connection", "close_connections", "connection_for"]
 
 T = TypeVar("T")
 
@@ -139,3 +140,14 @@ def connection_for(settings: Settings) -> Connection:
     if connection is None:
         connection = _open[settings] = Connection(settings)
     return connection
+
+
+def close_connections() -> None:
+    """Close the connections of this process; the next use opens others."""
+    while _open:
+        _, connection = _open.popitem()
+        if _pid == os.getpid():
+            connection.close()
+
+
+atexit.register(close_connections)

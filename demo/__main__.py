@@ -1,0 +1,160 @@
+"""`make demo`: flights from the embedded store into a Delta table, with a kill in the middle."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from demo.chart import draw
+from demo.compare import Verdict, compare, tamper
+from demo.flights import ALL_ROWS
+from demo.places import Places, read_lines
+
+__all__ = ["main"]
+
+_POLL_SECONDS: Final = 0.2
+_KILL_AT: Final = 0.4
+_EVENTS_PER_ROW: Final = 2
+"""A flight is created, then updated or deleted."""
+
+
+class _Run:
+    """Writer and pipeline, side by side, and one kill."""
+
+    def __init__(self, places: Places, rows: int) -> None:
+        self._places, self._rows = places, rows
+        self._log = (places.root / "pipeline.log").open("ab")
+        self.total = _EVENTS_PER_ROW * rows
+        self.killed_at: float | None = None
+
+    def run(self, progress: Progress) -> None:
+        """Start both, kill the pipeline once, and wait for the end of both."""
+        written = progress.add_task("written to the store", total=self.total)
+        merged = progress.add_task("merged into the table", total=self.total)
+        writer = self._start("demo.writer", str(self._rows))
+        pipeline: subprocess.Popen[bytes] | None = None
+        try:
+            while writer.poll() is None or pipeline is None or pipeline.poll() is None:
+                done, lines = read_lines(self._places.written), read_lines(self._places.merged)
+                events = sum(line["events"] for line in lines)
+                progress.update(written, completed=done[-1]["events"] if done else 0)
+                progress.update(merged, completed=min(self.total, events))
+                if pipeline is None and done:
+                    pipeline = self._start("demo.pipeline", str(self.total))
+                if pipeline is not None and self.killed_at is None and events >= _KILL_AT * self.total:
+                    pipeline = self._kill_and_restart(pipeline, progress)
+                self._check(writer, pipeline)
+                time.sleep(_POLL_SECONDS)
+            self._check(writer, pipeline)
+        finally:
+            for process in (writer, pipeline):
+                if process is not None and process.poll() is None:
+                    _kill(process)
+        progress.update(written, completed=self.total)
+        progress.update(merged, completed=self.total)
+
+    def _start(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", module, str(self._places.root), *arguments]
+        return subprocess.Popen(command, stdout=self._log, stderr=self._log, start_new_session=True)
+
+    def _kill_and_restart(
+        self, pipeline: subprocess.Popen[bytes], progress: Progress
+    ) -> subprocess.Popen[bytes]:
+        self.killed_at = time.time()
+        _kill(pipeline)
+        progress.console.print("[bold red]SIGKILL[/] to the pipeline and its JVM; starting it again")
+        return self._start("demo.pipeline", str(self.total))
+
+    def _check(self, *processes: subprocess.Popen[bytes] | None) -> None:
+        for process in processes:
+            if process is not None and process.poll():
+                name = self._places.root / "pipeline.log"
+                raise SystemExit(f"a process of the demo failed with status {process.returncode}; see {name}")
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all it has started, and wait until it is gone."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the demo; 0 when the table is equal to its source."""
+    options = _options(arguments)
+    places = Places(options.folder)
+    shutil.rmtree(places.root, ignore_errors=True)
+    places.root.mkdir(parents=True)
+    console = Console()
+    console.print(f"Following {options.rows:,} flights; files are in {places.root}")
+    run, began = _Run(places, options.rows), time.time()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        run.run(progress)
+    seconds = time.time() - began
+    if options.tamper:
+        console.print(f"Changed the row {tamper(places)} of the table by hand")
+    verdict = compare(places)
+    draw(places, run.killed_at)
+    _report(console, places, verdict, seconds, run.killed_at)
+    return 0 if verdict.equal and run.killed_at is not None else 1
+
+
+def _options(arguments: list[str] | None) -> Any:
+    parser = argparse.ArgumentParser(prog="demo", description=__doc__)
+    parser.add_argument(
+        "--rows", type=_rows, default=os.environ.get("ROWS") or ALL_ROWS, help="flights to follow"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path("demo-output"), help="where files go; emptied first"
+    )
+    parser.add_argument("--tamper", action="store_true", help="spoil one row, to see the comparison fail")
+    return parser.parse_args(arguments)
+
+
+def _rows(text: str) -> int:
+    rows = int(text) if text.isdigit() else 0
+    if not 1 <= rows <= ALL_ROWS:
+        raise argparse.ArgumentTypeError(f"ROWS must be a whole number from 1 to {ALL_ROWS}, not {text!r}")
+    return rows
+
+
+def _report(
+    console: Console, places: Places, verdict: Verdict, seconds: float, killed_at: float | None
+) -> None:
+    lines = read_lines(places.merged)
+    events = sum(line["events"] for line in lines)
+    lags = sorted(line["lag"] for line in lines)
+    table = Table(show_header=False)
+    table.add_row("events merged", f"{events:,} in {len(lines)} micro-batches")
+    table.add_row("rate", f"{events / seconds:,.0f} events a second, start of Spark included")
+    table.add_row("lag", f"median {lags[len(lags) // 2]:.1f} s, at most {lags[-1]:.1f} s" if lags else "none")
+    table.add_row(
+        "killed", "once, with SIGKILL" if killed_at is not None else "never: there was too little to do"
+    )
+    table.add_row("time", f"{seconds:.0f} s")
+    table.add_row("chart", str(places.chart))
+    console.print(table)
+    for line in verdict.examples:
+        console.print(line, style="red", markup=False)
+    if verdict.equal:
+        console.print(f"[bold green]EQUAL[/]: all {verdict.rows:,} rows of the table are as in the store")
+    else:
+        console.print(
+            f"[bold red]NOT EQUAL[/]: of {verdict.rows:,} rows {verdict.missing:,} are missing, "
+            f"{verdict.different:,} differ, {verdict.extra:,} should not be there"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""The run as a picture: how fast it went and how far the table was behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from demo.places import Places, read_lines
+
+__all__ = ["draw"]
+
+
+def draw(places: Places, killed_at: float | None) -> None:
+    """Write `places.chart`: rate and lag over time, with the moment of the kill."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    written, merged = read_lines(places.written), read_lines(places.merged)
+    began = written[0]["at"]
+    figure, (rate, lag) = plt.subplots(2, 1, sharex=True, figsize=(9, 6), layout="constrained")
+    figure.suptitle("Flights from the change feed into a Delta table")
+    rate.plot(*_rate(written, "events", began), label="written to the store", color="#8a8a8a")
+    rate.plot(*_rate(_summed(merged), "events", began), label="merged into the table", color="#0a6fb7")
+    rate.set_ylabel("events a second")
+    rate.legend(loc="upper right")
+    lag.plot([line["at"] - began for line in merged], [line["lag"] for line in merged], color="#c4532d")
+    lag.set_ylabel("lag in seconds")
+    lag.set_xlabel("seconds")
+    for axis in (rate, lag):
+        axis.grid(alpha=0.3)
+        axis.set_ylim(bottom=0)
+        if killed_at is not None:
+            axis.axvline(killed_at - began, color="black", linestyle="--", linewidth=1)
+    if killed_at is not None:
+        lag.annotate("SIGKILL", (killed_at - began, lag.get_ylim()[1]), ha="left", va="top", fontsize=9)
+    figure.savefig(places.chart, dpi=110)
+    plt.close(figure)
+
+
+def _summed(merged: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    total, lines = 0, []
+    for line in merged:
+        total += line["events"]
+        lines.append({**line, "events": total})
+    return lines
+
+
+def _rate(lines: list[dict[str, Any]], name: str, began: float) -> tuple[list[float], list[float]]:
+    """Events a second between lines that are at least a second apart."""
+    times, rates = [], []
+    at, total = began, 0
+    for line in lines:
+        if line["at"] - at >= 1.0:
+            times.append(line["at"] - began)
+            rates.append((line[name] - total) / (line["at"] - at))
+            at, total = line["at"], line[name]
+    return times, rates

@@ -1,0 +1,84 @@
+"""Is the table equal to its source? Row by row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+import attrs
+from deltalake import DeltaTable
+
+from demo.places import COLLECTION, Places
+from multiclouddb_api import encode_json
+from multiclouddb_embedded import EmbeddedStore
+
+__all__ = ["Verdict", "compare", "tamper"]
+
+_SHOWN: Final = 5
+
+
+@attrs.frozen
+class Verdict:
+    """What the comparison found.
+
+    Attributes:
+        rows: Documents in the store.
+        missing: Keys that the table lacks.
+        extra: Keys that only the table has.
+        different: Keys whose documents differ.
+        examples: The first differences, one line each.
+    """
+
+    rows: int
+    missing: int
+    extra: int
+    different: int
+    examples: tuple[str, ...]
+
+    @property
+    def equal(self) -> bool:
+        """True when nothing differs."""
+        return not (self.missing or self.extra or self.different)
+
+
+def compare(places: Places) -> Verdict:
+    """Compare every document of the store with its row in the table."""
+    table = dict(_rows(places))
+    rows = missing = different = 0
+    examples: list[str] = []
+    with EmbeddedStore(places.store) as store:
+        for key, document in store.scan(COLLECTION):
+            rows += 1
+            name = encode_json(key.components).decode()
+            found = table.pop(name, None)
+            if found == document:
+                continue
+            missing += found is None
+            different += found is not None
+            examples.append(f"{name}: the store has {document}, the table {found or 'nothing'}")
+    examples += [f"{name}: only in the table" for name in table]
+    return Verdict(rows, missing, len(table), different, tuple(examples[:_SHOWN]))
+
+
+def tamper(places: Places) -> str:
+    """Change one row of the table by hand, as a test of the comparison; returns its key."""
+    name = min(name for name, _ in _rows(places))
+    condition = "key = '" + name.replace("'", "''") + "'"
+    DeltaTable(places.table).update(updates={"dest": "'???'"}, predicate=condition)
+    return name
+
+
+def _rows(places: Places) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Key and document of each row; a document has no missing values."""
+    dataset = DeltaTable(places.table).to_pyarrow_dataset()
+    # With its own threads, deltalake's reader now and then aborts the process when it ends.
+    for batch in dataset.scanner(use_threads=False).to_batches():
+        for row in batch.to_pylist():
+            name = row.pop("key")
+            row.pop("order_key")
+            yield _canonical(name), {column: value for column, value in row.items() if value is not None}
+
+
+def _canonical(key: str) -> str:
+    return encode_json(json.loads(key)).decode()

@@ -1,0 +1,92 @@
+"""The main job: a Structured Streaming query that merges each micro-batch into a Delta table.
+
+`python -m demo.pipeline FOLDER` runs it as a process of its own, so that it can be killed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Final
+
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.query import StreamingQuery
+
+from demo.places import COLLECTION, Places, append_line, read_lines
+from pyspark_multiclouddb import local_session, merge_into_delta
+
+__all__ = ["follow"]
+
+_APP: Final = "demo-flights"
+_MOST_RECORDS: Final = 60_000
+_BATCHES: Final = 10
+"""A micro-batch has no more than this part of the work, so that a kill comes in the middle."""
+_DOCUMENT: Final = """
+    origin STRING, date STRING, carrier STRING, flight BIGINT, sched_dep_time BIGINT, sched_arr_time BIGINT,
+    tailnum STRING, dest STRING, distance BIGINT, status STRING, dep_time BIGINT, dep_delay BIGINT,
+    arr_time BIGINT, arr_delay BIGINT, air_time BIGINT
+"""
+
+
+def follow(places: Places, events: int) -> None:
+    """Follow the feed until the writer is done and everything has been merged.
+
+    Args:
+        places: The files of the run.
+        events: How many are expected, roughly.
+    """
+    records = min(_MOST_RECORDS, 1 + events // _BATCHES)
+    with local_session("flights into Delta") as spark:
+        query = _start(spark, places, records)
+        while query.isActive and not _done(places):
+            query.awaitTermination(1)
+        _stop(query)
+        # What the writer did last: a run that ends by itself.
+        _start(spark, places, records, availableNow=True).awaitTermination()
+
+
+def _start(spark: SparkSession, places: Places, records: int, **trigger: Any) -> StreamingQuery:
+    changes = (
+        spark.readStream.format("multiclouddb")
+        .option("url", f"embedded://{places.store.resolve()}")
+        .option("collection", COLLECTION)
+        .option("maxRecordsPerTrigger", records)
+        .load()
+    )
+
+    def merge(batch: DataFrame, batch_id: int) -> None:
+        changes = batch.withColumn("document", f.from_json("new_item_state", _DOCUMENT))
+        rows = changes.select("key", "type", "order_key", "timestamp", "document.*").toArrow()
+        merge_into_delta(rows, batch_id, places.table, _APP)
+        if rows.num_rows:
+            lag = time.time() - pc.max(rows["timestamp"]).as_py().timestamp()
+            append_line(
+                places.merged, at=time.time(), batch=batch_id, events=rows.num_rows, lag=max(0.0, lag)
+            )
+
+    return (
+        changes.writeStream.foreachBatch(merge)
+        .option("checkpointLocation", str(places.checkpoint.resolve()))
+        .trigger(**(trigger or {"processingTime": "0 seconds"}))
+        .start()
+    )
+
+
+def _done(places: Places) -> bool:
+    return bool(read_lines(places.written)[-1:] and read_lines(places.written)[-1].get("done"))
+
+
+def _stop(query: StreamingQuery) -> None:
+    """Stop between two batches; what is in a batch would only be done again."""
+    while query.isActive and query.status["isTriggerActive"]:
+        time.sleep(0.05)
+    query.stop()
+    error = query.exception()
+    if error is not None:
+        raise error
+
+
+if __name__ == "__main__":
+    follow(Places(sys.argv[1]), int(sys.argv[2]))
