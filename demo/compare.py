@@ -76,7 +76,7 @@ def _rows(places: Places) -> Iterator[tuple[str, dict[str, Any]]]:
     for batch in dataset.scanner(use_threads=False).to_batches():
         for row in batch.to_pylist():
             name = row.pop("key")
-            row.pop("order_key")
+            del row["order_key"], row["timestamp"]
             yield _canonical(name), {column: value for column, value in row.items() if value is not None}
 
 

@@ -47,6 +47,10 @@ class CapabilityNote:
     note: str = ""
 
 
+def _copied(notes: Mapping[Capability, CapabilityNote]) -> dict[Capability, CapabilityNote]:
+    return dict(notes)
+
+
 @attrs.frozen
 class CapabilitySet:
     """What one provider can do, when its resources are provisioned as documented.
@@ -55,7 +59,7 @@ class CapabilitySet:
         notes: Capability → how far it is there. One that is missing is `UNSUPPORTED`.
     """
 
-    notes: Mapping[Capability, CapabilityNote] = attrs.field(converter=dict, hash=False)
+    notes: Mapping[Capability, CapabilityNote] = attrs.field(converter=_copied, hash=False)
 
     def __getitem__(self, capability: Capability) -> CapabilityNote:
         return self.notes.get(capability, CapabilityNote(Support.UNSUPPORTED))

@@ -160,7 +160,7 @@ while True:
 
     def test_a_draft_left_by_a_crash_does_no_harm(self, store):
         first = store.save("orders", "1", None)
-        (store.path("orders").parent / ".orders.tmp").write_text("half a ch")
+        (store.path("orders").parent / ".orders.tmp").write_text("half a ch" * 1000)
         store.save("orders", "2", first.version)
         assert store.load("orders").token == "2"
 

@@ -2,8 +2,10 @@
 
 import os
 import pickle
+import signal
 import sys
 import threading
+import time
 
 import pytest
 
@@ -76,10 +78,12 @@ class FakePlugin:
     def __init__(self):
         self.backends = []
         self.failures = []
+        self.seconds = 0.0
 
     def open(self, config, native_client, observer):
         if self.failures:
             raise self.failures.pop()
+        time.sleep(self.seconds)
         self.backends.append(FakeBackend(config, native_client, observer))
         return self.backends[-1]
 
@@ -234,6 +238,8 @@ def in_child(action):
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)  # A deadlock ends here.
         try:
             answer = action()
         except BaseException as error:  # noqa: BLE001
@@ -339,6 +345,7 @@ class TestFork:
 
         def race():
             barrier = threading.Barrier(8)
+            plugin.seconds = 0.05
 
             def read():
                 barrier.wait()

@@ -178,6 +178,12 @@ class TestCanonicalForm:
         texts = {canonical_json(value) for value in (True, 1, 1.0, "1", Decimal(1), b"1", None)}
         assert len(texts) == 7
 
+    def test_integers_of_more_than_64_bits_are_text(self):
+        """JSON readers in other languages would round them."""
+        assert encode_json([2**63 - 1, -(2**63)]) == b"[9223372036854775807,-9223372036854775808]"
+        assert encode_json(2**63) == b'{"$int":"9223372036854775808"}'
+        assert encode_json(-(2**63) - 1) == b'{"$int":"-9223372036854775809"}'
+
     def test_is_short(self):
         assert canonical_json({"b": 1, "a": [None, True]}) == b'{"a":[null,true],"b":1}'
 

@@ -1,0 +1,75 @@
+"""One Spark session a process, one embedded store a test, and what follows its feed."""
+
+import random
+
+import pytest
+
+from multiclouddb_embedded import EmbeddedStore
+from pyspark_multiclouddb.connection import close_connections
+from pyspark_multiclouddb.session import local_session
+
+COLLECTION = "orders"
+
+
+class Source:
+    """A collection with all its history, and how Spark finds it.
+
+    Attributes:
+        store: The store.
+        truth: Every change so far: (type, key, document).
+    """
+
+    def __init__(self, store):
+        self.store = store
+        self.truth = []
+        self.documents = {}
+        store.create_collection(COLLECTION, partitions=3)
+
+    def options(self, **more):
+        return {"url": f"embedded://{self.store.path}", "collection": COLLECTION, **more}
+
+    def write(self, count, seed=0, keys=40):
+        """Some creates, updates and deletes."""
+        dice = random.Random(f"{seed} {len(self.truth)}")
+        for _ in range(count):
+            key, number = f"k{dice.randrange(keys)}", len(self.truth)
+            if key in self.documents and dice.random() < 0.2:
+                self.store.delete(COLLECTION, key)
+                del self.documents[key]
+                self.truth.append(("DELETE", key, None))
+            else:
+                kind = self.store.put(COLLECTION, key, {"n": number})
+                self.documents[key] = {"n": number}
+                self.truth.append((kind.value, key, {"n": number}))
+
+    def split(self, which=0):
+        parts = self.store.partitions(COLLECTION)
+        self.store.split(COLLECTION, parts[which % len(parts)].partition_id)
+
+    def merge(self, which=0):
+        parts = self.store.partitions(COLLECTION)
+        first = which % (len(parts) - 1)
+        self.store.merge(COLLECTION, parts[first].partition_id, parts[first + 1].partition_id)
+
+
+@pytest.fixture
+def source(tmp_path):
+    with EmbeddedStore(tmp_path / "store.db", durable=False) as store:
+        yield Source(store)
+
+
+@pytest.fixture(autouse=True)
+def no_connections_left():
+    yield
+    close_connections()
+
+
+@pytest.fixture(scope="session")
+def spark():
+    """C1 alone: a test runs for seconds, and its JVM has two cores."""
+    java = "spark.driver.extraJavaOptions"
+    session = local_session("tests", **{java: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"})
+    # A query that is meant to fail prints a stack of a hundred lines.
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()

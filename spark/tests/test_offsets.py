@@ -1,0 +1,106 @@
+"""Offsets: canonical text, and what a checkpoint of something else says."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from multiclouddb_api import AtTime, Beginning, MulticloudDbError, Now
+from multiclouddb_spi import Range
+from pyspark_multiclouddb.offsets import Pinned, Symbolic, offset_from_json, offset_to_json, ranges_of
+from pyspark_multiclouddb.options import parse_options
+
+SETTINGS = parse_options({"url": "embedded:///data/store.db", "collection": "orders"})
+OTHER = parse_options({"url": "embedded:///data/store.db", "collection": "others"})
+OFFSETS = [
+    Symbolic(Beginning()),
+    Symbolic(Now()),
+    Symbolic(AtTime(datetime(2026, 1, 31, 12, 0, 0, 5, tzinfo=UTC))),
+    Pinned("i-1", [["p1", [7, 1]], ["p0", {"b": 1, "a": None}], ["p2", [9], 1], ["p3", [[1]], ["p1"]]]),
+    Pinned(None, [], {"p9": [4]}),
+]
+
+
+@pytest.mark.parametrize("offset", OFFSETS, ids=str)
+def test_round_trip_through_the_checkpoint(offset):
+    stored = json.dumps(offset_to_json(SETTINGS, offset))
+    assert offset_from_json(SETTINGS, json.loads(stored)) == offset
+    assert json.dumps(offset_to_json(SETTINGS, offset_from_json(SETTINGS, json.loads(stored)))) == stored
+
+
+@pytest.mark.parametrize("offset", OFFSETS, ids=str)
+def test_text_is_canonical(offset):
+    value = offset_to_json(SETTINGS, offset)
+    assert json.dumps(value) == json.dumps(value, sort_keys=True)
+    assert value["v"] == 1
+    assert value["src"] == SETTINGS.source
+
+
+def test_symbolic_start_is_short():
+    assert offset_to_json(SETTINGS, Symbolic(Beginning())) == {
+        "from": "beginning",
+        "src": SETTINGS.source,
+        "v": 1,
+    }
+
+
+def test_offset_of_another_source_is_refused():
+    value = offset_to_json(OTHER, Symbolic(Now()))
+    with pytest.raises(
+        MulticloudDbError, match=r"checkpoint: is of another source than embedded orders; set provider, database"
+    ):
+        offset_from_json(SETTINGS, value)
+
+
+def test_offset_of_a_later_version_is_refused():
+    value = offset_to_json(SETTINGS, Symbolic(Now())) | {"v": 2, "new": True}
+    with pytest.raises(MulticloudDbError, match=r"later version of this source \(form 2\); update multiclouddb"):
+        offset_from_json(SETTINGS, value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        7,
+        {},
+        {"v": 1},
+        {"v": 1, "src": SETTINGS.source},
+        {"v": "1", "src": SETTINGS.source, "from": "now"},
+        {"v": 1, "src": SETTINGS.source, "inc": 5, "c": []},
+        {"v": 1, "src": SETTINGS.source, "inc": "i", "c": "p0"},
+        {"v": 1, "src": SETTINGS.source, "inc": "i", "c": [], "e": []},
+    ],
+    ids=str,
+)
+def test_what_is_no_offset_is_refused(value):
+    with pytest.raises(MulticloudDbError, match=r"checkpoint: holds an offset that is not of this source"):
+        offset_from_json(SETTINGS, value)
+
+
+def test_recreated_resource_is_refused():
+    Pinned("i-1", []).check_incarnation(SETTINGS, "i-1")
+    with pytest.raises(MulticloudDbError, match=r"earlier orders that was recreated .* checkpointLocation"):
+        Pinned("i-1", []).check_incarnation(SETTINGS, "i-2")
+
+
+class TestRanges:
+    def test_nothing_lies_in_front_of_the_pinned_start(self):
+        assert ranges_of(Symbolic(Now()), Pinned("i", [["p0", 5]])) == []
+
+    def test_what_moved_and_what_ended(self):
+        before = Pinned("i", [["p0", 5], ["p1", 3], ["p2", 0], ["p3", [1], ["p1"]]])
+        after = Pinned("i", [["p0", 5], ["p2", 4, 1], ["p3", 9]], {"p1": 8})
+        assert ranges_of(before, after) == [Range("p1", 3, 8), Range("p2", 0, 4)]
+
+    @pytest.mark.parametrize(
+        ("before", "after", "message"),
+        [
+            (Pinned("i", []), Symbolic(Now()), "goes back behind its own start"),
+            (Pinned("i", []), Pinned("j", []), "mixes two incarnations"),
+            (Pinned("i", [[5]]), Pinned("i", []), "holds a damaged offset"),
+        ],
+    )
+    def test_what_cannot_have_been_planned_is_refused(self, before, after, message):
+        with pytest.raises(MulticloudDbError, match=f"checkpoint: {message}"):
+            ranges_of(before, after)

@@ -1,0 +1,174 @@
+"""Every option: what it means, and what a wrong one says."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    ErrorCategory,
+    Fail,
+    MulticloudDbError,
+    NewItemStateMode,
+    Now,
+    OldItemStateMode,
+    ResourceAddress,
+    SkipToOldest,
+)
+from pyspark_multiclouddb.options import parse_options, position_from_text, position_text
+
+LEAST = {"url": "embedded:///data/store.db", "collection": "orders"}
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+def parse(**options):
+    return parse_options({**LEAST, **options})
+
+
+def test_defaults():
+    settings = parse()
+    assert settings.config.provider == "embedded"
+    assert settings.address == ResourceAddress(None, "orders")
+    assert settings.start == Beginning()
+    assert settings.end is None
+    assert (settings.max_records, settings.max_tasks, settings.poll_seconds) == (None, None, 1.0)
+    assert settings.on_expired == Fail()
+    assert settings.new_item_state is NewItemStateMode.INCLUDE_IF_AVAILABLE
+    assert settings.old_item_state is OldItemStateMode.OMIT
+
+
+def test_names_are_case_insensitive():
+    settings = parse(**{"MAXRECORDSPERTRIGGER": "7", "newitemstate": "REQUIRE"})
+    assert settings.max_records == 7
+    assert settings.new_item_state is NewItemStateMode.REQUIRE
+
+
+@pytest.mark.parametrize(
+    ("options", "start"),
+    [
+        ({"startingPosition": "beginning"}, Beginning()),
+        ({"startingPosition": "Now"}, Now()),
+        ({"startingPosition": "2026-01-31T12:00:00Z"}, AtTime(NOON)),
+        ({"startingPosition": "2026-01-31T14:00:00+02:00"}, AtTime(NOON)),
+        ({"startingOffsets": "earliest"}, Beginning()),
+        ({"startingOffsets": "latest"}, Now()),
+        ({"startingTimestamp": str(int(NOON.timestamp() * 1000))}, AtTime(NOON)),
+    ],
+)
+def test_start(options, start):
+    settings = parse(**options)
+    assert settings.start == start
+    assert position_from_text(position_text(start)) == start
+
+
+@pytest.mark.parametrize(
+    ("options", "end"),
+    [
+        ({"endingPosition": "latest"}, None),
+        ({"endingOffsets": "latest"}, None),
+        ({"endingPosition": "2026-01-31T12:00:00Z"}, NOON),
+        ({"endingTimestamp": str(int(NOON.timestamp() * 1000))}, NOON),
+    ],
+)
+def test_end(options, end):
+    assert parse(**options).for_batch().end == end
+
+
+def test_limits_and_flags():
+    settings = parse(
+        maxOffsetsPerTrigger="10", maxPartitionsPerBatch="3", failOnDataLoss="False", oldItemState="require"
+    )
+    assert (settings.max_records, settings.max_tasks) == (10, 3)
+    assert settings.on_expired == SkipToOldest()
+    assert settings.old_item_state is OldItemStateMode.REQUIRE
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1 second", 1), ("2 seconds", 2), ("500ms", 0.5), ("250 milliseconds", 0.25), ("1.5", 1.5), ("2 min", 120)],
+)
+def test_poll_interval(text, seconds):
+    assert parse(pollInterval=text).poll_seconds == pytest.approx(seconds)
+
+
+def test_provider_without_url():
+    settings = parse_options(
+        {"provider": "dynamo", "connection.region": "eu-west-1", "database": "d", "collection": "c"}
+    )
+    assert settings.config.provider == "dynamo"
+    assert settings.config.connection == {"region": "eu-west-1"}
+    assert settings.address == ResourceAddress("d", "c")
+
+
+def test_connection_options_come_along_with_a_url():
+    config = parse(**{"connection.Tls": "false"}).config
+    assert config.connection == {"url": LEAST["url"], "tls": "false"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"collection": None}, r"collection: is missing; add .option\("),
+        ({"url": None}, r"url: is missing; add .option\(.*or provider"),
+        ({"url": "store.db"}, r"url: .*has no scheme"),
+        ({"provider": "mongo"}, r"provider: is mongo, but url is of embedded; leave it out"),
+        ({"colection": "x"}, r"colection: is no option of this source; did you mean collection\?"),
+        ({"maxrecordspertriger": "1"}, r"did you mean maxRecordsPerTrigger\?"),
+        ({"path": "x"}, r"path: is no option of this source; known are url, provider, .*connection\."),
+        ({"startingPosition": "yesterday"}, r"startingPosition: is 'yesterday'; write beginning, now, or a time"),
+        ({"startingPosition": "2026-01-31T12:00:00"}, r"startingPosition: has no time zone"),
+        ({"startingTimestamp": "noon"}, r"startingTimestamp: is 'noon'; give milliseconds since 1970"),
+        ({"startingPosition": "now", "startingOffsets": "latest"}, r"startingPosition: is given twice"),
+        ({"endingPosition": "beginning"}, r"endingPosition: is the beginning; write latest"),
+        ({"endingPosition": "soon"}, r"endingPosition: is 'soon'; write latest, or a time with its zone"),
+        ({"maxRecordsPerTrigger": "0"}, r"maxRecordsPerTrigger: is '0'; give a whole number, 1 or more"),
+        ({"maxRecordsPerTrigger": "1e3"}, r"maxRecordsPerTrigger: is '1e3'; give a whole number"),
+        ({"maxPartitionsPerBatch": "-1"}, r"maxPartitionsPerBatch: is '-1'; give a whole number"),
+        ({"failOnDataLoss": "no"}, r"failOnDataLoss: is 'no'; write true or false"),
+        ({"newItemState": "full"}, r"newItemState: is 'full'; write one of omit, include_if_available, require"),
+        ({"oldItemState": "yes"}, r"oldItemState: is 'yes'; write one of omit"),
+        ({"pollInterval": "often"}, r"pollInterval: is 'often'; write it as 1 second"),
+        ({"pollInterval": "3 weeks"}, r"pollInterval: is '3 weeks'; write it as"),
+        ({"database": " "}, r"database: is empty; give a value"),
+    ],
+)
+def test_wrong_value_says_which_option_and_the_way_out(options, message):
+    given = {name: value for name, value in {**LEAST, **options}.items() if value is not None}
+    with pytest.raises(MulticloudDbError, match=message) as caught:
+        parse_options(given)
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("options", [{"endingPosition": "latest"}, {"endingTimestamp": "1"}])
+def test_end_means_nothing_in_a_stream(options):
+    with pytest.raises(MulticloudDbError, match=r"endingPosition: means nothing in a stream.*availableNow"):
+        parse(**options).for_stream()
+
+
+@pytest.mark.parametrize("name", ["maxRecordsPerTrigger", "maxOffsetsPerTrigger"])
+def test_limit_means_nothing_in_a_batch(name):
+    with pytest.raises(MulticloudDbError, match=r"maxRecordsPerTrigger: means nothing in a batch"):
+        parse(**{name: "5"}).for_batch()
+
+
+def test_batch_starts_before_its_end():
+    with pytest.raises(MulticloudDbError, match=r"startingPosition: is now"):
+        parse(startingPosition="now").for_batch()
+    with pytest.raises(MulticloudDbError, match=r"endingPosition: lies before startingPosition"):
+        parse(startingPosition="2026-02-01T00:00:00Z", endingPosition="2026-01-31T00:00:00Z").for_batch()
+
+
+def test_digest_of_the_source_knows_what_is_read_and_not_how():
+    same = [parse(), parse(url="embedded:///other/place.db"), parse(maxRecordsPerTrigger="5", startingPosition="now")]
+    assert len({settings.source for settings in same}) == 1
+    others = [parse(collection="other"), parse(database="other"), parse(url="mongodb://host")]
+    assert len({settings.source for settings in [parse(), *others]}) == 4
+
+
+def test_settings_show_no_secret():
+    settings = parse_options(
+        {"url": "mongodb://user:hush@host/?password=hush", "connection.key": "hush", "collection": "c"}
+    )
+    assert "hush" not in repr(settings)
