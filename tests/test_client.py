@@ -254,6 +254,7 @@ def in_child(action):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12: the test runner has threads
 class TestFork:
     def test_the_child_opens_connections_of_its_own(self, plugin):
         made = connect("embedded:///x")

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -310,6 +311,28 @@ class TestUntilIdle:
         assert whole_life(Service({"P": [0, 0, 1]})) == ["P0"]
 
 
+def interrupt(timer, place, act):
+    """Stops a timer at one instruction of an action; returns the seconds before it, None if it has fewer."""
+    began = time.monotonic()
+    seen = itertools.count()
+    stopped = []
+
+    def trace(frame, what, argument):
+        frame.f_trace_opcodes = True
+        if what == "opcode" and next(seen) == place:
+            stopped.append(time.monotonic() - began)
+            timer.stop()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+    return stopped[0] if stopped else None
+
+
 class TestStop:
     def run_stopped(self, act):
         """Iterates an idle feed on the real clock; returns the seconds from `act` to the end."""
@@ -351,20 +374,16 @@ class TestStop:
         finally:
             signal.signal(signal.SIGUSR1, before)
 
-    def test_a_signal_handler_interrupts_the_wait_at_any_instruction_without_a_deadlock(self):
-        """Signals as dense as the timer allows hit every line of the wait."""
-        timer = Timer()
-        before = signal.signal(signal.SIGALRM, lambda *_: timer.stop())
-        try:
-            for _ in range(300):
-                timer.stopped = False
-                signal.setitimer(signal.ITIMER_REAL, 0.00005, 0.00005)
-                while timer.wait(5):
-                    pass
-                signal.setitimer(signal.ITIMER_REAL, 0)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+    def test_at_any_instruction_of_the_wait_neither_deadlocks_nor_is_lost(self):
+        """A signal handler runs between two instructions of the thread that waits."""
+        for place in itertools.count():
+            timer = Timer()
+            began = time.monotonic()
+            stopped_after = interrupt(timer, place, lambda timer=timer: timer.wait(0.1))
+            if stopped_after is None or stopped_after >= 0.1:
+                break
+            assert time.monotonic() - began < 0.1
+        assert place > 10
 
     def test_before_the_first_read_ends_the_iteration_at_once(self):
         service = Service({"P": [1]})

@@ -107,7 +107,9 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
             )
         case {"v": 1, "src": str(), "from": str(text)}:
             return Symbolic(position_from_text(text))
-        case {"v": 1, "src": str(), "inc": str() | None as incarnation, "c": list(cursors)}:
+        case {"v": 1, "src": str(), "inc": str() | None as incarnation, "c": list(cursors)} if isinstance(
+            value.get("e", {}), dict
+        ):
             return Pinned(incarnation, cursors, value.get("e", {}))
         case _:
             raise _damaged("holds an offset that is not of this source")

@@ -47,14 +47,17 @@ def test_symbolic_start_is_short():
 def test_offset_of_another_source_is_refused():
     value = offset_to_json(OTHER, Symbolic(Now()))
     with pytest.raises(
-        MulticloudDbError, match=r"checkpoint: is of another source than embedded orders; set provider, database"
+        MulticloudDbError,
+        match=r"checkpoint: is of another source than embedded orders; set provider, database",
     ):
         offset_from_json(SETTINGS, value)
 
 
 def test_offset_of_a_later_version_is_refused():
     value = offset_to_json(SETTINGS, Symbolic(Now())) | {"v": 2, "new": True}
-    with pytest.raises(MulticloudDbError, match=r"later version of this source \(form 2\); update multiclouddb"):
+    with pytest.raises(
+        MulticloudDbError, match=r"later version of this source \(form 2\); update multiclouddb"
+    ):
         offset_from_json(SETTINGS, value)
 
 

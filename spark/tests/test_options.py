@@ -86,7 +86,14 @@ def test_limits_and_flags():
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("1 second", 1), ("2 seconds", 2), ("500ms", 0.5), ("250 milliseconds", 0.25), ("1.5", 1.5), ("2 min", 120)],
+    [
+        ("1 second", 1),
+        ("2 seconds", 2),
+        ("500ms", 0.5),
+        ("250 milliseconds", 0.25),
+        ("1.5", 1.5),
+        ("2 min", 120),
+    ],
 )
 def test_poll_interval(text, seconds):
     assert parse(pollInterval=text).poll_seconds == pytest.approx(seconds)
@@ -116,7 +123,10 @@ def test_connection_options_come_along_with_a_url():
         ({"colection": "x"}, r"colection: is no option of this source; did you mean collection\?"),
         ({"maxrecordspertriger": "1"}, r"did you mean maxRecordsPerTrigger\?"),
         ({"path": "x"}, r"path: is no option of this source; known are url, provider, .*connection\."),
-        ({"startingPosition": "yesterday"}, r"startingPosition: is 'yesterday'; write beginning, now, or a time"),
+        (
+            {"startingPosition": "yesterday"},
+            r"startingPosition: is 'yesterday'; write beginning, now, or a time",
+        ),
         ({"startingPosition": "2026-01-31T12:00:00"}, r"startingPosition: has no time zone"),
         ({"startingTimestamp": "noon"}, r"startingTimestamp: is 'noon'; give milliseconds since 1970"),
         ({"startingPosition": "now", "startingOffsets": "latest"}, r"startingPosition: is given twice"),
@@ -126,7 +136,10 @@ def test_connection_options_come_along_with_a_url():
         ({"maxRecordsPerTrigger": "1e3"}, r"maxRecordsPerTrigger: is '1e3'; give a whole number"),
         ({"maxPartitionsPerBatch": "-1"}, r"maxPartitionsPerBatch: is '-1'; give a whole number"),
         ({"failOnDataLoss": "no"}, r"failOnDataLoss: is 'no'; write true or false"),
-        ({"newItemState": "full"}, r"newItemState: is 'full'; write one of omit, include_if_available, require"),
+        (
+            {"newItemState": "full"},
+            r"newItemState: is 'full'; write one of omit, include_if_available, require",
+        ),
         ({"oldItemState": "yes"}, r"oldItemState: is 'yes'; write one of omit"),
         ({"pollInterval": "often"}, r"pollInterval: is 'often'; write it as 1 second"),
         ({"pollInterval": "3 weeks"}, r"pollInterval: is '3 weeks'; write it as"),
@@ -161,7 +174,11 @@ def test_batch_starts_before_its_end():
 
 
 def test_digest_of_the_source_knows_what_is_read_and_not_how():
-    same = [parse(), parse(url="embedded:///other/place.db"), parse(maxRecordsPerTrigger="5", startingPosition="now")]
+    same = [
+        parse(),
+        parse(url="embedded:///other/place.db"),
+        parse(maxRecordsPerTrigger="5", startingPosition="now"),
+    ]
     assert len({settings.source for settings in same}) == 1
     others = [parse(collection="other"), parse(database="other"), parse(url="mongodb://host")]
     assert len({settings.source for settings in [parse(), *others]}) == 4

@@ -1,0 +1,53 @@
+"""The demo on a small part of its data."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from demo.flights import KEY, load_flights
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "demo", "--rows", "1500", "--folder", str(folder), *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.timeout(280)
+def test_table_equals_the_store_after_a_kill(tmp_path: Path) -> None:
+    ran = run_demo(tmp_path / "out")
+    log = tmp_path / "out" / "pipeline.log"
+    assert ran.returncode == 0, ran.stdout + ran.stderr + (log.read_text() if log.exists() else "")
+    assert "EQUAL: all 1," in ran.stdout
+    assert "SIGKILL to the pipeline" in ran.stdout
+    assert (tmp_path / "out" / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.timeout(280)
+def test_one_row_changed_by_hand_fails_the_demo(tmp_path: Path) -> None:
+    ran = run_demo(tmp_path / "out", "--tamper")
+    assert ran.returncode == 1
+    assert "NOT EQUAL" in ran.stdout
+    assert "0 are missing, 1 differ, 0 should not be there" in " ".join(ran.stdout.split())
+
+
+def test_flights_have_unique_keys_and_lives_of_all_kinds() -> None:
+    flights = list(load_flights(5000))
+    assert len({tuple(flight.key[name] for name in KEY) for flight in flights}) == 5000
+    outcomes = {"cancelled" if flight.actual is None else flight.actual["status"] for flight in flights}
+    assert outcomes == {"cancelled", "arrived", "departed"}
+
+
+@pytest.mark.parametrize("rows", ["0", "-3", "many", "999999999"])
+def test_wrong_number_of_rows_is_refused_in_one_line(rows: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "demo", f"--rows={rows}"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 2
+    assert "ROWS must be a whole number from 1 to 336776" in ran.stderr
+    assert "Traceback" not in ran.stderr

@@ -1,0 +1,98 @@
+"""Nothing is lost on the embedded store, wherever a consumer is killed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    MulticloudDbClient,
+    Now,
+    ResourceAddress,
+    StartPosition,
+    connect,
+)
+from multiclouddb_conformance.loss import (
+    Consumer,
+    LossOracle,
+    iterator_consumer,
+    page_consumer,
+    scripted_life,
+)
+from multiclouddb_embedded import Delete, EmbeddedStore, Put
+
+ADDRESS = ResourceAddress("main", "items")
+
+
+class World:
+    """One collection in a store of its own, written natively; its whole lineage is kept in mind."""
+
+    def __init__(self, path: Path) -> None:
+        self.store = EmbeddedStore(path, durable=False)
+        self.store.create_collection("items", partitions=2)
+        self.parents: dict[str, tuple[str, ...]] = {}
+        self.note()
+
+    def note(self) -> None:
+        self.parents |= {each.partition_id: each.parents for each in self.store.partitions("items")}
+
+    def write(self, writes: Sequence[tuple[str, dict[str, Any] | None]]) -> None:
+        self.store.batch("items", [Delete(key) if doc is None else Put(key, doc) for key, doc in writes])
+
+    def split(self) -> None:
+        self.store.split("items", self.store.partitions("items")[0].partition_id)
+        self.note()
+
+    def merge(self) -> None:
+        low, high = (each.partition_id for each in self.store.partitions("items")[-2:])
+        self.store.merge("items", low, high)
+        self.note()
+
+    def trim(self) -> None:
+        self.store.trim("items", max_count=0)
+
+    def client(self) -> MulticloudDbClient:
+        return connect(f"embedded://{self.store.path}")
+
+    def lineage(self) -> Mapping[str, tuple[str, ...]]:
+        """By public ids, which all have the same front part."""
+        with self.client() as client:
+            front = client.list_physical_partitions(ADDRESS)[0].rpartition(":")[0]
+        return {
+            f"{front}:{name}": tuple(f"{front}:{parent}" for parent in parents)
+            for name, parents in self.parents.items()
+        }
+
+
+@contextmanager
+def world() -> Iterator[World]:
+    with tempfile.TemporaryDirectory() as folder:
+        made = World(Path(folder) / "store.db")
+        yield made
+        made.store.close()
+
+
+@pytest.mark.parametrize("start", [Beginning(), Now()], ids=["beginning", "now"])
+@pytest.mark.parametrize("consumer", [page_consumer, iterator_consumer()], ids=["pages", "iterator"])
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_a_consumer_killed_after_every_step_loses_nothing(
+    start: StartPosition, consumer: Consumer, size: int
+) -> None:
+    """Splits, merges and a trim are in the life; a kill comes after each step of it."""
+    report = LossOracle(
+        world=world,
+        client=World.client,
+        request=ChangeFeedRequest(ADDRESS, start, max_page_size=size),
+        life=scripted_life(seed=1, rounds=4),
+        consumer=consumer,
+        lineage=World.lineage,
+    ).run(max_kills=40)
+    print(report)
+    report.assert_all_kept()

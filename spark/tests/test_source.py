@@ -1,0 +1,297 @@
+"""The source inside Spark: batches, streams, restarts, errors."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+
+import multiclouddb_spi
+import pyspark_multiclouddb
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ErrorCategory,
+    FromContinuationToken,
+    ResourceAddress,
+    connect,
+    encode_json,
+)
+from pyspark_multiclouddb import error_from_query
+from pyspark_multiclouddb.rows import SPARK_SCHEMA
+
+
+class Rows:
+    """A `foreachBatch` that keeps the rows, by the number of the batch."""
+
+    def __init__(self):
+        self.batches = {}
+
+    def __call__(self, frame, batch_id):
+        self.batches[batch_id] = frame.toArrow().to_pylist()
+
+    def all(self):
+        return [row for number in sorted(self.batches) for row in self.batches[number]]
+
+    def sizes(self):
+        return [len(self.batches[number]) for number in sorted(self.batches)]
+
+
+def load(reader, source, **options):
+    return reader.format("multiclouddb").options(**source.options(**options)).load()
+
+
+def follow(spark, source, checkpoint, **options):
+    """Run until everything is delivered; returns the rows of this run."""
+    rows = Rows()
+    stream = load(spark.readStream, source, **options).writeStream.foreachBatch(rows)
+    query = stream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination(120)
+    assert not query.isActive
+    return rows
+
+
+def through_the_client(source):
+    """Every event as the client delivers it, in the form of rows."""
+    request = ChangeFeedRequest(ResourceAddress(None, "orders"), Beginning())
+    found = []
+    with connect(f"embedded://{source.store.path}") as client:
+        page = client.read_changes(request)
+        while not page.idle:
+            found += page.events
+            request = ChangeFeedRequest(request.address, FromContinuationToken(page.continuation_token))
+            page = client.read_changes(request)
+        found += page.events
+    return sorted((as_row(event) for event in found), key=lambda row: row["order_key"])
+
+
+def as_row(event):
+    return {
+        "event_id": event.event_id,
+        "type": event.type.value,
+        "key": encode_json(event.key.components).decode(),
+        "timestamp": event.timestamp,
+        "new_item_state": event.new_item_state and encode_json(event.new_item_state).decode(),
+        "old_item_state": None,
+        "order_key": event.order_key,
+        "by_expiry": event.by_expiry,
+        "backfilled": event.backfilled,
+        "database": event.address.database,
+        "collection": event.address.collection,
+        "partition_id": event.partition_id,
+    }
+
+
+def without_sequence(rows):
+    rows = [{name: value for name, value in row.items() if name != "sequence"} for row in rows]
+    return sorted(rows, key=lambda row: row["order_key"])
+
+
+class TestBatch:
+    def test_equals_what_the_client_reads(self, spark, source):
+        source.write(120)
+        source.split()
+        source.write(40)
+        source.merge(1)
+        source.write(40)
+        frame = load(spark.read, source)
+        assert frame.schema == SPARK_SCHEMA
+        assert without_sequence(frame.toArrow().to_pylist()) == through_the_client(source)
+
+    def test_empty_collection_has_no_rows(self, spark, source):
+        assert load(spark.read, source).count() == 0
+
+    def test_between_two_times(self, spark, source):
+        source.write(30)
+        everything = through_the_client(source)
+        first, last = everything[10]["timestamp"], everything[20]["timestamp"]
+        source.split()
+        source.write(10)
+        frame = load(spark.read, source, startingPosition=first.isoformat(), endingPosition=last.isoformat())
+        assert without_sequence(frame.toArrow().to_pylist()) == everything[10:20]
+
+    def test_as_a_view_in_sql(self, spark, source):
+        source.write(25)
+        options = ", ".join(f"`{name}` '{value}'" for name, value in source.options().items())
+        spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW orders USING multiclouddb OPTIONS ({options})")
+        assert spark.sql("SELECT count(*) FROM orders WHERE key LIKE '%id%'").first()[0] == 25
+
+    def test_recreated_collection_is_read_anew(self, spark, source):
+        source.write(20)
+        assert load(spark.read, source).count() == 20
+        source.store.create_collection("orders", recreate=True)
+        source.store.put("orders", "k", {"n": 1})
+        assert load(spark.read, source).count() == 1
+
+
+class TestStream:
+    def test_every_event_once_through_splits_merges_and_restarts(self, spark, source, tmp_path):
+        runs = []
+        for turn in range(3):
+            source.write(60, seed=turn)
+            source.split(turn)
+            source.write(20, seed=turn)
+            source.merge(turn)
+            source.write(20, seed=turn)
+            runs.append(follow(spark, source, tmp_path / "checkpoint", maxRecordsPerTrigger=45))
+        delivered = [row for run in runs for row in run.all()]
+        assert without_sequence(delivered) == through_the_client(source)
+        assert max(size for run in runs for size in run.sizes()) == 45
+
+        last = {}
+        for run in runs:
+            for number in sorted(run.batches):
+                for row in sorted(run.batches[number], key=lambda row: row["order_key"]):
+                    assert last.get(row["key"], "") < row["order_key"]
+                    last[row["key"]] = row["order_key"]
+
+    def test_now_is_pinned_by_the_first_batch(self, spark, source, tmp_path):
+        source.write(20)
+        first = follow(spark, source, tmp_path / "checkpoint", startingPosition="now")
+        assert first.sizes() == [0]
+        source.write(7)
+        assert follow(spark, source, tmp_path / "checkpoint", startingPosition="now").sizes() == [7]
+
+    def test_replayed_batch_has_the_same_rows(self, spark, source, tmp_path):
+        """The mark that says a batch is done is lost, as when the driver dies between sink and mark."""
+        source.write(50)
+        first = follow(spark, source, tmp_path / "checkpoint", maxRecordsPerTrigger=20)
+        last = max(first.batches)
+        for name in (f"{last}", f".{last}.crc"):
+            (tmp_path / "checkpoint" / "commits" / name).unlink()
+        source.split()
+        source.write(30)
+        again = follow(spark, source, tmp_path / "checkpoint", maxRecordsPerTrigger=20)
+        assert without_sequence(again.batches[last]) == without_sequence(first.batches[last])
+        delivered = {row["event_id"] for row in first.all() + again.all()}
+        assert len(delivered) == len(source.truth)
+
+    def test_keeps_following(self, spark, source, tmp_path):
+        rows = Rows()
+        stream = load(spark.readStream, source, pollInterval="20 ms").writeStream.foreachBatch(rows)
+        query = stream.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        try:
+            for _ in range(2):
+                source.write(10)
+                while len(rows.all()) < len(source.truth):
+                    assert not query.awaitTermination(0.05)
+            progress = query.lastProgress
+            assert json.loads(progress["sources"][0]["latestOffset"])["partitions"] == 3
+        finally:
+            query.stop()
+
+    def test_without_foreach_batch(self, spark, source, tmp_path):
+        """Any sink of Spark does; here its own files."""
+        source.write(30)
+        stream = load(spark.readStream, source).writeStream.format("parquet")
+        query = (
+            stream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .option("path", str(tmp_path / "table"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination(120)
+        assert spark.read.parquet(str(tmp_path / "table")).count() == 30
+
+
+class TestErrors:
+    def test_expired_position_is_told_and_can_be_skipped(self, spark, source, tmp_path):
+        source.write(10)
+        follow(spark, source, tmp_path / "checkpoint")
+        source.write(30)
+        source.store.trim("orders", max_count=12)
+        with pytest.raises(StreamingQueryException) as caught:
+            follow(spark, source, tmp_path / "checkpoint")
+        assert error_from_query(caught.value) == ErrorCategory.CHECKPOINT_EXPIRED
+        left = follow(spark, source, tmp_path / "checkpoint", failOnDataLoss="false")
+        assert without_sequence(left.all()) == through_the_client(source)
+
+    def test_checkpoint_of_another_collection_is_refused(self, spark, source, tmp_path):
+        source.write(5)
+        follow(spark, source, tmp_path / "checkpoint")
+        source.store.create_collection("others")
+        with pytest.raises(
+            StreamingQueryException, match="is of another source than embedded others"
+        ) as caught:
+            follow(spark, source, tmp_path / "checkpoint", collection="others")
+        assert error_from_query(caught.value) == ErrorCategory.INVALID_REQUEST
+
+    def test_missing_collection_in_a_batch(self, spark, source):
+        with pytest.raises(Exception, match="NOT_FOUND") as caught:
+            load(spark.read, source, collection="none").count()
+        assert error_from_query(caught.value) == ErrorCategory.NOT_FOUND
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (
+                {"maxRecords": "5"},
+                "maxrecords: is no option of this source; did you mean maxRecordsPerTrigger?",
+            ),
+            ({"startingPosition": "later"}, "startingPosition: is 'later'; write beginning, now, or"),
+            ({"url": "embeded:///x.db"}, "provider: 'embeded' is not known; did you mean 'embedded'?"),
+            (
+                {"url": "spanner://p/i"},
+                "provider: 'spanner' is not installed; run: pip install \"multiclouddb[span",
+            ),
+        ],
+    )
+    def test_wrong_option_is_one_clear_line_at_load(self, spark, source, options, message):
+        for reader in (spark.read, spark.readStream):
+            with pytest.raises(AnalysisException) as caught:
+                load(reader, source, **options)
+            (line,) = (line for line in str(caught.value).splitlines() if "[MULTICLOUDDB:" in line)
+            assert f"[MULTICLOUDDB:INVALID_REQUEST] {message}" in line
+
+    def test_schema_of_the_user_is_refused(self, spark, source):
+        schema = "key STRING, n INT"
+        frame = spark.read.schema(schema).format("multiclouddb").options(**source.options()).load()
+        with pytest.raises(Exception, match=r"schema: differs .* from_json\(new_item_state") as caught:
+            frame.count()
+        assert error_from_query(caught.value) == ErrorCategory.INVALID_REQUEST
+
+    def test_failure_of_somebody_else_has_no_category(self):
+        assert error_from_query(ValueError("[MULTICLOUDDB] no marker")) is None
+        assert error_from_query(None) is None
+
+
+class TestDiscovery:
+    """Spark imports every package `pyspark_*` that is on the path of its Python, and asks for `DefaultSource`."""
+
+    LOOKUP = """
+import sys
+from importlib import import_module
+from pkgutil import iter_modules
+
+found = [import_module(info.name) for info in iter_modules() if info.name.startswith("pyspark_")]
+assert not {"pyspark", "pyarrow", "attrs"} & set(sys.modules), "importing it must not do anything"
+from pyspark.sql.datasource import DataSource
+
+(source,) = [module.DefaultSource for module in found if hasattr(module, "DefaultSource")]
+assert issubclass(source, DataSource)
+assert not {"multiclouddb_embedded", "sqlite3", "deltalake"} & set(sys.modules), "no provider before its use"
+print(source.name())
+"""
+
+    def test_with_nothing_but_a_path(self, tmp_path):
+        homes = {
+            Path(module.__file__).parents[1] for module in (pyspark_multiclouddb, multiclouddb_spi, pytest)
+        }
+        path = os.pathsep.join(str(home) for home in homes)
+        # -S: no site-packages, hence no editable installation of ours.
+        command = [sys.executable, "-S", "-c", self.LOOKUP]
+        ran = subprocess.run(
+            command, env={"PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert ran.stdout == "multiclouddb\n", ran.stderr
+
+    def test_public_names(self):
+        assert pyspark_multiclouddb.__all__ == sorted(pyspark_multiclouddb.__all__)
+        for name in pyspark_multiclouddb.__all__:
+            assert callable(getattr(pyspark_multiclouddb, name))
+            assert name in dir(pyspark_multiclouddb)
+        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+            pyspark_multiclouddb.nothing

@@ -1,0 +1,311 @@
+"""How a stream's reader plans: starts, ends, pauses, outages. Without Spark."""
+
+import json
+import time
+
+import pytest
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from multiclouddb_api import Capability
+from multiclouddb_conformance.simulation import (
+    ServerError,
+    Simulation,
+    SimulationProvider,
+    ThrottledError,
+    capabilities_without,
+)
+from pyspark_multiclouddb import connection
+from pyspark_multiclouddb.errors import SourceError
+from pyspark_multiclouddb.options import parse_options
+from pyspark_multiclouddb.stream import ChangeFeedStreamReader
+
+ALL = ReadAllAvailable()
+
+
+def reader_of(source, **options):
+    return ChangeFeedStreamReader(parse_options(source.options(**options)).for_stream())
+
+
+def rows(reader, start, end):
+    found = []
+    for task in reader.partitions(start, end):
+        for batch in reader.read(task):
+            found += batch.to_pylist()
+    return found
+
+
+@pytest.fixture
+def simulation(monkeypatch):
+    """A simulated database behind the options `url=simulation://`."""
+    sim = Simulation(partitions=2)
+    sim.provider = SimulationProvider(sim)
+    monkeypatch.setattr(connection, "open_provider", lambda config: sim.provider)
+    monkeypatch.setattr(connection.time, "sleep", lambda seconds: None)
+    return sim
+
+
+def simulated(**options):
+    return ChangeFeedStreamReader(
+        parse_options(
+            {"url": "simulation://", "database": "sim", "collection": "items", "pollInterval": "0", **options}
+        )
+    )
+
+
+class TestStart:
+    def test_is_symbolic_and_needs_no_database(self, source, tmp_path):
+        reader = reader_of(source, url=f"embedded://{tmp_path}/none.db")
+        assert reader.initialOffset() == reader.initialOffset()
+        assert reader.initialOffset()["from"] == "beginning"
+
+    @pytest.mark.parametrize("position", ["beginning", "now"])
+    def test_first_batch_pins_it_and_has_no_rows(self, source, position):
+        source.write(10)
+        reader = reader_of(source, startingPosition=position)
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ALL)
+        assert end != start
+        assert list(reader.partitions(start, end)) == []
+
+    def test_now_delivers_what_is_written_behind_the_pin(self, source):
+        """Also when the first batch is replayed, which asks for the start again."""
+        source.write(10)
+        reader = reader_of(source, startingPosition="now")
+        pinned = reader.latestOffset(reader.initialOffset(), ALL)
+        source.write(5)
+        again = reader_of(source, startingPosition="now")
+        assert list(again.partitions(again.initialOffset(), pinned)) == []
+        end = again.latestOffset(pinned, ALL)
+        assert len(rows(again, pinned, end)) == 5
+
+    def test_time_is_inclusive(self, source):
+        source.write(10)
+        reader = reader_of(source)
+        everything = rows(reader, *self.first_two(reader))
+        everything.sort(key=lambda row: row["order_key"])
+        sixth = everything[5]["timestamp"].isoformat()
+        later = reader_of(source, startingPosition=sixth)
+        assert len(rows(later, *self.first_two(later))) == 5
+
+    def test_time_to_come_is_refused(self, source):
+        reader = reader_of(source, startingPosition="2999-01-01T00:00:00Z")
+        with pytest.raises(SourceError, match=r"\[MULTICLOUDDB:INVALID_REQUEST\] AtTime.* ahead of"):
+            reader.latestOffset(reader.initialOffset(), ALL)
+
+    def first_two(self, reader):
+        pinned = reader.latestOffset(reader.initialOffset(), ALL)
+        return pinned, reader.latestOffset(pinned, ALL)
+
+    def test_is_taken_from_the_checkpoint_not_from_the_options(self, source):
+        source.write(10)
+        pinned = reader_of(source).latestOffset(reader_of(source).initialOffset(), ALL)
+        restarted = reader_of(source, startingPosition="now")
+        assert len(rows(restarted, pinned, restarted.latestOffset(pinned, ALL))) == 10
+
+
+class TestIdle:
+    def pinned(self, reader):
+        return reader.latestOffset(reader.initialOffset(), ALL)
+
+    def test_nothing_new_gives_the_very_start(self, source):
+        reader = reader_of(source, pollInterval="0")
+        pinned = self.pinned(reader)
+        assert reader.latestOffset(pinned, ALL) is pinned
+
+    def test_database_is_asked_once_an_interval(self, simulation):
+        reader = simulated(pollInterval="1 min")
+        pinned = self.pinned(reader)
+        for _ in range(100):
+            assert reader.latestOffset(json.loads(json.dumps(pinned)), ALL) == pinned
+        assert simulation.provider.calls.heads == 1
+
+    def test_answer_is_for_this_start_only(self, source):
+        reader = reader_of(source, pollInterval="2 min")
+        pinned = self.pinned(reader)
+        assert reader.latestOffset(pinned, ALL) is pinned
+        source.write(3)
+        other = reader_of(source).latestOffset(pinned, ALL)
+        source.write(1)
+        assert reader.latestOffset(other, ALL) != other
+
+    def test_new_rows_come_after_the_interval(self, source):
+        reader = reader_of(source, pollInterval="50 ms")
+        pinned = self.pinned(reader)
+        assert reader.latestOffset(pinned, ALL) is pinned
+        source.write(1)
+        deadline = time.monotonic() + 10
+        while reader.latestOffset(pinned, ALL) is pinned:
+            assert time.monotonic() < deadline
+
+
+class TestReport:
+    def test_summary_is_small_and_tells_how_far(self, source):
+        source.write(20)
+        reader = reader_of(source, pollInterval="0")
+        assert reader.reportLatestOffset() is None
+        pinned = reader.latestOffset(reader.initialOffset(), ALL)
+        end = reader.latestOffset(pinned, ALL)
+        report = reader.reportLatestOffset()
+        assert (report["partitions"], report["waiting"], report["idle"]) == (3, 0, False)
+        last = max(row["timestamp"] for row in rows(reader, pinned, end))
+        assert report["readUntil"].removesuffix("Z") == last.isoformat().removesuffix("+00:00")
+        reader.latestOffset(end, ALL)
+        assert reader.reportLatestOffset()["idle"] is True
+
+
+class TestAvailableNow:
+    @pytest.mark.parametrize("limit", [ALL, ReadMaxRows(9)])
+    def test_ends_while_others_write_split_and_merge(self, source, limit):
+        source.write(50)
+        source.split()
+        source.write(20)
+        reader = reader_of(source)
+        reader.prepareForTriggerAvailableNow()
+        offset = reader.latestOffset(reader.initialOffset(), limit)
+        found = []
+        for turn in range(1000):
+            end = reader.latestOffset(offset, limit)
+            if end is offset:
+                break
+            found += rows(reader, offset, end)
+            offset = end
+            source.write(5, seed=turn)
+            if turn < 5:
+                source.split(turn)
+        assert len(found) == 70
+
+        later = reader_of(source, pollInterval="0")
+        while (end := later.latestOffset(offset, limit)) is not offset:
+            found += rows(later, offset, end)
+            offset = end
+        assert len({row["event_id"] for row in found}) == len(found) == len(source.truth)
+
+
+class TestRefusals:
+    def test_checkpoint_of_another_collection(self, source):
+        pinned = reader_of(source).latestOffset(reader_of(source).initialOffset(), ALL)
+        other = reader_of(source, collection="others")
+        for ask in (lambda: other.latestOffset(pinned, ALL), lambda: other.partitions(pinned, pinned)):
+            with pytest.raises(
+                SourceError, match=r"\[MULTICLOUDDB:INVALID_REQUEST\] checkpoint: is of another"
+            ):
+                ask()
+
+    def test_recreated_collection(self, source):
+        source.write(5)
+        reader = reader_of(source)
+        pinned = reader.latestOffset(reader.initialOffset(), ALL)
+        end = reader.latestOffset(pinned, ALL)
+        (task, *_) = reader.partitions(pinned, end)
+        source.store.create_collection("orders", recreate=True)
+        connection.close_connections()
+        recreated = r"\[MULTICLOUDDB:INVALID_REQUEST\] checkpoint: is of an earlier orders that was recreated"
+        with pytest.raises(SourceError, match=recreated):
+            reader.latestOffset(end, ALL)
+        with pytest.raises(SourceError, match=recreated):
+            list(reader.read(task))
+
+    def test_worker_that_knew_the_earlier_one_reads_the_new_one(self, source):
+        old = reader_of(source)
+        old.latestOffset(old.initialOffset(), ALL)
+        source.store.create_collection("orders", recreate=True)
+        source.write(5)
+        planner = reader_of(source, pollInterval="0")
+        pinned = planner.latestOffset(planner.initialOffset(), ALL)
+        tasks = planner.partitions(pinned, planner.latestOffset(pinned, ALL))
+        assert sum(batch.num_rows for task in tasks for batch in old.read(task)) == 5
+
+    def test_missing_collection(self, source):
+        reader = reader_of(source, collection="none")
+        with pytest.raises(SourceError, match=r"\[MULTICLOUDDB:NOT_FOUND\]"):
+            reader.latestOffset(reader.initialOffset(), ALL)
+
+    def test_database_that_cannot_start_there(self, simulation):
+        simulation.provider = SimulationProvider(
+            simulation, capabilities=capabilities_without(Capability.CHANGE_FEED_BEGINNING)
+        )
+        reader = simulated()
+        with pytest.raises(SourceError, match=r"UNSUPPORTED_CAPABILITY\] Beginning\(\) is not supported"):
+            reader.latestOffset(reader.initialOffset(), ALL)
+        now = simulated(startingPosition="now")
+        pinned = now.latestOffset(now.initialOffset(), ALL)
+        simulation.write("a", {"n": 1})
+        restarted = simulated()
+        assert len(rows(restarted, pinned, restarted.latestOffset(pinned, ALL))) == 1
+
+
+class TestTroubles:
+    def pinned(self, reader):
+        return reader.latestOffset(reader.initialOffset(), ALL)
+
+    @pytest.mark.parametrize("operation", ["open_feed", "start", "heads"])
+    def test_outage_is_waited_out(self, simulation, operation):
+        simulation.write("a", {"n": 1})
+        simulation.fail_next(None, ServerError("503"), times=30, operation=operation)
+        reader = simulated()
+        pinned = self.pinned(reader)
+        assert len(rows(reader, pinned, reader.latestOffset(pinned, ALL))) == 1
+
+    def test_throttled_read_is_tried_again(self, simulation):
+        simulation.write("a", {"n": 1})
+        reader = simulated()
+        pinned = self.pinned(reader)
+        end = reader.latestOffset(pinned, ALL)
+        simulation.fail_next(None, ThrottledError("slow down", 0.0), times=3)
+        assert len(rows(reader, pinned, end)) == 1
+
+    def test_poison_is_told_with_its_position(self, simulation):
+        simulation.write("a", {"n": 1}, poison=True)
+        reader = simulated()
+        pinned = self.pinned(reader)
+        end = reader.latestOffset(pinned, ALL)
+        with pytest.raises(SourceError, match=r"^\[MULTICLOUDDB:PROVIDER_ERROR\] record at commit 1"):
+            rows(reader, pinned, end)
+
+    def test_expired_position_names_the_way_out(self, source):
+        source.write(20)
+        reader = reader_of(source)
+        pinned = self.pinned(reader)
+        end = reader.latestOffset(pinned, ALL)
+        source.store.trim("orders", max_count=5)
+        message = r"\[MULTICLOUDDB:CHECKPOINT_EXPIRED\].*set failOnDataLoss=false"
+        with pytest.raises(SourceError, match=message):
+            reader_of(source).latestOffset(pinned, ALL)
+        with pytest.raises(SourceError, match=message):
+            rows(reader, pinned, end)
+
+    def test_loss_is_skipped_when_asked_for(self, source):
+        source.write(20)
+        reader = reader_of(source, failOnDataLoss="false")
+        pinned = self.pinned(reader)
+        end = reader.latestOffset(pinned, ALL)
+        source.store.trim("orders", max_count=5)
+        assert len(rows(reader, pinned, end)) == 5
+        fresh = reader_of(source, failOnDataLoss="false")
+        assert len(rows(fresh, pinned, fresh.latestOffset(pinned, ALL))) == 5
+
+    def test_feed_that_has_ended_is_told_once_all_is_delivered(self, simulation):
+        reader = simulated()
+        ended = {"c": [], "inc": simulation.incarnation, "src": reader._settings.source, "v": 1}
+        with pytest.raises(SourceError, match=r"\[MULTICLOUDDB:NOT_FOUND\] the feed of sim/items has ended"):
+            reader.latestOffset(ended, ALL)
+
+    def test_message_is_one_line(self, source):
+        reader = reader_of(source, collection="no\nne")
+        with pytest.raises(SourceError) as caught:
+            self.pinned(reader)
+        assert "\n" not in str(caught.value)
+
+
+def test_task_without_work_has_no_rows(source):
+    assert list(reader_of(source).read(InputPartition(None))) == []
+
+
+def test_nothing_depends_on_commit_and_stop(source):
+    source.write(3)
+    reader = reader_of(source)
+    pinned = reader.latestOffset(reader.initialOffset(), ALL)
+    reader.commit(pinned)
+    reader.stop()
+    assert len(rows(reader, pinned, reader.latestOffset(pinned, ALL))) == 3

@@ -1,0 +1,543 @@
+"""Deadlines, waiting, pacing and closing, on real threads and a real clock; bounds are generous."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now, SkipToOldest
+from multiclouddb_conformance.simulation import (
+    CorruptError,
+    ServerError,
+    SimulationFeed,
+    SimulationProvider,
+    SimulationReader,
+    ThrottledError,
+    Weather,
+)
+
+BEGINNING = Beginning()
+FOREVER = None
+
+
+@contextmanager
+def within(seconds, at_least=0.0):
+    began = time.monotonic()
+    yield
+    took = time.monotonic() - began
+    assert at_least <= took < seconds, f"it took {took:.2f} s"
+
+
+@contextmanager
+def aside(call):
+    """Run a call in another thread; yields a list that gets its result or its error."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append(call())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield outcome
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def threaded(make_bench):
+    def make(partitions=1, weather=None, **config):
+        bench = make_bench(partitions, weather=weather)
+        bench.connect(threads=True, **config)
+        return bench
+
+    return make
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Makes the reads of some partitions take so many seconds."""
+    seconds = {}
+    fetch = SimulationReader.fetch
+
+    def slowly(self, max_records, max_bytes, wait, deadline):
+        time.sleep(seconds.get(self._id, 0))
+        return fetch(self, max_records, max_bytes, wait, deadline)
+
+    monkeypatch.setattr(SimulationReader, "fetch", slowly)
+    return seconds
+
+
+class TestDeadline:
+    def test_silent_server_ends_the_call_in_time(self, threaded):
+        bench = threaded(weather=Weather(silent=1.0, faults_in_row=10**6))
+        bench.fill(3)
+        with within(3, at_least=0.5):
+            error = bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=0.5, match="deadline")
+        assert error.retryable
+        assert bench.sim.public_id("p0") in error.message
+
+    def test_silent_server_that_comes_back_is_read(self, threaded, ids):
+        bench = threaded(weather=Weather(silent=1.0, faults_in_row=10**6))
+        bench.fill(3)
+        bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=0.3)
+        bench.sim.weather = Weather()
+        assert ids(bench.page()) == bench.written()
+
+    @pytest.mark.parametrize(
+        ("owner", "method"),
+        [(SimulationProvider, "open_feed"), (SimulationFeed, "start"), (SimulationFeed, "discover")],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_call_that_hangs_whatever_its_deadline_is_not_waited_for(
+        self, threaded, monkeypatch, owner, method
+    ):
+        bench = threaded()
+        bench.sim.delay_children("p0", 10**6)
+        bench.sim.split("p0")
+        place = BEGINNING
+        if method == "discover":
+            place = bench.page(place).continuation_token
+        stuck = threading.Event()
+        monkeypatch.setattr(owner, method, lambda *args: stuck.wait(20))
+        try:
+            with within(3):
+                bench.refused(ErrorCategory.TRANSIENT_FAILURE, place, timeout=0.5, match="deadline")
+        finally:
+            stuck.set()
+
+    def test_clock_that_hangs_does_not_hold_up_a_page(self, threaded, monkeypatch, ids):
+        bench = threaded()
+        bench.fill(30)
+        stuck = threading.Event()
+        monkeypatch.setattr(SimulationFeed, "clock", lambda *args: stuck.wait(20))
+        try:
+            with within(3):
+                came = [name for page in bench.walk(size=5) for name in ids(page)]
+        finally:
+            stuck.set()
+        assert came == bench.written()
+
+    def test_deadline_with_progress_returns_the_page(self, threaded, ids):
+        bench = threaded(2)
+        events = bench.fill_partition("p1", 3)
+        bench.sim.hold("p0")
+        with within(3):
+            page = bench.page(timeout=1)
+        assert ids(page) == events
+        assert not page.idle
+
+    def test_partition_that_gave_no_answer_is_named(self, threaded):
+        bench = threaded(2)
+        bench.sim.hold("p1")
+        page = bench.page(timeout=0.5)
+        assert not page.idle
+        assert list(page.diagnostics.partition_errors) == [bench.sim.public_id("p1")]
+
+    def test_retries_end_at_the_deadline(self, threaded):
+        bench = threaded()
+        bench.sim.fail_next("p0", ThrottledError("slow down", retry_after=0.4), times=FOREVER)
+        with within(3):
+            bench.refused(ErrorCategory.THROTTLED, timeout=1)
+        assert bench.calls.fetches["p0"] <= 3
+
+    def test_answer_that_failed_between_two_calls_is_asked_for_again(self, threaded, ids, eventually):
+        """What was read ahead failed, perhaps at the deadline of the call before: that is no news."""
+        bench = threaded(attempts=1)
+        bench.fill(200)
+        token = bench.page(size=20).continuation_token
+        bench.sim.hold("p0")
+        with aside(lambda: bench.page(token, size=20)) as outcome:
+            assert bench.sim.wait_until_held("p0")
+            before = bench.calls.fetches["p0"]
+            bench.sim.release("p0")
+        token = outcome[0].continuation_token
+        eventually(lambda: bench.calls.fetches["p0"] > before, what="reading ahead")
+        page = bench.page(token, size=20)
+        bench.sim.hold("p0")
+        page = bench.page(page.continuation_token, size=20) if not bench.sim.waiting() else page
+        if bench.sim.wait_until_held("p0", 0.5):
+            bench.sim.fail_next("p0", ServerError("too late"))
+            bench.sim.release("p0")
+            eventually(lambda: not bench.sim.waiting())
+        bench.sim.release("p0")
+        came = [name for page in bench.walk(page.continuation_token) for name in ids(page)]
+        assert came == bench.written()[len(bench.written()) - len(came) :]
+
+
+class TestSlowPartitions:
+    def test_slow_head_of_the_queue_holds_up_the_others_once(self, threaded, ids):
+        bench = threaded(3)
+        late = bench.fill_partition("p0", 3)
+        bench.fill_partition("p1", 200)
+        bench.sim.hold("p0")
+        place = BEGINNING
+        with within(4):
+            for _ in range(8):
+                page = bench.page(place, size=10)
+                assert len(page.events) == 10
+                place = page.continuation_token
+        bench.sim.release("p0")
+        came = [name for page in bench.walk(place, size=10) for name in ids(page)]
+        assert set(late) <= set(came)
+
+    def test_slow_head_of_the_queue_goes_to_its_back(self, threaded):
+        """A fresh engine for each page has no reader that lives on: only the token knows."""
+        bench = threaded(3)
+        bench.fill_partition("p1", 200)
+        bench.fill_partition("p2", 200)
+        bench.sim.hold("p0")
+        place = bench.page(size=10).continuation_token
+        with within(1.5):
+            for _ in range(2):
+                bench.connect(threads=True)
+                place = bench.page(place, size=10).continuation_token
+
+    def test_partition_slower_than_all_others_is_served_by_small_pages(self, threaded, slow):
+        bench = threaded(4)
+        for name in ("p0", "p1", "p2", "p3"):
+            bench.fill_partition(name, 60)
+        slow["p2"] = 0.1
+        served, place = set(), BEGINNING
+        for _ in range(12):
+            bench.connect(threads=True)
+            page = bench.page(place, size=1)
+            served |= {event.partition_id for event in page.events}
+            place = page.continuation_token
+        assert served == {bench.sim.public_id(name) for name in ("p0", "p1", "p2", "p3")}
+
+    def test_more_hung_partitions_than_are_read_at_once_do_not_block_the_others(self, threaded, ids):
+        bench = threaded(5, max_concurrency=2)
+        for name in ("p0", "p1"):
+            bench.fill_partition(name, 3)
+            bench.sim.hold(name)
+        events = bench.fill_partition("p4", 3)
+        with within(6):
+            page = bench.page(timeout=20)
+        assert ids(page) == events
+
+    def test_suspect_that_hangs_does_not_block_the_others(self, threaded, ids):
+        bench = threaded(3)
+        first = bench.fill_partition("p0", 3)
+        bench.sim.fail_next("p2", CorruptError("broken"), times=1)
+        page = bench.page(size=50)
+        assert ids(page) == first
+        more = bench.fill_partition("p0", 3)
+        bench.sim.hold("p2")
+        with within(6):
+            page = bench.page(page.continuation_token, timeout=20)
+        assert ids(page) == more
+
+    def test_two_suspects_are_read_and_nothing_leaks(self, threaded, slow, ids):
+        """One answers at once, the other while the rest is being asked; the fixture counts readers."""
+        bench = threaded(4)
+        bench.fill(40, keys=40)
+        place = BEGINNING
+        for name in ("p1", "p2"):
+            bench.sim.fail_next(name, CorruptError("broken"), times=1)
+            page = bench.page(place, size=50)
+            place = page.continuation_token
+        slow["p2"] = 0.05
+        came = []
+        for page in bench.walk(place, size=5):
+            came += ids(page)
+        assert not bench.calls.violations
+        assert len(came) == len(set(came))
+
+    def test_long_polls_of_others_do_not_keep_a_call_waiting(self, threaded, ids):
+        bench = threaded(8, max_concurrency=8)
+        token = bench.page(Now()).continuation_token
+        with aside(lambda: bench.page(token, wait=3)), aside(lambda: bench.page(token, wait=3)):
+            with aside(lambda: bench.page(token, wait=3)):
+                time.sleep(0.3)
+                with within(3):
+                    assert not bench.page(Now()).events
+
+
+class TestWait:
+    def test_without_waiting_an_empty_page_comes_at_once(self, threaded):
+        bench = threaded(4)
+        with within(0.5):
+            assert bench.page().idle
+
+    @pytest.mark.parametrize("config", [{}, {"max_concurrency": 2}], ids=["long poll", "more than at once"])
+    def test_event_written_while_waiting_comes_soon(self, threaded, ids, config):
+        bench = threaded(4, **config)
+        token = bench.page(Now()).continuation_token
+        with aside(lambda: bench.page(token, wait=20)) as outcome, within(3):
+            time.sleep(0.3)
+            events = bench.fill_partition("p3")
+        assert ids(outcome[0]) == events
+
+    def test_nothing_comes_and_the_whole_wait_is_waited(self, threaded):
+        bench = threaded(2)
+        with within(2.5, at_least=1.2):
+            assert bench.page(Now(), wait=1.2).idle
+
+    def test_wait_ends_with_the_deadline(self, threaded):
+        bench = threaded(2)
+        with within(2.5):
+            page = bench.page(Now(), wait=60, timeout=0.8)
+        assert not page.events
+
+    def test_waiting_is_no_busy_loop(self, threaded):
+        bench = threaded(2)
+        bench.page(Now(), wait=2)
+        assert bench.calls.total_fetches <= 14
+
+    def test_event_that_is_there_is_not_waited_for(self, threaded, ids):
+        bench = threaded(3)
+        bench.fill(3)
+        with within(0.5):
+            assert bench.page(wait=20).events
+
+    def test_child_that_starts_while_waiting_is_read(self, threaded, ids):
+        bench = threaded(1)
+        token = bench.page(Now()).continuation_token
+        with aside(lambda: bench.page(token, wait=20)) as outcome, within(4):
+            time.sleep(0.2)
+            child = bench.sim.split("p0")[0]
+            events = bench.fill_partition(child)
+        assert ids(outcome[0]) == events
+
+    def test_children_named_late_are_found_while_waiting(self, threaded, ids):
+        bench = threaded(1)
+        token = bench.page(Now()).continuation_token
+        bench.sim.delay_children("p0", 4)
+        child = bench.sim.split("p0")[0]
+        events = bench.fill_partition(child)
+        with within(4):
+            assert ids(bench.page(token, wait=20)) == events
+
+    def test_partition_that_recovers_while_waiting_is_read(self, threaded, ids):
+        bench = threaded(2, attempts=1)
+        token = bench.page(Now()).continuation_token
+        events = bench.fill_partition("p1")
+        bench.sim.fail_next("p1", ServerError("503"), times=3)
+        with within(5):
+            assert ids(bench.page(token, wait=20)) == events
+
+
+class TestPacing:
+    def test_partition_is_not_asked_again_before_its_time(self, threaded):
+        bench = threaded(2, weather=Weather(poll_after=0.4))
+        token = bench.page(Now()).continuation_token
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            token = bench.page(token).continuation_token
+        assert bench.calls.fetches["p0"] <= 6
+        assert bench.calls.fetches["p1"] <= 6
+
+    def test_wait_is_not_overrun_for_a_partition_that_may_not_be_asked_yet(self, threaded):
+        bench = threaded(1, weather=Weather(poll_after=10))
+        with within(3):
+            page = bench.page(Now(), wait=0.5)
+        assert page.idle
+
+    def test_pace_beyond_the_deadline_ends_at_once_and_is_not_idle(self, threaded):
+        bench = threaded(1, weather=Weather(poll_after=30))
+        token = bench.page(Now()).continuation_token
+        with within(2):
+            page = bench.page(token, timeout=5)
+        assert not page.idle
+        assert bench.calls.fetches["p0"] == 1
+
+    def test_records_are_read_on_without_a_pause(self, threaded, ids):
+        bench = threaded(1, weather=Weather(poll_after=5, page_limit=10))
+        bench.fill(95)
+        with within(3):
+            came = []
+            place = BEGINNING
+            while len(came) < 95:
+                page = bench.page(place, size=10)
+                came += ids(page)
+                place = page.continuation_token
+        assert came == bench.written()
+
+
+def _held(bench):
+    bench.sim.hold("p0")
+    return {}
+
+
+def _polling(bench):
+    return {"wait": 20}
+
+
+def _throttled(bench):
+    bench.sim.fail_next("p0", ThrottledError("slow down", retry_after=20), times=FOREVER)
+    return {}
+
+
+def _paced(bench):
+    bench.sim.weather = Weather(poll_after=20)
+    bench.page(bench.token)
+    return {}
+
+
+def _awaiting(bench):
+    bench.sim.delay_children("p0", 10**6)
+    bench.sim.split("p0")
+    return {"wait": 20}
+
+
+def _silent(bench):
+    bench.sim.weather = Weather(silent=1.0, faults_in_row=10**6)
+    return {}
+
+
+class TestClose:
+    @pytest.mark.parametrize(
+        ("state", "attempts"),
+        [(state, 6) for state in (_held, _polling, _throttled, _paced, _awaiting, _silent)]
+        + [(state, 1) for state in (_held, _polling, _silent)],
+    )
+    def test_call_in_flight_ends_within_a_second_and_says_why(self, threaded, state, attempts):
+        bench = threaded(attempts=attempts)
+        bench.token = bench.page(Now()).continuation_token
+        settings = state(bench)
+        with aside(lambda: bench.page(bench.token, **settings)) as outcome:
+            time.sleep(0.4)
+            assert not outcome
+            closed_at = time.monotonic()
+            bench.engine.close()
+        assert time.monotonic() - closed_at < 1.5
+        (error,) = outcome
+        assert isinstance(error, MulticloudDbError)
+        assert error.category == ErrorCategory.TRANSIENT_FAILURE
+        assert "closed" in error.message
+
+    def test_control_call_in_flight_ends_too(self, threaded, monkeypatch):
+        bench = threaded()
+        stuck = threading.Event()
+        monkeypatch.setattr(SimulationFeed, "start", lambda *args: stuck.wait(20))
+        with aside(bench.page) as outcome:
+            time.sleep(0.3)
+            with within(1):
+                bench.engine.close()
+        stuck.set()
+        assert "closed" in outcome[0].message
+
+    def test_many_calls_in_flight_end(self, threaded):
+        bench = threaded(4)
+        token = bench.page(Now()).continuation_token
+        outcomes = []
+
+        def read():
+            try:
+                outcomes.append(bench.page(token, wait=20))
+            except MulticloudDbError as error:
+                outcomes.append(error)
+
+        threads = [threading.Thread(target=read) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.3)
+        with within(2):
+            bench.engine.close()
+            for thread in threads:
+                thread.join()
+        assert {type(outcome) for outcome in outcomes} == {MulticloudDbError}
+
+    def test_closing_twice_and_from_two_threads_is_fine(self, threaded):
+        bench = threaded()
+        bench.page()
+        with aside(bench.engine.close):
+            bench.engine.close()
+        bench.engine.close()
+
+    def test_read_after_close_is_refused_in_words(self, threaded):
+        bench = threaded()
+        bench.page()
+        bench.engine.close()
+        assert "closed" in bench.refused(ErrorCategory.TRANSIENT_FAILURE).message
+
+    def test_call_that_ends_while_the_client_closes_leaves_no_reader(self, threaded, monkeypatch):
+        """It puts its readers back after the others were closed; the fixture counts them."""
+        bench = threaded(2)
+        bench.fill(100)
+        first = bench.page(size=5)
+        from multiclouddb_spi.live import LiveCache
+
+        forget, reached, go = LiveCache.forget, threading.Event(), threading.Event()
+
+        def late(self, feed=None):
+            forget(self, feed)
+            reached.set()
+            go.wait(5)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LiveCache, "forget", late)
+            with aside(bench.engine.close):
+                assert reached.wait(5)
+                try:
+                    bench.page(first.continuation_token, size=5)
+                except MulticloudDbError:
+                    pass
+                go.set()
+
+
+INTERRUPTED = """
+    import signal, sys, time
+    from multiclouddb_api import *
+    from multiclouddb_conformance.simulation import *
+    from multiclouddb_spi import Engine
+
+    state = sys.argv[1]
+    sim = Simulation(partitions=3)
+    engine = Engine(SimulationProvider(sim), ClientConfig("simulation"))
+    request = ChangeFeedRequest(sim.address, Now())
+    page = engine.read_changes(request, OperationOptions())
+    request = ChangeFeedRequest(sim.address, FromContinuationToken(page.continuation_token))
+    wait = 0
+    match state:
+        case "held":
+            sim.hold("p1")
+        case "polling":
+            wait = 30
+        case "throttled":
+            sim.fail_next(None, ThrottledError("slow down", retry_after=20), times=None)
+        case "silent":
+            sim.weather = Weather(silent=1.0, faults_in_row=10**6)
+    try:
+        print("ready", flush=True)
+        engine.read_changes(request, OperationOptions(60, wait))
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    finally:
+        engine.close()
+    print("closed", flush=True)
+"""
+
+
+@pytest.mark.parametrize("state", ["held", "polling", "throttled", "silent"])
+def test_ctrl_c_ends_a_call_and_the_process(state):
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(INTERRUPTED), state], stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.5)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read() == "interrupted\nclosed\n"
+        assert process.wait(20) == 0
+        assert time.monotonic() - began < 2.5
+
+
+def test_expired_partitions_by_the_dozen_are_skipped_within_the_deadline(threaded, ids):
+    bench = threaded(40)
+    bench.fill(80, keys=80)
+    token = bench.page(size=1).continuation_token
+    bench.sim.trim(upto=40)
+    bench.connect(threads=True)
+    with within(10):
+        came = [name for page in bench.walk(token, on_expired=SkipToOldest()) for name in ids(page)]
+    assert sorted(came) == sorted(bench.written(40))
