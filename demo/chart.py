@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from demo.places import Places, read_lines
+from demo.places import Places, merged_batches, read_lines
 
 __all__ = ["draw"]
 
@@ -16,15 +16,28 @@ def draw(places: Places, killed_at: float | None) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    written, merged = read_lines(places.written), read_lines(places.merged)
+    written, merged = read_lines(places.written), merged_batches(places)
     began = written[0]["at"]
     figure, (rate, lag) = plt.subplots(2, 1, sharex=True, figsize=(9, 6), layout="constrained")
     figure.suptitle("Flights from the change feed into a Delta table")
-    rate.plot(*_rate(written, "events", began), label="written to the store", color="#8a8a8a")
-    rate.plot(*_rate(_summed(merged), "events", began), label="merged into the table", color="#0a6fb7")
+    rate.plot(
+        *_rate(written, "events", began), label="written to the store", color="#8a8a8a", drawstyle="steps-pre"
+    )
+    rate.plot(
+        *_rate(_summed(merged), "events", began),
+        label="merged into the table",
+        color="#0a6fb7",
+        drawstyle="steps-pre",
+    )
     rate.set_ylabel("events a second")
     rate.legend(loc="upper right")
-    lag.plot([line["at"] - began for line in merged], [line["lag"] for line in merged], color="#c4532d")
+    lag.plot(
+        [line["at"] - began for line in merged],
+        [line["lag"] for line in merged],
+        "o-",
+        markersize=4,
+        color="#c4532d",
+    )
     lag.set_ylabel("lag in seconds")
     lag.set_xlabel("seconds")
     for axis in (rate, lag):
@@ -33,7 +46,7 @@ def draw(places: Places, killed_at: float | None) -> None:
         if killed_at is not None:
             axis.axvline(killed_at - began, color="black", linestyle="--", linewidth=1)
     if killed_at is not None:
-        lag.annotate("SIGKILL", (killed_at - began, lag.get_ylim()[1]), ha="left", va="top", fontsize=9)
+        lag.annotate(" SIGKILL", (killed_at - began, lag.get_ylim()[1]), ha="left", va="top", fontsize=9)
     figure.savefig(places.chart, dpi=110)
     plt.close(figure)
 

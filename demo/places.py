@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import attrs
 
-__all__ = ["COLLECTION", "Places", "append_line", "read_lines"]
+__all__ = ["COLLECTION", "Places", "append_line", "merged_batches", "read_lines"]
 
 COLLECTION: Final = "flights"
 
@@ -70,3 +70,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
+
+
+def merged_batches(places: Places) -> list[dict[str, Any]]:
+    """One line a micro-batch that was merged: the first time that it came."""
+    return list({line["batch"]: line for line in reversed(read_lines(places.merged))}.values())[::-1]

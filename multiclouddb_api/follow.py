@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import attrs
@@ -17,6 +17,7 @@ from multiclouddb_api.text import rfc3339
 __all__ = ["Branch", "Lane", "Waiting"]
 
 _VERSION: Final = 1
+_LATE: Final = datetime.max.replace(tzinfo=UTC)
 
 
 @attrs.define(eq=False)
@@ -51,6 +52,8 @@ class Waiting:
         token: Where it starts, as the parent said that was drained first.
         parents: Its parents that are not drained here.
         unsettled: The partitions followed here that the unknown ones of them may descend from.
+        made_at: About when the child was made: up to where the parent that named it was read. None
+            where the service does not tell.
         named_at: The service's time when the child was named; None where it does not tell.
     """
 
@@ -58,6 +61,7 @@ class Waiting:
     token: str
     parents: frozenset[str]
     unsettled: frozenset[str]
+    made_at: datetime | None
     named_at: datetime | None
 
     def waits_for(self) -> frozenset[str]:
@@ -184,17 +188,25 @@ class Branch:
                     child.continuation_token,
                     frozenset(child.parents) - {parent},
                     others,
+                    page.diagnostics.watermark,
                     _service_time(page),
                 )
 
     def _start(self) -> None:
         while ready := self._ready():
-            waiting = self._waiting.keys()
-            # Of those that wait for each other, a known parent goes first. Which of two with unknown
-            # parents is older cannot be told; none must wait for ever.
-            child = min(ready, key=lambda one: (len(one.parents & waiting), len(one.waits_for() & waiting)))
+            child = min(ready, key=self._rank)
             del self._waiting[child.partition_id]
             self.lanes.append(Lane(child.partition_id, FromContinuationToken(child.token)))
+
+    def _rank(self, child: Waiting) -> tuple[int, bool, datetime]:
+        """Of those that wait for each other, a known parent goes first, then the one made first.
+
+        Where the service does not tell the time it is the one named first: which of two children
+        with unknown parents is the older one is not known then, and none must wait for ever.
+        """
+        known_parents = len(child.parents & self._waiting.keys())
+        waits = not child.waits_for().isdisjoint(self._waiting)
+        return known_parents, waits, child.made_at or _LATE
 
     def _ready(self) -> list[Waiting]:
         """Children that wait for nothing that is read: for nothing at all, or for each other only."""
@@ -213,8 +225,8 @@ def _service_time(page: ChangeFeedPage) -> datetime | None:
 
 
 def _waiting_out(child: Waiting) -> list[Any]:
-    moment = None if child.named_at is None else rfc3339(child.named_at)
-    return [child.partition_id, child.token, sorted(child.parents), sorted(child.unsettled), moment]
+    moments = [None if moment is None else rfc3339(moment) for moment in (child.made_at, child.named_at)]
+    return [child.partition_id, child.token, sorted(child.parents), sorted(child.unsettled), *moments]
 
 
 def _lane_in(item: Any) -> Lane:
@@ -226,10 +238,17 @@ def _lane_in(item: Any) -> Lane:
 
 def _waiting_in(item: Any) -> Waiting:
     match item:
-        case [str() as partition_id, str() as token, list() as parents, list() as unsettled, moment] if (
+        case [str() as partition_id, str() as token, list() as parents, list() as unsettled, made, named] if (
             partition_id and token and all(isinstance(name, str) for name in [*parents, *unsettled])
         ):
-            return Waiting(partition_id, token, frozenset(parents), frozenset(unsettled), _moment_in(moment))
+            return Waiting(
+                partition_id,
+                token,
+                frozenset(parents),
+                frozenset(unsettled),
+                _moment_in(made),
+                _moment_in(named),
+            )
     raise _damaged("has a waiting child of an unknown form")
 
 

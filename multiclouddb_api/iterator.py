@@ -75,20 +75,22 @@ class ChangeFeedIterator:
     """Reads a feed page after page until it is stopped, or to its end.
 
     Iterate events (`for event in it`) or pages (`for page in it.pages()`), in one thread. A page is
-    done when the caller comes back for what is behind it; only then `continuation_token` moves and
-    the checkpoint is saved. So a crash, an exception or a `break` in the body of the loop delivers the
-    page again and never skips it: the next `for` over the same iterator, or a new iterator with the
-    same checkpoint, begins behind the last page that is done. The error of a read leaves the iterator
-    at that place too.
+    done when the caller comes back for what is behind it (at once, when nothing is on it); only then
+    `continuation_token` moves and the checkpoint is saved. So a crash, an exception or a `break` in
+    the body of the loop delivers the page again and never skips it: the next `for` over the same
+    iterator, or a new iterator with the same checkpoint, begins behind the last page that is done.
+    The error of a read leaves the iterator at that place too.
 
     Retryable failures are retried with growing, jittered waits. `CONFLICT` means that somebody else
     has saved the checkpoint since.
 
     With `follow_children` the children of a partition are read when it has ended, several in turn,
-    and a child of a merge once, when all its parents that are followed here are drained. Such a child
-    is named to whoever follows its other parents too: where several workers follow partitions that
-    merge, all but one have to leave it out. `continuation_token` is then a text that only an iterator
-    with `follow_children` on the same partition understands.
+    and a child of a merge once, when all its parents that are followed here are drained. Where the
+    other parents are followed by other workers, each of them is named the child too and reads it, and
+    none knows when the others have drained theirs: where partitions merge, order across a merge and
+    reading once need one follower of all parents, such as the scope `EntireCollection`.
+    `continuation_token` is then a text that only an iterator with `follow_children` on the same
+    partition understands.
 
     Attributes:
         client: Reads the pages. It stays open when the iterator is closed.

@@ -251,6 +251,7 @@ class Batch(ABC):
         caught_up: True when the service said that there is nothing behind this batch at present,
             False when there is or may be more to read at once (also after an empty batch: a filter
             is scanning), None when the service cannot tell (an empty batch then counts as "nothing").
+            On a partition's last batch it says nothing.
         watermark: No record behind this batch is older; None when unknown. Never later than the
             commit time of a record that can still become visible.
         poll_after: Seconds before it makes sense to ask this partition again; 0 = at once.
@@ -280,7 +281,8 @@ class Batch(ABC):
 
         With `count == len(self)` it is also behind whatever was scanned after them, so that an
         idle or filtered partition moves. With `count == 0` and records in the batch it is where
-        the batch began. Inside a transaction it names what has been delivered of it.
+        the batch began. Inside a transaction it names what has been delivered of it. It never lies
+        before where the reader was opened, also where a service delivers earlier records again.
         """
 
     @abstractmethod
@@ -366,7 +368,8 @@ class Feed(ABC):
 
         Args:
             position: Where to start. The engine has checked `AtTime` against `clock`.
-            partition_id: Only this partition, or None for all of the scope.
+            partition_id: Only this partition, or None for all of the scope. One that is closed by
+                then, but still listed, gets a seed at its end.
             deadline: When it has to be over.
 
         Returns:
@@ -389,8 +392,9 @@ class Feed(ABC):
         Args:
             partition_id: The service's own id.
             cursor: Read behind this.
-            until: Stop behind this with `Reached`; reading `(cursor, until]` again gives the same
-                events whatever is split, merged or written later.
+            until: Stop behind this with `Reached`, also where the partition ends there; reading
+                `(cursor, until]` again gives the same events whatever is split, merged or written
+                later.
 
         Raises:
             InvalidCursor: This provider cannot have made the cursor.
@@ -414,7 +418,7 @@ class Feed(ABC):
 
         Args:
             child_id: The child.
-            cursors: Distinct cursors, at least one.
+            cursors: Distinct cursors, at least one; one only is the rule.
         """
 
     @abstractmethod

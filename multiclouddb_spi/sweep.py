@@ -17,8 +17,9 @@ How it goes, in the caller's thread, while fetches run on the pool:
 
 from __future__ import annotations
 
+import math
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
@@ -81,7 +82,7 @@ class Sweep(Generic[T]):
         self._head: str | None = self._queue[0] if active else None
         self._flight = Flight(shop, feed, len(active), limit, deadline)
         self._result: SweepResult[T] = SweepResult()
-        self._todo: deque[str] = deque()
+        self._todo: OrderedDict[str, None] = OrderedDict()
         self._paced: dict[str, float] = {}
         self._quiet: set[str] = set()
         self._turns: dict[str, None] = {}
@@ -89,6 +90,7 @@ class Sweep(Generic[T]):
         self._skips: Counter[str] = Counter()
         self._lingering: float | None = None
         self._round_began, self._pause, self._rounds = self._began, _FIRST_PAUSE_SECONDS, 0
+        self._head_until = self._began + min(HEAD_SECONDS, (deadline.at - self._began) / 2)
 
     def run(self) -> SweepResult[T]:
         """Do it.
@@ -99,8 +101,7 @@ class Sweep(Generic[T]):
         try:
             self._discover()
             self._read_suspects()
-            asked = {*self._turns, *self._todo, *self._paced}
-            self._read(name for name in self._queue if name not in asked and name not in self._flight)
+            self._read(name for name in self._queue if name not in self._turns)
             if not self._result.stopped() and not self._result.count:
                 self._wait()
         except BaseException:
@@ -111,29 +112,29 @@ class Sweep(Generic[T]):
 
     def _read_suspects(self) -> None:
         """Ask these first and alone, so that nothing puts off what stops them; but not for ever."""
-        self._todo.extend(self._suspects)
-        until = min(self._deadline.at, self._began + HEAD_SECONDS)
+        self._ask(self._suspects)
         while not self._full() and not self._turns.keys() >= set(self._suspects):
             self._launch()
-            live = self._flight.land(until - time.monotonic()) if self._flight else None
+            live = self._flight.land(self._head_until - time.monotonic()) if self._flight else None
             if live is None:
                 return
             self._answer(live)
 
     def _read(self, partition_ids: Iterable[str]) -> None:
         """Ask these, and what starts on the way, until there is reason to end."""
-        self._todo.extend(partition_ids)
+        self._ask(partition_ids)
         while not self._full():
             self._launch()
-            if not self._flight:
-                if not self._sleep_until_paced():
-                    return
-                continue
-            live = self._flight.land(self._patience())
+            live = self._flight.land(self._patience()) if self._flight else None
             if live is not None:
                 self._answer(live)
-            elif not self._go_on():
+            elif not (self._go_on() if self._flight or self._aside else self._sleep_until_paced()):
                 return
+
+    def _ask(self, partition_ids: Iterable[str]) -> None:
+        """To be asked behind all others that are; none twice."""
+        for name in partition_ids:
+            self._todo.setdefault(name)
 
     def _full(self) -> bool:
         return self._result.count >= self._limit or self._result.stopped()
@@ -141,8 +142,8 @@ class Sweep(Generic[T]):
     def _launch(self) -> None:
         wait = self._fetch_wait()
         while self._todo and not self._flight.full():
-            name = self._todo.popleft()
-            if name not in self._lineage:
+            name, _ = self._todo.popitem(last=False)
+            if name not in self._lineage or name in self._flight:
                 continue
             live = self._flight.take(name, self._lineage.cursor(name))
             if live.batch is None and live.future is None and live.not_before > time.monotonic():
@@ -160,7 +161,7 @@ class Sweep(Generic[T]):
         """The head of the queue is not waited for any more."""
         if name is not None and name == self._head:
             self._head = None
-            self._todo.extend(self._aside)
+            self._ask(self._aside)
             self._aside.clear()
 
     def _fetch_wait(self) -> float:
@@ -172,24 +173,25 @@ class Sweep(Generic[T]):
     def _patience(self) -> float:
         """How long the next answer is waited for."""
         now = time.monotonic()
+        if self._head is not None and (self._result.count or self._aside):
+            return self._head_until - now
         if not self._result.count:
-            rest = self._deadline.at - now
-            return min(rest, HEAD_SECONDS) if self._todo or self._aside else rest
-        if self._head is not None:
-            return min(self._deadline.at, self._began + HEAD_SECONDS) - now
+            return min(self._end() - now, HEAD_SECONDS if self._todo else math.inf)
         if self._lingering is None:
             self._lingering = now + _LINGER_SECONDS
         return self._lingering - now
 
     def _go_on(self) -> bool:
-        """No answer came: True when there is something to do all the same."""
-        if self._deadline.passed():
-            return False
-        more = bool(self._aside) or not self._result.count
-        if self._head is not None and time.monotonic() - self._began >= HEAD_SECONDS:
-            self._turns[self._head] = None
-            self._served(self._head)
+        """No answer came in time: True when there is something to do all the same."""
+        now = time.monotonic()
+        more = bool(self._aside) or (not self._result.count and now < self._end())
+        if self._head is not None and (now >= self._head_until or not self._flight):
+            self._turn(self._head)
         return more
+
+    def _end(self) -> float:
+        """When a call with nothing in hand ends: it has waited, or its time is over."""
+        return min(self._deadline.at, self._wait_until + HEAD_SECONDS) if self._rounds else self._deadline.at
 
     def _sleep_until_paced(self) -> bool:
         """With nothing else to do: wait for the partition that may be asked next."""
@@ -202,7 +204,7 @@ class Sweep(Generic[T]):
         ready = [name for name, at in self._paced.items() if at <= time.monotonic()]
         for name in ready:
             del self._paced[name]
-        self._todo.extend(ready)
+        self._ask(ready)
         return True
 
     def _wait(self) -> None:
@@ -237,7 +239,7 @@ class Sweep(Generic[T]):
         except Exception as error:  # noqa: BLE001 - classified by the provider
             live.discard()
             if live.asked_at < self._began:
-                self._todo.appendleft(name)  # an earlier call's failure: it may work by now
+                self._ask([name])  # an earlier call's failure: it may work by now
                 return
             self._turn(name)
             self._failed(name, error)
@@ -283,6 +285,7 @@ class Sweep(Generic[T]):
             result.count += stop - first
         if stop < len(batch):
             self._flight.keep(live)
+            self._aside += [name] if self._head is not None else []
         else:
             self._used_up(live, batch)
 
@@ -318,7 +321,7 @@ class Sweep(Generic[T]):
         if fresh and not len(batch) and batch.caught_up is not False:
             self._quiet.add(name)
         elif not (len(batch) and batch.caught_up):
-            self._todo.append(name)
+            self._ask([name])
 
     def _outcome(self, name: str, outcome: Outcome) -> bool:
         """Act on how a partition stands; True when there is nothing more to read in it."""
@@ -330,7 +333,7 @@ class Sweep(Generic[T]):
             case Ended(notice):
                 if notice not in self._result.notices:  # all partitions of a dropped collection say so
                     self._result.notices.append(notice)
-                self._todo.extend(self._lineage.retire(name))
+                self._ask(self._lineage.retire(name))
                 if not len(self._lineage):
                     self._result.ended(notice)
             case _:
@@ -347,7 +350,7 @@ class Sweep(Generic[T]):
         if self._single:
             self._result.retired = (name, children)
         else:
-            self._todo.extend(self._lineage.retire(name, children))
+            self._ask(self._lineage.retire(name, children))
 
     def _discover(self) -> None:
         """Ask once for the children of all partitions that ended without naming them."""
@@ -415,7 +418,7 @@ class Sweep(Generic[T]):
         if self._single and [seed.partition_id for seed in seeds] != [name]:
             self._result.retired = (name, tuple(_child(seed) for seed in seeds))
             return
-        self._todo.extend(self._lineage.replace(name, seeds, listed))
+        self._ask(self._lineage.replace(name, seeds, listed))
         if not len(self._lineage):
             self._result.over = "everything was lost to retention"
 

@@ -38,6 +38,7 @@ from multiclouddb_api import (
     RecordSkipped,
     ResourceAddress,
 )
+from multiclouddb_api.follow import Branch
 from multiclouddb_api.iterator import IteratorSettings
 from multiclouddb_api.pacing import Timer
 
@@ -927,6 +928,29 @@ class TestFollowChildren:
         )
         assert sorted(ids(self.follow(service))) == ["M0", "N0"]
 
+    def test_of_children_that_wait_for_each_other_the_older_one_is_first(self):
+        """I is named first and made last: its parent H descends from E, which waits for a stranger."""
+        service = Service(
+            {"P": [], "A": [], "B": [1], "E": [], "H": [1], "I": [1], "Z": []},
+            {"P": ["A", "B"], "A": ["I"], "B": ["E"], "Z": ["E"], "E": ["H"], "H": ["I"]},
+        )
+        plain = service.page
+        ends = {"A": 9, "B": 3, "E": 5, "H": 9}
+
+        def page(partition, index):
+            moment = MOMENT + timedelta(seconds=ends.get(partition, 0))
+            return attrs.evolve(plain(partition, index), diagnostics=OperationDiagnostics(watermark=moment))
+
+        service.page = page
+        assert ids(self.follow(service)) == ["B0", "H0", "I0"]
+
+    def test_of_children_that_wait_for_each_other_a_known_parent_is_first(self):
+        service = Service(
+            {"P": [], "A": [], "B": [1], "E": [1], "I": [1], "Z": []},
+            {"P": ["A", "B"], "A": ["I"], "B": ["E"], "Z": ["E"], "E": ["I"]},
+        )
+        assert ids(self.follow(service)) == ["B0", "E0", "I0"]
+
     def test_the_end_of_one_partition_does_not_end_the_others(self):
         ended = ChangeFeedPage((), "", notices=(FeedEnded("dropped"),))
         service = Service({"P": [], "A": [ended], "B": [1, 1, 1]}, {"P": ["A", "B"]})
@@ -988,12 +1012,12 @@ class TestFollowChildren:
             '{"followed":1,"root":"P","reading":[["A"]],"waiting":[]}',
             '{"followed":1,"root":"P","reading":[["A",5]],"waiting":[]}',
             '{"followed":1,"root":"P","reading":[["A","t"],["A","t"]],"waiting":[]}',
-            '{"followed":1,"root":"P","reading":[["A","t"]],"waiting":[["A","t",[],[],null]]}',
+            '{"followed":1,"root":"P","reading":[["A","t"]],"waiting":[["A","t",[],[],null,null]]}',
             '{"followed":1,"root":"P","reading":[],"waiting":[["A","t",[],[]]]}',
-            '{"followed":1,"root":"P","reading":[],"waiting":[["A","t",[5],[],null]]}',
-            '{"followed":1,"root":"P","reading":[],"waiting":[["A","t",[],[],"noon"]]}',
-            '{"followed":1,"root":"P","reading":[],"waiting":[["A","t",[],[],"2026-01-01T00:00:00"]]}',
-            '{"followed":1,"root":"P","reading":[],"waiting":[["A","t",[],[],5]]}',
+            '{"followed":1,"root":"P","reading":[],"waiting":[["A","t",[5],[],null,null]]}',
+            '{"followed":1,"root":"P","reading":[],"waiting":[["A","t",[],[],null,"noon"]]}',
+            '{"followed":1,"root":"P","reading":[],"waiting":[["A","t",[],[],"2026-01-01T00:00:00",null]]}',
+            '{"followed":1,"root":"P","reading":[],"waiting":[["A","t",[],[],5,null]]}',
         ],
     )
     def test_a_damaged_token_is_refused(self, text):
@@ -1004,6 +1028,13 @@ class TestFollowChildren:
     def test_a_newer_token_is_named_as_such(self):
         with pytest.raises(MulticloudDbError, match="version 2, newer than 1"):
             list(self.follow(Service({"P": []}), start=FromContinuationToken('{"followed":2}')))
+
+    def test_a_token_with_waiting_children_is_read_exactly(self):
+        text = (
+            '{"followed":1,"root":"P","reading":[["A","a"]],"waiting":[["M","m",["B","C"],["A","D"],'
+            '"2026-01-31T12:00:00Z","2026-01-31T12:00:00.000001Z"],["N","n",[],[],null,null]]}'
+        )
+        assert Branch.from_text("P", text).token == text
 
     def test_the_token_is_json_with_a_version(self):
         service = Service({"P": [1], "A": [1], "B": []}, {"P": ["A", "B"]})

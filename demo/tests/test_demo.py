@@ -46,7 +46,11 @@ def test_flights_have_unique_keys_and_lives_of_all_kinds() -> None:
 @pytest.mark.parametrize("rows", ["0", "-3", "many", "999999999"])
 def test_wrong_number_of_rows_is_refused_in_one_line(rows: str) -> None:
     ran = subprocess.run(
-        [sys.executable, "-m", "demo", f"--rows={rows}"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "demo", f"--rows={rows}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 2
     assert "ROWS must be a whole number from 1 to 336776" in ran.stderr

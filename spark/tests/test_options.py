@@ -39,7 +39,7 @@ def test_defaults():
 
 
 def test_names_are_case_insensitive():
-    settings = parse(**{"MAXRECORDSPERTRIGGER": "7", "newitemstate": "REQUIRE"})
+    settings = parse(MAXRECORDSPERTRIGGER="7", newitemstate="REQUIRE")
     assert settings.max_records == 7
     assert settings.new_item_state is NewItemStateMode.REQUIRE
 

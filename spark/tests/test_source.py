@@ -259,7 +259,7 @@ class TestErrors:
 
 
 class TestDiscovery:
-    """Spark imports every package `pyspark_*` that is on the path of its Python, and asks for `DefaultSource`."""
+    """Spark imports every package `pyspark_*` on the path of its Python, and looks for `DefaultSource`."""
 
     LOOKUP = """
 import sys
@@ -294,4 +294,4 @@ print(source.name())
             assert callable(getattr(pyspark_multiclouddb, name))
             assert name in dir(pyspark_multiclouddb)
         with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-            pyspark_multiclouddb.nothing
+            getattr(pyspark_multiclouddb, "nothing")  # noqa: B009

@@ -1,23 +1,18 @@
-"""Rows of the log as events, as Arrow and as positions; pure.
-
-Rows arrive as columns, one text per column, so that SQLite makes a whole batch in one step: reading row
-by row takes and gives up the interpreter's lock for each, which makes a reader beside a busy thread some
-hundred times slower.
-"""
+"""Rows of the log as events, as Arrow and as positions; pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import orjson
 
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, ResourceAddress, decode_json
 from multiclouddb_api.key import trusted_key
+from multiclouddb_embedded.records import ORDER_DIGITS, SEPARATOR, Column, Records
 from multiclouddb_spi import Cursor, InvalidCursor, Position, RecordFault
 
 if TYPE_CHECKING:
@@ -25,8 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHANGE_TYPES",
-    "SEPARATOR",
-    "Records",
     "View",
     "cursor_of",
     "describe",
@@ -40,9 +33,6 @@ __all__ = [
 CHANGE_TYPES: Final = (ChangeType.CREATE, ChangeType.UPDATE, ChangeType.DELETE)
 """By the number that stands in the log."""
 
-SEPARATOR: Final = "\x1e"
-"""Stands between the rows of a column of JSON texts, which have it escaped."""
-
 _KINDS: Final = dict(enumerate(CHANGE_TYPES))
 _SEPARATOR: Final = SEPARATOR.encode()
 _TAGGED: Final = b'"$'
@@ -50,9 +40,6 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _MAX_MICROS: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 _MAX_SEQ: Final = 2**63 - 1
-_ORDER_DIGITS: Final = 19
-
-Column: TypeAlias = Literal["keys", "docs", "olds"]
 
 
 def from_micros(micros: int) -> datetime:
@@ -87,114 +74,6 @@ def describe(cursor: Cursor) -> Position:
     """A cursor for a person."""
     seq, ts = position_of(cursor)
     return Position(f"sequence {seq}", from_micros(ts))
-
-
-class Records:
-    """Rows of one partition by column; numbers are parsed when they are asked for.
-
-    Args:
-        count: How many rows.
-        seqs: Sequence numbers, ascending, with commas between them.
-        times: Commit times in microseconds since 1970, likewise.
-        types: Numbers of change types, likewise.
-        keys: Keys as JSON with `SEPARATOR` between them.
-        docs: New documents likewise, `null` where there is none; None when they were not read.
-        olds: Old documents, as `docs`.
-    """
-
-    def __init__(
-        self,
-        count: int,
-        seqs: str,
-        times: str,
-        types: str,
-        keys: bytes,
-        docs: bytes | None,
-        olds: bytes | None,
-    ) -> None:
-        self.count = count
-        self.seqs_text, self.times_text, self.types_text = seqs, times, types
-        self.keys, self.docs, self.olds = keys, docs, olds
-        self._texts: dict[Column, list[bytes]] = {}
-        self._batch: pa.RecordBatch | None = None
-
-    def __len__(self) -> int:
-        return self.count
-
-    @cached_property
-    def seqs(self) -> list[int]:
-        """Sequence numbers."""
-        return _numbers(self.seqs_text)
-
-    @cached_property
-    def orders(self) -> list[str]:
-        """Sequence numbers as text that sorts like them."""
-        return [text.zfill(_ORDER_DIGITS) for text in self.seqs_text.split(",")]
-
-    @cached_property
-    def times(self) -> list[int]:
-        """Commit times in microseconds since 1970."""
-        return _numbers(self.times_text)
-
-    @cached_property
-    def types(self) -> list[int]:
-        """Numbers of change types."""
-        return _numbers(self.types_text)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that they hold, numbers as Python's integers included."""
-        return len(self.keys) + len(self.docs or b"") + len(self.olds or b"") + 128 * self.count
-
-    def column(self, name: Column) -> bytes | None:
-        """A column of JSON texts, or None when it was not read."""
-        text: bytes | None = getattr(self, name)
-        return text
-
-    def texts(self, name: Column, start: int, stop: int) -> list[bytes]:
-        """The JSON texts of a column that was read, from `start` to `stop`.
-
-        Raises:
-            ValueError: A row's text holds the separator.
-        """
-        texts = self._texts.get(name)
-        if texts is None:
-            texts = (self.column(name) or b"").split(_SEPARATOR)
-            if len(texts) != self.count:
-                raise ValueError("a row holds a control character")
-            self._texts[name] = texts
-        return texts[start:stop]
-
-    def select(self, indexes: Iterable[int]) -> Records:
-        """Some of the rows."""
-        chosen = list(indexes)
-
-        def numbers(values: list[int]) -> str:
-            return ",".join([str(values[index]) for index in chosen])
-
-        def picked(name: Column) -> bytes | None:
-            if self.column(name) is None:
-                return None
-            texts = self.texts(name, 0, self.count)
-            return _SEPARATOR.join([texts[index] for index in chosen])
-
-        return Records(
-            len(chosen), numbers(self.seqs), numbers(self.times), numbers(self.types),
-            picked("keys") or b"", picked("docs"), picked("olds"),
-        )  # fmt: skip
-
-    def arrow(self, start: int, stop: int, view: View) -> pa.RecordBatch:
-        """Rows as Arrow; a part is cut from all of them, which are kept for the next part."""
-        if start == 0 and stop == self.count:
-            return _record_batch(self, view)
-        if self._batch is None:
-            self._batch = _record_batch(self, view)
-        return self._batch.slice(start, stop - start)
-
-
-def _numbers(text: str) -> list[int]:
-    values: list[int] = orjson.loads(f"[{text}]")
-    return values
 
 
 @attrs.frozen
@@ -299,12 +178,9 @@ def to_arrow(records: Records, start: int, stop: int, view: View) -> pa.RecordBa
     Raises:
         RecordFault: The first row that is damaged.
     """
+    whole = stop - start == len(records)
     try:
-        return records.arrow(start, stop, view)
-    except (ValueError, LookupError):
-        pass
-    try:
-        return _record_batch(records.select(range(start, stop)), view)
+        return _record_batch(records if whole else records.select(range(start, stop)), view)
     except (ValueError, LookupError):
         raise _first_fault(records, start, stop) from None
 
@@ -316,7 +192,7 @@ def _record_batch(records: Records, view: View) -> pa.RecordBatch:
     from multiclouddb_spi.arrow import EVENT_SCHEMA
 
     count = len(records)
-    order = pc.utf8_lpad(_split(records.seqs_text, ",", count), _ORDER_DIGITS, "0")
+    order = pc.utf8_lpad(_split(records.seqs_text, ",", count), ORDER_DIGITS, "0")
     times = _split(records.times_text, ",", count).cast(pa.int64())
     if count and not 0 <= pc.min(times).as_py() <= pc.max(times).as_py() <= _MAX_MICROS:
         raise ValueError("a time is out of range")

@@ -327,7 +327,7 @@ def _count(
 def _count_hash(
     connection: sqlite3.Connection, number: int, row: PartitionRow, first: int, most: int | None
 ) -> tuple[int, int | None]:
-    behind = "FROM log WHERE partition = ? AND hash = ? AND seq > ?"
+    behind = "FROM log INDEXED BY log_hash WHERE partition = ? AND hash = ? AND seq > ?"
     place = (row.id, number, first)
     if most is not None:
         cut = connection.execute(

@@ -43,7 +43,7 @@ from multiclouddb_embedded.reader import EmbeddedReader, Source
 from multiclouddb_embedded.store import EmbeddedStore
 from multiclouddb_embedded.store.collection import MAIN, Collection, find_collection
 from multiclouddb_embedded.store.connection import ConnectionPool, Monitor, snapshot
-from multiclouddb_embedded.store.hashing import key_hash
+from multiclouddb_embedded.store.hashing import partition_hash, partition_identity
 from multiclouddb_embedded.store.retention import seq_before
 from multiclouddb_embedded.store.schema import check_store
 from multiclouddb_spi import (
@@ -190,7 +190,8 @@ def _scope(collection: Collection, spec: FeedSpec) -> Scope:
     if not isinstance(spec.scope, LogicalPartition):
         return Scope(collection)
     collection.check_key(spec.scope.key)
-    return Scope(collection, *key_hash(spec.scope.key))
+    identity = partition_identity(spec.scope.key)
+    return Scope(collection, identity, partition_hash(identity))
 
 
 class EmbeddedFeed(Feed):

@@ -6,14 +6,15 @@ import gc
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from multiclouddb_api import ChangeEvent, ErrorCategory, MulticloudDbError, MulticloudDbKey, decode_json
-from multiclouddb_embedded.mapping import Records, View, cursor_of, from_micros, to_arrow, to_events
+from multiclouddb_embedded.mapping import View, cursor_of, from_micros, to_arrow, to_events
 from multiclouddb_embedded.partitions import Scope, Standing, outcome_of, standing
+from multiclouddb_embedded.records import Records
 from multiclouddb_embedded.store.connection import ConnectionPool, Monitor, Version, snapshot
 from multiclouddb_spi import (
     Batch,
@@ -25,6 +26,7 @@ from multiclouddb_spi import (
     ProviderFault,
     Reached,
     Reader,
+    RecordFault,
 )
 
 if TYPE_CHECKING:
@@ -97,6 +99,7 @@ class EmbeddedBatch(Batch):
 
     def __init__(self, records: Records, view: View, begin: Cursor, end: Cursor) -> None:
         self._records, self._view, self._begin, self._end = records, view, begin, end
+        self._arrow: pa.RecordBatch | None = None
         self.nbytes = records.nbytes
 
     def __len__(self) -> int:
@@ -116,8 +119,14 @@ class EmbeddedBatch(Batch):
             return to_events(self._records, start, stop, self._view)
 
     def arrow(self, start: int, stop: int) -> pa.RecordBatch:
-        """Map rows to Arrow without parsing the documents."""
-        return to_arrow(self._records, start, stop, self._view)
+        """Map rows to Arrow without parsing the documents; a part is cut from all of them."""
+        records, view = self._records, self._view
+        if self._arrow is None and stop - start < records.count:
+            with suppress(RecordFault):  # it may lie outside the part
+                self._arrow = to_arrow(records, 0, records.count, view)
+        if self._arrow is not None:
+            return self._arrow.slice(start, stop - start)
+        return to_arrow(records, start, stop, view)
 
 
 # Which rows to read next: at least one, then as many as are wanted and fit into the bytes.
@@ -132,7 +141,7 @@ SELECT count(*), max(seq) FROM (
 _BOUND_HASH: Final = """
 SELECT count(*), max(seq) FROM (
     SELECT seq, sum(size) OVER (ORDER BY seq) - size AS before FROM (
-        SELECT seq, size FROM log
+        SELECT seq, size FROM log INDEXED BY log_hash
         WHERE partition = :partition AND hash = :hash AND seq > :first AND seq <= :last
         ORDER BY seq LIMIT :most
     )
@@ -141,12 +150,14 @@ SELECT count(*), max(seq) FROM (
 _ROWS: Final = """
 SELECT count(*), max(ts), group_concat(seq), group_concat(ts), group_concat(type),
     CAST(group_concat(key, char(30)) AS BLOB), {new}, {old}
-FROM log WHERE partition = :partition AND seq > :first AND seq <= :last {filter}
+FROM log {filter} AND partition = :partition AND seq > :first AND seq <= :last
 """
 _TEXTS: Final = "CAST(group_concat(coalesce({column}, 'null'), char(30)) AS BLOB)"
-_MORE: Final = (
-    "SELECT 1 FROM log WHERE partition = :partition AND seq > :first AND seq <= :last {filter} LIMIT 1"
-)
+_MORE: Final = """
+SELECT 1 FROM log {filter} AND partition = :partition AND seq > :first AND seq <= :last LIMIT 1
+"""
+_ALL: Final = "WHERE TRUE"
+_ONE_HASH: Final = "INDEXED BY log_hash WHERE hash = :hash"
 
 
 class EmbeddedReader(Reader):
@@ -173,8 +184,9 @@ class EmbeddedReader(Reader):
         self._connection: sqlite3.Connection | None = None
         self._idle: tuple[Version, EmbeddedBatch] | None = None
         new, old = source.with_new, source.with_old
-        keeps = "AND hash = :hash" if source.scope.hash is not None else ""
-        self._bound = _BOUND_HASH if keeps else _BOUND
+        whole = source.scope.hash is None
+        keeps = _ALL if whole else _ONE_HASH
+        self._bound = _BOUND if whole else _BOUND_HASH
         self._more = _MORE.format(filter=keeps)
         self._rows = _ROWS.format(
             new=_TEXTS.format(column="doc") if new else "NULL",

@@ -13,7 +13,7 @@ import attrs
 from multiclouddb_api import MulticloudDbKey, encode_json, invalid_request
 from multiclouddb_api.text import shorten
 from multiclouddb_embedded.store.collection import Collection
-from multiclouddb_embedded.store.hashing import key_hash
+from multiclouddb_embedded.store.hashing import partition_hash, partition_identity
 
 __all__ = ["MAX_DOCUMENT_BYTES", "Delete", "EncodedChange", "Key", "Operation", "Put", "encode", "to_key"]
 
@@ -82,12 +82,13 @@ def encode(operation: Operation, collection: Collection) -> EncodedChange:
             "operations", f"holds a {type(operation).__name__}", "pass Put(key, document) and Delete(key)"
         )
     key = to_key(operation.key, collection)
-    _, number = key_hash(key)
+    identity = key.canonical()
+    whole = len(key.components) == key.partition_components
     text = encode_json(key.components)
     doc = _encode_document(operation.document) if isinstance(operation, Put) else None
     return EncodedChange(
-        identity=key.canonical(),
-        hash=number,
+        identity=identity,
+        hash=partition_hash(identity if whole else partition_identity(key)),
         key=text.decode(),
         doc=doc.decode() if doc is not None else None,
         size=len(text) + len(doc or b""),

@@ -8,24 +8,22 @@ from typing import Final
 
 from multiclouddb_api import MulticloudDbKey
 
-__all__ = ["HASH_END", "even_ranges", "key_hash", "partition_hash"]
+__all__ = ["HASH_END", "even_ranges", "partition_hash", "partition_identity"]
 
 HASH_END: Final = 2**62
 """Hashes are in `[0, HASH_END)`; 62 bits, so that the end too fits SQLite's signed integers."""
 
 
-def partition_hash(canonical: bytes) -> int:
-    """The hash of a partition key, from its `MulticloudDbKey.canonical()`."""
-    return int.from_bytes(hashlib.blake2b(canonical, digest_size=8).digest(), "big") >> 2
+def partition_identity(key: MulticloudDbKey) -> bytes:
+    """The canonical JSON of a key's partition key; the same for all keys that share it."""
+    if len(key.components) > key.partition_components:
+        key = MulticloudDbKey(key.partition_key, key.partition_components)
+    return key.canonical()
 
 
-def key_hash(key: MulticloudDbKey) -> tuple[bytes, int]:
-    """The canonical partition key of a document's key, and its hash."""
-    count = key.partition_components
-    if len(key.components) > count:
-        key = MulticloudDbKey(key.partition_key, count)
-    canonical = key.canonical()
-    return canonical, partition_hash(canonical)
+def partition_hash(identity: bytes) -> int:
+    """The hash of a partition key, from its `partition_identity`."""
+    return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "big") >> 2
 
 
 def even_ranges(count: int) -> list[tuple[int, int]]:

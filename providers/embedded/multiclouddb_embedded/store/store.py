@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import sqlite3
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, NoReturn
 
@@ -43,14 +40,13 @@ from multiclouddb_embedded.store.layout import (
     open_partition,
     partition_rows,
 )
-from multiclouddb_embedded.store.log import LogWriter, Moment, write_transaction
+from multiclouddb_embedded.store.log import LogWriter
 from multiclouddb_embedded.store.retention import check_bounds, count_bound, seq_before, trim_log
-from multiclouddb_embedded.store.schema import create_store
+from multiclouddb_embedded.store.session import Session
 
 __all__ = ["EmbeddedStore", "PartitionRange"]
 
 _SCAN_ROWS: Final = 500
-_ORPHANS: Final[list[sqlite3.Connection]] = []
 
 
 @attrs.frozen
@@ -68,10 +64,6 @@ class PartitionRange:
     low: int
     high: int
     parents: tuple[str, ...]
-
-
-def _system_clock() -> datetime:
-    return datetime.now(UTC)
 
 
 class EmbeddedStore:
@@ -107,28 +99,21 @@ class EmbeddedStore:
         durable: bool = True,
         busy_seconds: float = 30.0,
     ) -> None:
-        self._path = check_path("path", path)
-        self._clock = clock or _system_clock
-        self._durable, self._busy_seconds = durable, busy_seconds
-        self._lock = threading.RLock()
-        self._closed = False
-        self._pid = os.getpid()
-        with store_errors("open"):
-            self._connection = self._open()
+        self._session = Session(check_path("path", path), clock, durable=durable, busy_seconds=busy_seconds)
 
     @property
     def path(self) -> str:
         """The file, absolute."""
-        return self._path
+        return self._session.path
 
     @property
     def closed(self) -> bool:
         """True once it was closed."""
-        return self._closed
+        return self._session.closed
 
     def now(self) -> datetime:
         """What this store's clock says."""
-        return to_utc("clock", self._clock())
+        return self._session.now()
 
     def create_collection(
         self,
@@ -160,7 +145,7 @@ class EmbeddedStore:
         check_shape(address, partitions, images, partition_key, retention)
         names = orjson.dumps(list(partition_key)).decode() if partition_key is not None else None
         kept = retention // timedelta(microseconds=1) if retention is not None else None
-        with self._writing("create_collection") as (connection, moment):
+        with self._session.writing("create_collection") as (connection, moment):
             existing = connection.execute(
                 "SELECT id FROM collections WHERE database = ? AND name = ?", (database, name)
             ).fetchone()
@@ -182,7 +167,7 @@ class EmbeddedStore:
 
     def drop_collection(self, name: str, database: str = MAIN) -> None:
         """Drop a collection with its documents and changes; readers of it end with `NOT_FOUND`."""
-        with self._writing("drop_collection") as (connection, _):
+        with self._session.writing("drop_collection") as (connection, _):
             remove_collection(connection, find_collection(connection, database, name).id)
 
     def put(
@@ -212,7 +197,7 @@ class EmbeddedStore:
 
     def get(self, collection: str, key: Key, *, database: str = MAIN) -> dict[str, Any] | None:
         """The document under a key, or None."""
-        with self._reading("get") as connection:
+        with self._session.reading("get") as connection:
             found = find_collection(connection, database, collection)
             row = connection.execute(
                 "SELECT doc FROM documents WHERE collection = ? AND id = ?",
@@ -224,9 +209,9 @@ class EmbeddedStore:
         self, collection: str, *, database: str = MAIN
     ) -> Iterator[tuple[MulticloudDbKey, dict[str, Any]]]:
         """Every document with its key, in the order of the keys' canonical JSON, as of one moment."""
-        self._check_open()
+        self._session.check_open()
         with store_errors("scan"):
-            connection = connect(self._path)
+            connection = connect(self.path)
             try:
                 with snapshot(connection):
                     found = find_collection(connection, database, collection)
@@ -243,7 +228,7 @@ class EmbeddedStore:
 
     def partitions(self, collection: str, *, database: str = MAIN) -> list[PartitionRange]:
         """The open partitions in the order of their ranges; neighbours can be merged."""
-        with self._reading("partitions") as connection:
+        with self._session.reading("partitions") as connection:
             found = find_collection(connection, database, collection)
             rows = [row for row in partition_rows(connection, found.id) if row.is_open]
         return [
@@ -262,7 +247,7 @@ class EmbeddedStore:
             at: The first hash of the upper one; None = the middle.
             database: Its database.
         """
-        with self._writing("split") as (connection, moment):
+        with self._session.writing("split") as (connection, moment):
             found = find_collection(connection, database, collection)
             row = open_partition(connection, found, native_id(partition_id, found))
             middle = (row.low + row.high) // 2 if at is None else at
@@ -278,7 +263,7 @@ class EmbeddedStore:
 
     def merge(self, collection: str, a: str, b: str, *, database: str = MAIN) -> str:
         """Close two neighbouring partitions and open one over both ranges; returns its id."""
-        with self._writing("merge") as (connection, moment):
+        with self._session.writing("merge") as (connection, moment):
             found = find_collection(connection, database, collection)
             rows = [open_partition(connection, found, native_id(name, found)) for name in (a, b)]
             low, high = sorted(rows, key=lambda row: row.low)
@@ -316,7 +301,7 @@ class EmbeddedStore:
         """
         check_bounds(max_age, max_count)
         cutoff = to_micros(to_utc("before", before)) if before is not None else None
-        with self._writing("trim") as (connection, moment):
+        with self._session.writing("trim") as (connection, moment):
             found = find_collection(connection, database, collection)
             age = max_age // timedelta(microseconds=1) if max_age is not None else None
             if age is None and cutoff is None and max_count is None:
@@ -334,10 +319,7 @@ class EmbeddedStore:
 
     def close(self) -> None:
         """Close the file; idempotent."""
-        with self._lock:
-            if not self._closed and self._pid == os.getpid():
-                self._connection.close()
-            self._closed = True
+        self._session.close()
 
     def __enter__(self) -> EmbeddedStore:
         return self
@@ -348,7 +330,7 @@ class EmbeddedStore:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<EmbeddedStore {self._path}{' closed' if self._closed else ''}>"
+        return f"<EmbeddedStore {self.path}{' closed' if self.closed else ''}>"
 
     def __reduce__(self) -> NoReturn:
         raise invalid_request("EmbeddedStore", "cannot be pickled", "pickle store.path and open it there")
@@ -356,10 +338,10 @@ class EmbeddedStore:
     def _write(
         self, operation: str, collection: str, operations: Iterable[Operation], database: str
     ) -> list[ChangeType | None]:
-        with self._reading(operation) as connection:
+        with self._session.reading(operation) as connection:
             found = find_collection(connection, database, collection)
         changes = [encode(item, found) for item in operations]
-        with self._writing(operation) as (connection, moment):
+        with self._session.writing(operation) as (connection, moment):
             if find_collection(connection, database, collection).id != found.id:
                 raise failure(
                     ErrorCategory.CONFLICT, f"{found.name!r} was recreated while this call ran; call again"
@@ -368,44 +350,3 @@ class EmbeddedStore:
             kinds = [writer.write(change) for change in changes]
             writer.flush()
         return kinds
-
-    @contextmanager
-    def _writing(self, operation: str) -> Iterator[tuple[sqlite3.Connection, Moment]]:
-        now = to_micros(self.now())
-        with self._reading(operation) as connection, write_transaction(connection, now) as moment:
-            yield connection, moment
-
-    @contextmanager
-    def _reading(self, operation: str) -> Iterator[sqlite3.Connection]:
-        self._check_open()
-        if self._pid != os.getpid():
-            self._reopen()
-        with self._lock, store_errors(operation):
-            self._check_open()
-            yield self._connection
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise invalid_request("EmbeddedStore", "is closed", "open the file again: EmbeddedStore(path)")
-
-    def _reopen(self) -> None:
-        """We are the child of a fork: the parent's lock and connection are not ours.
-
-        The connection is neither closed nor collected, which would drop the parent's locks on the file.
-        """
-        self._lock = threading.RLock()
-        _ORPHANS.append(self._connection)
-        with store_errors("open"):
-            self._connection = self._open()
-        self._pid = os.getpid()
-
-    def _open(self) -> sqlite3.Connection:
-        connection = connect(self._path, create=True, busy_seconds=self._busy_seconds)
-        try:
-            create_store(connection, self._path, self._busy_seconds)
-            connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'NORMAL'}")
-            connection.execute("PRAGMA journal_size_limit = 67108864")
-        except BaseException:
-            connection.close()
-            raise
-        return connection

@@ -1,0 +1,106 @@
+"""A store's connection: shared by its threads, made anew in the child of a fork."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Final
+
+from multiclouddb_api import invalid_request
+from multiclouddb_api.check import to_utc
+from multiclouddb_embedded.errors import store_errors
+from multiclouddb_embedded.mapping import to_micros
+from multiclouddb_embedded.store.connection import connect
+from multiclouddb_embedded.store.log import Moment, write_transaction
+from multiclouddb_embedded.store.schema import create_store
+
+__all__ = ["Session"]
+
+_WAL_BYTES: Final = 64 * 1024 * 1024
+_ORPHANS: Final[list[sqlite3.Connection]] = []
+
+
+class Session:
+    """The one connection that a store writes over.
+
+    Args:
+        path: The file, made when it is not there.
+        clock: Tells the time of commits, or None for the system's.
+        durable: True to sync each commit to the disk.
+        busy_seconds: How long to wait for other writers.
+    """
+
+    def __init__(
+        self, path: str, clock: Callable[[], datetime] | None, *, durable: bool, busy_seconds: float
+    ) -> None:
+        self.path = path
+        self.closed = False
+        self._clock = clock or _system_clock
+        self._durable, self._busy_seconds = durable, busy_seconds
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        with store_errors("open"):
+            self._connection = self._open()
+
+    def now(self) -> datetime:
+        """What the clock says, in UTC."""
+        return to_utc("clock", self._clock())
+
+    @contextmanager
+    def reading(self, operation: str) -> Iterator[sqlite3.Connection]:
+        """The connection, outside a transaction; failures leave as `MulticloudDbError`."""
+        self.check_open()
+        if self._pid != os.getpid():
+            self._reopen()
+        with self._lock, store_errors(operation):
+            self.check_open()
+            yield self._connection
+
+    @contextmanager
+    def writing(self, operation: str) -> Iterator[tuple[sqlite3.Connection, Moment]]:
+        """The connection inside a write transaction, which is committed at the end."""
+        now = to_micros(self.now())
+        with self.reading(operation) as connection, write_transaction(connection, now) as moment:
+            yield connection, moment
+
+    def check_open(self) -> None:
+        """Refuse to go on after `close`."""
+        if self.closed:
+            raise invalid_request("EmbeddedStore", "is closed", "open the file again: EmbeddedStore(path)")
+
+    def close(self) -> None:
+        """Close the connection, unless it is the parent's; idempotent."""
+        with self._lock:
+            if not self.closed and self._pid == os.getpid():
+                self._connection.close()
+            self.closed = True
+
+    def _reopen(self) -> None:
+        """We are the child of a fork: the parent's lock and connection are not ours.
+
+        The connection is neither closed nor collected, which would drop the parent's locks on the file.
+        """
+        self._lock = threading.RLock()
+        _ORPHANS.append(self._connection)
+        with store_errors("open"):
+            self._connection = self._open()
+        self._pid = os.getpid()
+
+    def _open(self) -> sqlite3.Connection:
+        connection = connect(self.path, create=True, busy_seconds=self._busy_seconds)
+        try:
+            create_store(connection, self.path, self._busy_seconds)
+            connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'NORMAL'}")
+            connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def _system_clock() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,94 @@
+"""A store with a clock of its own, and its provider without an engine."""
+
+import sqlite3
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from multiclouddb_api import Beginning, ClientConfig, ResourceAddress
+from multiclouddb_embedded import EmbeddedOptions, EmbeddedStore
+from multiclouddb_embedded.provider import PLUGIN
+from multiclouddb_spi import Continue, Deadline, FeedSpec
+
+SOON = 10.0
+
+
+class Ticker:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self):
+        self.moment = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+    def __call__(self):
+        return self.moment
+
+    def tick(self, **by):
+        self.moment += timedelta(**by)
+        return self.moment
+
+
+class World:
+    """One store and the provider over it, as a provider's author uses them."""
+
+    def __init__(self, store, clock):
+        self.store, self.clock, self.path = store, clock, store.path
+        self.provider = PLUGIN.connect(ClientConfig("embedded"), store)
+
+    def deadline(self):
+        return Deadline.after(SOON)
+
+    def feed(self, collection="items", **spec):
+        spec = {"options": EmbeddedOptions(), **spec}
+        return self.provider.open_feed(FeedSpec(ResourceAddress("main", collection), **spec), self.deadline())
+
+    def start(self, feed, position=None, partition_id=None):
+        return feed.start(position or Beginning(), partition_id, self.deadline())
+
+    def fetch(self, reader, most=1000, nbytes=1 << 20, wait=0.0):
+        return reader.fetch(most, nbytes, wait, self.deadline())
+
+    def drain(self, reader, most=1000):
+        """Every event up to the present end, and the batch that told of the end."""
+        events = []
+        while True:
+            batch = self.fetch(reader, most)
+            events += batch.events(0, len(batch))
+            if batch.caught_up or not isinstance(batch.outcome, Continue):
+                return events, batch
+
+    def read_all(self, feed, position=None):
+        """Events by partition, read from the seeds and what they lead to, parents first."""
+        seeds = self.start(feed, position)
+        todo = {seed.partition_id: (seed.parents, seed.cursor) for seed in seeds}
+        events = {}
+        while todo:
+            name = next(name for name, (parents, _) in todo.items() if not set(parents) & set(todo))
+            _, cursor = todo.pop(name)
+            events[name], last = self.drain(feed.open(name, cursor))
+            for child in getattr(last.outcome, "children", ()):
+                todo.setdefault(child.partition_id, (child.parents, child.cursor))
+        return events
+
+    def sql(self, statement, *values):
+        """Reach into the file, as only a test may."""
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
+            return connection.execute(statement, values).fetchall()
+
+
+@pytest.fixture
+def clock():
+    return Ticker()
+
+
+@pytest.fixture
+def store(tmp_path, clock):
+    with EmbeddedStore(tmp_path / "store.db", clock=clock, durable=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+def world(store, clock):
+    made = World(store, clock)
+    yield made
+    made.provider.close()

@@ -1,0 +1,475 @@
+"""What is written, and what is refused before anything is."""
+
+import pickle
+import re
+import sqlite3
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from uuid import UUID
+
+import pytest
+
+from multiclouddb_api import ChangeType, ErrorCategory, MulticloudDbError, MulticloudDbKey, ResourceAddress
+from multiclouddb_embedded import MAX_DOCUMENT_BYTES, Delete, EmbeddedStore, Put
+from multiclouddb_embedded.store.hashing import HASH_END
+
+PRECIOUS = {
+    "decimal": Decimal("1.50"),
+    "bytes": b"\x00\xff",
+    "date": datetime(2026, 1, 31, 12, 0, 0, 500_000, tzinfo=UTC),
+    "big": 2**70,
+    "uuid": UUID(int=7),
+    "$odd": {"$": [None, True, 1.5, "ü\x1e"]},
+}
+
+
+def rows(store, statement, *values):
+    with closing(sqlite3.connect(store.path)) as connection:
+        return connection.execute(statement, values).fetchall()
+
+
+def log(store):
+    return rows(store, "SELECT seq, type, key, doc, old FROM log ORDER BY seq")
+
+
+def refused(category, *words):
+    """Raises `category`, with these words in its message."""
+    match = ".*".join(map(re.escape, words)) or None
+    return pytest.raises(MulticloudDbError, match=match, check=lambda error: error.category == category)
+
+
+INVALID = ErrorCategory.INVALID_REQUEST
+
+
+class TestDocuments:
+    def test_first_put_creates_and_second_updates(self, store):
+        store.create_collection("items")
+        assert store.put("items", "a", {"n": 1}) is ChangeType.CREATE
+        assert store.put("items", "a", {"n": 1}) is ChangeType.UPDATE
+        assert store.get("items", "a") == {"n": 1}
+
+    def test_put_after_delete_creates_again(self, store):
+        store.create_collection("items")
+        store.put("items", "a", {"n": 1})
+        assert store.delete("items", "a") is True
+        assert store.get("items", "a") is None
+        assert store.put("items", "a", {"n": 2}) is ChangeType.CREATE
+
+    def test_delete_of_nothing_writes_nothing(self, store):
+        store.create_collection("items")
+        assert store.delete("items", "a") is False
+        assert log(store) == []
+        assert rows(store, "SELECT head_seq FROM store") == [(0,)]
+
+    def test_documents_come_back_exactly(self, store):
+        store.create_collection("items")
+        store.put("items", "a", PRECIOUS)
+        assert store.get("items", "a") == PRECIOUS
+        assert [document for _, document in store.scan("items")] == [PRECIOUS]
+
+    @pytest.mark.parametrize(
+        "key", ["a", 7, 7.0, True, b"\x01", Decimal("1.5"), datetime(2026, 1, 1, tzinfo=UTC), UUID(int=1)]
+    )
+    def test_a_bare_value_is_a_key_with_the_component_id(self, store, key):
+        store.create_collection("items")
+        store.put("items", key, {"n": 1})
+        assert store.get("items", {"id": key}) == {"n": 1}
+        assert store.get("items", MulticloudDbKey({"id": key})) == {"n": 1}
+        assert [found for found, _ in store.scan("items")] == [MulticloudDbKey({"id": key})]
+
+    def test_keys_of_different_types_are_different(self, store):
+        store.create_collection("items")
+        store.batch("items", [Put(key, {"key": str(key)}) for key in (1, 1.0, True, "1")])
+        assert [store.get("items", key)["key"] for key in (1, 1.0, True, "1")] == ["1", "1.0", "True", "1"]
+
+    def test_scan_is_of_one_moment(self, store):
+        store.create_collection("items")
+        store.batch("items", [Put(number, {"n": number}) for number in range(2000)])
+        documents = store.scan("items")
+        next(documents)
+        store.batch("items", [Delete(number) for number in range(2000)])
+        assert sum(1 for _ in documents) == 1999
+
+    def test_old_documents_are_logged_when_asked_for(self, store):
+        store.create_collection("items", images="new_and_old")
+        store.put("items", "a", {"n": 1})
+        store.put("items", "a", {"n": 2})
+        store.delete("items", "a")
+        key = '{"id":"a"}'
+        assert log(store) == [
+            (1, 0, key, '{"n":1}', None),
+            (2, 1, key, '{"n":2}', '{"n":1}'),
+            (3, 2, key, None, '{"n":2}'),
+        ]
+
+    def test_no_documents_are_logged_with_keys_alone(self, store):
+        store.create_collection("items", images="keys")
+        store.put("items", "a", {"n": 1})
+        assert log(store) == [(1, 0, '{"id":"a"}', None, None)]
+        assert store.get("items", "a") == {"n": 1}
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("key", "word"),
+        [
+            (None, "NoneType"),
+            (["a"], "list"),
+            ({}, "empty"),
+            ({1: 2}, "name"),
+            (datetime(2026, 1, 1), "naive"),  # noqa: DTZ001
+        ],
+    )
+    def test_keys_that_are_none(self, store, key, word):
+        store.create_collection("items")
+        with refused(INVALID, word):
+            store.put("items", key, {})
+
+    def test_a_key_that_begins_otherwise_than_the_partition_key(self, store):
+        store.create_collection("items", partition_key=["tenant", "user"])
+        good = {"tenant": 1, "user": 2, "id": 3}
+        store.put("items", good, {"n": 1})
+        assert next(store.scan("items"))[0] == MulticloudDbKey(good, 2)
+        with refused(INVALID, "(user, tenant)", "(tenant, user)"):
+            store.put("items", {"user": 2, "tenant": 1}, {})
+        with refused(INVALID, "partition_components"):
+            store.put("items", MulticloudDbKey(good, 1), {})
+
+    @pytest.mark.parametrize("document", [None, 1, "text", ["a"]])
+    def test_documents_that_are_no_mapping(self, store, document):
+        store.create_collection("items")
+        with refused(INVALID, "document", "mapping"):
+            store.put("items", "a", document)
+
+    def test_a_document_of_16_mib_fits_and_one_byte_more_does_not(self, store):
+        store.create_collection("items")
+        text = "x" * (MAX_DOCUMENT_BYTES - len('{"t":""}'))
+        store.put("items", "a", {"t": text})
+        assert store.get("items", "a") == {"t": text}
+        with refused(INVALID, "document", "16,777,217 bytes"):
+            store.batch("items", [Put("b", {}), Put("c", {"t": text + "x"})])
+        assert len(log(store)) == 1
+
+    def test_a_batch_with_a_wrong_part_writes_nothing(self, store):
+        store.create_collection("items")
+        for wrong in (Put("b", {"f": object()}), ("put", "b", {})):
+            with refused(INVALID, "holds a"):
+                store.batch("items", [Put("a", {}), wrong])
+        assert log(store) == []
+
+    def test_a_failure_in_mid_transaction_leaves_nothing(self, store):
+        store.create_collection("items", partitions=1)
+        # The log already has the number that the second change will get.
+        with closing(sqlite3.connect(store.path)) as connection, connection:
+            connection.execute("INSERT INTO log VALUES (1, 2, 0, 0, 0, 0, 0, 0, '', '', '')")
+        with pytest.raises(MulticloudDbError):
+            store.batch("items", [Put("a", {}), Put("b", {})])
+        assert store.get("items", "a") is None
+        assert store.put("items", "c", {}) is ChangeType.CREATE
+
+
+class TestCollections:
+    def test_unknown_names_are_not_found_with_the_nearest(self, store):
+        store.create_collection("orders")
+        for call in (
+            lambda: store.put("order", "a", {}),
+            lambda: store.get("order", "a"),
+            lambda: next(store.scan("order")),
+            lambda: store.drop_collection("order"),
+            lambda: store.split("order", "p0"),
+        ):
+            with refused(ErrorCategory.NOT_FOUND, "main/order ", "main/orders"):
+                call()
+
+    def test_databases_are_apart(self, store):
+        assert store.create_collection("items") == ResourceAddress("main", "items")
+        assert store.create_collection("items", database="other") == ResourceAddress("other", "items")
+        store.put("items", "a", {"n": 1}, database="other")
+        assert store.get("items", "a") is None
+        assert store.get("items", "a", database="other") == {"n": 1}
+
+    def test_a_name_is_taken_once(self, store):
+        store.create_collection("items")
+        with refused(ErrorCategory.CONFLICT, "recreate=True"):
+            store.create_collection("items")
+
+    def test_recreated_is_empty_and_another(self, store):
+        store.create_collection("items")
+        store.put("items", "a", {})
+        before = rows(store, "SELECT id, incarnation FROM collections")
+        store.create_collection("items", partitions=2, recreate=True)
+        after = rows(store, "SELECT id, incarnation FROM collections")
+        assert len(after) == 1
+        assert not set(before[0]) & set(after[0])
+        assert store.get("items", "a") is None
+        assert log(store) == []
+        assert len(store.partitions("items")) == 2
+
+    def test_dropped_leaves_nothing_behind(self, store):
+        store.create_collection("items")
+        store.put("items", "a", {})
+        store.drop_collection("items")
+        for table in ("collections", "partitions", "log", "documents"):
+            assert rows(store, f"SELECT count(*) FROM {table}") == [(0,)], table
+
+    @pytest.mark.parametrize(
+        ("wrong", "word"),
+        [
+            ({"partitions": 0}, "partitions"),
+            ({"partitions": True}, "partitions"),
+            ({"partitions": "4"}, "partitions"),
+            ({"images": "old"}, "images"),
+            ({"partition_key": []}, "partition_key"),
+            ({"partition_key": "id"}, "partition_key"),
+            ({"retention": 60}, "retention"),
+            ({"retention": timedelta(0)}, "retention"),
+            ({"database": ""}, "database"),
+        ],
+    )
+    def test_what_no_collection_is_created_with(self, store, wrong, word):
+        with refused(INVALID, word):
+            store.create_collection("items", **wrong)
+
+
+class TestPartitions:
+    def test_ranges_cover_every_hash_once(self, store):
+        store.create_collection("items", partitions=7)
+        parts = store.partitions("items")
+        assert [part.partition_id for part in parts] == [f"p{n}" for n in range(7)]
+        assert (parts[0].low, parts[-1].high) == (0, HASH_END)
+        assert all(a.high == b.low for a, b in zip(parts, parts[1:], strict=False))
+
+    def test_keys_spread_evenly(self, store):
+        store.create_collection("items", partitions=4)
+        store.batch("items", [Put(number, {}) for number in range(2000)])
+        counts = [count for (count,) in rows(store, "SELECT written FROM partitions")]
+        assert min(counts) > 400
+
+    def test_split_and_merge_keep_the_ranges(self, store):
+        store.create_collection("items", partitions=2)
+        assert store.split("items", "p0") == ("p2", "p3")
+        assert store.split("items", "p1", at=HASH_END - 1) == ("p4", "p5")
+        assert store.merge("items", "p4", "p3") == "p6"
+        parts = store.partitions("items")
+        assert [(part.partition_id, part.parents) for part in parts] == [
+            ("p2", ("p0",)),
+            ("p6", ("p3", "p4")),
+            ("p5", ("p1",)),
+        ]
+        assert all(a.high == b.low for a, b in zip(parts, parts[1:], strict=False))
+        assert parts[-1].low == HASH_END - 1
+
+    def test_writes_go_to_the_open_partition(self, store):
+        store.create_collection("items", partitions=1)
+        store.put("items", "a", {})
+        store.split("items", "p0")
+        store.batch("items", [Put(number, {}) for number in range(50)])
+        assert store.merge("items", "p1", "p2") == "p3"
+        store.put("items", "a", {})
+        written = dict(rows(store, "SELECT name, written FROM partitions"))
+        assert (written["p0"], written["p3"]) == (1, 1)
+        assert written["p1"] + written["p2"] == 50
+        assert written["p1"]
+        assert written["p2"]
+
+    def test_what_cannot_be_split_or_merged(self, store):
+        store.create_collection("items", partitions=3)
+        store.split("items", "p0")
+        with refused(INVALID, "p0", "closed", "p3, p4"):
+            store.split("items", "p0")
+        with refused(ErrorCategory.NOT_FOUND, "p9"):
+            store.split("items", "p9")
+        with refused(INVALID, "neighbours"):
+            store.merge("items", "p3", "p2")
+        with refused(INVALID, "neighbours"):
+            store.merge("items", "p1", "p1")
+        with refused(INVALID, "at"):
+            store.split("items", "p1", at=0)
+
+    def test_the_id_that_a_client_lists_is_understood(self, world):
+        world.store.create_collection("items", partitions=1)
+        world.store.create_collection("others", partitions=1)
+        public = world.feed().public_id("p0")
+        with refused(INVALID, "another resource"):
+            world.store.split("others", public)
+        assert world.store.split("items", public) == ("p1", "p2")
+
+
+class TestTime:
+    def test_a_batch_is_one_commit(self, store):
+        store.create_collection("items")
+        store.put("items", "a", {})
+        store.batch("items", [Put(number, {}) for number in range(10)])
+        assert rows(store, "SELECT seq, count(DISTINCT ts) FROM log GROUP BY seq > 1") == [(1, 1), (2, 1)]
+        assert [seq for (seq,) in rows(store, "SELECT seq FROM log ORDER BY seq")] == list(range(1, 12))
+
+    def test_the_time_of_commits_never_goes_back(self, store, clock):
+        store.create_collection("items")
+        for by in (1, -100, 1):
+            clock.tick(seconds=by)
+            store.put("items", by, {})
+        times = [ts for (ts,) in rows(store, "SELECT ts FROM log ORDER BY seq")]
+        assert times[0] == times[1] == times[2]
+        clock.tick(seconds=99, microseconds=1)
+        store.put("items", "later", {})
+        assert rows(store, "SELECT max(ts) FROM log") == [(times[0] + 1,)]
+
+    def test_a_clock_without_time_zone_is_refused(self, tmp_path):
+        with EmbeddedStore(tmp_path / "s.db", clock=lambda: datetime(2026, 1, 1)) as naive:  # noqa: DTZ001
+            with refused(INVALID, "clock", "naive"):
+                naive.create_collection("items")
+
+
+class TestTrim:
+    def fill(self, store, clock, count=10):
+        store.create_collection("items", retention=timedelta(seconds=4))
+        for number in range(count):
+            clock.tick(seconds=1)
+            store.put("items", number, {"n": number})
+
+    def left(self, store):
+        return [seq for (seq,) in rows(store, "SELECT seq FROM log ORDER BY seq")]
+
+    def test_by_count_keeps_the_newest(self, store, clock):
+        self.fill(store, clock)
+        assert store.trim("items", max_count=3) == 7
+        assert self.left(store) == [8, 9, 10]
+        assert store.trim("items", max_count=3) == 0
+
+    def test_by_age_keeps_what_is_as_old(self, store, clock):
+        self.fill(store, clock)
+        assert store.trim("items", max_age=timedelta(seconds=2)) == 7
+        assert self.left(store) == [8, 9, 10]
+
+    def test_before_a_moment_keeps_that_moment(self, store, clock):
+        self.fill(store, clock)
+        assert store.trim("items", before=clock() - timedelta(seconds=4)) == 5
+        assert self.left(store) == [6, 7, 8, 9, 10]
+
+    def test_the_strictest_bound_counts(self, store, clock):
+        self.fill(store, clock)
+        store.trim("items", max_count=6, max_age=timedelta(seconds=100), before=clock() - timedelta(days=9))
+        assert len(self.left(store)) == 6
+
+    def test_the_retention_of_the_collection_is_the_default(self, store, clock):
+        self.fill(store, clock)
+        assert store.trim("items") == 5
+        store.create_collection("forever")
+        with refused(INVALID, "retention"):
+            store.trim("forever")
+
+    def test_documents_stay(self, store, clock):
+        self.fill(store, clock)
+        assert store.trim("items", max_count=0) == 10
+        assert self.left(store) == []
+        assert len(list(store.scan("items"))) == 10
+        assert store.put("items", 0, {}) is ChangeType.UPDATE
+
+    def test_across_splits_it_counts_all_partitions(self, store, clock):
+        self.fill(store, clock)
+        for name in ("p0", "p1", "p2", "p3"):
+            store.split("items", name)
+        for number in range(10):
+            store.put("items", number, {})
+        assert store.trim("items", max_count=12) == 8
+        assert self.left(store) == list(range(9, 21))
+
+    def test_other_collections_keep_theirs(self, store, clock):
+        self.fill(store, clock)
+        store.create_collection("others")
+        store.put("others", "a", {})
+        store.trim("items", max_count=0)
+        assert self.left(store) == [11]
+
+    def test_times_that_nobody_can_start_at_are_forgotten(self, store, clock):
+        self.fill(store, clock)
+        store.trim("items", max_count=3)
+        assert rows(store, "SELECT seq FROM commits ORDER BY seq") == [(7,), (8,), (9,), (10,)]
+
+    @pytest.mark.parametrize(
+        "wrong", [{"max_count": -1}, {"max_count": 1.5}, {"max_age": 60}, {"before": datetime(2026, 1, 1)}]  # noqa: DTZ001
+    )
+    def test_bounds_that_are_none(self, store, wrong):
+        store.create_collection("items")
+        with refused(INVALID, *wrong):
+            store.trim("items", **wrong)
+
+
+class TestFile:
+    def test_the_store_is_there_after_it_was_closed(self, store):
+        store.create_collection("items")
+        store.put("items", "a", {"n": 1})
+        store.close()
+        with EmbeddedStore(store.path) as again:
+            assert again.get("items", "a") == {"n": 1}
+
+    def test_closed_refuses(self, store):
+        store.create_collection("items")
+        store.close()
+        store.close()
+        assert "closed" in repr(store)
+        for call in (
+            lambda: store.put("items", "a", {}),
+            lambda: store.get("items", "a"),
+            lambda: next(store.scan("items")),
+        ):
+            with refused(INVALID, "closed"):
+                call()
+
+    def test_it_does_not_pickle(self, store):
+        with refused(INVALID, "store.path"):
+            pickle.dumps(store)
+
+    def test_an_empty_file_becomes_a_store(self, tmp_path):
+        (tmp_path / "s.db").touch()
+        with EmbeddedStore(tmp_path / "s.db") as made:
+            made.create_collection("items")
+
+    def test_a_path_with_odd_characters(self, tmp_path):
+        path = tmp_path / "a b%41?c#d.db"
+        with EmbeddedStore(path) as made:
+            made.create_collection("items")
+        assert path.exists()
+
+    def test_a_missing_folder_is_named(self, tmp_path):
+        with refused(INVALID, "missing-folder"):
+            EmbeddedStore(tmp_path / "missing-folder" / "s.db")
+
+    def test_any_other_file_is_left_alone(self, tmp_path):
+        path = tmp_path / "notes.txt"
+        path.write_text("notes " * 1000)
+        with refused(INVALID, "no store"):
+            EmbeddedStore(path)
+        assert path.read_text() == "notes " * 1000
+
+    def test_another_database_is_left_alone(self, tmp_path):
+        path = tmp_path / "other.db"
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE t (x)")
+        with refused(INVALID, "no embedded store"):
+            EmbeddedStore(path)
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("t",)]
+
+    def test_a_later_schema_says_to_upgrade(self, store):
+        store.close()
+        with closing(sqlite3.connect(store.path)) as connection, connection:
+            connection.execute("UPDATE store SET version = 99")
+        with refused(INVALID, "version 99", "pip install --upgrade multiclouddb-embedded"):
+            EmbeddedStore(store.path)
+
+    def test_a_locked_store_says_to_try_again(self, store):
+        store.create_collection("items")
+        with (
+            EmbeddedStore(store.path, busy_seconds=0.05) as hasty,
+            closing(sqlite3.connect(store.path, isolation_level=None)) as other,
+        ):
+            other.execute("BEGIN IMMEDIATE")
+            with refused(ErrorCategory.TRANSIENT_FAILURE, "try again") as caught:
+                hasty.put("items", "a", {})
+            assert caught.value.retryable
+            assert caught.value.detail.native_code == "SQLITE_BUSY"
+            assert caught.value.detail.operation == "put"
+            other.execute("ROLLBACK")
+            assert hasty.put("items", "a", {}) is ChangeType.CREATE

@@ -1,0 +1,123 @@
+"""Pages as a DataFrame."""
+
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.types import DoubleType, StringType, StructField, StructType
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeEvent,
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    ChangeType,
+    MulticloudDbKey,
+    ResourceAddress,
+    connect,
+)
+from pyspark_multiclouddb import pages_to_dataframe
+from pyspark_multiclouddb.rows import SPARK_SCHEMA
+
+NOON = datetime(2026, 1, 31, 12, 0, 0, 5, tzinfo=UTC)
+
+
+def event(number, document, partition="p0"):
+    return ChangeEvent(
+        event_id=f"e{number}",
+        key=MulticloudDbKey({"id": f"k{number}"}),
+        type=ChangeType.UPDATE if document is not None else ChangeType.DELETE,
+        timestamp=NOON,
+        new_item_state=document,
+        old_item_state=None,
+        order_key=f"{number:04d}",
+        by_expiry=None,
+        backfilled=False,
+        address=ResourceAddress("shop", "orders"),
+        partition_id=partition,
+    )
+
+
+def page(*events):
+    return ChangeFeedPage(events=events, continuation_token="token")
+
+
+def test_one_row_an_event(spark):
+    pages = iter([page(event(1, {"n": 1}), event(2, None, "p1")), page(), page(event(3, {"n": 3}))])
+    frame = pages_to_dataframe(spark, pages)
+    assert frame.schema == SPARK_SCHEMA
+    first, second, third = sorted(frame.collect(), key=lambda row: row.order_key)
+    assert first == Row(
+        event_id="e1",
+        type="UPDATE",
+        key='{"id":"k1"}',
+        timestamp=first.timestamp,
+        new_item_state='{"n":1}',
+        old_item_state=None,
+        order_key="0001",
+        by_expiry=None,
+        backfilled=False,
+        database="shop",
+        collection="orders",
+        partition_id="p0",
+        sequence=0,
+    )
+    assert (second.type, second.new_item_state, second.partition_id, second.sequence) == (
+        "DELETE",
+        None,
+        "p1",
+        0,
+    )
+    assert (third.partition_id, third.sequence) == ("p0", 1)
+
+
+def test_times_are_exact(spark):
+    frame = pages_to_dataframe(spark, [page(event(1, {}))])
+    (told,) = frame.toArrow()["timestamp"].to_pylist()
+    assert told == NOON
+
+
+@pytest.mark.parametrize("pages", [[], [page()]], ids=["no pages", "empty page"])
+def test_nothing_is_an_empty_frame(spark, pages):
+    frame = pages_to_dataframe(spark, pages)
+    assert frame.schema == SPARK_SCHEMA
+    assert frame.count() == 0
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "status STRING, total DOUBLE",
+        StructType([StructField("status", StringType()), StructField("total", DoubleType())]),
+    ],
+    ids=["DDL", "StructType"],
+)
+def test_documents_are_parsed_with_a_schema(spark, schema):
+    pages = [
+        page(event(1, {"status": "new", "total": 9.5, "more": 1}), event(2, None), event(3, {"total": 1}))
+    ]
+    frame = pages_to_dataframe(spark, pages, schema).orderBy("order_key")
+    assert [row.new_item_state for row in frame.collect()] == [
+        Row(status="new", total=9.5),
+        None,
+        Row(status=None, total=1.0),
+    ]
+    assert frame.columns == SPARK_SCHEMA.fieldNames()
+
+
+def test_values_beyond_json_stay_readable(spark):
+    frame = pages_to_dataframe(
+        spark, [page(event(1, {"price": Decimal("1.50")}))], "price STRUCT<`$decimal`: STRING>"
+    )
+    assert frame.selectExpr("CAST(new_item_state.price.`$decimal` AS DECIMAL(9,2))").first()[0] == Decimal(
+        "1.50"
+    )
+
+
+def test_pages_of_an_iterator(spark, source):
+    source.write(50)
+    request = ChangeFeedRequest(ResourceAddress(None, "orders"), Beginning(), max_page_size=7)
+    with connect(f"embedded://{source.store.path}") as client:
+        frame = pages_to_dataframe(spark, client.iterate_changes(request, until_idle=True).pages())
+    assert frame.count() == len(source.truth)

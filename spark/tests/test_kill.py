@@ -1,0 +1,81 @@
+"""SIGKILL of the driver and its JVM in the middle of batches: the table ends equal to the source."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from deltalake import DeltaTable
+
+PROGRAM = Path(__file__).with_name("follower.py")
+SECONDS = 120
+
+
+class Follower:
+    """The program, and where it stands."""
+
+    def __init__(self, folder, die_at=""):
+        self.folder = folder
+        self.log = (folder / "log").open("a")
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(folder), die_at], stdout=self.log, stderr=self.log
+        )
+
+    def wait_for(self, name):
+        """Until a file of the checkpoint is there."""
+        deadline = time.monotonic() + SECONDS
+        while not (self.folder / "checkpoint" / name).exists():
+            assert self.process.poll() is None, (self.folder / "log").read_text()
+            assert time.monotonic() < deadline, f"{name} does not come"
+            time.sleep(0.002)
+
+    def kill(self):
+        for pid in (int((self.folder / "jvm").read_text()), self.process.pid):
+            os.kill(pid, signal.SIGKILL)
+        self.end(-signal.SIGKILL)
+
+    def end(self, code):
+        found = self.process.wait(SECONDS)
+        self.log.close()
+        assert found == code, (self.folder / "log").read_text()
+
+
+def table_of(folder):
+    table = DeltaTable(folder / "table").to_pyarrow_dataset().scanner(use_threads=False).to_table()
+    return {json.loads(row["key"])["id"]: json.loads(row["new_item_state"]) for row in table.to_pylist()}
+
+
+def marks(folder, kind):
+    return {int(path.name) for path in (folder / "checkpoint" / kind).iterdir() if path.name.isdigit()}
+
+
+def test_table_equals_the_source_after_kills_at_every_stage(source, tmp_path):
+    """Each start begins with the batch that the kill before it left open."""
+    source.write(150)
+
+    # In the first batch, which pins the start: planned, not done.
+    follower = Follower(tmp_path)
+    follower.wait_for("offsets/0")
+    follower.kill()
+
+    # In front of the sink, then behind it: the next start delivers that batch again.
+    for place, batch in (("before-sink", 2), ("after-sink", 4)):
+        source.split(batch)
+        source.write(60, seed=place)
+        Follower(tmp_path, f"{place}:{batch}").end(-signal.SIGKILL)
+        assert marks(tmp_path, "offsets") - marks(tmp_path, "commits") == {batch}
+
+    # While a batch is planned or read.
+    source.merge(1)
+    source.write(60, seed="planned")
+    follower = Follower(tmp_path)
+    follower.wait_for("offsets/6")
+    follower.kill()
+
+    source.write(30, seed="last")
+    Follower(tmp_path).end(0)
+    assert marks(tmp_path, "offsets") == marks(tmp_path, "commits")
+    assert table_of(tmp_path) == source.documents
