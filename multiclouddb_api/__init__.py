@@ -11,7 +11,7 @@ from multiclouddb_api.config import ClientConfig
 from multiclouddb_api.diagnostics import OperationDiagnostics
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.event import ChangeEvent, ChangeType
-from multiclouddb_api.iterator import ChangeFeedIterator
+from multiclouddb_api.iterator import ChangeFeedIterator, IteratorSettings
 from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.notice import (
     BackfillDone,
@@ -75,6 +75,7 @@ __all__ = [
     "FromContinuationToken",
     "Gap",
     "Invalidated",
+    "IteratorSettings",
     "LogicalPartition",
     "MulticloudDbClient",
     "MulticloudDbError",

@@ -135,14 +135,24 @@ class Fetcher:
             self._watch.retry(address, where, attempt, seconds, self.fault(error).message)
 
         batch = self._retrying(once, ask.deadline, told)
-        live.hold_ask(batch.nbytes)
+        live.fetched(ask.nbytes, batch.nbytes)
         return batch
 
     def _retrying(
         self, operation: Callable[[], T], deadline: Deadline, told: Callable[[int, float, Exception], None]
     ) -> T:
-        policy = retrying(self.fault, deadline, self._pause, told, attempts=self._attempts)
-        return policy(operation)
+        try:
+            return operation()
+        except Exception as error:  # noqa: BLE001 - raised again below, as the first try of the policy
+            failed = [error]
+
+        def again() -> T:
+            if failed:
+                raise failed.pop()
+            return operation()
+
+        # The policy costs as much as a fetch that brings nothing: only failures go through it.
+        return retrying(self.fault, deadline, self._pause, told, attempts=self._attempts)(again)
 
     def fault(self, error: Exception) -> Fault:
         """What a failure means."""

@@ -77,10 +77,13 @@ class Flight:
             slow = time.monotonic() - HEAD_SECONDS
             if sum(live.asked_at > slow for live in self._flying.values()) >= self._shop.width:
                 return True
-        if self._flying and self._shop.budget.over(self._share) > 0:
-            self._shop.cache.make_room(self._share)
-            return self._shop.budget.over(self._share) > 0
+        if self._flying and self._shop.budget.over(self._nbytes()) > 0:
+            self._shop.cache.make_room(self._nbytes())
+            return self._shop.budget.over(self._nbytes()) > 0
         return False
+
+    def _nbytes(self) -> int:
+        return max(self._share, self._shop.budget.expected)
 
     def take(self, partition_id: str, cursor: Cursor) -> Live:
         """What an earlier call left at this position, or a fresh start."""
@@ -132,7 +135,7 @@ class Flight:
         if (
             live.future is None
             and len(self._flying) < self._shop.width
-            and self._shop.budget.over(self._share) <= 0
+            and self._shop.budget.over(self._nbytes()) <= 0
         ):
             self._start(live, 0.0)
 
@@ -162,4 +165,4 @@ class Flight:
         most = max(self._limit, self._shop.page_records)
         live.window = min(most, max(self._limit, 2 * live.window))
         live.waiting = wait > 0
-        self._shop.fetcher.start(live, Ask(live.window, self._share, wait, self._deadline))
+        self._shop.fetcher.start(live, Ask(live.window, self._nbytes(), wait, self._deadline))

@@ -30,13 +30,20 @@ class Budget:
     Attributes:
         limit: Bound in bytes.
         used: How many there are at present.
+        expected: What a fetch is likely to bring although less is asked for: a service hands out at
+            least one record, however large it is.
         lock: Held while `used` changes together with what a partition holds.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.used = 0
+        self.used = self.expected = 0
         self.lock = threading.Lock()
+
+    def learn(self, asked: int, nbytes: int) -> None:
+        """A fetch has brought so many bytes where so many were asked for."""
+        with self.lock:
+            self.expected = max(self.expected, nbytes) if nbytes > asked else self.expected * 9 // 10
 
     def over(self, more: int = 0) -> int:
         """How many bytes would have to go to take `more`; 0 or less when it fits."""
@@ -104,6 +111,11 @@ class Live:
         with self._budget.lock:
             self._budget.used += nbytes - self._held_ask
             self._held_ask = nbytes
+
+    def fetched(self, asked: int, nbytes: int) -> None:
+        """The fetch in flight has its answer."""
+        self.hold_ask(nbytes)
+        self._budget.learn(asked, nbytes)
 
     def _hold_batch(self, nbytes: int) -> None:
         with self._budget.lock:

@@ -113,14 +113,19 @@ class Planner:
         self._provider, self._feed = provider, feed
         self._on_expired = on_expired or Fail()
 
-    def start(self, position: FeedStart, deadline: Deadline) -> Lineage:
+    def start(self, position: FeedStart, deadline: Deadline, field: str = "AtTime.utc") -> Lineage:
         """Resolve a start.
+
+        Args:
+            position: Where.
+            deadline: When it has to be over.
+            field: What the caller calls the moment of `AtTime`, for the error.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a moment that is still to come.
         """
         if isinstance(position, AtTime):
-            self._check_not_ahead(position.utc, deadline)
+            self._check_not_ahead(position.utc, deadline, field)
         return Lineage.from_seeds(self._feed.start(position, None, deadline), self._feed.join)
 
     def restore(self, value: Any) -> Lineage:
@@ -167,25 +172,31 @@ class Planner:
         for step in self.steps(before, deadline):
             passed |= {e.partition_id for e in step.before} - {e.partition_id for e in step.after}
             last = step.after
-        return Target({entry.partition_id: entry.cursor for entry in last.active()}, frozenset(passed))
+        stands = {entry.partition_id: entry.cursor for entry in last if not isinstance(entry, Waiting)}
+        return Target(stands, frozenset(passed))
 
-    def target_at(self, moment: datetime, deadline: Deadline) -> Target:
+    def target_at(self, moment: datetime, deadline: Deadline, field: str = "AtTime.utc") -> Target:
         """The end of the feed as it was at a moment; needs `CHANGE_FEED_POINT_IN_TIME`.
 
         Args:
             moment: Aware. As near before it as the capability's note says.
             deadline: When it has to be over.
+            field: What the caller calls the moment, for the error.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` for a moment that is still to come.
         """
+        self._check_not_ahead(moment, deadline, field)
         seeds = self._feed.start(AtTime(moment), None, deadline)
         return Target({seed.partition_id: seed.cursor for seed in seeds}, None)
 
-    def _check_not_ahead(self, moment: datetime, deadline: Deadline) -> None:
+    def _check_not_ahead(self, moment: datetime, deadline: Deadline, field: str) -> None:
         now = self._feed.clock(deadline) or datetime.now(UTC)
         if moment - now > _AHEAD:
             raise invalid_request(
-                "AtTime.utc",
+                field,
                 f"is {(moment - now).total_seconds():.0f} s ahead of the service's clock",
-                "pass a moment that has been, or Now()",
+                "give a moment that has been",
             )
 
     def _step(
@@ -280,7 +291,8 @@ class Planner:
         for name, cursor in cursors.items():
             seeds = {seed.partition_id: seed for seed in self._feed.oldest([name], deadline)}
             if name not in seeds:
-                lineage.replace(name, list(seeds.values()))
+                listed = {item.partition_id for item in self._feed.partitions(deadline)}
+                lineage.replace(name, list(seeds.values()), listed)
             elif self._feed.compare(cursor, seeds[name].cursor) == -1:
                 left[name] = seeds[name].cursor
             else:

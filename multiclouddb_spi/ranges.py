@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from multiclouddb_api import ErrorCategory, Fail, OnExpired, SkipToOldest
+from multiclouddb_api import ErrorCategory, Fail, MulticloudDbError, OnExpired, SkipToOldest
 from multiclouddb_spi.contract import Batch, Continue, Feed, Provider, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
@@ -56,7 +56,9 @@ def read_range(
     reading = RangeReading(provider, feed, part)
     try:
         yield from reading.batches(on_expired or Fail())
-    except (ProviderFault, RecordFault) as error:
+    except MulticloudDbError:
+        raise
+    except Exception as error:
         raise to_error(provider.provider_id, "read", _fault(provider, error), error) from error
     finally:
         reading.close()

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from multiclouddb_api import AtTime
 from multiclouddb_spi import Deadline, Planner, Range
 from pyspark_multiclouddb.connection import connection_for
 from pyspark_multiclouddb.errors import told
@@ -38,7 +37,7 @@ class ChangeFeedReader(DataSourceReader):
             connection.renew_feed()
             start = connection.start(self._settings.start)
             end = self._settings.end
-            target = None if end is None else connection.target_at(AtTime(end))
+            target = None if end is None else connection.target_at(end)
 
             def ranges(planner: Planner, deadline: Deadline) -> list[Range]:
                 steps = planner.steps(start, deadline, target)

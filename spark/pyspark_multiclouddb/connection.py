@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Final, TypeVar
 
 from multiclouddb_api import AtTime, Beginning, Capability, MulticloudDbError
@@ -81,12 +82,16 @@ class Connection:
                 self._require(Capability.CHANGE_FEED_POINT_IN_TIME)
             case _:
                 pass
-        return self.plan("start", lambda planner, deadline: planner.start(position, deadline))
+        return self.plan(
+            "start", lambda planner, deadline: planner.start(position, deadline, "startingPosition")
+        )
 
-    def target_at(self, position: AtTime) -> Target:
+    def target_at(self, moment: datetime) -> Target:
         """The end of the feed as it was at a moment, if the database can tell."""
         self._require(Capability.CHANGE_FEED_POINT_IN_TIME)
-        return self.plan("plan", lambda planner, deadline: planner.target_at(position.utc, deadline))
+        return self.plan(
+            "plan", lambda planner, deadline: planner.target_at(moment, deadline, "endingPosition")
+        )
 
     def plan(self, operation: str, ask: Callable[[Planner, Deadline], T]) -> T:
         """Ask a planner over the feed.

@@ -13,6 +13,7 @@ from multiclouddb_spi import (
     FeedSpec,
     Planner,
     Range,
+    RecordFault,
     SupportsHeads,
     ranges,
     ranges_between,
@@ -244,6 +245,17 @@ def test_children_named_late_are_read_when_they_are_named():
     while len(consumer.delivered()) < 3:
         consumer.step()
     assert ids(consumer.delivered()) == written(sim)
+
+
+def test_what_lies_before_a_poison_record_is_planned_first():
+    """Where heads are found by reading, the poison record is met while planning."""
+    sim = Simulation(partitions=1, weather=Weather(poison_at_fetch=True))
+    consumer = Consumer(sim, heads=False)
+    sim.write("a", {"n": 1})
+    sim.write("b", {"n": 1}, poison=True)
+    assert len(consumer.step()) == 1
+    with pytest.raises(RecordFault):
+        consumer.step()
 
 
 class TestSkipToOldest:

@@ -9,6 +9,7 @@ import pickle
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from multiclouddb_spi import ranges
 from pyspark_multiclouddb.options import parse_options
 from pyspark_multiclouddb.rows import ROW_SCHEMA
 from pyspark_multiclouddb.stream import ChangeFeedStreamReader
@@ -114,7 +115,8 @@ def test_limit_is_hard(source):
     assert max(sizes) == 7
 
 
-def test_sequence_counts_rows_in_partition_and_batch(source):
+def test_sequence_counts_rows_in_partition_and_batch(source, monkeypatch):
+    monkeypatch.setattr(ranges, "_RECORDS", 7)
     query = Query(source)
     source.write(100)
     query.plan_all()

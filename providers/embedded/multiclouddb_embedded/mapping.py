@@ -178,11 +178,21 @@ def to_arrow(records: Records, start: int, stop: int, view: View) -> pa.RecordBa
     Raises:
         RecordFault: The first row that is damaged.
     """
+    if start == stop:
+        return _no_rows()
     whole = stop - start == len(records)
     try:
         return _record_batch(records if whole else records.select(range(start, stop)), view)
     except (ValueError, LookupError):
         raise _first_fault(records, start, stop) from None
+
+
+def _no_rows() -> pa.RecordBatch:
+    import pyarrow as pa
+
+    from multiclouddb_spi.arrow import EVENT_SCHEMA
+
+    return pa.RecordBatch.from_pylist([], schema=EVENT_SCHEMA)
 
 
 def _record_batch(records: Records, view: View) -> pa.RecordBatch:
@@ -194,7 +204,7 @@ def _record_batch(records: Records, view: View) -> pa.RecordBatch:
     count = len(records)
     order = pc.utf8_lpad(_split(records.seqs_text, ",", count), ORDER_DIGITS, "0")
     times = _split(records.times_text, ",", count).cast(pa.int64())
-    if count and not 0 <= pc.min(times).as_py() <= pc.max(times).as_py() <= _MAX_MICROS:
+    if not 0 <= pc.min(times).as_py() <= pc.max(times).as_py() <= _MAX_MICROS:
         raise ValueError("a time is out of range")
     types = pa.array([kind.value for kind in CHANGE_TYPES]).take(
         _split(records.types_text, ",", count).cast(pa.int8())
@@ -222,7 +232,7 @@ def _split(text: str | bytes, separator: str, count: int) -> pa.Array:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    parts = pc.list_flatten(pc.split_pattern(pa.array([text] if count else [], pa.string()), separator))
+    parts = pc.list_flatten(pc.split_pattern(pa.array([text], pa.string()), separator))
     if len(parts) != count:
         raise ValueError("a row holds a control character")
     return parts

@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from itertools import pairwise
 from uuid import UUID
 
 import pytest
@@ -238,7 +239,7 @@ class TestPartitions:
         parts = store.partitions("items")
         assert [part.partition_id for part in parts] == [f"p{n}" for n in range(7)]
         assert (parts[0].low, parts[-1].high) == (0, HASH_END)
-        assert all(a.high == b.low for a, b in zip(parts, parts[1:], strict=False))
+        assert all(a.high == b.low for a, b in pairwise(parts))
 
     def test_keys_spread_evenly(self, store):
         store.create_collection("items", partitions=4)
@@ -257,7 +258,7 @@ class TestPartitions:
             ("p6", ("p3", "p4")),
             ("p5", ("p1",)),
         ]
-        assert all(a.high == b.low for a, b in zip(parts, parts[1:], strict=False))
+        assert all(a.high == b.low for a, b in pairwise(parts))
         assert parts[-1].low == HASH_END - 1
 
     def test_writes_go_to_the_open_partition(self, store):
@@ -316,9 +317,9 @@ class TestTime:
         assert rows(store, "SELECT max(ts) FROM log") == [(times[0] + 1,)]
 
     def test_a_clock_without_time_zone_is_refused(self, tmp_path):
-        with EmbeddedStore(tmp_path / "s.db", clock=lambda: datetime(2026, 1, 1)) as naive:  # noqa: DTZ001
-            with refused(INVALID, "clock", "naive"):
-                naive.create_collection("items")
+        naive = EmbeddedStore(tmp_path / "s.db", clock=lambda: datetime(2026, 1, 1))  # noqa: DTZ001
+        with naive, refused(INVALID, "clock", "naive"):
+            naive.create_collection("items")
 
 
 class TestTrim:
@@ -388,7 +389,8 @@ class TestTrim:
         assert rows(store, "SELECT seq FROM commits ORDER BY seq") == [(7,), (8,), (9,), (10,)]
 
     @pytest.mark.parametrize(
-        "wrong", [{"max_count": -1}, {"max_count": 1.5}, {"max_age": 60}, {"before": datetime(2026, 1, 1)}]  # noqa: DTZ001
+        "wrong",
+        [{"max_count": -1}, {"max_count": 1.5}, {"max_age": 60}, {"before": datetime(2026, 1, 1)}],  # noqa: DTZ001
     )
     def test_bounds_that_are_none(self, store, wrong):
         store.create_collection("items")

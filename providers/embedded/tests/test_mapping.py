@@ -1,0 +1,238 @@
+"""Rows to events and to Arrow: what was written comes back exactly, both ways the same."""
+
+import math
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+
+import attrs
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from multiclouddb_api import (
+    ChangeEvent,
+    ChangeType,
+    MulticloudDbKey,
+    ResourceAddress,
+    canonical_json,
+    decode_json,
+    encode_json,
+)
+from multiclouddb_embedded.mapping import (
+    View,
+    cursor_of,
+    from_micros,
+    position_of,
+    to_arrow,
+    to_events,
+    to_micros,
+)
+from multiclouddb_embedded.records import Records
+from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
+
+patiently = settings(deadline=None)  # a slow machine is no defect
+
+ADDRESS = ResourceAddress("main", "items")
+VIEW = View(ADDRESS, "embedded:1.2:p0", 1, native=False)
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
+    ["$", "$decimal", '"$', "\x1e", "null", "},\n{", "\x00"]
+)
+moments = st.datetimes(timezones=st.sampled_from([UTC, timezone(timedelta(hours=-7))]))
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.decimals()
+    | texts
+    | st.binary(max_size=20)
+    | moments.filter(lambda moment: 1 < moment.year < 9999)
+    | st.uuids()
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+documents = st.dictionaries(texts, values, max_size=4)
+keys = st.dictionaries(texts.filter(bool), scalars, min_size=1, max_size=3)
+rows = st.lists(
+    st.tuples(
+        keys,
+        st.none() | documents,
+        st.none() | documents,
+        st.sampled_from([0, 1, 2]),
+        st.integers(0, to_micros(datetime.max.replace(tzinfo=UTC))),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def records(table, *, old=True):
+    """Rows as SQLite would hand them out."""
+
+    def column(index):
+        return b"\x1e".join(encode_json(row[index]) for row in table)
+
+    def numbers(index):
+        return ",".join(str(row[index]) for row in table)
+
+    seqs = ",".join(str(10**n) for n in range(len(table)))
+    return Records(len(table), seqs, numbers(4), numbers(3), column(0), column(1), column(2) if old else None)
+
+
+def same(a, b):
+    """Equal, NaN included, and of the same types."""
+    return canonical_json(a) == canonical_json(b)
+
+
+class TestEvents:
+    @patiently
+    @given(rows)
+    def test_keys_and_documents_come_back_exactly(self, table):
+        events = to_events(records(table), 0, len(table), VIEW)
+        assert len(events) == len(table)
+        for event, (key, new, old, kind, ts) in zip(events, table, strict=True):
+            assert event.key == MulticloudDbKey(key)
+            assert list(event.key.components) == list(key)
+            assert same(event.new_item_state, new)
+            assert same(event.old_item_state, old)
+            assert event.type is list(ChangeType)[kind]
+            assert to_micros(event.timestamp) == ts
+
+    @patiently
+    @given(rows, st.data())
+    def test_a_part_is_the_same_as_in_the_whole(self, table, data):
+        start = data.draw(st.integers(0, len(table)))
+        stop = data.draw(st.integers(start, len(table)))
+        whole = to_events(records(table), 0, len(table), VIEW)
+        part = to_events(records(table), start, stop, VIEW)
+        assert list(map(as_text, part)) == list(map(as_text, whole[start:stop]))
+
+    @patiently
+    @given(rows)
+    def test_an_event_equals_one_that_was_validated(self, table):
+        """Keys skip their validators here, and events have none: both have to be what a user would build."""
+        table = [(key, None, None, kind, ts) for key, _, _, kind, ts in table]
+        for event, (key, _, _, kind, ts) in zip(
+            to_events(records(table), 0, len(table), VIEW), table, strict=True
+        ):
+            built = ChangeEvent(
+                event_id=event.event_id,
+                key=MulticloudDbKey(key),
+                type=list(ChangeType)[kind],
+                timestamp=datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=ts),
+                new_item_state=None,
+                old_item_state=None,
+                order_key=event.order_key,
+                by_expiry=False,
+                backfilled=False,
+                address=ADDRESS,
+                partition_id="embedded:1.2:p0",
+            )
+            assert event == built
+            assert hash(event) == hash(built)
+            assert type(event.key) is MulticloudDbKey
+            assert attrs.asdict(event, recurse=False).keys() == attrs.asdict(built, recurse=False).keys()
+
+    def test_order_keys_sort_like_sequence_numbers(self):
+        table = [({"id": n}, {}, None, 0, 0) for n in range(19)]
+        orders = [event.order_key for event in to_events(records(table), 0, 19, VIEW)]
+        assert orders == sorted(orders)
+        assert len(set(orders)) == 19
+
+    def test_columns_that_were_not_read_are_none(self):
+        made = Records(2, "1,2", "0,0", "0,1", b'{"id":1}\x1e{"id":2}', None, None)
+        assert [(e.new_item_state, e.old_item_state) for e in to_events(made, 0, 2, VIEW)] == [
+            (None, None)
+        ] * 2
+
+    def test_native_is_the_row(self):
+        made = records([({"id": 1}, {"n": Decimal("1.5")}, None, 1, 7)])
+        (event,) = to_events(made, 0, 1, attrs.evolve(VIEW, native=True))
+        assert event.native == {
+            "seq": 1, "ts": 7, "type": 1, "key": '{"id":1}', "doc": '{"n":{"$decimal":"1.5"}}', "old": None,
+        }  # fmt: skip
+
+    def test_values_are_the_caller_s_own(self):
+        """Mapping again gives other objects: an application may change what it got."""
+        made = records([({"id": 1}, {"n": [1]}, None, 1, 7)])
+        to_events(made, 0, 1, VIEW)[0].new_item_state["n"].append(2)
+        assert to_events(made, 0, 1, VIEW)[0].new_item_state == {"n": [1]}
+
+
+class TestArrow:
+    @patiently
+    @given(rows)
+    def test_it_says_the_same_as_the_events(self, table):
+        made = to_arrow(records(table), 0, len(table), VIEW)
+        made.validate(full=True)
+        assert made.schema == EVENT_SCHEMA
+        expected = events_to_arrow(to_events(records(table), 0, len(table), VIEW))
+        for name in EVENT_SCHEMA.names:
+            ours, theirs = made.column(name).to_pylist(), expected.column(name).to_pylist()
+            if name in ("key", "new_item_state", "old_item_state"):
+                ours, theirs = (
+                    [text if text is None else canonical_json(decode_json(text)) for text in texts]
+                    for texts in (ours, theirs)
+                )
+            assert ours == theirs, name
+
+    def test_stored_text_is_passed_on_as_it_is(self):
+        text = '{"b":1,"a":{"$decimal":"1.50"}}'
+        made = Records(1, "1", "0", "0", b'{"id":1}', text.encode(), None)
+        assert to_arrow(made, 0, 1, VIEW).column("new_item_state").to_pylist() == [text]
+
+    def test_an_address_without_database_gives_nulls(self):
+        view = attrs.evolve(VIEW, address=ResourceAddress(None, "items"))
+        made = to_arrow(records([({"id": 1}, {}, None, 0, 0)]), 0, 1, view)
+        assert made.column("database").to_pylist() == [None]
+        assert made.column("collection").to_pylist() == ["items"]
+
+    def test_nothing_is_an_empty_batch(self):
+        made = to_arrow(Records(0, "", "", "", b"", None, None), 0, 0, VIEW)
+        assert (made.num_rows, made.schema) == (0, EVENT_SCHEMA)
+
+
+class TestPositions:
+    @patiently
+    @given(st.integers(0, 2**63 - 1), st.integers(0, to_micros(datetime.max.replace(tzinfo=UTC))))
+    def test_cursors_round_trip(self, seq, ts):
+        cursor = cursor_of(seq, ts)
+        assert position_of(cursor) == (seq, ts)
+        assert position_of(orjson.loads(orjson.dumps(cursor))) == (seq, ts)
+
+    @patiently
+    @given(moments)
+    def test_times_round_trip(self, moment):
+        assert from_micros(to_micros(moment)) == moment
+
+    def test_a_cursor_is_short(self):
+        """Promised: at most 100 bytes of token a partition."""
+        assert len(orjson.dumps(cursor_of(10**12, to_micros(datetime(2100, 1, 1, tzinfo=UTC))))) <= 34
+
+
+def as_text(event):
+    return (
+        event.event_id,
+        event.key,
+        canonical_json(event.new_item_state),
+        canonical_json(event.old_item_state),
+        event.timestamp,
+    )
+
+
+def test_not_a_number_survives():
+    (event,) = to_events(records([({"id": 1}, {"n": math.nan}, None, 0, 0)]), 0, 1, VIEW)
+    assert math.isnan(event.new_item_state["n"])
+
+
+@pytest.mark.parametrize("name", ["keys", "docs", "olds"])
+def test_a_selection_of_rows_keeps_every_column(name):
+    made = records([({"id": n}, {"n": n}, {"o": n}, 0, n) for n in range(5)])
+    picked = made.select([1, 4])
+    assert (picked.seqs, picked.times, picked.types) == ([10, 10_000], [1, 4], [0, 0])
+    assert picked.texts(name, 0, 2) == [made.texts(name, 0, 5)[1], made.texts(name, 0, 5)[4]]

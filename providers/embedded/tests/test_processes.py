@@ -1,0 +1,218 @@
+"""Several processes on one file, and processes that die."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    FromContinuationToken,
+    OperationOptions,
+    ResourceAddress,
+    connect,
+)
+from multiclouddb_embedded import EmbeddedStore, Put
+
+ADDRESS = ResourceAddress("main", "items")
+WRITERS, BATCHES, KEYS = 4, 40, 5
+
+WRITER = f"""
+import sys
+from multiclouddb_embedded import EmbeddedStore, Put
+path, writer = sys.argv[1:]
+with EmbeddedStore(path, durable=False) as store:
+    for n in range({BATCHES}):
+        store.batch("items", [Put(f"{{writer}}-{{k}}", {{"n": n, "writer": writer}}) for k in range({KEYS})])
+"""
+
+RESHAPER = """
+import random, sys
+from multiclouddb_embedded import EmbeddedStore
+chance = random.Random(7)
+with EmbeddedStore(sys.argv[1], durable=False) as store:
+    for n in range(30):
+        parts = store.partitions("items")
+        index = chance.randrange(len(parts))
+        if len(parts) > 3 and index + 1 < len(parts):
+            store.merge("items", parts[index].partition_id, parts[index + 1].partition_id)
+        else:
+            store.split("items", parts[index].partition_id)
+"""
+
+HANGS_IN_MID_TRANSACTION = """
+import sys, time
+from multiclouddb_embedded import EmbeddedStore, Put
+from multiclouddb_embedded.store.log import LogWriter
+whole = LogWriter.write
+def write(self, change):
+    if b"half" in change.identity:
+        print("in the middle", flush=True)
+        time.sleep(600)
+    return whole(self, change)
+LogWriter.write = write
+with EmbeddedStore(sys.argv[1]) as store:
+    text = "x" * 100_000
+    store.batch("items", [*(Put(n, {"t": text}) for n in range(400)), Put("half", {}), Put("rest", {})])
+"""
+
+WRITES_FOR_EVER = """
+import sys
+from multiclouddb_embedded import EmbeddedStore, Put
+with EmbeddedStore(sys.argv[1], durable=False) as store:
+    n = int(sys.argv[2])
+    while True:
+        store.batch("items", [Put((n * 31 + k) % 997, {"batch": n}) for k in range(50)])
+        print(n, flush=True)
+        n += 1
+"""
+
+FORKS = """
+import os, sys
+from multiclouddb_api import Beginning, ChangeFeedRequest, ResourceAddress, connect
+from multiclouddb_embedded import EmbeddedStore
+request = ChangeFeedRequest(ResourceAddress("main", "items"), Beginning())
+store = EmbeddedStore(sys.argv[1], durable=False)
+client = connect("embedded://" + sys.argv[1])
+store.put("items", "before", {})
+assert len(client.read_changes(request).events) == 1
+child = os.fork()
+if child == 0:
+    store.put("items", "child", {})
+    assert len(client.read_changes(request).events) == 2
+    client.close()
+    store.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0, "the child failed"
+store.put("items", "after", {})
+assert len(client.read_changes(request).events) == 3
+client.close()
+store.close()
+"""
+
+
+def start(script, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def finish(*processes):
+    for process in processes:
+        process.communicate()
+        assert process.returncode == 0
+
+
+def follow(path, done):
+    """Every event of the collection, read while it is written, until `done` and nothing is left."""
+    events, position = [], Beginning()
+    with connect(f"embedded://{path}") as client:
+        while True:
+            over = done()
+            page = client.read_changes(
+                ChangeFeedRequest(ADDRESS, position), OperationOptions(wait_seconds=0.05)
+            )
+            events += page.events
+            position = FromContinuationToken(page.continuation_token)
+            if over and page.idle:
+                return events
+
+
+def sql(path, statement):
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(statement).fetchall()
+
+
+def test_writers_lose_nothing_and_agree_on_one_order(store):
+    store.create_collection("items", partitions=2)
+    processes = [start(WRITER, store.path, f"w{n}") for n in range(WRITERS)]
+    processes.append(start(RESHAPER, store.path))
+    events = follow(store.path, lambda: all(process.poll() is not None for process in processes))
+    finish(*processes)
+
+    total = WRITERS * BATCHES * KEYS
+    assert len(events) == len({event.event_id for event in events}) == total
+    by_key = {}
+    for event in events:
+        by_key.setdefault(event.key.components["id"], []).append(event)
+    assert len(by_key) == WRITERS * KEYS
+    for changes in by_key.values():
+        assert [event.new_item_state["n"] for event in changes] == list(range(BATCHES))
+        assert [event.order_key for event in changes] == sorted(event.order_key for event in changes)
+    assert len(sql(store.path, "SELECT 1 FROM partitions")) > 10
+
+    # Sequence numbers are dense, follow the commits, and a batch is one piece.
+    log = sql(store.path, "SELECT seq, ts, doc FROM log ORDER BY seq")
+    assert [seq for seq, _, _ in log] == list(range(1, total + 1))
+    assert [ts for _, ts, _ in log] == sorted(ts for _, ts, _ in log)
+    batches = [
+        {(ts, json.loads(doc)["writer"]) for _, ts, doc in log[n : n + KEYS]} for n in range(0, total, KEYS)
+    ]
+    assert all(len(batch) == 1 for batch in batches)
+
+
+def test_several_processes_can_make_the_store_at_once(tmp_path):
+    script = """
+import sys
+from multiclouddb_embedded import EmbeddedStore
+with EmbeddedStore(sys.argv[1], durable=False) as store:
+    store.create_collection(sys.argv[2])
+    store.put(sys.argv[2], "a", {})
+"""
+    processes = [start(script, tmp_path / "s.db", f"c{n}") for n in range(6)]
+    finish(*processes)
+    assert sorted(sql(tmp_path / "s.db", "SELECT name FROM collections")) == [(f"c{n}",) for n in range(6)]
+    assert sql(tmp_path / "s.db", "PRAGMA journal_mode") == [("wal",)]
+
+
+def test_a_writer_killed_in_mid_transaction_leaves_no_half_batch(store):
+    store.create_collection("items")
+    store.put("items", "before", {})
+    victim = start(HANGS_IN_MID_TRANSACTION, store.path)
+    assert victim.stdout.readline() == "in the middle\n"
+    # The transaction is larger than the cache: parts of it are in the file already.
+    assert Path(f"{store.path}-wal").stat().st_size > 20_000_000
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.communicate()
+    assert victim.returncode == -signal.SIGKILL
+
+    assert [event.key.components["id"] for event in follow(store.path, lambda: True)] == ["before"]
+    assert len(list(store.scan("items"))) == 1
+    store.batch("items", [Put("half", {}), Put("after", {})])
+    assert sql(store.path, "SELECT seq FROM log ORDER BY seq") == [(1,), (2,), (3,)]
+    assert len(follow(store.path, lambda: True)) == 3
+    assert sql(store.path, "PRAGMA integrity_check") == [("ok",)]
+
+
+def test_writers_killed_anywhere_leave_whole_batches(store):
+    store.create_collection("items")
+    told = []
+    for life in range(4):
+        victim = start(WRITES_FOR_EVER, store.path, 1000 * life)
+        told += [int(victim.stdout.readline()) for _ in range(3 + 5 * life)]
+        os.kill(victim.pid, signal.SIGKILL)
+        rest, _ = victim.communicate()
+        told += [int(line) for line in rest.split("\n")[:-1]]
+
+    counts = {}
+    for event in follow(store.path, lambda: True):
+        batch = event.new_item_state["batch"]
+        counts[batch] = counts.get(batch, 0) + 1
+    assert set(counts.values()) == {50}
+    assert set(told) <= set(counts)  # what was committed is there
+    assert len(counts) <= len(told) + 4
+    with EmbeddedStore(store.path) as again:
+        again.put("items", "after", {})
+    assert sql(store.path, "PRAGMA integrity_check") == [("ok",)]
+
+
+def test_a_fork_opens_connections_of_its_own(store):
+    store.create_collection("items", partitions=1)
+    finish(start(FORKS, store.path))
+    assert sql(store.path, "SELECT count(*) FROM log") == [(3,)]
+    assert sql(store.path, "PRAGMA integrity_check") == [("ok",)]

@@ -1,0 +1,901 @@
+"""Feeds, starts, readers and batches, each against the promise of the contract."""
+
+import random
+import re
+import threading
+import time
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    ChangeType,
+    ClientConfig,
+    EntireDatabase,
+    ErrorCategory,
+    LogicalPartition,
+    MulticloudDbError,
+    MulticloudDbKey,
+    NewItemStateMode,
+    Now,
+    OldItemStateMode,
+    ResourceAddress,
+)
+from multiclouddb_embedded import Delete, EmbeddedOptions, EmbeddedStore, Put
+from multiclouddb_embedded.mapping import to_micros
+from multiclouddb_embedded.provider import CAPABILITIES, PLUGIN
+from multiclouddb_spi import (
+    Continue,
+    Deadline,
+    Drained,
+    FeedSpec,
+    InvalidCursor,
+    PartitionState,
+    ProviderFault,
+    Reached,
+    RecordFault,
+    SupportsHeads,
+)
+
+
+def faulty(category, *words):
+    """Raises a fault of `category`, with these words in its message."""
+    match = ".*".join(map(re.escape, words)) or None
+    return pytest.raises(ProviderFault, match=match, check=lambda error: error.fault.category == category)
+
+
+def numbers(events):
+    return [event.new_item_state["n"] for event in events]
+
+
+def ids(seeds):
+    return [seed.partition_id for seed in seeds]
+
+
+@pytest.fixture
+def items(world):
+    """One partition with ten changes, a second apart: seq 1 to 10."""
+    world.store.create_collection("items", partitions=1)
+    for number in range(1, 11):
+        world.clock.tick(seconds=1)
+        world.store.put("items", number, {"n": number})
+    return world
+
+
+class TestFetch:
+    def test_changes_come_in_the_order_of_commits(self, items):
+        feed = items.feed()
+        (seed,) = items.start(feed)
+        events, batch = items.drain(feed.open(seed.partition_id, seed.cursor))
+        assert numbers(events) == list(range(1, 11))
+        assert [event.event_id for event in events] == sorted({event.event_id for event in events})
+        assert [event.order_key for event in events] == sorted({event.order_key for event in events})
+        assert batch.caught_up is True
+        assert batch.outcome == Continue()
+
+    def test_an_event_has_everything(self, world):
+        world.store.create_collection("items", partitions=1, images="new_and_old")
+        feed = world.feed(old_item_state_mode=OldItemStateMode.REQUIRE)
+        world.store.put("items", "a", {"n": 1})
+        world.clock.tick(seconds=1)
+        world.store.put("items", "a", {"n": 2})
+        world.store.delete("items", "a")
+        create, update, delete = world.read_all(feed)["p0"]
+        assert [event.type for event in (create, update, delete)] == list(ChangeType)
+        assert (create.new_item_state, create.old_item_state) == ({"n": 1}, None)
+        assert (update.new_item_state, update.old_item_state) == ({"n": 2}, {"n": 1})
+        assert (delete.new_item_state, delete.old_item_state) == (None, {"n": 2})
+        assert update.timestamp - create.timestamp == timedelta(seconds=1)
+        assert delete.timestamp == update.timestamp == world.clock()
+        assert create.key == MulticloudDbKey({"id": "a"})
+        assert create.address == ResourceAddress("main", "items")
+        assert create.partition_id == feed.public_id("p0")
+        assert (create.by_expiry, create.backfilled, create.native) == (False, False, None)
+
+    def test_no_more_than_asked_for_and_the_rest_after(self, items):
+        feed = items.feed()
+        (seed,) = items.start(feed)
+        reader = feed.open(seed.partition_id, seed.cursor)
+        sizes = []
+        while True:
+            batch = items.fetch(reader, most=4)
+            sizes.append((len(batch), batch.caught_up))
+            if batch.caught_up:
+                break
+        assert sizes == [(4, False), (4, False), (2, True)]
+
+    def test_the_last_row_is_known_to_be_the_last(self, items):
+        feed = items.feed()
+        (seed,) = items.start(feed)
+        batch = items.fetch(feed.open(seed.partition_id, seed.cursor), most=10)
+        assert (len(batch), batch.caught_up) == (10, True)
+
+    def test_bytes_bound_a_batch_behind_its_first_row(self, world):
+        world.store.create_collection("items", partitions=1)
+        sizes = [10, 4000, 10, 10, 9000, 10]
+        world.store.batch("items", [Put(n, {"n": n, "t": "x" * size}) for n, size in enumerate(sizes)])
+        feed = world.feed()
+        (seed,) = world.start(feed)
+        reader = feed.open(seed.partition_id, seed.cursor)
+        batches = []
+        while not batches or not batches[-1].caught_up:
+            batches.append(world.fetch(reader, nbytes=1000))
+        assert [numbers(batch.events(0, len(batch))) for batch in batches] == [[0, 1], [2, 3, 4], [5]]
+        assert max(batch.nbytes for batch in batches) < 1000 + 9000 + 1000
+
+    def test_positions_inside_a_batch_resume_exactly(self, items):
+        feed = items.feed()
+        (seed,) = items.start(feed)
+        batch = items.fetch(feed.open(seed.partition_id, seed.cursor))
+        for count in range(len(batch) + 1):
+            rest, _ = items.drain(feed.open("p0", batch.cursor_after(count)))
+            assert numbers(rest) == list(range(count + 1, 11))
+
+    def test_an_idle_position_moves_to_the_head_of_the_store(self, items):
+        items.store.create_collection("others")
+        items.store.put("others", "a", {})
+        feed = items.feed()
+        (seed,) = items.start(feed, Now())
+        items.store.put("others", "b", {})
+        batch = items.fetch(feed.open("p0", seed.cursor))
+        assert len(batch) == 0
+        assert feed.compare(seed.cursor, batch.cursor_after(0)) == -1
+        assert batch.cursor_after(0)[0] == 12
+        # What it moved past in other collections is nothing to this one.
+        items.store.put("items", 11, {"n": 11})
+        assert numbers(items.drain(feed.open("p0", batch.cursor_after(0)))[0]) == [11]
+
+    def test_the_watermark_is_never_later_than_what_comes(self, items):
+        feed = items.feed()
+        (seed,) = items.start(feed)
+        reader = feed.open(seed.partition_id, seed.cursor)
+        first = items.fetch(reader, most=3)
+        assert first.watermark == first.events(2, 3)[0].timestamp
+        last = items.fetch(reader)
+        items.clock.tick(seconds=-60)
+        items.store.put("items", 11, {"n": 11})
+        (event,) = items.drain(reader)[0]
+        assert last.watermark <= event.timestamp
+
+    def test_headroom_is_what_the_retention_leaves(self, world):
+        world.store.create_collection("items", partitions=1, retention=timedelta(seconds=60))
+        world.store.batch("items", [Put(n, {"n": n}) for n in range(3)])
+        world.clock.tick(seconds=10)
+        feed = world.feed()
+        (seed,) = world.start(feed)
+        reader = feed.open("p0", seed.cursor)
+        assert world.fetch(reader, most=1).headroom == 50
+        assert world.fetch(reader).headroom == 60
+        world.store.create_collection("kept")
+        other = world.feed("kept")
+        assert world.fetch(other.open("p0", world.start(other)[0].cursor)).headroom is None
+
+    def test_a_row_is_there_when_it_is_asked_for(self, items):
+        feed = items.feed(include_native=True)
+        event = items.read_all(feed)["p0"][0]
+        assert event.native == {
+            "seq": 1,
+            "ts": to_micros(event.timestamp),
+            "type": 0,
+            "key": '{"id":1}',
+            "doc": '{"n":1}',
+            "old": None,
+        }
+
+    def test_documents_that_nobody_wants_are_not_read(self, items):
+        items.sql("UPDATE log SET doc = 'damaged'")
+        feed = items.feed(new_item_state_mode=NewItemStateMode.OMIT)
+        assert [event.new_item_state for event in items.read_all(feed)["p0"]] == [None] * 10
+
+
+class TestUntil:
+    def test_it_is_reached_and_stays_so(self, items):
+        feed = items.feed()
+        (seed,) = items.start(feed)
+        until = items.fetch(feed.open("p0", seed.cursor), most=6).cursor_after(6)
+        reader = feed.open("p0", seed.cursor, until)
+        assert [len(items.fetch(reader, most=4)) for _ in range(2)] == [4, 2]
+        for _ in range(2):
+            batch = items.fetch(reader)
+            assert (len(batch), batch.outcome, batch.cursor_after(0)) == (0, Reached(), until)
+
+    def test_it_gives_the_same_whatever_happens_later(self, items):
+        feed = items.feed()
+        (seed,) = items.start(feed)
+        until = items.fetch(feed.open("p0", seed.cursor)).cursor_after(10)
+        before, _ = items.drain(feed.open("p0", seed.cursor, until))
+        items.store.put("items", 11, {"n": 11})
+        items.store.split("items", "p0")
+        items.store.put("items", 12, {"n": 12})
+        after, last = items.drain(feed.open("p0", seed.cursor, until))
+        assert after == before
+        assert last.outcome == Reached()
+
+
+class TestLineage:
+    def test_a_split_is_told_behind_the_last_change_again_and_again(self, items):
+        feed = items.feed()
+        (seed,) = items.start(feed)
+        reader = feed.open("p0", seed.cursor)
+        items.fetch(reader, most=9)
+        items.store.split("items", "p0")
+        for expected in (1, 0, 0):
+            batch = items.fetch(reader)
+            assert len(batch) == expected
+            assert isinstance(batch.outcome, Drained)
+            assert [(child.partition_id, child.parents) for child in batch.outcome.children] == [
+                ("p1", ("p0",)),
+                ("p2", ("p0",)),
+            ]
+        again = items.fetch(feed.open("p0", batch.cursor_after(0)))
+        assert again.outcome == batch.outcome
+
+    def test_children_go_on_where_the_parent_ended(self, items):
+        items.store.split("items", "p0")
+        items.store.batch("items", [Put(n, {"n": n}) for n in range(11, 31)])
+        events = items.read_all(items.feed())
+        assert numbers(events["p0"]) == list(range(1, 11))
+        assert sorted(numbers(events["p1"] + events["p2"])) == list(range(11, 31))
+        assert events["p1"]
+        assert events["p2"]
+
+    def test_a_merge_is_named_by_both_parents(self, world):
+        world.store.create_collection("items", partitions=2)
+        world.store.merge("items", "p0", "p1")
+        feed = world.feed()
+        said = []
+        for name in ("p0", "p1"):
+            (seed,) = world.start(feed, partition_id=name)
+            (child,) = world.fetch(feed.open(name, seed.cursor)).outcome.children
+            assert (child.partition_id, child.parents) == ("p2", ("p0", "p1"))
+            said.append(child.cursor)
+        assert feed.compare(feed.join("p2", said), said[0]) == 0
+
+    def test_discover_names_children_and_waits_for_open_partitions(self, items):
+        feed = items.feed()
+        items.store.split("items", "p0")
+        cursor = feed.open("p0", [10, 0]) and items.drain(feed.open("p0", [0, 0]))[1].cursor_after(0)
+        found = feed.discover({"p0": cursor, "p1": cursor}, items.deadline())
+        assert [child.partition_id for child in found["p0"].children] == ["p1", "p2"]
+        assert "p1" not in found
+
+    def test_an_empty_partition_holds_its_children_back(self, world):
+        """p0 has changes, p1 none: p3 must still come after p0."""
+        world.store.create_collection("items", partitions=1)
+        world.store.put("items", "a", {"n": 1})
+        world.store.split("items", "p0")
+        world.store.split("items", "p1")
+        seeds = {seed.partition_id: seed.parents for seed in world.start(world.feed())}
+        assert seeds == {"p0": (), "p1": ("p0",), "p2": ("p0",), "p3": ("p1",), "p4": ("p1",)}
+        listed = {part.partition_id: part.state for part in world.feed().partitions(world.deadline())}
+        assert listed["p0"] is listed["p1"] is PartitionState.CLOSED
+        assert listed["p2"] is listed["p4"] is PartitionState.OPEN
+
+    def test_what_was_trimmed_away_is_no_longer_listed(self, items):
+        items.store.split("items", "p0")
+        items.store.put("items", "b", {"n": 11})
+        items.store.trim("items", max_count=1)
+        feed = items.feed()
+        assert ids(items.start(feed)) == ["p1", "p2"]
+        assert [part.partition_id for part in feed.partitions(items.deadline())] == ["p1", "p2"]
+
+    def test_an_unknown_partition_is_refused(self, items):
+        feed = items.feed()
+        assert items.start(feed, partition_id="p7") == []
+        with faulty(ErrorCategory.INVALID_REQUEST, "never had", "p7"):
+            items.fetch(feed.open("p7", [0, 0]))
+
+
+class TestStarts:
+    def test_now_is_behind_everything_committed(self, items):
+        feed = items.feed()
+        (seed,) = items.start(feed, Now())
+        items.store.put("items", 11, {"n": 11})
+        items.store.split("items", "p0")
+        events, _ = items.drain(feed.open(seed.partition_id, seed.cursor))
+        assert numbers(events) == [11]
+
+    def test_at_time_is_exact_to_the_microsecond(self, items):
+        feed = items.feed()
+        stamps = [event.timestamp for event in items.read_all(feed)["p0"]]
+        for index, stamp in enumerate(stamps):
+            for shift, first in ((-1, index), (0, index), (1, index + 1)):
+                position = AtTime(stamp + timedelta(microseconds=shift))
+                assert numbers(items.read_all(feed, position)["p0"]) == list(range(first + 1, 11))
+
+    def test_at_time_starts_in_the_partitions_of_that_time(self, items):
+        moments = [items.clock()]
+        for name in ("p0", "p1", "p4"):
+            items.clock.tick(seconds=1)
+            items.store.split("items", name)
+            moments.append(items.clock.tick(seconds=1))
+            for number in range(20):
+                items.store.put("items", number, {"n": number})
+        feed = items.feed()
+        alive = [ids(items.start(feed, AtTime(moment))) for moment in moments]
+        assert alive == [["p0"], ["p1", "p2"], ["p2", "p3", "p4"], ["p2", "p3", "p5", "p6"]]
+        for moment in moments:
+            events = [e for part in items.read_all(feed, AtTime(moment)).values() for e in part]
+            wanted = items.sql("SELECT count(*) FROM log WHERE ts >= ?", to_micros(moment))[0][0]
+            assert len(events) == wanted
+            assert min(event.timestamp for event in events) >= moment
+
+    def test_at_time_in_the_near_future_skips_what_comes_before(self, items):
+        feed = items.feed()
+        soon = items.clock() + timedelta(seconds=3)
+        (seed,) = items.start(feed, AtTime(soon))
+        reader = feed.open(seed.partition_id, seed.cursor)
+        for number in (11, 12, 13, 14):
+            items.store.put("items", number, {"n": number})
+            if number == 12:
+                assert items.drain(reader)[0] == []
+                items.store.split("items", "p0")
+            items.clock.tick(seconds=1.5)
+        _, last = items.drain(reader)
+        children = [items.drain(feed.open(c.partition_id, c.cursor))[0] for c in last.outcome.children]
+        assert sorted(n for part in children for n in numbers(part)) == [13, 14]
+        cursors = {child.partition_id: child.cursor for child in last.outcome.children}
+        heads = feed.heads(cursors, None, items.deadline())
+        assert sum(head.records for head in heads.values()) == 2
+
+    def test_at_time_before_the_collection_is_its_beginning(self, world):
+        early = world.clock()
+        world.store.create_collection("others")
+        world.store.put("others", "a", {})
+        world.clock.tick(seconds=1)
+        world.store.create_collection("items", partitions=1)
+        world.store.put("items", "a", {"n": 1})
+        assert numbers(world.read_all(world.feed(), AtTime(early))["p0"]) == [1]
+
+    def test_a_closed_partition_can_be_started_by_itself(self, items):
+        feed = items.feed()
+        items.store.split("items", "p0")
+        items.store.batch("items", [Put(n, {"n": n}) for n in range(20)])
+        (seed,) = items.start(feed, Beginning(), "p0")
+        assert len(items.drain(feed.open("p0", seed.cursor))[0]) == 10
+        (seed,) = items.start(feed, Now(), "p0")
+        events, last = items.drain(feed.open("p0", seed.cursor))
+        assert events == []
+        for child in last.outcome.children:
+            assert items.drain(feed.open(child.partition_id, child.cursor))[0] == []
+
+    def test_the_clock_is_the_store_s(self, items):
+        feed = items.feed()
+        assert feed.clock(items.deadline()) == items.clock()
+        last = items.clock()
+        items.clock.tick(seconds=-9)
+        assert feed.clock(items.deadline()) == last
+
+
+class TestExpiry:
+    def test_a_position_before_what_was_trimmed_has_expired(self, items):
+        feed = items.feed()
+        cursors = [items.fetch(feed.open("p0", [0, 0])).cursor_after(count) for count in range(11)]
+        items.store.trim("items", max_count=4)
+        for cursor in cursors[:6]:
+            with faulty(ErrorCategory.CHECKPOINT_EXPIRED, "SkipToOldest"):
+                items.fetch(feed.open("p0", cursor))
+            with faulty(ErrorCategory.CHECKPOINT_EXPIRED):
+                feed.heads({"p0": cursor}, None, items.deadline())
+        for count in range(6, 11):
+            assert numbers(items.drain(feed.open("p0", cursors[count]))[0]) == list(range(count + 1, 11))
+
+    def test_a_live_reader_notices_too(self, items):
+        feed = items.feed()
+        reader = feed.open("p0", items.start(feed)[0].cursor)
+        items.fetch(reader, most=2)
+        items.store.trim("items", max_count=1)
+        with faulty(ErrorCategory.CHECKPOINT_EXPIRED):
+            items.fetch(reader)
+
+    def test_at_time_older_than_retention_is_not_clamped(self, items):
+        feed = items.feed()
+        stamps = [event.timestamp for event in items.read_all(feed)["p0"]]
+        items.store.trim("items", max_count=4)
+        for stamp in (stamps[0], stamps[5]):
+            with faulty(ErrorCategory.CHECKPOINT_EXPIRED, stamp.isoformat()):
+                items.start(feed, AtTime(stamp))
+        assert len(items.read_all(feed, AtTime(stamps[6]))["p0"]) == 4
+        assert len(items.read_all(feed, AtTime(stamps[5] + timedelta(microseconds=1)))["p0"]) == 4
+
+    def test_an_idle_reader_does_not_expire(self, items):
+        feed = items.feed()
+        (seed,) = items.start(feed, Now())
+        reader = feed.open("p0", seed.cursor)
+        for _ in range(5):
+            items.store.put("items", "busy", {"n": 1})
+            items.drain(reader)
+            items.store.trim("items", max_count=0)
+        assert len(items.fetch(reader)) == 0
+
+    def test_oldest_is_the_first_change_that_is_left(self, items):
+        items.store.trim("items", max_count=4)
+        feed = items.feed()
+        (seed,) = feed.oldest(["p0"], items.deadline())
+        assert numbers(items.drain(feed.open("p0", seed.cursor))[0]) == [7, 8, 9, 10]
+        assert seed == items.start(feed)[0]
+
+    def test_oldest_of_what_is_gone_are_its_descendants(self, items):
+        items.store.split("items", "p0")  # p1, p2
+        items.store.split("items", "p1")  # p3, p4
+        items.store.batch("items", [Put(n, {"n": n}) for n in range(30)])
+        items.store.merge("items", "p4", "p2")  # p5
+        items.store.trim("items", max_count=30)
+        feed = items.feed()
+        seeds = feed.oldest(["p0", "p7"], items.deadline())
+        assert {seed.partition_id: seed.parents for seed in seeds} == {
+            "p2": ("p0",),
+            "p3": ("p1",),
+            "p4": ("p1",),
+        }
+        assert ids(feed.oldest(["p4"], items.deadline())) == ["p4"]
+        items.store.trim("items", max_count=0)
+        assert ids(feed.oldest(["p0"], items.deadline())) == ["p3", "p5"]
+
+
+class TestCursors:
+    @pytest.mark.parametrize(
+        "cursor",
+        [
+            None, 1, "1", [], [1], [1, 2, 3], {"seq": 1}, ["1", 2], [1, "2"], [1.0, 2], [True, 2], [1, None],
+            [-1, 2], [1, -2], [2**63, 2], [1, 2**62], [[1], 2],
+        ],
+        ids=repr,
+    )  # fmt: skip
+    def test_what_is_no_position_is_refused_without_io(self, items, cursor):
+        feed = items.feed()
+        items.provider.close()
+        with pytest.raises(InvalidCursor):
+            feed.open("p0", cursor)
+        with pytest.raises(InvalidCursor):
+            feed.open("p0", [0, 0], cursor or [])
+        with pytest.raises(InvalidCursor):
+            feed.describe(cursor)
+
+    def test_a_position_ahead_of_the_store_is_refused(self, items):
+        feed = items.feed()
+        assert len(items.fetch(feed.open("p0", [10, 0]))) == 0
+        with pytest.raises(InvalidCursor, match="ahead of the store"):
+            items.fetch(feed.open("p0", [11, 0]))
+
+    def test_a_position_is_described(self, items):
+        feed = items.feed()
+        stamp = items.read_all(feed)["p0"][2].timestamp
+        position = feed.describe(items.fetch(feed.open("p0", [0, 0])).cursor_after(3))
+        assert (position.text, position.time) == ("sequence 3", stamp)
+
+    def test_positions_compare_by_sequence(self, items):
+        feed = items.feed()
+        assert [feed.compare([1, 9], [other, 0]) for other in (0, 1, 2)] == [1, 0, -1]
+
+
+class TestLogicalPartition:
+    def logical(self, world, *components, **spec):
+        key = MulticloudDbKey(dict(zip(("tenant", "id"), components, strict=False)), 1)
+        return world.feed(scope=LogicalPartition(key), **spec)
+
+    @pytest.fixture
+    def tenants(self, world):
+        """Twenty tenants over splits and a merge; tenant t has changes n = 0, 1, 2, …."""
+        world.store.create_collection("items", partitions=2, partition_key=["tenant"])
+
+        def write(start, stop):
+            for n in range(start, stop):
+                world.store.batch(
+                    "items", [Put({"tenant": t, "id": n % 3}, {"n": n, "t": t}) for t in range(20)]
+                )
+
+        write(0, 5)
+        world.store.split("items", "p0")  # p2, p3
+        write(5, 10)
+        world.store.merge("items", "p3", "p1")  # p4
+        write(10, 15)
+        return world
+
+    def test_only_its_changes_in_order_over_the_whole_lineage(self, tenants):
+        for tenant in range(20):
+            events = tenants.read_all(self.logical(tenants, tenant))
+            assert [n for part in events.values() for n in numbers(part)] == list(range(15))
+            assert {e.new_item_state["t"] for part in events.values() for e in part} == {tenant}
+
+    def test_only_partitions_that_hold_it_are_seen(self, tenants):
+        chains = {tuple(tenants.read_all(self.logical(tenants, tenant))) for tenant in range(20)}
+        assert chains == {("p0", "p2"), ("p0", "p3", "p4"), ("p1", "p4")}
+        for tenant in range(20):
+            feed = self.logical(tenants, tenant)
+            seeds = tenants.start(feed)
+            assert {parent for seed in seeds for parent in seed.parents} <= set(ids(seeds))
+            assert len(tenants.start(feed, Now())) == 1
+
+    def test_further_components_are_ignored(self, tenants):
+        feed = self.logical(tenants, 7, "whatever")
+        assert sum(map(len, tenants.read_all(feed).values())) == 15
+
+    def test_small_fetches_and_heads_agree(self, tenants):
+        feed = self.logical(tenants, 7)
+        seed = tenants.start(feed)[0]
+        total = len(tenants.drain(feed.open(seed.partition_id, seed.cursor))[0])
+        for most in (1, 2, 3, total, 99):
+            events, _ = tenants.drain(feed.open(seed.partition_id, seed.cursor), most)
+            assert len(events) == total
+            head = feed.heads({seed.partition_id: seed.cursor}, most, tenants.deadline())[seed.partition_id]
+            assert head.records == min(most, total)
+            reader = feed.open(seed.partition_id, seed.cursor, head.cursor)
+            assert len(tenants.drain(reader)[0]) == min(most, total)
+        assert len(tenants.fetch(feed.open(seed.partition_id, seed.cursor), nbytes=1)) == 1
+
+    def test_another_key_of_the_same_hash_is_kept_out(self, tenants):
+        (number,) = tenants.sql("SELECT DISTINCT hash FROM log WHERE key LIKE '{\"tenant\":7,%'")[0]
+        (part,) = tenants.sql("SELECT DISTINCT partition FROM log WHERE hash = ? LIMIT 1", number)[0]
+        tenants.sql("UPDATE log SET hash = ? WHERE partition = ? AND key LIKE '{\"tenant\":1%'", number, part)
+        events = tenants.read_all(self.logical(tenants, 7))
+        assert {e.new_item_state["t"] for events in events.values() for e in events} == {7}
+        assert sum(map(len, events.values())) == 15
+
+    def test_a_key_that_does_not_fit_the_collection_is_refused(self, tenants):
+        with pytest.raises(MulticloudDbError, match="tenant"):
+            tenants.feed(scope=LogicalPartition(MulticloudDbKey({"user": 1})))
+
+
+class TestHeads:
+    def test_counts_are_exact(self, items):
+        feed = items.feed()
+        assert isinstance(feed, SupportsHeads)
+        for begin in range(11):
+            for most in (None, 1, 3, 10, 99):
+                head = feed.heads({"p0": [begin, 0]}, most, items.deadline())["p0"]
+                read, batch = items.drain(feed.open("p0", [begin, 0], head.cursor))
+                assert len(read) == head.records == min(10 - begin, most or 99)
+                assert batch.outcome == Reached()
+                assert head.outcome == Continue()
+
+    def test_gaps_of_other_collections_and_trims_do_not_count(self, items):
+        items.store.create_collection("others")
+        for number in range(11, 31):
+            items.store.put("others", number, {})
+            items.store.put("items", number, {"n": number})
+        items.store.trim("items", max_count=25)
+        feed = items.feed()
+        (seed,) = items.start(feed)
+        for most in (1, 7, 24, 25, 26):
+            head = feed.heads({"p0": seed.cursor}, most, items.deadline())["p0"]
+            assert head.records == min(most, 25)
+            assert len(items.drain(feed.open("p0", seed.cursor, head.cursor))[0]) == head.records
+
+    def test_the_end_of_a_closed_partition_is_told(self, items):
+        items.store.split("items", "p0")
+        items.store.put("items", 11, {"n": 11})
+        feed = items.feed()
+        heads = {most: feed.heads({"p0": [0, 0]}, most, items.deadline())["p0"] for most in (None, 9, 10)}
+        assert [type(heads[most].outcome) for most in (None, 9, 10)] == [Drained, Continue, Drained]
+        assert heads[None].outcome == items.drain(feed.open("p0", [0, 0]))[1].outcome
+
+
+class TestWaiting:
+    def test_a_waiting_read_ends_with_the_first_change(self, items):
+        feed = items.feed()
+        (seed,) = items.start(feed, Now())
+        reader = feed.open("p0", seed.cursor)
+        committed = []
+
+        def write():
+            with EmbeddedStore(items.path, durable=False) as other:
+                while reader._idle is None:  # it has looked and found nothing
+                    time.sleep(0.001)
+                other.put("items", 11, {"n": 11})
+                committed.append(time.monotonic())
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        batch = items.fetch(reader, wait=9.0)
+        seen = time.monotonic()
+        thread.join()
+        assert numbers(batch.events(0, len(batch))) == [11]
+        assert seen - committed[0] < 0.5
+
+    def test_a_wait_in_vain_ends_with_nothing(self, items):
+        feed = items.feed()
+        (seed,) = items.start(feed, Now())
+        began = time.monotonic()
+        batch = items.fetch(feed.open("p0", seed.cursor), wait=0.1)
+        assert (len(batch), batch.caught_up) == (0, True)
+        assert 0.1 <= time.monotonic() - began < 2
+
+    def test_a_wait_is_not_longer_than_the_deadline(self, items):
+        feed = items.feed()
+        (seed,) = items.start(feed, Now())
+        began = time.monotonic()
+        batch = feed.open("p0", seed.cursor).fetch(10, 1000, 60.0, Deadline.after(0.1))
+        assert len(batch) == 0
+        assert time.monotonic() - began < 2
+
+    def test_a_change_elsewhere_does_not_end_it_but_a_split_does(self, items):
+        items.store.create_collection("others")
+        feed = items.feed()
+        (seed,) = items.start(feed, Now())
+        reader = feed.open("p0", seed.cursor)
+
+        def write():
+            items.store.put("others", 1, {})
+            items.store.put("others", 2, {})
+            items.store.split("items", "p0")
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        batch = items.fetch(reader, wait=9.0)
+        thread.join()
+        assert isinstance(batch.outcome, Drained)
+        assert batch.cursor_after(0)[0] == 12
+
+    @pytest.mark.parametrize("end", ["cancel", "close"])
+    def test_cancel_and_close_end_it_within_a_second(self, items, end):
+        feed = items.feed()
+        (seed,) = items.start(feed, Now())
+        reader = feed.open("p0", seed.cursor)
+        ended = []
+
+        def wait():
+            try:
+                items.fetch(reader, wait=9.0)
+            except ProviderFault as error:
+                ended.append(error.fault.category)
+            else:
+                ended.append(None)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        began = time.monotonic()
+        (reader.cancel if end == "cancel" else items.provider.close)()
+        thread.join()
+        assert time.monotonic() - began < 1
+        assert ended[0] in (None, ErrorCategory.TRANSIENT_FAILURE)
+
+    def test_cancel_interrupts_a_statement_that_runs(self, items):
+        feed = items.feed()
+        reader = feed.open("p0", items.start(feed)[0].cursor)
+        # A view that takes minutes stands in for a very slow disk.
+        items.sql("ALTER TABLE log RENAME TO rows")
+        items.sql(
+            "CREATE VIEW log AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 1000000000)"
+            " SELECT rows.* FROM rows, n"
+        )
+        raised = []
+
+        def fetch():
+            try:
+                items.fetch(reader)
+            except Exception as error:  # noqa: BLE001
+                raised.append(items.provider.classify(error))
+
+        thread = threading.Thread(target=fetch)
+        thread.start()
+        while reader._connection is None and thread.is_alive():
+            time.sleep(0.001)
+        began = time.monotonic()
+        while thread.is_alive() and time.monotonic() - began < 5:
+            reader.cancel()
+            thread.join(0.05)
+        assert time.monotonic() - began < 1
+        assert (raised[0].category, raised[0].code) == (ErrorCategory.TRANSIENT_FAILURE, "SQLITE_INTERRUPT")
+
+    def test_a_write_is_seen_by_the_very_next_fetch(self, items):
+        feed = items.feed()
+        (seed,) = items.start(feed, Now())
+        reader = feed.open("p0", seed.cursor)
+        for number in range(11, 31):
+            assert len(items.fetch(reader)) == 0
+            assert len(items.fetch(reader)) == 0
+            items.store.put("items", number, {"n": number})
+            assert len(items.fetch(reader)) == 1
+
+
+class TestConnections:
+    def test_many_readers_share_few(self, items):
+        feed = items.feed()
+        (seed,) = items.start(feed)
+        readers = [feed.open("p0", seed.cursor) for _ in range(1000)]
+        threads = [
+            threading.Thread(target=lambda part: [items.fetch(r) for r in part], args=(readers[n::40],))
+            for n in range(40)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(len(items.fetch(reader)) == 0 for reader in readers)
+        assert 1 <= len(items.provider._pool) <= 16
+
+    def test_a_file_that_was_made_anew_is_noticed(self, items):
+        feed = items.feed()
+        reader = feed.open("p0", items.start(feed)[0].cursor)
+        assert len(items.fetch(reader)) == 10
+        items.store.close()
+        for path in Path(items.path).parent.iterdir():
+            path.unlink()
+        with pytest.raises(FileNotFoundError) as caught:
+            items.fetch(reader)
+        assert items.provider.classify(caught.value).category == ErrorCategory.NOT_FOUND
+        with faulty(ErrorCategory.NOT_FOUND, "EmbeddedStore(path)"):
+            items.feed()
+        with EmbeddedStore(items.path) as anew:
+            anew.create_collection("items", partitions=1)
+            anew.put("items", "a", {"n": 1})
+            with faulty(ErrorCategory.NOT_FOUND, "dropped"):
+                items.fetch(reader)
+            assert numbers(items.read_all(items.feed())["p0"]) == [1]
+
+    def test_after_close_everything_refuses(self, items):
+        feed = items.feed()
+        reader = feed.open("p0", items.start(feed)[0].cursor)
+        items.provider.close()
+        items.provider.close()
+        with faulty(ErrorCategory.TRANSIENT_FAILURE, "closed"):
+            items.fetch(reader)
+        assert len(items.provider._pool) == 0
+        items.store.put("items", "a", {})
+
+
+class TestProvisioning:
+    def test_a_missing_collection_is_not_found(self, items):
+        with faulty(ErrorCategory.NOT_FOUND, "main/item ", "main/items"):
+            items.feed("item")
+
+    def test_the_database_is_main_by_default(self, items):
+        feed = items.provider.open_feed(FeedSpec(ResourceAddress(collection="items")), items.deadline())
+        assert feed.identity.address == ResourceAddress(collection="items")
+        assert len(items.read_all(feed)["p0"]) == 10
+
+    def test_a_dropped_collection_ends_its_readers(self, items):
+        feed = items.feed()
+        reader = feed.open("p0", items.start(feed)[0].cursor)
+        items.store.create_collection("items", partitions=1, recreate=True)
+        for call in (
+            lambda: items.fetch(reader),
+            lambda: items.start(feed),
+            lambda: items.start(feed, Now(), "p0"),
+            lambda: feed.partitions(items.deadline()),
+            lambda: feed.oldest(["p0"], items.deadline()),
+            lambda: feed.heads({"p0": [0, 0]}, None, items.deadline()),
+            lambda: feed.discover({"p0": [0, 0]}, items.deadline()),
+        ):
+            with faulty(ErrorCategory.NOT_FOUND, "dropped"):
+                call()
+        assert items.feed().identity.incarnation != feed.identity.incarnation
+
+    @pytest.mark.parametrize(
+        ("images", "new", "old"), [("keys", False, False), ("new", True, False), ("new_and_old", True, True)]
+    )
+    def test_required_documents_have_to_be_logged(self, world, images, new, old):
+        world.store.create_collection("items", images=images)
+        for modes, there, setting in (
+            ({"new_item_state_mode": NewItemStateMode.REQUIRE}, new, "images='new'"),
+            ({"old_item_state_mode": OldItemStateMode.REQUIRE}, old, "images='new_and_old'"),
+        ):
+            if there:
+                world.feed(**modes)
+                continue
+            with faulty(ErrorCategory.UNSUPPORTED_CAPABILITY, setting):
+                world.feed(**modes)
+
+    def test_what_is_not_logged_is_none_where_it_may_be(self, world):
+        world.store.create_collection("items", partitions=1, images="keys")
+        world.store.put("items", "a", {})
+        feed = world.feed(old_item_state_mode=OldItemStateMode.INCLUDE_IF_AVAILABLE)
+        (event,) = world.read_all(feed)["p0"]
+        assert (event.new_item_state, event.old_item_state) == (None, None)
+
+    def test_wider_scopes_are_refused_with_the_way_out(self, items):
+        with faulty(ErrorCategory.UNSUPPORTED_CAPABILITY, "EntireCollection()"):
+            items.feed(scope=EntireDatabase())
+
+    def test_every_capability_has_a_note(self, items):
+        assert items.provider.capabilities() is CAPABILITIES
+        assert all(CAPABILITIES[capability].note for capability in CAPABILITIES)
+
+
+class TestPoison:
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            "doc = '{\"n\":'", "doc = 'null and void'", "doc = '[1]'", "doc = CAST(x'7bff7d' AS TEXT)",
+            "doc = ''", "key = '{'", "key = '7'", "key = 'null'", "type = 9", "ts = 1 << 62",
+            "doc = '{}' || char(30) || '{}'",
+        ],
+    )  # fmt: skip
+    @pytest.mark.parametrize("form", ["events", "arrow"])
+    def test_a_damaged_row_is_named_and_stepped_over(self, items, damage, form):
+        items.sql(f"UPDATE log SET {damage} WHERE seq = 4")
+        feed = items.feed()
+        batch = items.fetch(feed.open("p0", [0, 0]))
+        view = getattr(batch, form)
+        with pytest.raises(RecordFault) as caught:
+            view(0, 10)
+        if "char(30)" in damage:
+            assert caught.value.index == 0  # rows cannot be told apart any more
+            return
+        assert (caught.value.index, caught.value.position) == (3, "sequence 4")
+        assert "void" not in str(caught.value)
+        assert len(view(0, 3)) == 3
+        assert len(view(4, 10)) == 6
+        if "ts" not in damage:
+            events, _ = items.drain(feed.open("p0", caught.value.skip_cursor))
+            assert numbers(events) == [5, 6, 7, 8, 9, 10]
+
+    def test_a_damaged_tag_is_poison_too(self, items):
+        items.sql("""UPDATE log SET doc = '{"n":{"$decimal":"x"}}' WHERE seq = 4""")
+        batch = items.fetch(items.feed().open("p0", [0, 0]))
+        with pytest.raises(RecordFault, match="sequence 4"):
+            batch.events(2, 10)
+
+
+def test_nothing_is_lost_in_random_lives(tmp_path, clock):
+    """Random writes, splits, merges and trims; readers that stop and go on anywhere; per key, in order."""
+    for seed in range(8):
+        chance = random.Random(seed)
+        with EmbeddedStore(tmp_path / f"{seed}.db", clock=clock, durable=False) as store:
+            store.create_collection("items", partitions=chance.randint(1, 3))
+            provider = PLUGIN.connect(ClientConfig("embedded"), store)
+            feed = provider.open_feed(
+                FeedSpec(ResourceAddress("main", "items"), options=EmbeddedOptions()), Deadline.after(9)
+            )
+            active = {
+                s.partition_id: ((), s.cursor) for s in feed.start(Beginning(), None, Deadline.after(9))
+            }
+            drained, seen, written = set(), [], 0
+            for step in range(150):
+                written += _live(store, clock, chance)
+                if step % 5 == 0 or step > 140:
+                    seen += _read(feed, active, drained, chance, all_of_it=step > 140)
+            assert written == len(seen) == len({event.event_id for event in seen})
+            by_key = {}
+            for event in seen:
+                by_key.setdefault(event.key, []).append(event.order_key)
+            assert all(orders == sorted(orders) for orders in by_key.values())
+            assert len(by_key) > 10
+            provider.close()
+
+
+def _live(store, clock, chance):
+    clock.tick(microseconds=chance.randint(0, 2))
+    parts = store.partitions("items")
+    match chance.randint(0, 9):
+        case 0:
+            store.split("items", chance.choice(parts).partition_id)
+        case 1 if len(parts) > 1:
+            index = chance.randrange(len(parts) - 1)
+            store.merge("items", parts[index].partition_id, parts[index + 1].partition_id)
+    operations = [
+        Put(chance.randint(0, 30), {"n": n}) if chance.random() < 0.8 else Delete(chance.randint(0, 30))
+        for n in range(chance.randint(0, 6))
+    ]
+    return store.batch("items", operations)
+
+
+def _read(feed, active, drained, chance, *, all_of_it):
+    """Some partitions a bit further, each by a new reader; a child when its parents are drained."""
+    seen, again = [], True
+    while again:
+        again = False
+        for name, (parents, cursor) in list(active.items()):
+            if set(parents) - drained or not (all_of_it or chance.random() < 0.5):
+                continue
+            batch = feed.open(name, cursor).fetch(chance.randint(1, 9), 1 << 20, 0.0, Deadline.after(9))
+            count = len(batch) if all_of_it else chance.randint(0, len(batch))
+            seen += batch.events(0, count)
+            active[name] = (parents, batch.cursor_after(count))
+            again = again or (all_of_it and (count > 0 or isinstance(batch.outcome, Drained)))
+            if count == len(batch) and isinstance(batch.outcome, Drained):
+                del active[name]
+                drained.add(name)
+                for child in batch.outcome.children:
+                    active.setdefault(child.partition_id, (child.parents, child.cursor))
+    return seen
+
+
+def test_moments_are_aware(items):
+    event = items.read_all(items.feed())["p0"][0]
+    assert event.timestamp.utcoffset() == timedelta(0)
+    assert isinstance(event.timestamp, datetime)

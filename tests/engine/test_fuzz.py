@@ -1,0 +1,319 @@
+"""Any token whatsoever gives a page or `INVALID_REQUEST`: random, damaged, forged."""
+
+import base64
+import logging
+import os
+import random
+import zlib
+from copy import deepcopy
+
+import orjson
+import pytest
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedPage,
+    ErrorCategory,
+    MulticloudDbError,
+    Now,
+    PhysicalPartition,
+)
+from multiclouddb_conformance.simulation import (
+    CorruptError,
+    ServerError,
+    SimulationFeed,
+    SimulationProvider,
+    Weather,
+)
+from multiclouddb_spi import InvalidCursor
+from multiclouddb_spi.token import decode_token
+
+TOKENS = int(os.environ.get("MULTICLOUDDB_TOKENS", "20000"))
+ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+SCRAPS = [
+    None, True, False, 0, 1, 2, -1, 3, 7, 10**6, 2**53, 2**63 - 1, -(2**63), 1.5, 1e300, "", "p0", "p1", "p3",
+    "p99", "x", "\0", "é" * 50, [], [[]], {}, [1], [0, 0], [1, 1], [5, 2], [2, -1], ["p0", 3], ["p0", 3, 1],
+    ["p0", 3, 2], ["p4", [3], ["p0"]], ["p4", [[3, 1], 4], ["p0", "p1"]], {"over": "so"}, {"over": 1},
+    {"retired": "p0", "children": []}, {"retired": "p0", "children": [["p3", ["p0"], 4]]},
+    {"retired": "p0", "children": [["p3", "p0", 4]]}, {"v": 2},
+]  # fmt: skip
+
+
+class StrictFeed(SimulationFeed):
+    """Refuses partitions that never were, as a provider refuses a cursor that it cannot have made."""
+
+    def open(self, partition_id, cursor, until=None):
+        self._check(partition_id)
+        return super().open(partition_id, cursor, until)
+
+    def discover(self, awaiting, deadline):
+        for name, cursor in awaiting.items():
+            self._check(name)
+            self.describe(cursor)
+        return {name: self.ending(name, asked=True) for name in awaiting}
+
+    def _check(self, partition_id):
+        if partition_id not in self.sim.partitions:
+            raise InvalidCursor(f"there is no partition {partition_id!r:.40}")
+
+
+class StrictProvider(SimulationProvider):
+    def open_feed(self, spec, deadline):
+        feed = super().open_feed(spec, deadline)
+        feed.__class__ = StrictFeed
+        return feed
+
+
+def sealed(flag, payload):
+    raw = flag + zlib.crc32(payload).to_bytes(4, "big") + payload
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def payload_of(token):
+    """The JSON of a sound token."""
+    raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
+    return raw[5:] if raw[:1] == b"j" else zlib.decompress(raw[5:], -15)
+
+
+def squeezed(raw):
+    squeeze = zlib.compressobj(6, zlib.DEFLATED, -15)
+    return squeeze.compress(raw) + squeeze.flush()
+
+
+class Mutations:
+    """Makes tokens that this library never handed out."""
+
+    def __init__(self, seed, tokens):
+        self.dice = random.Random(seed)
+        self.tokens = tokens
+        self.kinds = [
+            self.text,
+            self.raw,
+            self.characters,
+            self.characters,
+            self.splice,
+            self.payload_bytes,
+            self.payload_bytes,
+            self.deflated_bytes,
+            self.tree,
+            self.tree,
+            self.tree,
+            self.tree,
+            *[self.forged] * 6,
+        ]
+
+    def one(self):
+        return self.dice.choice(self.kinds)()
+
+    def text(self):
+        letters = self.dice.choice([ALPHABET, "".join(map(chr, range(1, 300))), "=+/ \n"])
+        return "".join(self.dice.choices(letters, k=self.dice.randrange(1, 60)))
+
+    def raw(self):
+        flag = self.dice.choice([b"j", b"z", b"", b"q"])
+        raw = flag + self.dice.randbytes(self.dice.randrange(80))
+        return base64.urlsafe_b64encode(raw).decode().rstrip("=") or "A"
+
+    def characters(self):
+        token = list(self.dice.choice(self.tokens))
+        for _ in range(self.dice.randrange(1, 4)):
+            place = self.dice.randrange(len(token))
+            match self.dice.randrange(4):
+                case 0:
+                    token[place] = self.dice.choice(ALPHABET)
+                case 1:
+                    token.insert(place, self.dice.choice(ALPHABET))
+                case 2 if len(token) > 1:
+                    del token[place]
+                case _:
+                    token = token[:place] or token
+        return "".join(token)
+
+    def splice(self):
+        one, other = self.dice.sample(self.tokens, 2)
+        return one[: self.dice.randrange(len(one))] + other[self.dice.randrange(len(other)) :] or "A"
+
+    def payload_bytes(self):
+        payload = bytearray(payload_of(self.dice.choice(self.tokens)))
+        for _ in range(self.dice.randrange(1, 4)):
+            place = self.dice.randrange(len(payload))
+            match self.dice.randrange(3):
+                case 0:
+                    payload[place] = self.dice.choice(b'0123456789[]{},:"pvrcse-\\')
+                case 1:
+                    payload[place] = self.dice.randrange(256)
+                case _:
+                    del payload[place : place + self.dice.randrange(1, 5)]
+        return self.seal(bytes(payload))
+
+    def deflated_bytes(self):
+        payload = bytearray(squeezed(payload_of(self.dice.choice(self.tokens))))
+        payload[self.dice.randrange(len(payload))] = self.dice.randrange(256)
+        return sealed(b"z", bytes(payload))
+
+    def tree(self):
+        body = orjson.loads(payload_of(self.dice.choice(self.tokens)))
+        for _ in range(self.dice.randrange(1, 3)):
+            self.mutate(body)
+        return self.seal(orjson.dumps(body))
+
+    def forged(self):
+        """Only the state is made up, out of parts that look right."""
+        body = orjson.loads(payload_of(self.dice.choice(self.tokens)))
+        body["c"] = [self.entry() for _ in range(self.dice.randrange(4))]
+        return self.seal(orjson.dumps(body))
+
+    def entry(self):
+        names = [f"p{number}" for number in range(8)]
+        entry = [self.dice.choice(names), self.cursor()]
+        match self.dice.randrange(5):
+            case 0:
+                entry.append(self.dice.randrange(4))
+            case 1:
+                entry[1] = [self.cursor() for _ in range(self.dice.randrange(3))]
+                entry.append(self.dice.sample(names, self.dice.randrange(3)))
+        return entry
+
+    def cursor(self):
+        if self.dice.random() < 0.7:
+            return self.dice.randrange(-2, 80)
+        return [self.dice.randrange(-2, 80) for _ in range(self.dice.randrange(4))]
+
+    def mutate(self, body):
+        places = []
+
+        def visit(node):
+            keys = node.keys() if isinstance(node, dict) else range(len(node))
+            for key in keys:
+                places.append((node, key))
+                if isinstance(node[key], dict | list):
+                    visit(node[key])
+
+        visit(body)
+        # Most places are in the state; the others matter as much.
+        node, key = self.dice.choice(places if self.dice.random() < 0.7 else places[:9])
+        match self.dice.randrange(5):
+            case 0:
+                del node[key]
+            case 1 if isinstance(node, list):
+                node.append(deepcopy(node[key]))
+            case 2 if isinstance(node[key], int) and abs(node[key]) < 2**62:
+                node[key] += self.dice.choice([-1, 1, 10, -10])
+            case _:
+                node[key] = deepcopy(self.dice.choice(SCRAPS))
+
+    def seal(self, payload):
+        return sealed(b"j", payload) if self.dice.random() < 0.5 else sealed(b"z", squeezed(payload))
+
+
+@pytest.fixture
+def world(make_bench):
+    """A collection with all that may stand in a token, and such tokens."""
+    bench = make_bench(partitions=3)
+    sim = bench.sim
+    tokens = []
+
+    def read(place, size=2, **settings):
+        try:
+            page = bench.page(place, size, **settings)
+        except MulticloudDbError as error:
+            tokens.extend([error.detail.skip_token] if error.detail.skip_token else [])
+            return error.detail.skip_token or place
+        tokens.append(page.continuation_token)
+        tokens.extend(child.continuation_token for child in page.child_partitions)
+        return page.continuation_token
+
+    bench.connect()
+    scope = PhysicalPartition(sim.public_id("p2"))
+    place, alone = read(Beginning()), read(Beginning(), scope=scope)
+    bench.fill(10)
+    sim.transaction([(f"k{number}", {"n": number}) for number in range(9)])
+    sim.write("bad", {"n": 0}, poison=True)
+    sim.delay_children("p0", 3)
+    sim.merge("p0", "p1")
+    sim.split("p2")
+    for _ in range(8):
+        bench.fill(3)
+        sim.fail_next("p1", ServerError("503"), times=3)
+        sim.fail_next("p3", CorruptError("broken"))
+        place, alone = read(place), read(alone, scope=scope)
+    read(Now())
+    tokens += [token for _, token in bench.plan()]
+    sim.forgive()
+    for _ in range(30):
+        place, alone = read(place), read(alone, scope=scope)
+    sim.trim(upto=8)
+    bench.fill(5)
+    bench.connect(provider=StrictProvider(sim), page_records=5)
+    return bench, list(dict.fromkeys(tokens))
+
+
+def trimmed(bench, token):
+    """True when a partition that the token reads really is no longer kept."""
+    for name, cursor, *rest in decode_token(token).state:
+        partition = bench.sim.partitions.get(name)
+        cursors = cursor if rest and isinstance(rest[0], list) else [cursor]
+        if partition is not None and any(number <= partition.trimmed for number in commits(cursors)):
+            return True
+    return False
+
+
+def commits(cursors):
+    """The commits that would be read next at these cursors, where they are ones."""
+    for cursor in cursors:
+        match cursor:
+            case int():
+                yield cursor + 1
+            case [int() as commit, int()]:
+                yield commit
+            case _:
+                pass
+
+
+def test_any_token_gives_a_page_or_invalid_request(world):
+    bench, tokens = world
+    states = [decode_token(token).state for token in tokens]
+    assert {type(state) for state in states} == {list, dict}
+    assert any(len(entry) == 3 for state in states if isinstance(state, list) for entry in state)
+    mutations = Mutations(os.environ.get("MULTICLOUDDB_TOKENS_SEED", "0"), tokens)
+    scopes = [{}, {"scope": PhysicalPartition(bench.sim.public_id("p2"))}]
+    outcomes, wrong = {}, []
+    for number in range(TOKENS):
+        if number % 5000 == 4999:
+            bench.engine.close()
+            bench.connect(provider=StrictProvider(bench.sim), page_records=5)
+        token = mutations.one()
+        if not token.strip():
+            continue
+        try:
+            page = bench.page(token, 3, timeout=10, **scopes[number % 8 == 0])
+            assert isinstance(page, ChangeFeedPage)
+            outcome = "page"
+        except MulticloudDbError as error:
+            outcome = error.category
+            right = outcome == ErrorCategory.INVALID_REQUEST
+            right |= outcome == ErrorCategory.CHECKPOINT_EXPIRED and trimmed(bench, token)
+            # A forged position may stand right in front of the record that no one can decode.
+            right |= outcome == ErrorCategory.PROVIDER_ERROR and "it is poison" in error.message
+            if not right:
+                wrong.append((number, token, error))
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+    logging.getLogger("multiclouddb.tests").info("%d tokens: %s", TOKENS, dict(sorted(outcomes.items())))
+    assert not wrong[:5]
+    assert outcomes["page"] > TOKENS / 100
+    assert outcomes[ErrorCategory.INVALID_REQUEST] > TOKENS / 2
+
+
+def test_every_token_of_the_corpus_is_still_good(world):
+    bench, tokens = world
+    bench.sim.weather = Weather()
+    good = 0
+    for token in tokens:
+        try:
+            bench.page(token)
+            good += 1
+        except MulticloudDbError as error:
+            allowed = (ErrorCategory.CHECKPOINT_EXPIRED, ErrorCategory.PROVIDER_ERROR)
+            if error.category not in allowed and "scope" not in error.message:
+                raise
+    assert good > 5

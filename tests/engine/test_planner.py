@@ -1,0 +1,346 @@
+"""Bounded reads: planned in any world, in any steps, and the same whenever they are read again."""
+
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from multiclouddb_api import AtTime, Beginning, ErrorCategory, MulticloudDbError, Now, SkipToOldest
+from multiclouddb_conformance.simulation import (
+    CorruptError,
+    ServerError,
+    Simulation,
+    SimulationProvider,
+    Weather,
+)
+from multiclouddb_spi import Deadline, FeedSpec, Planner, SupportsHeads, ranges, ranges_between, read_range
+
+BEGINNING = Beginning()
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.integers(0, 11), st.integers(1, 5)),
+        st.tuples(st.just("transaction"), st.integers(0, 11), st.integers(2, 8)),
+        st.tuples(st.just("split"), st.integers(0, 11), st.integers(2, 3)),
+        st.tuples(st.just("merge"), st.integers(0, 11), st.integers(1, 11)),
+        st.tuples(st.just("roll"), st.integers(0, 11), st.just(0)),
+        st.tuples(st.just("step"), st.integers(0, 12), st.just(0)),
+        st.tuples(st.just("idle"), st.just(0), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+class Headless:
+    """The same feed without its cheap way to find heads."""
+
+    def __init__(self, feed):
+        self._feed = feed
+
+    def __getattr__(self, name):
+        if name == "heads":
+            raise AttributeError(name)
+        return getattr(self._feed, name)
+
+
+class Consumer:
+    """Plans steps over a simulation, reads them, and remembers what they were."""
+
+    def __init__(self, sim, *, heads=True, position=BEGINNING, on_expired=None):
+        self.sim, self.on_expired = sim, on_expired
+        self.provider = SimulationProvider(sim)
+        self.deadline = Deadline.after(120)
+        feed = self.provider.open_feed(FeedSpec(sim.address), self.deadline)
+        self.feed = feed if heads else Headless(feed)
+        assert isinstance(self.feed, SupportsHeads) == heads
+        self.planner = Planner(self.provider, self.feed, on_expired)
+        self.at = self.planner.start(position, self.deadline)
+        self.steps, self.delivered, self.truth = [], [], {item.event_id: item for item in sim.truth}
+
+    def step(self, most=None, target=None):
+        """One step, checked; its events, or None when there was nothing."""
+        before = self.at.to_json()
+        step = self.planner.advance(self.at, most, self.deadline, target)
+        assert self.at.to_json() == before, "planning changes nothing"
+        if not step.moved:
+            return None
+        # Both ends are stored as text between planning and reading.
+        after = self.planner.restore(step.after.to_json())
+        parts = ranges_between(self.at, after, step.ends)
+        assert len({part.partition_id for part in parts}) == len(parts)
+        names = {part.partition_id for part in parts}
+        for name in names:
+            assert names.isdisjoint(self.sim.lineage[name]), "a child together with its parent"
+        self.at = after
+        events = self.read(parts)
+        if most is not None:
+            assert len(events) <= most
+        self.steps.append((parts, events))
+        self.delivered += events
+        return events
+
+    def read(self, parts):
+        return [
+            event.event_id
+            for part in parts
+            for batch in read_range(self.provider, self.feed, part, self.on_expired)
+            for event in batch.events(0, len(batch))
+        ]
+
+    def drain(self, most=None, target=None):
+        """Step until nothing comes; children that are named late may need some more questions."""
+        quiet = 0
+        for _ in range(10_000):
+            quiet = quiet + 1 if self.step(most, target) is None else 0
+            if quiet == 4:
+                return
+        pytest.fail("it does not end")
+
+    def check_all(self):
+        """Everything once; each partition in order; a child behind all its parents; all repeatable."""
+        written = [item.event_id for item in self.sim.truth]
+        assert sorted(self.delivered) == sorted(written)
+        items = {item.event_id: item for item in self.sim.truth}
+        last, ended = {}, {}
+        for number, (_, events) in enumerate(self.steps):
+            for name in events:
+                item = items[name]
+                assert (item.commit, item.index) > last.get(item.partition_id, (0, 0))
+                last[item.partition_id] = (item.commit, item.index)
+                ended[item.partition_id] = number
+                for parent in self.sim.lineage[item.partition_id]:
+                    assert ended.get(parent, -1) < number
+        for name in {item.partition_id for item in items.values()}:
+            for parent in self.sim.lineage[name]:
+                firsts = [n for n, (_, events) in enumerate(self.steps) if _of(items, events, name)]
+                assert ended.get(parent, -1) < min(firsts)
+        for parts, events in self.steps:
+            assert self.read(parts) == events
+
+    def close(self):
+        assert self.provider.calls.open_readers == 0
+        assert not self.provider.calls.violations
+
+
+def _of(items, events, partition_id):
+    return [name for name in events if items[name].partition_id == partition_id]
+
+
+def act(sim, consumer, action):
+    kind, first, second = action
+    names = sim.open_partitions
+    name = names[first % len(names)]
+    match kind:
+        case "write":
+            for number in range(second):
+                sim.write(f"k{(first + number) % 12}", {"n": sim.head})
+        case "transaction":
+            sim.transaction([(f"k{(first + number) % 12}", {"n": sim.head}) for number in range(second)])
+        case "split" if len(names) < 10:
+            sim.split(name, second)
+        case "merge" if len(names) > 1:
+            other = names[(first + 1 + second % (len(names) - 1)) % len(names)]
+            sim.merge(*{name: None, other: None}) if name != other else None
+        case "roll":
+            sim.roll(name)
+        case "step":
+            consumer.step(first or None)
+        case "idle":
+            sim.advance(1)
+        case _:
+            pass
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    """A retry is made at once."""
+    monkeypatch.setattr(ranges, "_sleep", lambda pause, seconds: None)
+
+
+class TestAnyLife:
+    @settings(max_examples=150, deadline=None)
+    @given(
+        actions=ACTIONS,
+        partitions=st.integers(1, 4),
+        heads=st.booleans(),
+        last=st.sampled_from([None, 1, 3, 50]),
+        caught=st.integers(0, 3),
+    )
+    def test_steps_give_the_truth_in_order_and_again_the_same(self, actions, partitions, heads, last, caught):
+        weathers = [
+            Weather(),
+            Weather(late_children=2, seed=caught),
+            Weather(separate_end=1.0, jumble=True, repeat_children=True, page_limit=2),
+            Weather(seed_descendants=False, heartbeats=False, scan_limit=1),
+        ]
+        sim = Simulation(partitions=partitions, weather=weathers[caught])
+        consumer = Consumer(sim, heads=heads)
+        for action in actions:
+            act(sim, consumer, action)
+        sim.weather = Weather()
+        consumer.drain(last)
+        consumer.check_all()
+        # Later splits, merges and writes change nothing of what was planned before.
+        for action in actions:
+            if action[0] != "step":
+                act(sim, consumer, action)
+        for parts, events in consumer.steps:
+            assert consumer.read(parts) == events
+        consumer.close()
+
+    @settings(max_examples=60, deadline=None)
+    @given(actions=ACTIONS, later=ACTIONS, heads=st.booleans(), most=st.sampled_from([None, 1, 4]))
+    def test_target_is_what_was_there_and_nothing_later(self, actions, later, heads, most):
+        sim = Simulation(partitions=2)
+        consumer = Consumer(sim, heads=heads)
+        for action in actions:
+            act(sim, consumer, action)
+        before = {item.event_id for item in sim.truth}
+        target = consumer.planner.target(consumer.at, consumer.deadline)
+        for action in later:
+            if action[0] != "step":
+                act(sim, consumer, action)
+        consumer.drain(most, target)
+        assert set(consumer.delivered) == before
+        consumer.drain(most)
+        consumer.check_all()
+        consumer.close()
+
+    @settings(max_examples=40, deadline=None)
+    @given(actions=ACTIONS, rest=ACTIONS, cut=st.floats(0, 1), heads=st.booleans(), most=st.integers(1, 9))
+    def test_skipping_what_retention_took_delivers_all_that_is_left(self, actions, rest, cut, heads, most):
+        sim = Simulation(partitions=3)
+        consumer = Consumer(sim, heads=heads, on_expired=SkipToOldest())
+        for action in actions:
+            act(sim, consumer, action)
+        sim.trim(upto=int(cut * sim.head))
+        kept = sim.partitions.values()
+        trimmed = {partition.id: partition.trimmed for partition in kept}
+        for action in rest:
+            if action[0] != "step":
+                act(sim, consumer, action)
+        consumer.drain(most)
+        left = {item.event_id for item in sim.truth if item.commit > trimmed.get(item.partition_id, 0)}
+        assert left <= set(consumer.delivered)
+        assert len(set(consumer.delivered)) == len(consumer.delivered)
+        consumer.close()
+
+
+class TestTarget:
+    @pytest.mark.parametrize("heads", [True, False], ids=["heads", "by reading"])
+    def test_ends_under_concurrent_writes(self, heads):
+        sim = Simulation(partitions=3)
+        consumer = Consumer(sim, heads=heads)
+        for number in range(100):
+            sim.write(f"k{number % 12}", {"n": number})
+        before, stop = {item.event_id for item in sim.truth}, threading.Event()
+
+        def write():
+            number = 0
+            while not stop.is_set():
+                number += 1
+                sim.write(f"k{number % 12}", {"n": number})
+                time.sleep(0.0002)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            began = time.monotonic()
+            target = consumer.planner.target(consumer.at, consumer.deadline)
+            consumer.drain(target=target)
+            assert time.monotonic() - began < 20
+        finally:
+            stop.set()
+            writer.join()
+        assert before <= set(consumer.delivered)
+        assert set(consumer.delivered) <= {item.event_id for item in sim.truth}
+
+    @pytest.mark.parametrize("heads", [True, False], ids=["heads", "by reading"])
+    def test_partition_whose_children_are_not_named_yet_is_read_to_its_end(self, heads):
+        sim = Simulation()
+        consumer = Consumer(sim, heads=heads)
+        for number in range(3):
+            sim.write("k", {"n": number})
+        sim.delay_children("p0", 10**6)
+        sim.split("p0")
+        target = consumer.planner.target(consumer.at, consumer.deadline)
+        consumer.drain(target=target)
+        assert consumer.delivered == [item.event_id for item in sim.truth]
+
+    def test_nothing_to_read_is_no_step(self):
+        sim = Simulation(partitions=3)
+        consumer = Consumer(sim, position=Now())
+        assert consumer.step() is None
+        assert consumer.step(5) is None
+        consumer.drain(target=consumer.planner.target(consumer.at, consumer.deadline))
+        assert consumer.delivered == []
+
+
+class TestTrouble:
+    @pytest.mark.parametrize("heads", [True, False], ids=["heads", "by reading"])
+    def test_merge_below_a_lost_branch_waits_for_a_parent_that_is_only_slow(self, heads):
+        sim = Simulation(partitions=2)
+        consumer = Consumer(sim, heads=heads, on_expired=SkipToOldest())
+        sim.write("a", {"n": 1})
+        (first, _) = sim.split("p0")
+        for number in range(8):
+            sim.write(f"k{number}", {"n": number})
+        sim.merge(first, "p1")
+        for number in range(8):
+            sim.write(f"k{number}", {"n": number})
+        sim.trim("p1")
+        lost = {item.event_id for item in sim.truth if item.partition_id == "p1"}
+        consumer.drain(2)
+        assert set(consumer.delivered) == {item.event_id for item in sim.truth} - lost
+        items = {item.event_id: item for item in sim.truth}
+        for key in {item.key for item in sim.truth}:
+            commits = [items[name].commit for name in consumer.delivered if items[name].key == key]
+            assert commits == sorted(commits)
+
+    def test_range_is_retried_and_then_raised_in_our_words(self):
+        sim = Simulation()
+        consumer = Consumer(sim)
+        sim.write("a", {"n": 1})
+        (part,) = consumer.planner.advance(consumer.at, None, consumer.deadline).ranges()
+        sim.fail_next("p0", ServerError("503"), times=3)
+        assert consumer.read([part]) == ["1.0"]
+        sim.fail_next("p0", CorruptError("broken"))
+        with pytest.raises(MulticloudDbError, match="broken") as caught:
+            consumer.read([part])
+        assert caught.value.category == ErrorCategory.PERMANENT_FAILURE
+        assert isinstance(caught.value.__cause__, CorruptError)
+        consumer.close()
+
+    def test_trouble_with_finding_the_oldest_is_raised_in_our_words(self):
+        sim = Simulation()
+        consumer = Consumer(sim, on_expired=SkipToOldest())
+        sim.write("a", {"n": 1})
+        (part,) = consumer.planner.advance(consumer.at, None, consumer.deadline).ranges()
+        sim.trim()
+        sim.fail_next(None, CorruptError("no oldest"), times=None, operation="oldest")
+        with pytest.raises(MulticloudDbError, match="no oldest"):
+            consumer.read([part])
+        consumer.close()
+
+    def test_range_that_retention_took_is_raised(self):
+        sim = Simulation()
+        consumer = Consumer(sim)
+        sim.write("a", {"n": 1})
+        sim.write("a", {"n": 2})
+        (part,) = consumer.planner.advance(consumer.at, None, consumer.deadline).ranges()
+        sim.trim(upto=1)
+        with pytest.raises(MulticloudDbError) as caught:
+            consumer.read([part])
+        assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
+
+    @pytest.mark.parametrize("position", [AtTime, Now, Beginning])
+    def test_every_start_can_be_planned(self, position):
+        sim = Simulation(partitions=2)
+        sim.write("a", {"n": 1})
+        place = AtTime(sim.now) if position is AtTime else position()
+        consumer = Consumer(sim, position=place)
+        sim.write("b", {"n": 2})
+        consumer.drain()
+        assert ("1.0" in consumer.delivered) == (position is not Now)
+        assert "2.0" in consumer.delivered
