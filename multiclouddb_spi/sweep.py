@@ -19,19 +19,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
-from multiclouddb_api import ErrorCategory, Gap, OnExpired, SkipToOldest
-from multiclouddb_spi.contract import Awaiting, Batch, Child, Continue, Drained, Ended, Feed, Outcome, Seed
+from multiclouddb_api import OnExpired
+from multiclouddb_spi.contract import Batch, Continue, Feed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.fault import ProviderFault, RecordFault
 from multiclouddb_spi.fetcher import closed_fault, late_fault
 from multiclouddb_spi.flight import HEAD_SECONDS, Flight, Workshop
+from multiclouddb_spi.harvest import Harvest
 from multiclouddb_spi.lineage import Lineage
 from multiclouddb_spi.live import Live
-from multiclouddb_spi.result import Slice, SweepResult
+from multiclouddb_spi.result import SweepResult
 
 __all__ = ["Sweep"]
 
@@ -41,7 +42,6 @@ _LINGER_SECONDS: Final = 0.002
 _MOST_WAIT_SECONDS: Final = 1.0
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _MOST_PAUSE_SECONDS: Final = 0.5
-_MOST_SKIPS: Final = 3
 
 
 class Sweep(Generic[T]):
@@ -72,8 +72,11 @@ class Sweep(Generic[T]):
         on_expired: OnExpired,
         single: bool,
     ) -> None:
-        self._shop, self._feed, self._lineage, self._limit, self._view = shop, feed, lineage, limit, view
-        self._deadline, self._on_expired, self._single = deadline, on_expired, single
+        self._shop, self._lineage, self._limit, self._deadline = shop, lineage, limit, deadline
+        self._harvest = Harvest(
+            feed, lineage, view, shop.fetcher, shop.watch, deadline, on_expired=on_expired, single=single
+        )
+        self._result = self._harvest.result
         self._began = time.monotonic()
         self._wait_until = min(deadline.at, self._began + wait)
         active = lineage.active()
@@ -81,13 +84,11 @@ class Sweep(Generic[T]):
         self._queue = [entry.partition_id for entry in active]
         self._head: str | None = self._queue[0] if active else None
         self._flight = Flight(shop, feed, len(active), limit, deadline)
-        self._result: SweepResult[T] = SweepResult()
         self._todo: OrderedDict[str, None] = OrderedDict()
         self._paced: dict[str, float] = {}
         self._quiet: set[str] = set()
         self._turns: dict[str, None] = {}
         self._aside: list[str] = []
-        self._skips: Counter[str] = Counter()
         self._lingering: float | None = None
         self._round_began, self._pause, self._rounds = self._began, _FIRST_PAUSE_SECONDS, 0
         self._head_until = self._began + min(HEAD_SECONDS, (deadline.at - self._began) / 2)
@@ -99,7 +100,7 @@ class Sweep(Generic[T]):
             Exception: What the provider raised for a call that is about no single partition.
         """
         try:
-            self._discover()
+            self._ask(self._harvest.discover())
             self._read_suspects()
             self._read(name for name in self._queue if name not in self._turns)
             if not self._result.stopped() and not self._result.count:
@@ -218,7 +219,7 @@ class Sweep(Generic[T]):
             self._pause = min(_MOST_PAUSE_SECONDS, 1.5 * self._pause)
             self._rounds += 1
             self._round_began = time.monotonic()
-            self._discover()
+            self._ask(self._harvest.discover())
             self._read([entry.partition_id for entry in self._lineage.active()])
 
     def _pause_for(self, seconds: float) -> None:
@@ -242,7 +243,7 @@ class Sweep(Generic[T]):
                 self._ask([name])  # an earlier call's failure: it may work by now
                 return
             self._turn(name)
-            self._failed(name, error)
+            self._ask(self._harvest.failed(name, error))
         else:
             self._result.errors.pop(name, None)
             if live.taken < len(batch) and not self._places(name):
@@ -267,53 +268,24 @@ class Sweep(Generic[T]):
         return self._limit - self._result.count - kept
 
     def _hand_out(self, live: Live, batch: Batch) -> None:
-        first, result, name = live.taken, self._result, live.partition_id
-        stop = min(len(batch), first + self._places(name))
-        if stop == len(batch) > 0 and self._more_to_come(live, batch):
+        name = live.partition_id
+        stop = min(len(batch), live.taken + self._places(name))
+        if stop == len(batch) > 0 and _more_to_come(live, batch):
             self._flight.prefetch(live)
-        try:
-            value, stop = self._viewed(name, batch, first, stop)
-        except Exception as error:  # noqa: BLE001 - a provider that cannot map its own records
+        if not self._harvest.take(live, batch, stop):
             live.discard()
-            self._blame(name, error)
-            return
-        if stop > first or not len(batch):
-            live.cursor, live.taken = batch.cursor_after(stop), stop
-            self._lineage.advance(name, live.cursor)
-        if value is not None:
-            result.slices.append(Slice(name, value, stop - first, live.cursor))
-            result.count += stop - first
-        if stop < len(batch):
+        elif live.taken == len(batch):
+            self._used_up(live, batch)
+        else:
             self._flight.keep(live)
             self._aside += [name] if self._head is not None else []
-        else:
-            self._used_up(live, batch)
-
-    def _viewed(self, name: str, batch: Batch, first: int, stop: int) -> tuple[T | None, int]:
-        """What the view makes of the records, up to the first that is poison."""
-        try:
-            return (self._view(batch, first, stop) if stop > first else None), stop
-        except RecordFault as fault:
-            self._result.poison = (name, fault)
-            stop = fault.index
-            return (self._view(batch, first, stop) if stop > first else None), stop
-
-    def _more_to_come(self, live: Live, batch: Batch) -> bool:
-        """Worth reading on at once: not for the first page of a caller who may want one only."""
-        return (
-            isinstance(batch.outcome, Continue)
-            and batch.caught_up is not True
-            and not batch.poll_after
-            and live.fetches > 1
-        )
 
     def _used_up(self, live: Live, batch: Batch) -> None:
-        """The batch is handed out whole: only now does it count how it ends."""
         name, fresh = live.partition_id, live.asked_at >= self._began
-        self._result.batches[name] = batch
-        self._result.notices.extend(batch.notices)
         live.used_up()
-        if self._outcome(name, batch.outcome):
+        started = self._harvest.finish(name, batch)
+        if started is not None:
+            self._ask(started)
             live.discard()
             return
         live.not_before = live.asked_at + batch.poll_after if batch.poll_after else 0.0
@@ -322,105 +294,6 @@ class Sweep(Generic[T]):
             self._quiet.add(name)
         elif not (len(batch) and batch.caught_up):
             self._ask([name])
-
-    def _outcome(self, name: str, outcome: Outcome) -> bool:
-        """Act on how a partition stands; True when there is nothing more to read in it."""
-        match outcome:
-            case Drained(children):
-                self._retire(name, children)
-            case Awaiting():
-                self._lineage.await_children(name)
-            case Ended(notice):
-                if notice not in self._result.notices:  # all partitions of a dropped collection say so
-                    self._result.notices.append(notice)
-                self._ask(self._lineage.retire(name))
-                if not len(self._lineage):
-                    self._result.ended(notice)
-            case _:
-                return False
-        self._result.moved = True
-        return True
-
-    def _retire(self, name: str, children: tuple[Child, ...]) -> None:
-        self._shop.watch.partition_retired(
-            self._feed.spec.address,
-            self._feed.public_id(name),
-            tuple(self._feed.public_id(child.partition_id) for child in children),
-        )
-        if self._single:
-            self._result.retired = (name, children)
-        else:
-            self._ask(self._lineage.retire(name, children))
-
-    def _discover(self) -> None:
-        """Ask once for the children of all partitions that ended without naming them."""
-        drained = self._lineage.drained()
-        if not drained:
-            return
-        self._result.requests += 1
-        try:
-            outcomes = self._shop.fetcher.call(
-                lambda: self._feed.discover(drained, self._deadline), self._deadline
-            )
-        except Exception as error:
-            if not self._shop.fetcher.fault(error).retryable:
-                raise
-            self._result.errors.update(dict.fromkeys(drained, error))
-            return
-        self._result.moved = True
-        for name in drained:
-            self._result.errors.pop(name, None)
-            self._outcome(name, outcomes.get(name, Awaiting()))
-
-    def _failed(self, name: str, error: Exception) -> None:
-        expired = self._shop.fetcher.fault(error).category == ErrorCategory.CHECKPOINT_EXPIRED
-        if expired and isinstance(self._on_expired, SkipToOldest) and self._skips[name] < _MOST_SKIPS:
-            try:
-                seeds = self._left(name)
-            except Exception as failed:  # noqa: BLE001 - classified by the provider
-                self._blame(name, failed)
-            else:
-                self._skip(name, *seeds)
-            return
-        if self._skips[name]:  # what is oldest is always gone already: no progress to tell of
-            where = self._feed.public_id(name)
-            notices = self._result.notices
-            notices[:] = [
-                item for item in notices if not (isinstance(item, Gap) and item.partition_id == where)
-            ]
-        self._blame(name, error)
-
-    def _blame(self, name: str, error: Exception) -> None:
-        self._result.errors[name] = error
-        if not self._shop.fetcher.fault(error).retryable:
-            self._result.failure = (name, error)
-
-    def _left(self, name: str) -> tuple[list[Seed], set[str]]:
-        """What retention has left of a partition's branch, and what the service lists where it is gone."""
-        call, deadline = self._shop.fetcher.call, self._deadline
-        seeds = call(lambda: self._feed.oldest([name], deadline), deadline)
-        if any(seed.partition_id == name for seed in seeds):
-            return seeds, set()
-        return seeds, {item.partition_id for item in call(lambda: self._feed.partitions(deadline), deadline)}
-
-    def _skip(self, name: str, seeds: list[Seed], listed: set[str]) -> None:
-        """Records behind the position are gone: go on with the oldest that are left."""
-        self._skips[name] += 1
-        lost = self._lineage.cursor(name)
-        gap = Gap(
-            self._feed.public_id(name),
-            self._feed.describe(lost).text,
-            ", ".join(self._feed.describe(seed.cursor).text for seed in seeds[:3]) or "nothing left",
-        )
-        self._result.notices.append(gap)
-        self._result.moved = True
-        self._shop.watch.gap(self._feed.spec.address, gap)
-        if self._single and [seed.partition_id for seed in seeds] != [name]:
-            self._result.retired = (name, tuple(_child(seed) for seed in seeds))
-            return
-        self._ask(self._lineage.replace(name, seeds, listed))
-        if not len(self._lineage):
-            self._result.over = "everything was lost to retention"
 
     def _finish(self) -> None:
         result = self._result
@@ -439,5 +312,11 @@ class Sweep(Generic[T]):
             self._lineage.suspect(stuck[0])
 
 
-def _child(seed: Seed) -> Child:
-    return Child(seed.partition_id, seed.parents, seed.cursor)
+def _more_to_come(live: Live, batch: Batch) -> bool:
+    """Worth reading on at once: not for the first page of a caller who may want one only."""
+    return (
+        isinstance(batch.outcome, Continue)
+        and batch.caught_up is not True
+        and not batch.poll_after
+        and live.fetches > 1
+    )

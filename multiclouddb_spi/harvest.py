@@ -1,0 +1,204 @@
+"""What the answers of partitions mean for the page and for the lineage: cut, move on, retire, skip."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+from multiclouddb_api import ErrorCategory, Gap, OnExpired, SkipToOldest
+from multiclouddb_spi.contract import Awaiting, Batch, Child, Drained, Ended, Feed, Outcome, Seed
+from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.fault import RecordFault
+from multiclouddb_spi.fetcher import Fetcher
+from multiclouddb_spi.lineage import Lineage
+from multiclouddb_spi.live import Live
+from multiclouddb_spi.result import Slice, SweepResult
+from multiclouddb_spi.watch import Watch
+
+__all__ = ["Harvest"]
+
+T = TypeVar("T")
+
+_MOST_SKIPS: Final = 3
+
+
+class Harvest(Generic[T]):
+    """Collects what one call's partitions answer; every method moves the lineage and the result.
+
+    Methods that can end a partition return the ids that start in its place.
+
+    Args:
+        feed: The opened feed.
+        lineage: Moved on in place.
+        view: Makes of a batch's records `[i, j)` what the caller wants.
+        fetcher: Makes control calls and says what failures mean.
+        watch: Told of retired partitions and gaps.
+        deadline: When the call has to be over.
+        on_expired: What to do about a position older than retention.
+        single: True to report the end of a partition instead of going on with its children.
+
+    Attributes:
+        result: What was found so far.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        lineage: Lineage,
+        view: Callable[[Batch, int, int], T],
+        fetcher: Fetcher,
+        watch: Watch,
+        deadline: Deadline,
+        *,
+        on_expired: OnExpired,
+        single: bool,
+    ) -> None:
+        self._feed, self._lineage, self._view = feed, lineage, view
+        self._fetcher, self._watch, self._deadline = fetcher, watch, deadline
+        self._on_expired, self._single = on_expired, single
+        self._skips: Counter[str] = Counter()
+        self.result: SweepResult[T] = SweepResult()
+
+    def take(self, live: Live, batch: Batch, stop: int) -> bool:
+        """Hand out records up to `stop`; False when the provider cannot map its own records."""
+        first, result, name = live.taken, self.result, live.partition_id
+        try:
+            value, stop = self._viewed(name, batch, first, stop)
+        except Exception as error:  # noqa: BLE001 - a defect of the provider, told like any failure
+            self.blame(name, error)
+            return False
+        if stop > first or not len(batch):
+            live.cursor, live.taken = batch.cursor_after(stop), stop
+            self._lineage.advance(name, live.cursor)
+        if value is not None:
+            result.slices.append(Slice(name, value, stop - first, live.cursor))
+            result.count += stop - first
+        return True
+
+    def finish(self, name: str, batch: Batch) -> list[str] | None:
+        """A batch is handed out whole: only now does it count how it ends.
+
+        Returns:
+            What starts in the partition's place; None while there is more to read in it.
+        """
+        self.result.batches[name] = batch
+        self.result.notices.extend(batch.notices)
+        return self._outcome(name, batch.outcome)
+
+    def discover(self) -> list[str]:
+        """Ask once for the children of all partitions that ended without naming them."""
+        drained = self._lineage.drained()
+        if not drained:
+            return []
+        self.result.requests += 1
+        try:
+            outcomes = self._fetcher.call(
+                lambda: self._feed.discover(drained, self._deadline), self._deadline
+            )
+        except Exception as error:
+            if not self._fetcher.fault(error).retryable:
+                raise
+            self.result.errors.update(dict.fromkeys(drained, error))
+            return []
+        self.result.moved = True
+        started = []
+        for name in drained:
+            self.result.errors.pop(name, None)
+            started += self._outcome(name, outcomes.get(name, Awaiting())) or []
+        return started
+
+    def failed(self, name: str, error: Exception) -> list[str]:
+        """A read has failed for good in this call: blame it, or skip what retention has taken."""
+        expired = self._fetcher.fault(error).category == ErrorCategory.CHECKPOINT_EXPIRED
+        if not expired or not isinstance(self._on_expired, SkipToOldest):
+            self.blame(name, error)
+            return []
+        if self._skips[name] == _MOST_SKIPS:  # what is oldest is always gone already: no progress to tell of
+            self._forget_gaps(name)
+            self.blame(name, error)
+            return []
+        try:
+            seeds, listed = self._left(name)
+        except Exception as failed:  # noqa: BLE001 - classified by the provider
+            self.blame(name, failed)
+            return []
+        return self._skip(name, seeds, listed)
+
+    def blame(self, name: str, error: Exception) -> None:
+        """Note a failure; one that is not retryable stops the feed."""
+        self.result.errors[name] = error
+        if not self._fetcher.fault(error).retryable:
+            self.result.failure = (name, error)
+
+    def _viewed(self, name: str, batch: Batch, first: int, stop: int) -> tuple[T | None, int]:
+        """What the view makes of the records, up to the first that is poison."""
+        try:
+            return (self._view(batch, first, stop) if stop > first else None), stop
+        except RecordFault as fault:
+            self.result.poison = (name, fault)
+            stop = fault.index
+            return (self._view(batch, first, stop) if stop > first else None), stop
+
+    def _outcome(self, name: str, outcome: Outcome) -> list[str] | None:
+        started: list[str] = []
+        match outcome:
+            case Drained(children):
+                started = self._retire(name, children)
+            case Awaiting():
+                self._lineage.await_children(name)
+            case Ended(notice):
+                if notice not in self.result.notices:  # all partitions of a dropped collection say so
+                    self.result.notices.append(notice)
+                started = self._lineage.retire(name)
+                if not len(self._lineage):
+                    self.result.ended(notice)
+            case _:
+                return None
+        self.result.moved = True
+        return started
+
+    def _retire(self, name: str, children: tuple[Child, ...]) -> list[str]:
+        public_id = self._feed.public_id
+        self._watch.partition_retired(
+            self._feed.spec.address,
+            public_id(name),
+            tuple(public_id(child.partition_id) for child in children),
+        )
+        if not self._single:
+            return self._lineage.retire(name, children)
+        self.result.retired = (name, children)
+        return []
+
+    def _left(self, name: str) -> tuple[list[Seed], set[str]]:
+        """What retention has left of a partition's branch, and what is listed where it is gone."""
+        call, deadline = self._fetcher.call, self._deadline
+        seeds = call(lambda: self._feed.oldest([name], deadline), deadline)
+        if any(seed.partition_id == name for seed in seeds):
+            return seeds, set()
+        return seeds, {item.partition_id for item in call(lambda: self._feed.partitions(deadline), deadline)}
+
+    def _skip(self, name: str, seeds: list[Seed], listed: set[str]) -> list[str]:
+        """Records behind the position are gone: go on with the oldest that are left."""
+        self._skips[name] += 1
+        lost = self._lineage.cursor(name)
+        gap = Gap(
+            self._feed.public_id(name),
+            self._feed.describe(lost).text,
+            ", ".join(self._feed.describe(seed.cursor).text for seed in seeds[:3]) or "nothing left",
+        )
+        self.result.notices.append(gap)
+        self.result.moved = True
+        self._watch.gap(self._feed.spec.address, gap)
+        if self._single and [seed.partition_id for seed in seeds] != [name]:
+            children = tuple(Child(seed.partition_id, seed.parents, seed.cursor) for seed in seeds)
+            self.result.retired = (name, children)
+            return []
+        started = self._lineage.replace(name, seeds, listed)
+        if not len(self._lineage):
+            self.result.over = "everything was lost to retention"
+        return started
+
+    def _forget_gaps(self, name: str) -> None:
+        where, notices = self._feed.public_id(name), self.result.notices
+        notices[:] = [item for item in notices if not (isinstance(item, Gap) and item.partition_id == where)]
