@@ -27,10 +27,11 @@ from multiclouddb_spi.contract import (
 )
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.engine import Engine, Reading
+from multiclouddb_spi.engine import Engine
 from multiclouddb_spi.fault import Fault, InvalidCursor, ProviderFault, RecordFault, unsupported
 from multiclouddb_spi.fetcher import InlineExecutor
 from multiclouddb_spi.lineage import Lineage
+from multiclouddb_spi.pages import Reading
 from multiclouddb_spi.partition import PartitionId, decode_partition_id, encode_partition_id
 from multiclouddb_spi.planner import Planner, Step, Target, ranges_between
 from multiclouddb_spi.plugin import ProviderPlugin, open_provider

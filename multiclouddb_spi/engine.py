@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from typing import Any, Final, Generic, TypeVar
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
 
 import attrs
 
@@ -17,57 +17,36 @@ from multiclouddb_api import (
     ChangeEvent,
     ChangeFeedPage,
     ChangeFeedRequest,
-    ChildPartition,
     ClientConfig,
     EntireCollection,
-    ErrorCategory,
-    FeedEnded,
     MulticloudDbError,
-    Notice,
     Now,
     Observer,
-    OperationDiagnostics,
     OperationOptions,
     PhysicalPartition,
-    RecordSkipped,
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_spi.contract import Batch, Child, Feed, PartitionState, Provider, SupportsCommands
+from multiclouddb_spi.contract import Batch, Feed, PartitionState, Provider, SupportsCommands
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.diagnosis import diagnose, watermark_micros
 from multiclouddb_spi.failure import to_error
-from multiclouddb_spi.fault import Fault, ProviderFault, RecordFault
-from multiclouddb_spi.fetcher import Fetcher, late_fault
+from multiclouddb_spi.feeds import FeedCache
+from multiclouddb_spi.fetcher import Fetcher
 from multiclouddb_spi.flight import Workshop
 from multiclouddb_spi.gate import require, spec_of
 from multiclouddb_spi.lineage import Lineage, Waiting
 from multiclouddb_spi.live import Budget, LiveCache
-from multiclouddb_spi.opening import FeedCache, Finished, Opening, Session
-from multiclouddb_spi.result import SweepResult
+from multiclouddb_spi.opening import Opening
+from multiclouddb_spi.pages import Pages, Reading, finished
 from multiclouddb_spi.retry import ATTEMPTS
-from multiclouddb_spi.state import FeedOver, FeedState, Retired, state_to_json
+from multiclouddb_spi.session import Finished
 from multiclouddb_spi.sweep import Sweep
 from multiclouddb_spi.watch import Watch
 
-__all__ = ["Engine", "Reading"]
+__all__ = ["Engine"]
 
 T = TypeVar("T")
 _MOST_LIVES: Final = 16384
-_REOPEN: Final = (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST, ErrorCategory.CHECKPOINT_EXPIRED)
-
-
-@attrs.frozen
-class Reading(Generic[T]):
-    """One page, with records as the caller's view made them.
-
-    Attributes:
-        values: What the view made, in the page's order.
-        page: The page around them; its `events` are empty here.
-    """
-
-    values: tuple[T, ...]
-    page: ChangeFeedPage
 
 
 class Engine:
@@ -92,7 +71,7 @@ class Engine:
         attempts: int = ATTEMPTS,
         pause: Callable[[float], object] | None = None,
     ) -> None:
-        self._provider, self._config = provider, config
+        self._provider = provider
         self._closed = threading.Event()
         # Twice the width: long polls of one call must not keep another from reading.
         self._executor = executor or ThreadPoolExecutor(2 * config.max_concurrency, "multiclouddb")
@@ -101,6 +80,9 @@ class Engine:
         self._lives = LiveCache(budget, _MOST_LIVES)
         self._fetcher = Fetcher(provider, self._executor, self._watch, self._closed, attempts, pause)
         self._feeds = FeedCache(provider, self._fetcher, self._lives)
+        self._pages = Pages(
+            provider.provider_id, self._fetcher, self._feeds, self._watch, config.headroom_warning_seconds
+        )
         self._opening = Opening(provider, self._feeds, self._fetcher)
         self._shop = Workshop(
             self._fetcher, self._lives, budget, self._watch, self._closed,
@@ -146,9 +128,9 @@ class Engine:
             ) as session,
         ):
             if isinstance(session, Finished):
-                return _finished(session)
+                return finished(session)
             if not isinstance(session.state, Lineage):
-                return self._ended(session, session.state)
+                return self._pages.ended(session, session.state)
             sweep = Sweep(
                 self._shop, session.feed, session.state, request.max_page_size or self._provider.page_records,
                 view, deadline, wait=options.wait_seconds, on_expired=request.on_expired,
@@ -157,11 +139,11 @@ class Engine:
             try:
                 result = sweep.run()
             except Exception as error:
-                self._forget_if_gone(session, self._fetcher.fault(error))
+                self._pages.forget_if_gone(session, self._fetcher.fault(error))
                 raise
             if not result.count:
-                self._raise_failure(session, session.state, result, deadline)
-            return self._reading(session, session.state, result, deadline, began)
+                self._pages.raise_failure(session, session.state, result, deadline)
+            return self._pages.reading(session, session.state, result, deadline, began)
 
     def list_physical_partitions(
         self, address: ResourceAddress, options: OperationOptions
@@ -249,130 +231,3 @@ class Engine:
             raise to_error(
                 self._provider.provider_id, operation, self._fetcher.fault(error), error
             ) from error
-
-    def _raise_failure(
-        self, session: Session, lineage: Lineage, result: SweepResult[Any], deadline: Deadline
-    ) -> None:
-        """Nothing was handed out: raise what stopped the feed, if anything did.
-
-        Notices are handed out first; what stopped the feed is asked first by the next call.
-        """
-        if result.notices:
-            return
-        if result.poison is not None:
-            raise self._poisoned(session, lineage, *result.poison)
-        if result.failure is not None:
-            name, error = result.failure
-            raise self._failed(session, name, error, deadline) from error
-        if result.moved:
-            return
-        for name, error in result.errors.items():
-            raise self._failed(session, name, error, deadline) from error
-        if deadline.passed():
-            raise ProviderFault(late_fault())
-
-    def _poisoned(
-        self, session: Session, lineage: Lineage, name: str, fault: RecordFault
-    ) -> MulticloudDbError:
-        where = session.feed.public_id(name)
-        lineage.advance(name, fault.skip_cursor)
-        token = session.token(
-            lineage.to_json(),
-            watermark=session.watermark,
-            skipped=(*session.skipped, (where, fault.position)),
-        )
-        error = to_error(self._provider.provider_id, "read_changes", self._fetcher.fault(fault), fault)
-        message = f"{where}: {fault}; go on behind it from error.detail.skip_token once it is dealt with"
-        raised = MulticloudDbError(message, attrs.evolve(error.detail, skip_token=token))
-        raised.__cause__ = fault.__cause__ or fault
-        return raised
-
-    def _failed(self, session: Session, name: str, error: Exception, deadline: Deadline) -> MulticloudDbError:
-        fault = self._fetcher.fault(error)
-        oldest: str | None = None
-        if fault.category == ErrorCategory.CHECKPOINT_EXPIRED:
-            with suppress(Exception):
-                seeds = self._fetcher.call(lambda: session.feed.oldest([name], deadline), deadline)
-                oldest = ", ".join(session.feed.describe(seed.cursor).text for seed in seeds[:3]) or None
-        self._forget_if_gone(session, fault)
-        where = f"{session.feed.public_id(name)}: {fault.message}"
-        fault = attrs.evolve(fault, message=where)
-        return to_error(self._provider.provider_id, "read_changes", fault, error, oldest_position=oldest)
-
-    def _forget_if_gone(self, session: Session, fault: Fault) -> None:
-        """The resource may be another one by now: look anew next time."""
-        if fault.category in _REOPEN:
-            self._feeds.forget(session.feed)
-
-    def _reading(
-        self, session: Session, lineage: Lineage, result: SweepResult[T], deadline: Deadline, began: float
-    ) -> Reading[T]:
-        watermark = watermark_micros(session.feed, lineage, result, session.watermark)
-        state: FeedState = lineage
-        if result.retired is not None:
-            state = Retired(*result.retired)
-        elif result.over is not None:
-            state = FeedOver(result.over)
-        now = None if result.idle else self._feeds.soon(session.feed, deadline)
-        diagnostics = diagnose(session.feed, self._fetcher, result, watermark, now, time.monotonic() - began)
-        self._warn(session, result)
-        return Reading(
-            tuple(part.value for part in result.slices),
-            self._page(
-                session, state, diagnostics, tuple(result.notices), idle=result.idle, watermark=watermark
-            ),
-        )
-
-    def _ended(self, session: Session, state: Retired | FeedOver) -> Reading[Any]:
-        return Reading(
-            (),
-            self._page(session, state, OperationDiagnostics(), (), idle=False, watermark=session.watermark),
-        )
-
-    def _page(
-        self,
-        session: Session,
-        state: FeedState,
-        diagnostics: OperationDiagnostics,
-        notices: tuple[Notice, ...],
-        *,
-        idle: bool,
-        watermark: int | None,
-    ) -> ChangeFeedPage:
-        children: tuple[Child, ...] = ()
-        if isinstance(state, Retired):
-            children = state.children
-        elif isinstance(state, FeedOver):
-            notices, idle = (*notices, FeedEnded(state.reason)), True
-        return ChangeFeedPage(
-            events=(),
-            continuation_token=session.token(state_to_json(state), watermark=watermark),
-            idle=idle,
-            partition_retired=isinstance(state, Retired),
-            child_partitions=tuple(_child(session, child) for child in children),
-            notices=(*_skipped(session), *notices),
-            diagnostics=diagnostics,
-        )
-
-    def _warn(self, session: Session, result: SweepResult[Any]) -> None:
-        for name, seconds in result.headroom.items():
-            if seconds < self._config.headroom_warning_seconds:
-                self._watch.headroom_low(session.feed.spec.address, session.feed.public_id(name), seconds)
-
-
-def _skipped(of: Session | Finished) -> tuple[Notice, ...]:
-    return tuple(RecordSkipped(where, position) for where, position in of.skipped)
-
-
-def _finished(end: Finished) -> Reading[Any]:
-    notices = (*_skipped(end), FeedEnded(end.over.reason))
-    return Reading((), ChangeFeedPage((), end.token, idle=True, notices=notices))
-
-
-def _child(session: Session, child: Child) -> ChildPartition:
-    feed = session.feed
-    return ChildPartition(
-        feed.public_id(child.partition_id),
-        tuple(feed.public_id(parent) for parent in child.parents),
-        session.child_token(child),
-    )

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
-
-import attrs
 
 from multiclouddb_api import (
     AtTime,
@@ -22,193 +17,20 @@ from multiclouddb_api import (
     StartPosition,
     invalid_request,
 )
-from multiclouddb_spi.contract import Child, Feed, FeedSpec, FeedStart, Provider
-from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.feeds import FeedCache
 from multiclouddb_spi.fetcher import Fetcher
-from multiclouddb_spi.lineage import Active, Entry, Lineage, entry_to_json
-from multiclouddb_spi.live import LiveCache
+from multiclouddb_spi.lineage import Active, Lineage
 from multiclouddb_spi.partition import PartitionId, decode_partition_id
-from multiclouddb_spi.state import FeedOver, FeedState, end_from_json, state_from_json
-from multiclouddb_spi.token import Envelope, decode_token, encode_token, scope_text
+from multiclouddb_spi.session import Finished, Session
+from multiclouddb_spi.state import FeedOver, end_from_json, state_from_json
+from multiclouddb_spi.token import Envelope, decode_token, scope_text
 
-__all__ = ["FeedCache", "Finished", "Opening", "Session"]
+__all__ = ["Opening"]
 
 T = TypeVar("T")
-_MOST_FEEDS: Final = 64
-_CLOCK_SECONDS: Final = 60.0
-_CLOCK_PATIENCE: Final = 1.0
 _AHEAD: Final = timedelta(seconds=60)
-
-
-class FeedCache:
-    """Opened feeds by spec, and what the service's clock says; shared by all calls of a client.
-
-    A feed is closed when nobody needs it: neither a later call, nor one that still runs.
-
-    Args:
-        provider: Opens feeds.
-        fetcher: Runs calls.
-        lives: Forgets a closed feed's readers.
-    """
-
-    def __init__(self, provider: Provider, fetcher: Fetcher, lives: LiveCache) -> None:
-        self._provider, self._fetcher, self._lives = provider, fetcher, lives
-        self._feeds: OrderedDict[FeedSpec, Feed] = OrderedDict()
-        self._users: Counter[int] = Counter()
-        self._clocks: dict[int, tuple[float, timedelta | None]] = {}
-        self._mute: dict[int, float] = {}
-        self._lock = threading.Lock()
-        self._closed = False
-
-    def acquire(self, spec: FeedSpec, deadline: Deadline) -> tuple[Feed, bool]:
-        """The feed of this spec, to be released; and whether this call has opened it."""
-        with self._lock:
-            feed = self._feeds.get(spec)
-            if feed is not None:
-                self._feeds.move_to_end(spec)
-                self._users[id(feed)] += 1
-                return feed, False
-        feed = self._fetcher.call(lambda: self._provider.open_feed(spec, deadline), deadline)
-        with self._lock:
-            kept = feed if self._closed else self._feeds.setdefault(spec, feed)
-            self._users[id(kept)] += 1
-            old = self._feeds.popitem(last=False)[1] if len(self._feeds) > _MOST_FEEDS else None
-        for unused in (None if kept is feed else feed, old):
-            if unused is not None:
-                self._close_unused(unused)
-        return kept, True
-
-    def release(self, feed: Feed) -> None:
-        """A call is over."""
-        with self._lock:
-            self._users[id(feed)] -= 1
-        self._close_unused(feed)
-
-    def forget(self, feed: Feed) -> None:
-        """Open it anew next time: it may be another resource by then."""
-        with self._lock:
-            if self._feeds.get(feed.spec) is feed:
-                del self._feeds[feed.spec]
-        self._lives.forget(feed)
-        self._close_unused(feed)
-
-    def now(self, feed: Feed, deadline: Deadline) -> datetime | None:
-        """The service's time, from an answer at most a minute old; None where it does not tell."""
-        asked, offset = self._clocks.get(id(feed), (-_CLOCK_SECONDS, None))
-        if time.monotonic() - asked >= _CLOCK_SECONDS:
-            told = self._fetcher.call(lambda: feed.clock(deadline), deadline)
-            offset = None if told is None else told - datetime.now(UTC)
-            self._clocks[id(feed)] = (time.monotonic(), offset)
-        return None if offset is None else datetime.now(UTC) + offset
-
-    def soon(self, feed: Feed, deadline: Deadline) -> datetime | None:
-        """The service's time if it tells quickly; one that does not is left alone for a minute."""
-        failed = self._mute.get(id(feed))
-        if deadline.passed() or (failed is not None and time.monotonic() - failed < _CLOCK_SECONDS):
-            return None
-        try:
-            return self.now(feed, deadline.sooner(_CLOCK_PATIENCE))
-        except Exception:  # noqa: BLE001 - it costs the lag, not the page
-            self._mute[id(feed)] = time.monotonic()
-            return None
-
-    def close(self) -> None:
-        """Close every feed, one in use when its call is over."""
-        with self._lock:
-            self._closed = True
-            feeds = list(self._feeds.values())
-        for feed in feeds:
-            self.forget(feed)
-
-    def _close_unused(self, feed: Feed) -> None:
-        with self._lock:
-            if self._users[id(feed)] > 0 or self._feeds.get(feed.spec) is feed:
-                return
-            self._users.pop(id(feed), None)
-            self._clocks.pop(id(feed), None)
-            self._mute.pop(id(feed), None)
-        self._lives.forget(feed)
-        with suppress(Exception):
-            feed.close()
-
-
-@attrs.frozen
-class Finished:
-    """What a token says behind which nothing will ever follow; told without the service.
-
-    Attributes:
-        token: The request's token.
-        over: How the feed ended.
-        skipped: Poison records that the token steps over.
-    """
-
-    token: str
-    over: FeedOver
-    skipped: tuple[tuple[str, str], ...]
-
-
-@attrs.frozen
-class Session:
-    """What one call works on.
-
-    Attributes:
-        feed: The opened feed.
-        state: The lineage that the call moves on, or how the feed ended.
-        scope: The scope's text for tokens.
-        digest: The digest of the options that change positions.
-        watermark: The highest told so far, µs since 1970, or None.
-        skipped: Poison records that the request's token steps over.
-    """
-
-    feed: Feed
-    state: FeedState
-    scope: str
-    digest: str
-    watermark: int | None = None
-    skipped: tuple[tuple[str, str], ...] = ()
-
-    def token(
-        self,
-        state: Cursor,
-        *,
-        scope: str | None = None,
-        watermark: int | None = None,
-        skipped: tuple[tuple[str, str], ...] = (),
-    ) -> str:
-        """A token for this feed.
-
-        Args:
-            state: The state as JSON.
-            scope: Another scope than the session's: a child's, a planned partition's.
-            watermark: The watermark to remember.
-            skipped: Poison records that it steps over.
-        """
-        identity = self.feed.identity
-        return encode_token(
-            Envelope(
-                identity.provider_id,
-                identity.address,
-                identity.incarnation,
-                scope or self.scope,
-                self.digest,
-                state,
-                watermark=watermark,
-                skipped=skipped,
-            )
-        )
-
-    def partition_token(self, entry: Entry) -> str:
-        """A token for one physical partition of this feed."""
-        return self.token([entry_to_json(entry)], scope=_partition_scope(entry.partition_id))
-
-    def child_token(self, child: Child) -> str:
-        """A token for a child partition, from where the parent says that it starts."""
-        return self.partition_token(Active(child.partition_id, child.cursor))
-
-
-def _partition_scope(partition_id: str) -> str:
-    return scope_text(PhysicalPartition(partition_id), partition_id)
 
 
 class Opening:

@@ -1,0 +1,198 @@
+"""What a call found becomes a page, or the error that it raises."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any, Final, Generic, TypeVar
+
+import attrs
+
+from multiclouddb_api import (
+    ChangeFeedPage,
+    ChildPartition,
+    ErrorCategory,
+    FeedEnded,
+    MulticloudDbError,
+    Notice,
+    OperationDiagnostics,
+    RecordSkipped,
+)
+from multiclouddb_spi.contract import Child
+from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.diagnosis import diagnose, watermark_micros
+from multiclouddb_spi.failure import to_error
+from multiclouddb_spi.fault import Fault, ProviderFault, RecordFault
+from multiclouddb_spi.feeds import FeedCache
+from multiclouddb_spi.fetcher import Fetcher, late_fault
+from multiclouddb_spi.lineage import Lineage
+from multiclouddb_spi.result import SweepResult
+from multiclouddb_spi.session import Finished, Session
+from multiclouddb_spi.state import FeedOver, FeedState, Retired, state_to_json
+from multiclouddb_spi.watch import Watch
+
+__all__ = ["Pages", "Reading", "finished"]
+
+T = TypeVar("T")
+_REOPEN: Final = (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST, ErrorCategory.CHECKPOINT_EXPIRED)
+
+
+@attrs.frozen
+class Reading(Generic[T]):
+    """One page, with records as the caller's view made them.
+
+    Attributes:
+        values: What the view made, in the page's order.
+        page: The page around them; its `events` are empty here.
+    """
+
+    values: tuple[T, ...]
+    page: ChangeFeedPage
+
+
+class Pages:
+    """Makes pages and errors for one engine.
+
+    Args:
+        provider_id: Whose errors they are.
+        fetcher: Says what failures mean.
+        feeds: Forgets a feed whose resource is gone.
+        watch: Told when retention comes near.
+        headroom_warning: Seconds below which it is told.
+    """
+
+    def __init__(
+        self, provider_id: str, fetcher: Fetcher, feeds: FeedCache, watch: Watch, headroom_warning: float
+    ) -> None:
+        self._provider_id, self._fetcher, self._feeds = provider_id, fetcher, feeds
+        self._watch, self._headroom_warning = watch, headroom_warning
+
+    def raise_failure(
+        self, session: Session, lineage: Lineage, result: SweepResult[Any], deadline: Deadline
+    ) -> None:
+        """Nothing was handed out: raise what stopped the feed, if anything did.
+
+        Notices are handed out first; what stopped the feed is asked first by the next call.
+        """
+        if result.notices:
+            return
+        if result.poison is not None:
+            raise self._poisoned(session, lineage, *result.poison)
+        if result.failure is not None:
+            name, error = result.failure
+            raise self._failed(session, name, error, deadline) from error
+        if result.moved:
+            return
+        for name, error in result.errors.items():
+            raise self._failed(session, name, error, deadline) from error
+        if deadline.passed():
+            raise ProviderFault(late_fault())
+
+    def _poisoned(
+        self, session: Session, lineage: Lineage, name: str, fault: RecordFault
+    ) -> MulticloudDbError:
+        where = session.feed.public_id(name)
+        lineage.advance(name, fault.skip_cursor)
+        token = session.token(
+            lineage.to_json(),
+            watermark=session.watermark,
+            skipped=(*session.skipped, (where, fault.position)),
+        )
+        error = to_error(self._provider_id, "read_changes", self._fetcher.fault(fault), fault)
+        message = f"{where}: {fault}; go on behind it from error.detail.skip_token once it is dealt with"
+        raised = MulticloudDbError(message, attrs.evolve(error.detail, skip_token=token))
+        raised.__cause__ = fault.__cause__ or fault
+        return raised
+
+    def _failed(self, session: Session, name: str, error: Exception, deadline: Deadline) -> MulticloudDbError:
+        fault = self._fetcher.fault(error)
+        oldest: str | None = None
+        if fault.category == ErrorCategory.CHECKPOINT_EXPIRED:
+            with suppress(Exception):
+                seeds = self._fetcher.call(lambda: session.feed.oldest([name], deadline), deadline)
+                oldest = ", ".join(session.feed.describe(seed.cursor).text for seed in seeds[:3]) or None
+        self.forget_if_gone(session, fault)
+        where = f"{session.feed.public_id(name)}: {fault.message}"
+        fault = attrs.evolve(fault, message=where)
+        return to_error(self._provider_id, "read_changes", fault, error, oldest_position=oldest)
+
+    def forget_if_gone(self, session: Session, fault: Fault) -> None:
+        """The resource may be another one by now: look anew next time."""
+        if fault.category in _REOPEN:
+            self._feeds.forget(session.feed)
+
+    def reading(
+        self, session: Session, lineage: Lineage, result: SweepResult[T], deadline: Deadline, began: float
+    ) -> Reading[T]:
+        """The page of what a sweep found; its token has the lineage as it is now."""
+        watermark = watermark_micros(session.feed, lineage, result, session.watermark)
+        state: FeedState = lineage
+        if result.retired is not None:
+            state = Retired(*result.retired)
+        elif result.over is not None:
+            state = FeedOver(result.over)
+        now = None if result.idle else self._feeds.soon(session.feed, deadline)
+        diagnostics = diagnose(session.feed, self._fetcher, result, watermark, now, time.monotonic() - began)
+        self._warn(session, result)
+        return Reading(
+            tuple(part.value for part in result.slices),
+            self._page(
+                session, state, diagnostics, tuple(result.notices), idle=result.idle, watermark=watermark
+            ),
+        )
+
+    def ended(self, session: Session, state: Retired | FeedOver) -> Reading[Any]:
+        """The page of a token behind which nothing is read: it says again how that came."""
+        return Reading(
+            (),
+            self._page(session, state, OperationDiagnostics(), (), idle=False, watermark=session.watermark),
+        )
+
+    def _page(
+        self,
+        session: Session,
+        state: FeedState,
+        diagnostics: OperationDiagnostics,
+        notices: tuple[Notice, ...],
+        *,
+        idle: bool,
+        watermark: int | None,
+    ) -> ChangeFeedPage:
+        children: tuple[Child, ...] = ()
+        if isinstance(state, Retired):
+            children = state.children
+        elif isinstance(state, FeedOver):
+            notices, idle = (*notices, FeedEnded(state.reason)), True
+        return ChangeFeedPage(
+            events=(),
+            continuation_token=session.token(state_to_json(state), watermark=watermark),
+            idle=idle,
+            partition_retired=isinstance(state, Retired),
+            child_partitions=tuple(_child(session, child) for child in children),
+            notices=(*_skipped(session), *notices),
+            diagnostics=diagnostics,
+        )
+
+    def _warn(self, session: Session, result: SweepResult[Any]) -> None:
+        for name, seconds in result.headroom.items():
+            if seconds < self._headroom_warning:
+                self._watch.headroom_low(session.feed.spec.address, session.feed.public_id(name), seconds)
+
+
+def _skipped(of: Session | Finished) -> tuple[Notice, ...]:
+    return tuple(RecordSkipped(where, position) for where, position in of.skipped)
+
+
+def finished(end: Finished) -> Reading[Any]:
+    """The page behind which nothing follows, told without the service."""
+    notices = (*_skipped(end), FeedEnded(end.over.reason))
+    return Reading((), ChangeFeedPage((), end.token, idle=True, notices=notices))
+
+
+def _child(session: Session, child: Child) -> ChildPartition:
+    feed = session.feed
+    return ChildPartition(
+        feed.public_id(child.partition_id),
+        tuple(feed.public_id(parent) for parent in child.parents),
+        session.child_token(child),
+    )

@@ -1,0 +1,92 @@
+"""What one call works on, and the tokens it makes."""
+
+from __future__ import annotations
+
+import attrs
+
+from multiclouddb_api import PhysicalPartition
+from multiclouddb_spi.contract import Child, Feed
+from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.lineage import Active, Entry, entry_to_json
+from multiclouddb_spi.state import FeedOver, FeedState
+from multiclouddb_spi.token import Envelope, encode_token, scope_text
+
+__all__ = ["Finished", "Session"]
+
+
+@attrs.frozen
+class Finished:
+    """What a token says behind which nothing will ever follow; told without the service.
+
+    Attributes:
+        token: The request's token.
+        over: How the feed ended.
+        skipped: Poison records that the token steps over.
+    """
+
+    token: str
+    over: FeedOver
+    skipped: tuple[tuple[str, str], ...]
+
+
+@attrs.frozen
+class Session:
+    """What one call works on.
+
+    Attributes:
+        feed: The opened feed.
+        state: The lineage that the call moves on, or how the feed ended.
+        scope: The scope's text for tokens.
+        digest: The digest of the options that change positions.
+        watermark: The highest told so far, µs since 1970, or None.
+        skipped: Poison records that the request's token steps over.
+    """
+
+    feed: Feed
+    state: FeedState
+    scope: str
+    digest: str
+    watermark: int | None = None
+    skipped: tuple[tuple[str, str], ...] = ()
+
+    def token(
+        self,
+        state: Cursor,
+        *,
+        scope: str | None = None,
+        watermark: int | None = None,
+        skipped: tuple[tuple[str, str], ...] = (),
+    ) -> str:
+        """A token for this feed.
+
+        Args:
+            state: The state as JSON.
+            scope: Another scope than the session's: a child's, a planned partition's.
+            watermark: The watermark to remember.
+            skipped: Poison records that it steps over.
+        """
+        identity = self.feed.identity
+        return encode_token(
+            Envelope(
+                identity.provider_id,
+                identity.address,
+                identity.incarnation,
+                scope or self.scope,
+                self.digest,
+                state,
+                watermark=watermark,
+                skipped=skipped,
+            )
+        )
+
+    def partition_token(self, entry: Entry) -> str:
+        """A token for one physical partition of this feed."""
+        return self.token([entry_to_json(entry)], scope=_partition_scope(entry.partition_id))
+
+    def child_token(self, child: Child) -> str:
+        """A token for a child partition, from where the parent says that it starts."""
+        return self.partition_token(Active(child.partition_id, child.cursor))
+
+
+def _partition_scope(partition_id: str) -> str:
+    return scope_text(PhysicalPartition(partition_id), partition_id)
