@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from multiclouddb_api import ClientConfig, MulticloudDbError, Observer
+from multiclouddb_api import CapabilitySet, ClientConfig, MulticloudDbError, Observer
 from multiclouddb_api.registry import load_plugin
 from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.engine import Engine
@@ -36,6 +36,10 @@ class ProviderPlugin(ABC):
         Raises:
             ProviderFault: A configuration that cannot work.
         """
+
+    @abstractmethod
+    def capabilities(self) -> CapabilitySet:
+        """What the service can do when provisioned as documented: the same as `Provider.capabilities`."""
 
     def open(self, config: ClientConfig, native_client: object | None, observer: Observer | None) -> Engine:
         """Connect, and put the engine in front."""

@@ -66,9 +66,8 @@ def no_connections_left():
 
 @pytest.fixture(scope="session")
 def spark():
-    """C1 alone: a test runs for seconds, and its JVM has two cores."""
-    java = "spark.driver.extraJavaOptions"
-    session = local_session("tests", **{java: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"})
+    """Compiled once at most: what a test runs takes seconds."""
+    session = local_session("tests", **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
     # A query that is meant to fail prints a stack of a hundred lines.
     session.sparkContext.setLogLevel("OFF")
     yield session

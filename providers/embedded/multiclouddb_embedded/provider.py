@@ -303,6 +303,10 @@ class EmbeddedPlugin(ProviderPlugin):
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
+    def capabilities(self) -> CapabilitySet:
+        """Everything but wider scopes and commands."""
+        return CAPABILITIES
+
     def connect(self, config: ClientConfig, native_client: object | None) -> EmbeddedProvider:
         """Check the configuration; the store has to be there, it is never made here.
 

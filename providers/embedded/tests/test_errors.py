@@ -10,7 +10,16 @@ from multiclouddb_api import ErrorDetail, MulticloudDbError
 from multiclouddb_embedded.errors import classify, store_errors
 from multiclouddb_spi import Fault, InvalidCursor, ProviderFault
 
-RETRYABLE = {f"SQLITE_{word}" for word in "ABORT BUSY INTERRUPT IOERR LOCKED NOMEM PROTOCOL SCHEMA".split()}
+RETRYABLE = {
+    "SQLITE_ABORT",
+    "SQLITE_BUSY",
+    "SQLITE_INTERRUPT",
+    "SQLITE_IOERR",
+    "SQLITE_LOCKED",
+    "SQLITE_NOMEM",
+    "SQLITE_PROTOCOL",
+    "SQLITE_SCHEMA",
+}
 CATEGORIES = {
     **dict.fromkeys(RETRYABLE, Category.TRANSIENT_FAILURE),
     "SQLITE_CANTOPEN": Category.NOT_FOUND,

@@ -94,5 +94,4 @@ def test_a_consumer_killed_after_every_step_loses_nothing(
         consumer=consumer,
         lineage=World.lineage,
     ).run(max_kills=40)
-    print(report)
     report.assert_all_kept()

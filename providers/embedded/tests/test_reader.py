@@ -659,7 +659,7 @@ class TestWaiting:
         # A view that takes minutes stands in for a very slow disk.
         items.sql("ALTER TABLE log RENAME TO rows")
         items.sql(
-            "CREATE VIEW log AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 1000000000)"
+            "CREATE VIEW log AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 1e9)"
             " SELECT rows.* FROM rows, n"
         )
         raised = []

@@ -1,0 +1,7 @@
+"""`python -m multiclouddb_cli`, the same as the script `multiclouddb`."""
+
+from __future__ import annotations
+
+from multiclouddb_cli.main import run
+
+run()

@@ -1,0 +1,138 @@
+"""What is typed, as values; a wrong one is a usage error that names the option."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    ClientConfig,
+    EntireCollection,
+    FeedScope,
+    FromContinuationToken,
+    LogicalPartition,
+    MulticloudDbError,
+    MulticloudDbKey,
+    NewItemStateMode,
+    Now,
+    PhysicalPartition,
+    ResourceAddress,
+    StartPosition,
+    decode_json,
+)
+from multiclouddb_cli.bookmark import Bookmark
+
+__all__ = ["to_address", "to_config", "to_key", "to_scope", "to_start", "to_state", "to_token"]
+
+_MOST_CHARACTERS: Final = 64 * 1024 * 1024
+_MODES: Final = {
+    "omit": NewItemStateMode.OMIT,
+    "include": NewItemStateMode.INCLUDE_IF_AVAILABLE,
+    "require": NewItemStateMode.REQUIRE,
+}
+
+
+def _wrong(option: str, problem: str) -> typer.BadParameter:
+    return typer.BadParameter(problem, param_hint=option)
+
+
+def to_config(url: str) -> ClientConfig:
+    """A URL, or the path of a TOML file, where secrets can come from the environment."""
+    if "://" not in url and url.endswith(".toml"):
+        return ClientConfig.from_toml(url)
+    return ClientConfig.from_url(url)
+
+
+def to_address(text: str) -> ResourceAddress:
+    """`DATABASE/COLLECTION`, or the collection alone."""
+    database, slash, collection = text.partition("/")
+    if not slash:
+        database, collection = "", text
+    if not collection.strip():
+        raise _wrong("COLLECTION", "names no collection: write DATABASE/COLLECTION or COLLECTION")
+    return ResourceAddress(database or None, collection)
+
+
+def to_start(text: str) -> StartPosition:
+    """`beginning`, `now`, a time, or `@FILE` with a token."""
+    if text == "beginning":
+        return Beginning()
+    if text == "now":
+        return Now()
+    if text.startswith("@"):
+        return FromContinuationToken(to_token(text, "--from"))
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise _wrong(
+            "--from", f"{text!r} is none of beginning, now, @FILE and a time like 2026-01-31T12:00:00Z"
+        ) from error
+    if time.utcoffset() is None:
+        raise _wrong("--from", f"{text} has no time zone: add Z, or an offset like +02:00")
+    return AtTime(time)
+
+
+def to_token(text: str, option: str = "TOKEN") -> str:
+    """The token itself, `@FILE` with a token or a checkpoint, or `-` for stdin."""
+    if text == "-":
+        text = _stripped(sys.stdin.read(_MOST_CHARACTERS), option, "standard input")
+    elif text.startswith("@"):
+        text = _from_file(Path(text[1:]), option)
+    if not text.strip():
+        raise _wrong(option, "is empty")
+    return text
+
+
+def _from_file(path: Path, option: str) -> str:
+    try:
+        text = _stripped(path.read_text(encoding="utf-8"), option, str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise _wrong(option, f"{path} cannot be read ({reason})") from error
+    if not text.startswith("{"):
+        return text
+    checkpoint = Bookmark(path).load()
+    assert checkpoint is not None
+    return checkpoint.token
+
+
+def _stripped(text: str, option: str, where: str) -> str:
+    if not text.strip():
+        raise _wrong(option, f"{where} is empty")
+    return text.strip()
+
+
+def to_scope(text: str) -> FeedScope:
+    """`collection`, `partition:ID` or `key:JSON`."""
+    kind, _, value = text.partition(":")
+    if text == "collection":
+        return EntireCollection()
+    if kind == "partition" and value:
+        return PhysicalPartition(value)
+    if kind == "key" and value:
+        return LogicalPartition(to_key(value, "--scope"))
+    raise _wrong("--scope", f"{text!r} is none of collection, partition:ID and key:JSON")
+
+
+def to_key(text: str, option: str) -> MulticloudDbKey:
+    """A partition key: a JSON object with its components in their order."""
+    try:
+        components: Any = decode_json(text)
+        if isinstance(components, dict) and components:
+            return MulticloudDbKey(components, len(components))
+    except MulticloudDbError as error:
+        raise _wrong(option, error.message) from error
+    raise _wrong(option, 'a key is a JSON object like {"customer": "c-1"}')
+
+
+def to_state(text: str) -> NewItemStateMode:
+    """`omit`, `include` or `require`."""
+    if text not in _MODES:
+        raise _wrong("--state", f"{text!r} is none of {', '.join(_MODES)}")
+    return _MODES[text]

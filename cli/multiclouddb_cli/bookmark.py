@@ -1,0 +1,40 @@
+"""A checkpoint in the one file that the user named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from multiclouddb_api import Checkpoint, FileCheckpointStore
+
+__all__ = ["Bookmark"]
+
+_SUFFIX: Final = ".checkpoint.json"
+
+
+class Bookmark(FileCheckpointStore):
+    """A `FileCheckpointStore` for one file of any name.
+
+    One that an application keeps in its `FileCheckpointStore` is read and continued as well.
+
+    Args:
+        file: The file; it need not exist.
+    """
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(file.parent)
+        self._file = file
+        self.name = file.name.removesuffix(_SUFFIX)
+
+    def path(self, name: str) -> Path:
+        """The file.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` for a name that is not fit for a checkpoint.
+        """
+        super().path(name)
+        return self._file
+
+    def load(self, name: str | None = None) -> Checkpoint | None:
+        """The checkpoint, or None when there is no file."""
+        return super().load(name or self.name)

@@ -1,0 +1,118 @@
+"""`multiclouddb capabilities`: what each provider can do, without connecting."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol, runtime_checkable
+
+import attrs
+import orjson
+import typer
+
+from multiclouddb_api import (
+    Capability,
+    CapabilitySet,
+    ClientConfig,
+    MulticloudDbError,
+    Support,
+    installed_providers,
+)
+from multiclouddb_api.registry import load_plugin
+from multiclouddb_cli.failure import scrub
+from multiclouddb_cli.screen import Cell, print_table, printable
+from multiclouddb_spi import open_provider
+
+__all__ = ["TellsCapabilities", "capabilities"]
+
+_STYLES: Final = {Support.NATIVE: "green", Support.EMULATED: "yellow", Support.UNSUPPORTED: "red"}
+_NEEDS_URL: Final = "needs a URL: run multiclouddb capabilities URL"
+
+
+@runtime_checkable
+class TellsCapabilities(Protocol):
+    """A plugin that says what its provider can do without a configuration."""
+
+    def capabilities(self) -> CapabilitySet:
+        """What the service can do when provisioned as documented; no I/O."""
+        ...
+
+
+@attrs.frozen
+class Column:
+    """One provider.
+
+    Attributes:
+        provider: Its id.
+        known: What it can do, or None.
+        problem: Why that is not known.
+    """
+
+    provider: str
+    known: CapabilitySet | None
+    problem: str = ""
+
+
+def capabilities(config: ClientConfig | None, *, as_json: bool) -> None:
+    """Print the matrix.
+
+    Args:
+        config: One database, or None for every installed provider.
+        as_json: One JSON object, by provider.
+
+    Raises:
+        MulticloudDbError: What is wrong with the configuration.
+    """
+    columns = [_connected(config)] if config else [_installed(name) for name in installed_providers()]
+    if as_json:
+        typer.echo(orjson.dumps({column.provider: _facts(column) for column in columns}))
+    elif columns:
+        _print(columns)
+    else:
+        typer.echo('no provider is installed; run: pip install "multiclouddb[embedded]"')
+
+
+def _connected(config: ClientConfig) -> Column:
+    provider = open_provider(config)
+    try:
+        return Column(config.provider, provider.capabilities())
+    finally:
+        provider.close()
+
+
+def _installed(name: str) -> Column:
+    try:
+        plugin: object = load_plugin(name)
+    except MulticloudDbError as error:
+        return Column(name, None, error.message)
+    if isinstance(plugin, TellsCapabilities):
+        return Column(name, plugin.capabilities())
+    return Column(name, None, _NEEDS_URL)
+
+
+def _print(columns: list[Column]) -> None:
+    known = [column for column in columns if column.known is not None]
+    if known:
+        print_table(
+            ["capability", *(column.provider for column in known)],
+            [[item.name, *(_cell(column, item) for column in known)] for item in Capability],
+        )
+        typer.echo()
+    for column in columns:
+        if column.known is None:
+            typer.echo(f"{column.provider}: {printable(scrub(column.problem))}")
+            continue
+        for item in Capability:
+            if note := column.known[item].note:
+                typer.echo(f"{column.provider} {item.name}: {printable(note)}")
+
+
+def _cell(column: Column, item: Capability) -> Cell:
+    assert column.known is not None
+    support = column.known[item].support
+    return support.value, _STYLES[support]
+
+
+def _facts(column: Column) -> dict[str, Any]:
+    if column.known is None:
+        return {"error": scrub(column.problem)}
+    notes = {item: column.known[item] for item in Capability}
+    return {item.name: {"support": note.support.value, "note": note.note} for item, note in notes.items()}

@@ -1,0 +1,301 @@
+"""`multiclouddb token check`: whether a token still resumes, and for how long.
+
+The token is read as its reader would read it, one event and no document, and then each of its
+partitions alone: one that has expired can hide behind another that still has events.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any, Final
+
+import attrs
+import orjson
+import typer
+
+from multiclouddb_api import (
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    ClientConfig,
+    EntireCluster,
+    EntireCollection,
+    EntireDatabase,
+    ErrorCategory,
+    ErrorDetail,
+    FeedScope,
+    FromContinuationToken,
+    LogicalPartition,
+    MulticloudDbError,
+    MulticloudDbKey,
+    NewItemStateMode,
+    PhysicalPartition,
+    invalid_request,
+)
+from multiclouddb_api.text import rfc3339
+from multiclouddb_cli.failure import scrub
+from multiclouddb_cli.inspection import ago, watermark_of
+from multiclouddb_cli.positions import Standing, ending, one_partition, read_standings
+from multiclouddb_cli.screen import Cell, duration, moment, print_fields, print_table
+from multiclouddb_cli.session import Session
+from multiclouddb_spi import encode_partition_id
+from multiclouddb_spi.token import Envelope, decode_token, scope_text
+
+__all__ = ["check"]
+
+_AT_ONCE: Final = 8
+
+
+@attrs.frozen
+class Answer:
+    """What the service said to one partition of the token.
+
+    Attributes:
+        standing: The partition.
+        page: What came, or None when it was not asked or refused.
+        error: Why it was refused, or None.
+    """
+
+    standing: Standing
+    page: ChangeFeedPage | None = None
+    error: MulticloudDbError | None = None
+
+    @property
+    def text(self) -> str:
+        """One word for a table."""
+        if self.error is not None:
+            return str(self.error.category)
+        if self.page is None:
+            return "not asked"
+        return "has changes" if self.page.events else "nothing new"
+
+    @property
+    def headroom(self) -> float | None:
+        """Seconds until its position falls out of retention, where the service tells."""
+        return None if self.page is None else self.page.diagnostics.retention_headroom_seconds
+
+
+@attrs.frozen
+class Verdict:
+    """What is known about the token.
+
+    Attributes:
+        envelope: The token.
+        whole: What reading it gave: a page, or the error that it has expired.
+        answers: What reading its partitions one by one gave.
+    """
+
+    envelope: Envelope
+    whole: ChangeFeedPage | MulticloudDbError
+    answers: list[Answer]
+
+    @property
+    def page(self) -> ChangeFeedPage | None:
+        """The page, if there is one."""
+        return self.whole if isinstance(self.whole, ChangeFeedPage) else None
+
+    @property
+    def error(self) -> MulticloudDbError | None:
+        """Why it does not resume, or None when it does."""
+        if isinstance(self.whole, MulticloudDbError):
+            return self.whole
+        return next((answer.error for answer in self.answers if answer.error is not None), None)
+
+    @property
+    def watermark(self) -> datetime | None:
+        """The page's, else the token's own."""
+        return watermark_of(self.envelope) if self.page is None else self.page.diagnostics.watermark
+
+    @property
+    def lag(self) -> float | None:
+        """Seconds that the watermark is behind the service's clock."""
+        return None if self.page is None else self.page.diagnostics.lag_seconds
+
+    @property
+    def changes(self) -> str:
+        """Whether there is something to read."""
+        if self.page is None:
+            return "lost to retention"
+        return "waiting" if self.page.events else "none at present" if self.page.idle else "maybe"
+
+    @property
+    def headroom(self) -> float | None:
+        """Seconds until its oldest position falls out of retention, where the service tells."""
+        told = [answer.headroom for answer in self.answers]
+        if self.page is not None:
+            told.append(self.page.diagnostics.retention_headroom_seconds)
+        return min((seconds for seconds in told if seconds is not None), default=None)
+
+
+def check(config: ClientConfig, token: str, key: MulticloudDbKey | None, *, as_json: bool) -> None:
+    """Print whether the token resumes.
+
+    Raises:
+        MulticloudDbError: What reading from it would raise; `INVALID_REQUEST` for a foreign token.
+        typer.BadParameter: The token is of one partition key, and `key` is not that one.
+    """
+    envelope = decode_token(token)
+    _check_provider(config, envelope)
+    request = ChangeFeedRequest(
+        envelope.address,
+        FromContinuationToken(token),
+        _scope(config, envelope, key),
+        new_item_state_mode=NewItemStateMode.OMIT,
+        max_page_size=1,
+    )
+    with Session(config, request) as session:
+        whole = _read(session, request)
+        verdict = Verdict(envelope, whole, _ask_each(session, request, envelope, whole))
+        (_print_json if as_json else _print)(session, verdict)
+    if verdict.error is not None:
+        raise verdict.error
+
+
+def _scope(config: ClientConfig, envelope: Envelope, key: MulticloudDbKey | None) -> FeedScope:
+    """The scope that the token was made for."""
+    kind, _, value = envelope.scope.partition(":")
+    match kind:
+        case "database":
+            return EntireDatabase()
+        case "cluster":
+            return EntireCluster()
+        case "partition":
+            return PhysicalPartition(
+                encode_partition_id(config.provider, envelope.address, envelope.incarnation, value)
+            )
+        case "key":
+            return _one_key(envelope, key)
+        case _:
+            return EntireCollection()
+
+
+def _one_key(envelope: Envelope, key: MulticloudDbKey | None) -> LogicalPartition:
+    if key is None:
+        raise typer.BadParameter("the token is of one partition key: give it", param_hint="--key")
+    scope = LogicalPartition(key)
+    if scope_text(scope) != envelope.scope:
+        raise typer.BadParameter("the token is of another partition key", param_hint="--key")
+    return scope
+
+
+def _check_provider(config: ClientConfig, envelope: Envelope) -> None:
+    if envelope.provider_id != config.provider:
+        raise invalid_request(
+            "continuation_token",
+            f"is of provider {envelope.provider_id!r}, not {config.provider!r}",
+            "give the URL of the database that it came from",
+        )
+    if envelope.options_digest:
+        raise MulticloudDbError(
+            "the token was made with provider options that mean other positions, which the command line "
+            "cannot set; read one page from it in the application",
+            ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, config.provider, "token check"),
+        )
+
+
+def _read(session: Session, request: ChangeFeedRequest) -> ChangeFeedPage | MulticloudDbError:
+    try:
+        return session.read(request)
+    except MulticloudDbError as error:
+        if error.category != ErrorCategory.CHECKPOINT_EXPIRED:
+            raise
+        return error
+
+
+def _ask_each(
+    session: Session,
+    request: ChangeFeedRequest,
+    envelope: Envelope,
+    whole: ChangeFeedPage | MulticloudDbError,
+) -> list[Answer]:
+    standings = read_standings(envelope)
+    active = [item for item in standings if item.state == "active"]
+    if isinstance(request.scope, PhysicalPartition) or len(standings) == len(active) == 1:
+        return [_answer(item, whole) if item.state == "active" else Answer(item) for item in standings]
+    if not isinstance(request.scope, EntireCollection):
+        return [Answer(item) for item in standings]
+
+    feed = session.feed  # opened once, not by every thread
+
+    def ask(item: Standing) -> Answer:
+        if item.state != "active":
+            return Answer(item)
+        part = attrs.evolve(
+            request,
+            scope=PhysicalPartition(feed.public_id(item.partition_id)),
+            start_position=FromContinuationToken(one_partition(envelope, item)),
+        )
+        try:
+            return _answer(item, session.read(part))
+        except MulticloudDbError as error:
+            return _answer(item, error)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(ask, standings))
+
+
+def _answer(standing: Standing, told: ChangeFeedPage | MulticloudDbError) -> Answer:
+    if isinstance(told, ChangeFeedPage):
+        return Answer(standing, told)
+    return Answer(standing, error=told)
+
+
+def _print(session: Session, verdict: Verdict) -> None:
+    watermark, headroom, end = verdict.watermark, verdict.headroom, ending(verdict.envelope)
+    fields = [
+        ("resumes", "yes" if verdict.error is None else "no"),
+        ("changes", verdict.changes),
+        ("watermark", "-" if watermark is None else ago(watermark)),
+        ("lag", duration(verdict.lag)),
+        ("kept for", "the service does not tell" if headroom is None else duration(headroom)),
+    ]
+    if end is not None:
+        fields.append(("ended", scrub(end)))
+    print_fields(fields)
+    if verdict.answers:
+        typer.echo()
+        print_table(
+            ["partition", "state", "position", "time", "kept for", "answer"],
+            [_row(session, answer) for answer in verdict.answers],
+        )
+
+
+def _row(session: Session, answer: Answer) -> list[Cell]:
+    standing = answer.standing
+    text, time = standing.describe(session.feed)
+    return [
+        standing.partition_id,
+        standing.state,
+        text,
+        moment(time),
+        duration(answer.headroom),
+        (answer.text, "" if answer.error is None else "red"),
+    ]
+
+
+def _print_json(session: Session, verdict: Verdict) -> None:
+    watermark, page = verdict.watermark, verdict.page
+    facts: dict[str, Any] = {
+        "resumes": verdict.error is None,
+        "error": None if verdict.error is None else str(verdict.error.category),
+        "changes_waiting": page is not None and bool(page.events),
+        "idle": page is not None and page.idle,
+        "watermark": None if watermark is None else rfc3339(watermark),
+        "lag_seconds": verdict.lag,
+        "retention_headroom_seconds": verdict.headroom,
+        "ended": ending(verdict.envelope),
+        "partitions": [_facts(session, answer) for answer in verdict.answers],
+    }
+    typer.echo(orjson.dumps(facts))
+
+
+def _facts(session: Session, answer: Answer) -> dict[str, Any]:
+    text, time = answer.standing.describe(session.feed)
+    return {
+        "partition_id": session.feed.public_id(answer.standing.partition_id),
+        "state": answer.standing.state,
+        "position": text,
+        "time": None if time is None else rfc3339(time),
+        "retention_headroom_seconds": answer.headroom,
+        "error": None if answer.error is None else str(answer.error.category),
+    }

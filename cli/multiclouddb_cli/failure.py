@@ -1,0 +1,62 @@
+"""A failure as one line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from contextlib import suppress
+from typing import Final
+
+import typer
+
+from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_api.text import redact_url
+from multiclouddb_cli.exits import FAILURE, USAGE, exit_code
+from multiclouddb_cli.screen import printable
+
+__all__ = ["report", "scrub"]
+
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
+_ENDS: Final = re.compile(r"['\"`)\].,;]*$")
+
+
+def report(error: Exception, *, debug: bool) -> int:
+    """Tell the user, and return the exit code.
+
+    Args:
+        error: What a command raised.
+        debug: True to print the traceback too, without local variables.
+    """
+    code, line = _line(error)
+    with suppress(BrokenPipeError):
+        if debug:
+            typer.echo(scrub("".join(traceback.format_exception(error)).rstrip()), err=True)
+        typer.echo(f"error: {printable(scrub(' '.join(line.split())))}", err=True)
+    return code
+
+
+def _line(error: Exception) -> tuple[int, str]:
+    if isinstance(error, MulticloudDbError):
+        message = error.message
+        if error.category == ErrorCategory.PROVIDER_ERROR and error.detail.skip_token is not None:
+            message += "; tail --skip-poison steps over it"
+        return exit_code(error.category), f"[{error.category}] {message}"
+    if isinstance(error, typer.TyperException):
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "multiclouddb"
+        return USAGE, f"[USAGE] {error.format_message().rstrip('.')}; see {command} --help"
+    if isinstance(error, OSError):  # the library wraps its own: this is our output's
+        return FAILURE, f"[OUTPUT] cannot be written: {error.strerror or error}"
+    return FAILURE, f"[UNEXPECTED] {type(error).__name__}: {error}; run it again with --debug and report it"
+
+
+def scrub(text: str) -> str:
+    """The text with every URL in it redacted."""
+
+    def redacted(match: re.Match[str]) -> str:
+        url = match.group()
+        end = _ENDS.search(url)
+        assert end is not None
+        return redact_url(url[: end.start()]) + url[end.start() :]
+
+    return _URL.sub(redacted, text)

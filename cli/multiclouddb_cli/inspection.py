@@ -1,0 +1,136 @@
+"""`multiclouddb token inspect`: what a token says by itself.
+
+Cursors are opaque without their provider and may hold a document's key: only their size and a
+digest are shown, which is enough to see whether two tokens stand at the same place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import orjson
+import typer
+
+from multiclouddb_api.text import rfc3339
+from multiclouddb_cli.positions import Standing, ending, read_standings
+from multiclouddb_cli.screen import duration, moment, print_fields, print_table
+from multiclouddb_spi.token import VERSION, Envelope, decode_token
+
+__all__ = ["ago", "inspect", "watermark_of"]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def inspect(token: str, *, as_json: bool) -> None:
+    """Print whose token it is, how old, and what it covers.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` for text that is no token.
+    """
+    envelope = decode_token(token)
+    standings = read_standings(envelope)
+    if as_json:
+        typer.echo(orjson.dumps(_facts(token, envelope, standings)))
+        return
+    print_fields(_fields(token, envelope, standings))
+    if standings:
+        typer.echo()
+        print_table(
+            ["partition", "state", "position", "waits for"],
+            [
+                [_name(envelope, item), item.state, _position(item), ", ".join(item.parents)]
+                for item in standings
+            ],
+        )
+
+
+def watermark_of(envelope: Envelope) -> datetime | None:
+    """Nothing behind the token is older than this, where it was told."""
+    if envelope.watermark is None:
+        return None
+    return _EPOCH + timedelta(microseconds=envelope.watermark)
+
+
+def ago(time_then: datetime) -> str:
+    """A moment, and how long ago that is by the clock of this machine."""
+    return f"{moment(time_then)} ({duration(time.time() - time_then.timestamp())} ago)"
+
+
+def _issued(envelope: Envelope) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(envelope.issued_at, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _fields(token: str, envelope: Envelope, standings: list[Standing]) -> list[tuple[str, str]]:
+    issued, watermark, end = _issued(envelope), watermark_of(envelope), ending(envelope)
+    fields = [
+        ("provider", envelope.provider_id),
+        ("resource", str(envelope.address) or "the whole cluster"),
+        ("incarnation", envelope.incarnation or "the service names none"),
+        ("scope", envelope.scope),
+        ("issued", "-" if issued is None else ago(issued)),
+        ("watermark", "-" if watermark is None else ago(watermark)),
+        ("version", str(VERSION)),
+        ("size", f"{len(token)} characters"),
+        ("options", f"digest {envelope.options_digest}" if envelope.options_digest else "none that matter"),
+        ("partitions", _count(standings)),
+    ]
+    if envelope.skipped:
+        fields.append(("skipped", f"{len(envelope.skipped)} records that could not be decoded"))
+    if end is not None:
+        fields.append(("ended", end))
+    return fields
+
+
+def _count(standings: list[Standing]) -> str:
+    states = [item.state for item in standings]
+    parts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    return f"{len(states)} ({parts})" if states else "0"
+
+
+def _facts(token: str, envelope: Envelope, standings: list[Standing]) -> dict[str, Any]:
+    issued, watermark = _issued(envelope), watermark_of(envelope)
+    return {
+        "provider": envelope.provider_id,
+        "database": envelope.address.database,
+        "collection": envelope.address.collection,
+        "incarnation": envelope.incarnation,
+        "scope": envelope.scope,
+        "issued": None if issued is None else rfc3339(issued),
+        "watermark": None if watermark is None else rfc3339(watermark),
+        "version": VERSION,
+        "size": len(token),
+        "options_digest": envelope.options_digest,
+        "skipped_records": len(envelope.skipped),
+        "ended": ending(envelope),
+        "partitions": [
+            {
+                "partition": _name(envelope, item),
+                "state": item.state,
+                "position": _position(item),
+                "waits_for": list(item.parents),
+            }
+            for item in standings
+        ],
+    }
+
+
+def _name(envelope: Envelope, standing: Standing) -> str:
+    """A service may name the partition of one key by the key."""
+    if not envelope.scope.startswith("key:"):
+        return standing.partition_id
+    return f"#{_digest(standing.partition_id.encode())}"
+
+
+def _position(standing: Standing) -> str:
+    text = orjson.dumps(list(standing.cursors))
+    return f"{len(text)} bytes, #{_digest(text)}"
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:8]

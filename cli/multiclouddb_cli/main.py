@@ -1,0 +1,247 @@
+"""The commands, and what happens around each of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import MutableMapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from multiclouddb_cli.exits import INTERRUPTED, OK, TABLE
+
+__all__ = ["app", "run"]
+
+_NAME = "multiclouddb"
+
+
+class Commands(TyperGroup):
+    """Runs a command; every failure is one line on stderr and its exit code."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run what the arguments say and exit."""
+        words = list(sys.argv[1:] if args is None else args)
+        debug = _take_debug(words)
+        self._main_shell_completion(extra, _NAME, complete_var)
+        sys.exit(self._run(words, extra, debug=debug))
+
+    def _run(self, words: list[str], extra: MutableMapping[str, Any], *, debug: bool) -> int:
+        try:
+            with self.make_context(_NAME, words, **extra) as context:
+                self.invoke(context)
+            sys.stdout.flush()
+        except typer.Exit as error:
+            return self._leave(error.exit_code)
+        except (KeyboardInterrupt, typer.Abort):
+            return self._leave(INTERRUPTED)
+        except BrokenPipeError:
+            return self._leave(OK)
+        except Exception as error:  # noqa: BLE001 - a person reads one line, not a traceback
+            from multiclouddb_cli.failure import report
+
+            return self._leave(report(error, debug=debug))
+        return OK
+
+    def _leave(self, code: int) -> int:
+        try:
+            sys.stdout.flush()
+        except OSError:  # it was told already
+            _silence()
+        return code
+
+
+def _silence() -> None:
+    """What is still in the buffer has no reader; the interpreter must not complain about that."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _take_debug(words: list[str]) -> bool:
+    """`--debug` may stand anywhere."""
+    ours = words[: words.index("--")] if "--" in words else words
+    if "--debug" not in ours:
+        return False
+    words.remove("--debug")
+    return True
+
+
+app = typer.Typer(
+    name=_NAME,
+    cls=Commands,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="\b\nExit codes:\n" + "\n".join(f"{code:5}  {meaning}" for code, meaning in TABLE.items()),
+)
+token_app = typer.Typer(rich_markup_mode=None, help="Look into a continuation token.")
+app.add_typer(token_app, name="token")
+
+_Url = Annotated[
+    str, typer.Argument(metavar="URL", help="PROVIDER://… (embedded:///data/store.db), or a .toml file.")
+]
+_Where = Annotated[str, typer.Argument(metavar="COLLECTION", help="DATABASE/COLLECTION, or COLLECTION.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_From = Annotated[
+    str,
+    typer.Option("--from", metavar="START", help="beginning, now, a time (2026-01-31T12:00Z), or @FILE."),
+]
+_Token = Annotated[
+    str, typer.Argument(metavar="TOKEN", help="A token, @FILE with one or with a checkpoint, or - (stdin).")
+]
+
+
+@app.callback()
+def _options(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error; anywhere on the line.")
+    ] = False,
+) -> None:
+    """Follow, measure and explain the change feeds of several databases."""
+
+
+@app.command()
+def tail(
+    url: _Url,
+    collection: _Where,
+    start: _From = "now",
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Go on from this file, if it is there, and keep it up to date."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON event a line.")] = False,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when there is nothing more.")] = False,
+    scope: Annotated[str, typer.Option(help="collection, partition:ID or key:JSON.")] = "collection",
+    state: Annotated[str, typer.Option(help="Show documents: omit, include or require.")] = "include",
+    max_events: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="End after so many events.")
+    ] = None,
+    skip_poison: Annotated[
+        bool, typer.Option("--skip-poison", help="Step over records that cannot be decoded.")
+    ] = False,
+) -> None:
+    """Print changes as they happen.
+
+    The checkpoint is saved when the events before it are printed: a run that was ended in any way is
+    continued without a gap. START counts when there is no checkpoint yet.
+    """
+    from multiclouddb_cli import tail as command
+    from multiclouddb_cli.arguments import to_address, to_config, to_scope, to_start, to_state
+
+    command.tail(
+        to_config(url),
+        command.Wish(
+            to_address(collection), to_start(start), to_scope(scope), to_state(state), checkpoint,
+            as_json=as_json, until_idle=until_idle, max_events=max_events, skip_poison=skip_poison,
+        ),
+    )  # fmt: skip
+
+
+@app.command()
+def top(
+    url: _Url,
+    collection: _Where,
+    start: _From = "now",
+    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often to look.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
+) -> None:
+    """Show partitions, events/s, lag, watermark and retention headroom.
+
+    With --from @FILE it shows how far behind a stored position is and for how long it is still kept.
+    Nothing is changed or saved.
+    """
+    from multiclouddb_cli import top as command
+    from multiclouddb_cli.arguments import to_address, to_config, to_start
+
+    command.top(to_config(url), to_address(collection), to_start(start), interval, once=once)
+
+
+@app.command()
+def partitions(
+    url: _Url,
+    collection: _Where,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a Mermaid flowchart.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Show which partitions there are and which came from which."""
+    from multiclouddb_cli import partitions as command
+    from multiclouddb_cli.arguments import to_address, to_config
+
+    if mermaid and as_json:
+        raise typer.BadParameter("give one of them", param_hint="--mermaid and --json")
+    command.partitions(to_config(url), to_address(collection), mermaid=mermaid, as_json=as_json)
+
+
+@app.command()
+def capabilities(
+    url: Annotated[
+        str | None, typer.Argument(metavar="[URL]", help="One database; all installed providers without it.")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Show what each provider can do, and what to do where it cannot; connects to nothing."""
+    from multiclouddb_cli import capabilities as command
+    from multiclouddb_cli.arguments import to_config
+
+    command.capabilities(None if url is None else to_config(url), as_json=as_json)
+
+
+@app.command()
+def providers(as_json: _Json = False) -> None:
+    """List the installed providers, and whether their SDKs can be imported."""
+    from multiclouddb_cli import providers as command
+
+    command.providers(as_json=as_json)
+
+
+@token_app.command()
+def inspect(token: _Token, as_json: _Json = False) -> None:
+    """Show whose token it is, how old, and its partitions; connects to nothing, shows no document's key."""
+    from multiclouddb_cli import inspection
+    from multiclouddb_cli.arguments import to_token
+
+    inspection.inspect(to_token(token), as_json=as_json)
+
+
+@token_app.command()
+def check(
+    url: _Url,
+    token: _Token,
+    key: Annotated[
+        str | None, typer.Option(metavar="JSON", help="The partition key, for a token of one.")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Find out whether a token still resumes, and for how long; nothing is changed.
+
+    The exit code is 0 when it does, else the one of the error.
+    """
+    from multiclouddb_cli import checking
+    from multiclouddb_cli.arguments import to_config, to_key, to_token
+
+    wanted = None if key is None else to_key(key, "--key")
+    checking.check(to_config(url), to_token(token), wanted, as_json=as_json)
+
+
+def run() -> None:
+    """The script `multiclouddb`."""
+    # Libraries that log into the void would do it on stderr.
+    logging.getLogger().addHandler(logging.NullHandler())
+    if sys.stdout is None:  # closed by the shell: >&-
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        # What a terminal's encoding lacks is written as an escape.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    app()

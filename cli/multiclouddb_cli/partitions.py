@@ -1,0 +1,152 @@
+"""`multiclouddb partitions`: which partitions there are and which came from which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import attrs
+import orjson
+import typer
+
+from multiclouddb_api import ChangeFeedRequest, ClientConfig, Now, ResourceAddress
+from multiclouddb_cli.screen import is_terminal, printable, with_colour
+from multiclouddb_cli.session import Session
+from multiclouddb_spi import Partition, PartitionState
+
+__all__ = ["Family", "partitions"]
+
+_LINES: Final = (("├─ ", "└─ "), ("│  ", "   "))
+_SPACES: Final = (("  ", "  "), ("  ", "  "))
+_COLOURS: Final = {PartitionState.OPEN: "green", PartitionState.CLOSED: "bright_black"}
+
+
+@attrs.frozen
+class Branch:
+    """A partition in the tree.
+
+    Attributes:
+        partition: The partition.
+        lead: What stands before it on its line.
+        again: True when its descendants were printed above, because it has several parents.
+    """
+
+    partition: Partition
+    lead: str
+    again: bool
+
+
+class Family:
+    """The partitions of a feed and how they descend from each other; a merge makes it more than a tree.
+
+    Args:
+        listed: What the service lists, in any order.
+    """
+
+    def __init__(self, listed: list[Partition]) -> None:
+        self.members = {item.partition_id: item for item in sorted(listed, key=_order)}
+        self.children: dict[str, list[Partition]] = {name: [] for name in self.members}
+        for item in self.members.values():
+            for parent in item.parents:
+                if parent in self.children:
+                    self.children[parent].append(item)
+
+    def tree(self, *, lines: bool) -> Iterator[Branch]:
+        """Each partition below its parents; its descendants below the first of them only.
+
+        Args:
+            lines: True to lead with lines, False with spaces.
+        """
+        elbow, bar = _LINES if lines else _SPACES
+        seen: set[str] = set()
+        roots = [item for item in self.members.values() if not set(item.parents) & self.members.keys()]
+        # From a stack: a lineage of thousands of splits is deeper than Python's.
+        stack = [(item, "", "") for item in reversed(roots)]
+        while stack:
+            item, lead, indent = stack.pop()
+            again = item.partition_id in seen
+            yield Branch(item, lead, again)
+            if again:
+                continue
+            seen.add(item.partition_id)
+            children = self.children[item.partition_id]
+            for place, child in reversed(list(enumerate(children))):
+                last = place == len(children) - 1
+                stack.append((child, indent + elbow[last], indent + bar[last]))
+
+    def gone(self, item: Partition) -> list[str]:
+        """Its parents that are no longer listed."""
+        return [parent for parent in item.parents if parent not in self.members]
+
+
+def partitions(config: ClientConfig, address: ResourceAddress, *, mermaid: bool, as_json: bool) -> None:
+    """Print what the service lists.
+
+    Raises:
+        MulticloudDbError: By category.
+    """
+    with Session(config, ChangeFeedRequest(address, Now())) as session:
+        listed = session.call("partitions", session.feed.partitions)
+        public_id = session.feed.public_id
+    family = Family(listed)
+    if as_json:
+        typer.echo(_json(family, public_id))
+    elif mermaid:
+        typer.echo("\n".join(_mermaid(family)))
+    else:
+        typer.echo("\n".join(_lines(family, public_id)))
+
+
+def _lines(family: Family, public_id: Callable[[str], str]) -> Iterator[str]:
+    states = [item.state for item in family.members.values()]
+    opened = states.count(PartitionState.OPEN)
+    yield f"{len(states)} partitions: {opened} open, {len(states) - opened} closed with changes"
+    for branch in family.tree(lines=is_terminal()):
+        item = branch.partition
+        state = item.state.value
+        words = [printable(item.partition_id), _coloured(state, item.state)]
+        if branch.again:
+            words.append("(see above)")
+        elif item.state is PartitionState.OPEN:
+            words.append(printable(public_id(item.partition_id)))
+        gone = family.gone(item)
+        if gone and not branch.again:
+            words.append(printable(f"(from {', '.join(gone)}, no longer listed)"))
+        yield branch.lead + "  ".join(words)
+
+
+def _coloured(text: str, state: PartitionState) -> str:
+    return typer.style(text, fg=_COLOURS[state]) if with_colour() else text
+
+
+def _mermaid(family: Family) -> Iterator[str]:
+    names = {name: f"n{number}" for number, name in enumerate(family.members)}
+    yield "flowchart LR"
+    for name, item in family.members.items():
+        label = printable(name).replace("#", "#35;").replace('"', "#quot;")
+        yield f'    {names[name]}["{label}"]:::{item.state.value}'
+    for name, children in family.children.items():
+        for child in children:
+            yield f"    {names[name]} --> {names[child.partition_id]}"
+    yield "    classDef open fill:#d3f9d8,stroke:#2b8a3e"
+    yield "    classDef closed fill:#f1f3f5,stroke:#868e96,stroke-dasharray:4"
+
+
+def _json(family: Family, public_id: Callable[[str], str]) -> bytes:
+    return orjson.dumps(
+        [
+            {
+                "partition_id": public_id(name),
+                "native_id": name,
+                "state": item.state.value,
+                "parents": [public_id(parent) for parent in item.parents],
+                "children": [public_id(child.partition_id) for child in family.children[name]],
+            }
+            for name, item in family.members.items()
+        ]
+    )
+
+
+def _order(item: Partition) -> tuple[int, str]:
+    """`p2` before `p10`: a shorter name is usually an older one."""
+    return len(item.partition_id), item.partition_id

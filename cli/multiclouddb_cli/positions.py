@@ -1,0 +1,110 @@
+"""A token's partitions, and where each of them stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import attrs
+
+from multiclouddb_api import MulticloudDbError, invalid_request
+from multiclouddb_spi import Cursor, Feed, InvalidCursor, Lineage
+from multiclouddb_spi.lineage import Active, Drained, Entry, entry_to_json
+from multiclouddb_spi.state import FeedOver, Retired, state_from_json
+from multiclouddb_spi.token import Envelope, encode_token
+
+__all__ = ["Standing", "ending", "one_partition", "read_standings"]
+
+
+@attrs.frozen
+class Standing:
+    """One partition of a token.
+
+    Attributes:
+        partition_id: The service's own id.
+        state: `active`, `drained` (its children are not named yet), `waiting` (for its parents), or
+            `next` (a child of a retired partition).
+        cursors: Where it stands; several when its parents differ.
+        parents: What it waits for.
+        entry: The partition as the lineage has it, or None for a child of a retired one.
+    """
+
+    partition_id: str
+    state: str
+    cursors: tuple[Cursor, ...]
+    parents: tuple[str, ...] = ()
+    entry: Entry | None = None
+
+    def describe(self, feed: Feed) -> tuple[str, datetime | None]:
+        """Its position for a person, and the time that nothing behind it is older than."""
+        try:
+            told = [feed.describe(cursor) for cursor in self.cursors]
+        except InvalidCursor:
+            return "unreadable", None
+        times = [position.time for position in told if position.time is not None]
+        return ", ".join(position.text for position in told), min(times, default=None)
+
+
+def read_standings(envelope: Envelope) -> list[Standing]:
+    """The partitions in the order of the fair queue; none when the feed is over.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` for a damaged state.
+    """
+    match _state(envelope):
+        case FeedOver():
+            return []
+        case Retired(_, children):
+            return [
+                Standing(child.partition_id, "next", (child.cursor,), child.parents) for child in children
+            ]
+        case Lineage() as lineage:
+            return [_standing(entry) for entry in lineage]
+
+
+def ending(envelope: Envelope) -> str | None:
+    """How reading ended at this token, or None when it goes on."""
+    match _state(envelope):
+        case FeedOver(reason):
+            return f"the feed is over: {reason}"
+        case Retired(partition_id):
+            return f"partition {partition_id} has ended; its children go on"
+        case _:
+            return None
+
+
+def one_partition(envelope: Envelope, standing: Standing) -> str:
+    """A token for one active partition alone."""
+    assert standing.entry is not None
+    return encode_token(
+        attrs.evolve(
+            envelope, scope=f"partition:{standing.partition_id}", state=[entry_to_json(standing.entry)]
+        )
+    )
+
+
+def _state(envelope: Envelope) -> Lineage | Retired | FeedOver:
+    try:
+        return state_from_json(envelope.state, _never_joined)
+    except InvalidCursor as error:
+        raise _damaged(error) from error
+
+
+def _standing(entry: Entry) -> Standing:
+    if isinstance(entry, Active):
+        return Standing(entry.partition_id, "active", (entry.cursor,), entry=entry)
+    if isinstance(entry, Drained):
+        return Standing(entry.partition_id, "drained", (entry.cursor,), entry=entry)
+    return Standing(entry.partition_id, "waiting", entry.said, entry.parents, entry)
+
+
+def _never_joined(child_id: str, cursors: Sequence[Cursor]) -> Cursor:
+    """Nothing is retired while looking."""
+    del child_id
+    return cursors[0]
+
+
+def _damaged(error: InvalidCursor) -> MulticloudDbError:
+    return invalid_request(
+        "continuation_token", f"is damaged ({error})", "pass a page's continuation_token unchanged"
+    )

@@ -1,0 +1,166 @@
+"""What is printed: tables in a terminal, plain columns in a pipe."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = [
+    "Cell",
+    "check_reader",
+    "duration",
+    "emit",
+    "is_terminal",
+    "moment",
+    "print_fields",
+    "print_table",
+    "printable",
+    "rich_table",
+    "shorter",
+    "width",
+    "with_colour",
+]
+
+Cell: TypeAlias = str | tuple[str, str]
+"""Text, or text and a style of rich."""
+
+_CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0))}
+_PARTS: Final = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+
+
+def is_terminal() -> bool:
+    """True when a person sees the output at once."""
+    return sys.stdout.isatty()
+
+
+def with_colour() -> bool:
+    """True when the output may have colours."""
+    return is_terminal() and not os.environ.get("NO_COLOR")
+
+
+def width() -> int:
+    """Columns of the terminal."""
+    return shutil.get_terminal_size().columns
+
+
+def printable(text: str) -> str:
+    """One line that cannot steer a terminal, whatever a database has sent."""
+    return text.translate(_CONTROLS)
+
+
+def shorter(text: str, columns: int) -> str:
+    """The beginning of a text that is too long."""
+    return text if len(text) <= columns else f"{text[: max(0, columns - 1)]}…"
+
+
+def duration(seconds: float | None) -> str:
+    """`3h 12m`: the two largest parts; `-` when it is not known."""
+    if seconds is None:
+        return "-"
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f}s"
+    left = int(seconds)
+    words: list[str] = []
+    for size, unit in _PARTS:
+        count, left = divmod(left, size)
+        if count or words:
+            words.append(f"{count}{unit}")
+    return " ".join(words[:2])
+
+
+def moment(time: datetime | None) -> str:
+    """A moment to the millisecond; `-` when it is not known."""
+    if time is None:
+        return "-"
+    return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def check_reader() -> None:
+    """Find out that whoever read our output has gone, with nothing to print.
+
+    Raises:
+        BrokenPipeError: It has.
+    """
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        gone = any(state & (select.POLLERR | select.POLLNVAL) for _, state in poll.poll(0))
+    except (OSError, ValueError):  # no file behind it: a test, an embedding program
+        return
+    if gone:
+        raise BrokenPipeError
+
+
+def emit(data: bytes) -> None:
+    """Write to stdout; when it returns, everything has left this process.
+
+    A signal may cut a write to a pipe short, and with PYTHONUNBUFFERED neither typer nor the text
+    layer notices: the rest would be lost.
+
+    Raises:
+        BrokenPipeError: Nobody reads it.
+    """
+    sys.stdout.flush()
+    stream, rest = sys.stdout.buffer, memoryview(data)
+    while rest:
+        written: int | None = stream.write(rest)
+        if written is None:  # somebody has made the pipe non-blocking, and it is full
+            select.select([], [stream], [])
+        rest = rest[written or 0 :]
+    stream.flush()
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+    """A table: with lines and colours in a terminal, aligned columns elsewhere."""
+    if not is_terminal():
+        typer.echo("\n".join(_plain(columns, rows)))
+        return
+    from rich.console import Console
+
+    Console(highlight=False).print(rich_table(columns, rows))
+
+
+def print_fields(fields: Sequence[tuple[str, str]]) -> None:
+    """Names and values, one pair a line."""
+    wide = max(len(name) for name, _ in fields)
+    for name, value in fields:
+        label = typer.style(name.ljust(wide), bold=True) if with_colour() else name.ljust(wide)
+        typer.echo(f"{label}  {printable(value)}")
+
+
+def rich_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], title: str | None = None) -> Table:
+    """The table as rich draws it; nothing in it is read as markup."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.ROUNDED, title=Text(title) if title else None, title_justify="left")
+    for column in columns:
+        table.add_column(Text(column), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(_text(cell)), style=_style(cell)) for cell in row))
+    return table
+
+
+def _plain(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
+    lines = [list(columns), *([printable(_text(cell)) for cell in row] for row in rows)]
+    wide = [max(len(line[place]) for line in lines) for place in range(len(columns))]
+    return ["  ".join(text.ljust(wide[place]) for place, text in enumerate(line)).rstrip() for line in lines]
+
+
+def _text(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else cell[0]
+
+
+def _style(cell: Cell) -> str:
+    return "" if isinstance(cell, str) else cell[1]

@@ -1,0 +1,183 @@
+"""`multiclouddb tail`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+import attrs
+import typer
+
+from multiclouddb_api import (
+    ChangeFeedIterator,
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    ClientConfig,
+    FeedScope,
+    MulticloudDbClient,
+    NewItemStateMode,
+    Observer,
+    ResourceAddress,
+    StartPosition,
+    connect,
+    event_to_json,
+)
+from multiclouddb_cli.bookmark import Bookmark
+from multiclouddb_cli.failure import scrub
+from multiclouddb_cli.interrupt import Interrupt, InterruptibleReader
+from multiclouddb_cli.rendering import event_line, notice_line
+from multiclouddb_cli.screen import check_reader, emit, is_terminal, printable, width, with_colour
+
+__all__ = ["Wish", "tail"]
+
+_WAIT_SECONDS: Final = 2.0
+_OUTAGE_SECONDS: Final = 300.0
+_PAGE_EVENTS: Final = 1000
+_PIPE_COLUMNS: Final = 160
+
+
+@attrs.frozen
+class Wish:
+    """What to follow and how to print it.
+
+    Attributes:
+        address: The collection.
+        start: Where to start when there is no checkpoint.
+        scope: How much of it.
+        state: Whether events carry documents.
+        checkpoint: Where the position is kept, or None.
+        as_json: One JSON event a line.
+        until_idle: End after the first idle page.
+        max_events: End after so many events, or None.
+        skip_poison: Step over records that cannot be decoded.
+    """
+
+    address: ResourceAddress
+    start: StartPosition
+    scope: FeedScope
+    state: NewItemStateMode
+    checkpoint: Path | None = None
+    as_json: bool = False
+    until_idle: bool = False
+    max_events: int | None = None
+    skip_poison: bool = False
+
+    def request(self) -> ChangeFeedRequest:
+        """What to read."""
+        return ChangeFeedRequest(
+            self.address,
+            self.start,
+            self.scope,
+            new_item_state_mode=self.state,
+            max_page_size=_page_size(self.max_events),
+        )
+
+
+def tail(config: ClientConfig, wish: Wish) -> None:
+    """Print events until the feed is idle, ends, or the user has enough.
+
+    Raises:
+        MulticloudDbError: Of the reads and of the checkpoint.
+        BrokenPipeError: Nobody reads what is printed.
+        typer.Exit: A signal ended it.
+    """
+    request, grumbler = wish.request(), _Grumbler()
+    with Interrupt() as interrupt, connect(config, observer=grumbler) as client:
+        try:
+            changes = _changes(client, request, wish, interrupt)
+            interrupt.stop = changes.stop
+            with changes:
+                _follow(changes, wish)
+        except KeyboardInterrupt:
+            if interrupt.exit_code is None:
+                raise
+        finally:
+            grumbler.muted = True
+    if interrupt.exit_code is not None:
+        raise typer.Exit(interrupt.exit_code)
+
+
+def _changes(
+    client: MulticloudDbClient, request: ChangeFeedRequest, wish: Wish, interrupt: Interrupt
+) -> ChangeFeedIterator:
+    bookmark = None if wish.checkpoint is None else Bookmark(wish.checkpoint)
+    return ChangeFeedIterator(
+        InterruptibleReader(client, interrupt),
+        request,
+        wait_seconds=0.0 if wish.until_idle else _WAIT_SECONDS,
+        until_idle=wish.until_idle,
+        # The engine retries each call; a run that should end does not wait out an outage on top.
+        max_outage_seconds=0.0 if wish.until_idle else _OUTAGE_SECONDS,
+        checkpoint_store=bookmark,
+        checkpoint_name=None if bookmark is None else bookmark.name,
+        on_poison="skip" if wish.skip_poison else "raise",
+    )
+
+
+def _follow(changes: ChangeFeedIterator, wish: Wish) -> None:
+    """The iterator saves the position behind a page when it is asked for the next one."""
+    printer = _Printer(as_json=wish.as_json)
+    left = wish.max_events
+    for page in changes.pages():
+        printer.print(page)
+        if left is not None:
+            left -= len(page.events)
+            if left <= 0:
+                changes.stop()
+            else:
+                changes.request = attrs.evolve(changes.request, max_page_size=_page_size(left))
+
+
+def _page_size(events: int | None) -> int:
+    return 0 if events is None else min(events, _PAGE_EVENTS)
+
+
+class _Printer:
+    """Prints pages; what was printed has left this process."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._colour = with_colour()
+        self._troubles: dict[str, str] = {}
+
+    def print(self, page: ChangeFeedPage) -> None:
+        """Events to stdout, everything else to stderr."""
+        if not page.events:
+            check_reader()
+        elif self._as_json:
+            emit(b"".join(event_to_json(event) + b"\n" for event in page.events))
+        else:
+            columns = width() if is_terminal() else _PIPE_COLUMNS
+            lines = [event_line(event, columns, colour=self._colour) for event in page.events]
+            emit("".join(f"{line}\n" for line in lines).encode(sys.stdout.encoding, "backslashreplace"))
+        for notice in page.notices:
+            typer.echo(f"notice: {notice_line(notice)}", err=True)
+        self._complain(page)
+
+    def _complain(self, page: ChangeFeedPage) -> None:
+        """Each trouble of a partition once, not with every page."""
+        troubles = dict(page.diagnostics.partition_errors)
+        for name, text in troubles.items():
+            if self._troubles.get(name) != text:
+                typer.echo(f"warning: {printable(scrub(f'{name}: {text}'))}", err=True)
+        self._troubles = troubles
+
+
+class _Grumbler(Observer):
+    """Tells of retries, so that an outage does not look like silence.
+
+    Attributes:
+        muted: Set at the end: closing cancels reads, whose retries are nobody's concern.
+    """
+
+    muted = False
+
+    def retry(
+        self, address: ResourceAddress, partition_id: str, attempt: int, wait_seconds: float, reason: str
+    ) -> None:
+        """On stderr."""
+        if self.muted:
+            return
+        line = f"{partition_id}: {reason}; trying again in {wait_seconds:.1f}s"
+        typer.echo(f"warning: {printable(scrub(line))}", err=True)

@@ -1,0 +1,232 @@
+"""`multiclouddb top`: what a feed does, measured while it is read."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from typing import Any, Final
+
+import attrs
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from multiclouddb_api import (
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    ClientConfig,
+    FeedEnded,
+    FromContinuationToken,
+    MulticloudDbError,
+    NewItemStateMode,
+    Observer,
+    OperationDiagnostics,
+    ResourceAddress,
+    StartPosition,
+)
+from multiclouddb_cli.failure import scrub
+from multiclouddb_cli.positions import Standing, read_standings
+from multiclouddb_cli.screen import (
+    Cell,
+    check_reader,
+    duration,
+    is_terminal,
+    moment,
+    print_table,
+    printable,
+    rich_table,
+)
+from multiclouddb_cli.session import Session
+from multiclouddb_spi.token import decode_token
+
+__all__ = ["top"]
+
+_COLUMNS: Final = ("partition", "state", "events", "events/s", "position", "time", "kept for", "trouble")
+_IDLE_SECONDS: Final = 0.05
+_LINES_AROUND: Final = 8
+
+
+class Meter(Observer):
+    """Collects what the engine tells on the way."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.retries = 0
+        self.headroom: dict[str, float] = {}
+
+    def retry(
+        self, address: ResourceAddress, partition_id: str, attempt: int, wait_seconds: float, reason: str
+    ) -> None:
+        """Count it."""
+        with self._lock:
+            self.retries += 1
+
+    def retention_headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
+        """Called for every partition, because the limit is infinite here."""
+        with self._lock:
+            self.headroom[partition_id] = seconds
+
+
+class Board:
+    """What is known about the feed so far.
+
+    Args:
+        session: The database.
+        request: Where reading stands.
+        meter: Told by the engine.
+    """
+
+    def __init__(self, session: Session, request: ChangeFeedRequest, meter: Meter) -> None:
+        self._session, self._request, self._meter = session, request, meter
+        self._counts: Counter[str] = Counter()
+        self._before: Counter[str] = Counter()
+        self._seconds = 0.0
+        self._diagnostics = OperationDiagnostics()
+        self._troubles: dict[str, str] = {}
+        self.over = False
+
+    def watch(self, seconds: float) -> None:
+        """Read for a while.
+
+        Raises:
+            MulticloudDbError: That cannot be mended by trying again.
+        """
+        began = time.monotonic()
+        self._before = Counter(self._counts)
+        while not self.over and (left := began + seconds - time.monotonic()) > 0:
+            try:
+                page = self._session.read(self._request, wait_seconds=left)
+            except MulticloudDbError as error:
+                if not error.retryable:
+                    raise
+                self._troubles = {"": scrub(error.message)}
+                time.sleep(min(left, 1.0))
+                continue
+            self._take(page)
+            if page.idle:
+                time.sleep(max(0.0, min(_IDLE_SECONDS, began + seconds - time.monotonic())))
+        self._seconds = time.monotonic() - began
+
+    def _take(self, page: ChangeFeedPage) -> None:
+        self._request = attrs.evolve(
+            self._request, start_position=FromContinuationToken(page.continuation_token)
+        )
+        self._counts.update(event.partition_id for event in page.events)
+        self._diagnostics = page.diagnostics
+        self._troubles = {name: scrub(text) for name, text in page.diagnostics.partition_errors.items()}
+        self.over = any(isinstance(notice, FeedEnded) for notice in page.notices)
+
+    def summary(self) -> str:
+        """The whole feed on one line."""
+        told = self._diagnostics
+        new = self._counts.total() - self._before.total()
+        names = [self._session.feed.public_id(item.partition_id) for item in self._standings()]
+        kept = [self._meter.headroom[name] for name in names if name in self._meter.headroom]
+        facts = [
+            f"{len(names)} partitions",
+            f"{self._counts.total()} events",
+            f"{self._rate(new)} events/s",
+            f"lag {duration(told.lag_seconds)}",
+            f"watermark {moment(told.watermark)}",
+            f"kept for {duration(min(kept, default=None))}",
+            f"{self._meter.retries} retries",
+            f"{len(self._troubles)} errors",
+        ]
+        if self.over:
+            facts.append("the feed is over")
+        return "  ".join(facts)
+
+    def rows(self) -> list[list[Cell]]:
+        """One row a partition, the busiest first."""
+        rows = [(self._new(item), self._row(item)) for item in self._standings()]
+        return [row for _, row in sorted(rows, key=lambda pair: -pair[0])]
+
+    def general_trouble(self) -> str:
+        """What keeps the whole feed from being read, or nothing."""
+        return self._troubles.get("", "")
+
+    def _standings(self) -> list[Standing]:
+        start = self._request.start_position
+        if not isinstance(start, FromContinuationToken):
+            return []
+        found = read_standings(decode_token(start.token))
+        return sorted(found, key=lambda item: (len(item.partition_id), item.partition_id))
+
+    def _new(self, item: Standing) -> int:
+        name = self._session.feed.public_id(item.partition_id)
+        return self._counts[name] - self._before[name]
+
+    def _row(self, item: Standing) -> list[Cell]:
+        name = self._session.feed.public_id(item.partition_id)
+        text, at = item.describe(self._session.feed)
+        trouble = self._troubles.get(name, "")
+        if item.parents:
+            text = f"waits for {', '.join(item.parents)}"
+        return [
+            item.partition_id,
+            item.state,
+            str(self._counts[name]),
+            self._rate(self._new(item)),
+            text,
+            moment(at),
+            duration(self._meter.headroom.get(name)),
+            (trouble, "red"),
+        ]
+
+    def _rate(self, events: int) -> str:
+        return f"{events / self._seconds:.1f}" if self._seconds else "-"
+
+
+def top(
+    config: ClientConfig, address: ResourceAddress, start: StartPosition, interval: float, *, once: bool
+) -> None:
+    """Show the feed until it is over or the user has enough.
+
+    Raises:
+        MulticloudDbError: That cannot be mended by trying again.
+        BrokenPipeError: Nobody reads what is printed.
+    """
+    request = ChangeFeedRequest(address, start, new_item_state_mode=NewItemStateMode.OMIT)
+    meter = Meter()
+    told_always = attrs.evolve(config, headroom_warning_seconds=float("inf"))
+    with Session(told_always, request, meter) as session:
+        board = Board(session, request, meter)
+        if once or not is_terminal():
+            _print(board, interval, once=once)
+        else:
+            _live(board, interval)
+
+
+def _print(board: Board, interval: float, *, once: bool) -> None:
+    while True:
+        check_reader()
+        board.watch(interval)
+        typer.echo(board.summary())
+        if trouble := board.general_trouble():
+            typer.echo(f"warning: {printable(trouble)}", err=True)
+        print_table(_COLUMNS, board.rows())
+        if once or board.over:
+            return
+        typer.echo()
+
+
+def _live(board: Board, interval: float) -> None:
+    console = Console(highlight=False)
+    with Live(console=console, auto_refresh=False, transient=False) as live:
+        live.update(Text("connecting…"), refresh=True)
+        while not board.over:
+            board.watch(interval)
+            live.update(_screenful(board, max(1, console.height - _LINES_AROUND)), refresh=True)
+
+
+def _screenful(board: Board, lines: int) -> Any:
+    rows = board.rows()
+    parts: list[Any] = [Text(board.summary(), style="bold"), rich_table(_COLUMNS, rows[:lines])]
+    if len(rows) > lines:
+        parts.append(Text(f"… and {len(rows) - lines} partitions more"))
+    if trouble := board.general_trouble():
+        parts.append(Text(printable(trouble), style="red"))
+    parts.append(Text("ctrl-C ends", style="dim"))
+    return Group(*parts)

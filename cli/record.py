@@ -1,0 +1,91 @@
+"""Makes the transcript of the command line for the documentation: `python cli/record.py FILE`.
+
+It fills a small store, runs the commands as a user would, and writes what they print as Markdown.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+from multiclouddb_embedded import EmbeddedStore
+
+_HEAD: Final = """# The command line at work
+
+Made by `python cli/record.py`: a store with one split and one merge, and a consumer that stopped half-way.
+"""
+_SHOWN: Final = "/data/shop.db"
+_URL: Final = f"embedded://{_SHOWN}"
+_STEPS: Final = (
+    ("Changes, and a second run that goes on where the first one's checkpoint is:",
+     f"multiclouddb tail {_URL} main/orders --from beginning --checkpoint orders.pos --max-events 6",
+     f"multiclouddb tail {_URL} main/orders --checkpoint orders.pos --until-idle --state omit --max-events 4",
+     f"multiclouddb tail {_URL} main/orders --from beginning --max-events 1 --json"),
+    ("How partitions came from each other:",
+     f"multiclouddb partitions {_URL} main/orders",
+     f"multiclouddb partitions {_URL} main/orders --mermaid"),
+    ("What the consumer's checkpoint says by itself, and whether the store still goes on from there:",
+     "multiclouddb token inspect @orders.pos",
+     f"multiclouddb token check {_URL} @orders.pos"),
+    ("How far behind it is, measured for a second:",
+     f"multiclouddb top {_URL} main/orders --from @orders.pos --once"),
+    ("When changes behind it are trimmed away, the exit code is 6:",
+     f"multiclouddb token check {_URL} @orders.pos"),
+    ("What is installed, and what it can do:",
+     "multiclouddb providers",
+     f"multiclouddb capabilities {_URL}"),
+)  # fmt: skip
+
+
+def _fill(path: Path) -> None:
+    with EmbeddedStore(path, durable=False) as store:
+        store.create_collection("orders", 2, retention=timedelta(hours=24))
+        for number in range(8):
+            store.put("orders", f"o-{number}", {"status": "new", "total": 10 * number})
+        _, upper = store.split("orders", "p0")
+        for number in range(0, 8, 2):
+            store.put("orders", f"o-{number}", {"status": "paid", "total": 10 * number})
+        store.merge("orders", upper, "p1")
+        store.delete("orders", "o-3")
+        store.put("orders", "o-9", {"status": "new", "total": 90})
+
+
+def _run(command: str, folder: Path) -> str:
+    """What a terminal would show, the exit code included when it is not 0."""
+    words = command.replace(_SHOWN, str(folder / "shop.db")).split()[1:]
+    ran = subprocess.run(
+        [sys.executable, "-m", "multiclouddb_cli", *words],
+        cwd=folder, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    lines = [f"$ {command}", ran.stdout.rstrip().replace(str(folder), "/data")]
+    if ran.returncode:
+        lines.append(f"(exit code {ran.returncode})")
+    return "\n".join(lines)
+
+
+def _transcript(folder: Path) -> str:
+    path = folder / "shop.db"
+    _fill(path)
+    parts = [_HEAD]
+    for title, *commands in _STEPS:
+        if "trimmed" in title:
+            with EmbeddedStore(path) as store:
+                store.trim("orders", max_count=0)
+        parts += [title, *(f"```\n{_run(command, folder)}\n```" for command in commands)]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def main() -> None:
+    """Write the transcript to the file that is named."""
+    if len(sys.argv) != 2:
+        sys.exit("usage: python cli/record.py FILE")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(sys.argv[1]).write_text(_transcript(Path(folder)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

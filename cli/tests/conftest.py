@@ -1,0 +1,103 @@
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from typer.testing import CliRunner
+
+from multiclouddb_cli.main import app
+from multiclouddb_embedded import EmbeddedStore
+
+PROGRAM = [sys.executable, "-m", "multiclouddb_cli"]
+PLUGIN = """
+from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ErrorCategory, Support
+from multiclouddb_spi import Fault, ProviderFault, ProviderPlugin
+
+
+class Plugin(ProviderPlugin):
+    provider_id = "fake"
+
+    def connect(self, config, native_client):
+        kind = config.connection["url"].rpartition("/")[2]
+        if kind == "DEFECT":
+            raise KeyError("a defect")
+        message = "first line of " + config.connection["url"] + "\\nsecond"
+        raise ProviderFault(Fault(ErrorCategory(kind), message))
+
+    def capabilities(self):
+        return CapabilitySet({Capability.CHANGE_FEED: CapabilityNote(Support.EMULATED, "opt in with x")})
+
+
+PLUGIN = Plugin()
+"""
+
+
+class Clock:
+    """A store's time, half an hour ago and a second later with each look."""
+
+    def __init__(self):
+        self.time = datetime.now(UTC) - timedelta(minutes=30)
+
+    def __call__(self):
+        self.time += timedelta(seconds=1)
+        return self.time
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "shop.db"
+
+
+@pytest.fixture
+def url(path):
+    return f"embedded://{path}"
+
+
+@pytest.fixture
+def store(path):
+    """Ten orders in two partitions."""
+    with EmbeddedStore(path, clock=Clock(), durable=False) as store:
+        store.create_collection("orders", 2, retention=timedelta(hours=2))
+        for number in range(10):
+            store.put("orders", f"o-{number}", {"total": number})
+        yield store
+
+
+@pytest.fixture
+def run():
+    """A command in this process."""
+
+    def invoke(*words, **settings):
+        return CliRunner().invoke(app, [str(word) for word in words], **settings)
+
+    return invoke
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """A shell line; `multiclouddb` is the command."""
+
+    def invoke(line, **environment):
+        line = f'set -o pipefail; multiclouddb() {{ {" ".join(PROGRAM)} "$@"; }}; {line}'
+        return subprocess.run(
+            ["bash", "-c", line], capture_output=True, text=True, timeout=60, cwd=tmp_path,
+            check=False, env={**os.environ, **environment},
+        )  # fmt: skip
+
+    return invoke
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """A provider that is installed and fails as its URL says."""
+    info = tmp_path / "site" / "multiclouddb_fake-9.8.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: multiclouddb-fake\nVersion: 9.8\n")
+    (info / "entry_points.txt").write_text(
+        "[multiclouddb.providers]\nfake = fake_provider:PLUGIN\nbroken = no_such_sdk_module:PLUGIN\n"
+    )
+    (tmp_path / "site" / "fake_provider.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    yield "fake://user:secret@host"
+    sys.modules.pop("fake_provider", None)

@@ -1,0 +1,331 @@
+"""The commands that look and change nothing."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+
+import attrs
+import pytest
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    LogicalPartition,
+    MulticloudDbKey,
+    PhysicalPartition,
+    ResourceAddress,
+    connect,
+)
+from multiclouddb_spi.token import decode_token, encode_token
+
+PROGRAM = [sys.executable, "-m", "multiclouddb_cli"]
+ORDERS = ResourceAddress("main", "orders")
+BOX = re.compile("[\u2500-\u257f]")
+
+
+@pytest.fixture
+def shaped(store):
+    """p0 was split, and its upper half merged with p1."""
+    _, upper = store.split("orders", "p0")
+    store.put("orders", "o-1", {})
+    store.merge("orders", upper, "p1")
+    return store
+
+
+@pytest.fixture
+def token(url, store):
+    """Behind three events."""
+    with connect(url) as client:
+        return client.read_changes(ChangeFeedRequest(ORDERS, Beginning(), max_page_size=3)).continuation_token
+
+
+def in_terminal(*words):
+    """What a terminal of 200 columns shows."""
+    main, worker = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "200", "LINES": "40"}
+    environment.pop("NO_COLOR", None)
+    process = subprocess.Popen(
+        [*PROGRAM, *map(str, words)], stdout=worker, stderr=worker, stdin=worker, env=environment
+    )
+    os.close(worker)
+    parts = []
+    try:
+        while part := os.read(main, 65536):
+            parts.append(part)
+    except OSError:  # the terminal is closed
+        pass
+    os.close(main)
+    assert process.wait(timeout=20) == 0
+    return b"".join(parts).decode()
+
+
+class TestPartitions:
+    def test_are_indented_below_their_parents(self, run, url, shaped):
+        lines = run("partitions", url, "main/orders").stdout.splitlines()
+        assert lines[0] == "5 partitions: 2 open, 3 closed with changes"
+        assert [line.split("  embedded:")[0] for line in lines[1:]] == [
+            "p0  closed",
+            "  p2  open",
+            "  p3  closed",
+            "    p4  open",
+            "p1  closed",
+            "  p4  open  (see above)",
+        ]
+
+    def test_one_whose_parent_is_gone_says_so(self, run, url, shaped):
+        shaped.trim("orders", max_count=0)
+        out = run("partitions", url, "orders").stdout
+        assert "(from p0, no longer listed)" in out
+
+    def test_as_json_have_ids_that_a_scope_takes(self, run, url, shaped):
+        found = {
+            item["native_id"]: item for item in json.loads(run("partitions", url, "orders", "--json").stdout)
+        }
+        assert set(found["p4"]["parents"]) == {found["p1"]["partition_id"], found["p3"]["partition_id"]}
+        assert found["p0"]["children"] == [found["p2"]["partition_id"], found["p3"]["partition_id"]]
+        assert found["p0"]["state"] == "closed"
+
+    def test_as_mermaid_are_a_graph(self, run, url, shaped):
+        lines = run("partitions", url, "orders", "--mermaid").stdout.splitlines()
+        assert lines[0] == "flowchart LR"
+        assert '    n4["p4"]:::open' in lines
+        assert {"    n0 --> n2", "    n0 --> n3", "    n1 --> n4", "    n3 --> n4"} <= set(lines)
+
+
+class TestTop:
+    def test_once_is_one_table(self, run, url, shaped):
+        result = run("top", url, "orders", "--from", "beginning", "--once", "--interval", "0.3")
+        assert result.exit_code == 0
+        summary, header, *rows = result.stdout.splitlines()
+        assert summary.startswith("2 partitions  11 events  ")
+        assert "lag 0.0s" in summary
+        assert "kept for 2h 0m" in summary
+        assert header.split()[:4] == ["partition", "state", "events", "events/s"]
+        assert sorted(row.split()[0] for row in rows) == ["p2", "p4"]
+
+    def test_shows_how_far_behind_a_checkpoint_is(self, run, url, store, tmp_path):
+        run("tail", url, "orders", "--until-idle", "--checkpoint", tmp_path / "pos")
+        store.put("orders", "o-new", {})
+        words = ("top", url, "orders", "--from", f"@{tmp_path}/pos", "--once", "--interval", "0.2")
+        before = (tmp_path / "pos").read_bytes()
+        assert "  1 events  " in run(*words).stdout
+        assert (tmp_path / "pos").read_bytes() == before
+
+    def test_in_a_pipe_goes_on_until_the_reader_has_gone(self, shell, url, store):
+        result = shell(f"multiclouddb top {url} orders --interval 0.1 | head -1")
+        assert (result.returncode, result.stderr) == (0, "")
+        assert result.stdout.startswith("2 partitions  0 events")
+
+
+class TestCapabilities:
+    def test_of_all_providers_need_no_url_where_the_plugin_tells_them(self, run, fake):
+        out = run("capabilities").stdout
+        assert re.search(r"^CHANGE_FEED .*emulated", out, re.MULTILINE)
+        assert "fake CHANGE_FEED: opt in with x" in out
+        assert "broken: provider: 'broken' is installed but cannot be imported" in out
+
+    def test_of_one_database(self, run, url, store):
+        lines = run("capabilities", url).stdout.splitlines()
+        assert lines[0].split() == ["capability", "embedded"]
+        assert ["CHANGE_FEED", "native"] in [line.split() for line in lines]
+
+    def test_as_json(self, run, url, store, fake):
+        found = json.loads(run("capabilities", url, "--json").stdout)
+        assert found["embedded"]["CHANGE_FEED_CLUSTER_SCOPE"]["support"] == "unsupported"
+        every = json.loads(run("capabilities", "--json").stdout)
+        assert every["fake"]["CHANGE_FEED"] == {"support": "emulated", "note": "opt in with x"}
+        assert "cannot be imported" in every["broken"]["error"]
+
+
+class TestProviders:
+    def test_are_listed_with_what_is_wrong_with_them(self, run, fake):
+        rows = {line.split()[0]: line for line in run("providers").stdout.splitlines()}
+        assert re.fullmatch(r"embedded +multiclouddb-embedded +\S+ +yes", rows["embedded"])
+        assert rows["fake"].split() == ["fake", "multiclouddb-fake", "9.8", "yes"]
+        assert 'pip install "multiclouddb[broken]"' in rows["broken"]
+
+    def test_as_json(self, run, fake):
+        found = {item["provider"]: item for item in json.loads(run("providers", "--json").stdout)}
+        assert found["fake"] == {
+            "provider": "fake", "distribution": "multiclouddb-fake", "version": "9.8", "problem": None
+        }  # fmt: skip
+
+
+class TestInspect:
+    def test_needs_no_store(self, run, path, token):
+        path.unlink()
+        out = run("token", "inspect", token).stdout
+        for line in ("provider +embedded", "resource +main/orders", "scope +collection", "version +1"):
+            assert re.search(f"^{line}$", out, re.MULTILINE)
+        assert re.search(r"^issued +\S+Z \(\S+s ago\)$", out, re.MULTILINE)
+        assert re.search(r"^p0 +active +\d+ bytes, #", out, re.MULTILINE)
+
+    def test_reads_stdin_files_and_checkpoints(self, run, url, token, tmp_path):
+        (tmp_path / "token").write_text(token)
+        run("tail", url, "orders", "--until-idle", "--checkpoint", tmp_path / "pos")
+        assert run("token", "inspect", "-", input=token + "\n").exit_code == 0
+        assert run("token", "inspect", f"@{tmp_path}/token").exit_code == 0
+        assert run("token", "inspect", f"@{tmp_path}/pos").exit_code == 0
+
+    def test_shows_what_waits_for_its_parents(self, run, url, shaped, token):
+        with connect(url) as client:
+            page = client.read_changes(ChangeFeedRequest(ORDERS, Beginning(), max_page_size=1))
+        found = json.loads(run("token", "inspect", page.continuation_token, "--json").stdout)
+        states = {item["partition"]: item for item in found["partitions"]}
+        assert states["p4"]["state"] == "waiting"
+        assert set(states["p4"]["waits_for"]) == {"p1", "p3"}
+        assert found["size"] == len(page.continuation_token)
+
+    def test_never_shows_a_key(self, run, url, store):
+        key = MulticloudDbKey({"id": "o-4"})
+        with connect(url) as client:
+            page = client.read_changes(ChangeFeedRequest(ORDERS, Beginning(), LogicalPartition(key)))
+        for words in ((), ("--json",)):
+            out = run("token", "inspect", page.continuation_token, *words).stdout
+            assert "key:" in out
+            assert "o-4" not in out
+
+
+class TestCheck:
+    def test_of_a_good_one_says_for_how_long(self, run, url, token):
+        out = run("token", "check", url, token).stdout
+        assert re.search(r"^resumes +yes$", out, re.MULTILINE)
+        assert re.search(r"^changes +waiting$", out, re.MULTILINE)
+        assert re.search(r"^kept for +1h \d+m$", out, re.MULTILINE)
+        assert len(re.findall(r"^p\d +active +sequence", out, re.MULTILINE)) == 2
+
+    def test_as_json(self, run, url, token):
+        found = json.loads(run("token", "check", url, token, "--json").stdout)
+        assert found["resumes"] is True
+        assert found["changes_waiting"] is True
+        assert 5000 < found["retention_headroom_seconds"] < 7200
+        assert {item["state"] for item in found["partitions"]} == {"active"}
+
+    def test_finds_one_expired_partition_behind_a_good_one(self, run, url, store, token):
+        parts = {
+            item["native_id"]: item
+            for item in json.loads(run("partitions", url, "main/orders", "--json").stdout)
+        }
+        with connect(url) as client:
+            scope = PhysicalPartition(parts["p0"]["partition_id"])
+            ahead = client.read_changes(ChangeFeedRequest(ORDERS, Beginning(), scope)).continuation_token
+        old, new = decode_token(token), decode_token(ahead)
+        behind = [entry for entry in old.state if entry[0] == "p1"]
+        mixed = encode_token(attrs.evolve(old, state=[*new.state, *behind]))
+        store.trim("orders", max_count=0)
+        for number in range(100, 110):
+            store.put("orders", f"o-{number}", {})
+        result = run("token", "check", url, mixed)
+        assert result.exit_code == 6
+        assert result.stderr.startswith("error: [CHECKPOINT_EXPIRED]")
+        assert re.search(r"^resumes +no$", result.stdout, re.MULTILINE)
+        assert re.search(r"^p0 .*(has changes|nothing new)$", result.stdout, re.MULTILINE)
+        assert re.search(r"^p1 .*CHECKPOINT_EXPIRED$", result.stdout, re.MULTILINE)
+        assert run("token", "check", url, token).exit_code == 6
+
+    def test_of_every_scope(self, run, url, store):
+        key = MulticloudDbKey({"id": "o-4"})
+        with connect(url) as client:
+            keyed = client.read_changes(ChangeFeedRequest(ORDERS, Beginning(), LogicalPartition(key)))
+            plan = client.plan_partitions(ChangeFeedRequest(ORDERS, Beginning()))
+        for _, token in plan:
+            assert run("token", "check", url, token).exit_code == 0
+        words = ("token", "check", url, keyed.continuation_token)
+        assert run(*words).exit_code == 2
+        assert run(*words, "--key", '{"id": "o-5"}').exit_code == 2
+        assert run(*words, "--key", '{"id": "o-4"}').exit_code == 0
+
+    def test_of_a_foreign_one_is_refused(self, run, fake, url, store, token):
+        result = run("token", "check", f"{fake}/NOT_FOUND", token)
+        assert result.exit_code == 3
+        assert "is of provider 'embedded', not 'fake'" in result.stderr
+        store.create_collection("orders", recreate=True)
+        result = run("token", "check", url, token)
+        assert result.exit_code == 3
+        assert "recreated" in result.stderr
+
+
+class TestOutput:
+    @pytest.mark.parametrize(
+        "words",
+        [
+            "tail URL orders --from beginning --until-idle",
+            "top URL orders --once --interval 0.1",
+            "partitions URL orders",
+            "capabilities URL",
+            "providers",
+            "token inspect TOKEN",
+            "token check URL TOKEN",
+            "tail --help",
+        ],
+    )
+    def test_in_a_pipe_is_plain_and_ends_with_its_reader(self, shell, url, token, words):
+        words = words.replace("URL", url).replace("TOKEN", token)
+        result = shell(f"multiclouddb {words} | tee all | head -1")
+        assert result.stderr == ""
+        assert result.returncode in (0, 141)  # tee's own
+        assert result.stdout.count("\n") == 1
+        assert "\x1b" not in result.stdout
+
+    def test_in_a_pipe_has_no_boxes_and_no_colours(self, run, url, shaped, token):
+        for words in (
+            ("partitions", url, "orders"),
+            ("top", url, "orders", "--once", "--interval", "0.1"),
+            ("capabilities", url),
+            ("providers",),
+            ("token", "check", url, token),
+            ("--help",),
+        ):
+            out = run(*words).stdout
+            assert out
+            assert not BOX.search(out)
+            assert "\x1b" not in out
+
+    def test_in_a_terminal_has_tables_and_colours(self, url, shaped):
+        out = in_terminal("top", url, "orders", "--once", "--interval", "0.1")
+        assert BOX.search(out)
+        assert "\u2514\u2500 " in in_terminal("partitions", url, "orders")
+        out = in_terminal("tail", url, "orders", "--from", "beginning", "--until-idle")
+        assert "\x1b[32mCREATE" in out
+
+
+class TestInterrupt:
+    @pytest.mark.parametrize("live", [True, False])
+    def test_ends_top_in_silence(self, url, store, live):
+        main, worker = pty.openpty()
+        words = [*PROGRAM, "top", url, "orders", "--interval", "0.5"]
+        out = worker if live else subprocess.PIPE
+        with subprocess.Popen(words, stdout=out, stderr=subprocess.PIPE, text=True) as process:
+            os.close(worker)
+            assert os.read(main, 10) if live else process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            assert (process.wait(timeout=20), process.stderr.read()) == (130, "")
+        os.close(main)
+
+
+class TestProgram:
+    def test_loads_nothing_before_it_knows_the_command(self):
+        program = "import multiclouddb_cli.main, sys; print(*sys.modules)"
+        ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        loaded = {name.partition(".")[0] for name in ran.stdout.split()}
+        assert not {"rich", "multiclouddb_api", "multiclouddb_spi", "multiclouddb_embedded"} & loaded
+
+    def test_completes_its_commands(self, shell):
+        environment = {
+            "_MULTICLOUDDB_COMPLETE": "complete_bash",
+            "COMP_WORDS": "multiclouddb par",
+            "COMP_CWORD": "1",
+        }
+        assert shell("multiclouddb", **environment).stdout.split() == ["partitions"]
+
+    def test_the_transcript_is_made_by_a_script(self, tmp_path):
+        script = os.path.join(os.path.dirname(__file__), "..", "record.py")
+        subprocess.run([sys.executable, script, tmp_path / "out.md"], check=True, timeout=120)
+        text = (tmp_path / "out.md").read_text()
+        assert text.count("$ multiclouddb ") == 11
+        assert text.count("(exit code") == 1
+        assert "Traceback" not in text

@@ -1,0 +1,141 @@
+"""Exit codes, and one line on stderr."""
+
+import pytest
+
+from multiclouddb_api import ErrorCategory
+from multiclouddb_cli.exits import TABLE, exit_code
+from multiclouddb_cli.failure import scrub
+
+CODES = {
+    "INVALID_REQUEST": 3,
+    "NOT_FOUND": 4,
+    "AUTHENTICATION_FAILED": 5,
+    "AUTHORIZATION_FAILED": 5,
+    "CHECKPOINT_EXPIRED": 6,
+    "UNSUPPORTED_CAPABILITY": 7,
+    "THROTTLED": 8,
+    "TRANSIENT_FAILURE": 8,
+    "CONFLICT": 9,
+    "PERMANENT_FAILURE": 9,
+    "PROVIDER_ERROR": 9,
+}
+WRONG = {
+    "no command": (),
+    "unknown command": ("tial",),
+    "unknown option": ("providers", "--colour"),
+    "missing argument": ("tail",),
+    "missing collection": ("tail", "embedded:///x/y.db"),
+    "empty collection": ("tail", "embedded:///x/y.db", "main/"),
+    "extra argument": ("providers", "embedded"),
+    "start": ("tail", "URL", "orders", "--from", "yesterday"),
+    "time without a zone": ("top", "URL", "orders", "--from", "2026-01-31T12:00:00"),
+    "token file": ("tail", "URL", "orders", "--from", "@/no/such/file"),
+    "scope": ("tail", "URL", "orders", "--scope", "table"),
+    "partition without an id": ("tail", "URL", "orders", "--scope", "partition:"),
+    "key that is no JSON": ("tail", "URL", "orders", "--scope", "key:{"),
+    "key that is no object": ("tail", "URL", "orders", "--scope", 'key:"o-1"'),
+    "state": ("tail", "URL", "orders", "--state", "full"),
+    "number": ("tail", "URL", "orders", "--max-events", "many"),
+    "number too small": ("tail", "URL", "orders", "--max-events", "0"),
+    "interval": ("top", "URL", "orders", "--interval", "0"),
+    "two formats": ("partitions", "URL", "orders", "--json", "--mermaid"),
+    "no token command": ("token",),
+    "empty token": ("token", "inspect", ""),
+    "key of a check": ("token", "check", "URL", "x", "--key", "[]"),
+}
+
+
+class TestExitCode:
+    def test_every_category_has_one_in_the_table(self):
+        assert {str(category): exit_code(category) for category in ErrorCategory.known()} == CODES
+        assert set(CODES.values()) <= TABLE.keys()
+
+    @pytest.mark.parametrize("category", [*CODES, "OF_A_LATER_VERSION"])
+    def test_is_the_category_s(self, run, fake, category):
+        result = run("tail", f"{fake}/{category}", "orders")
+        assert result.exit_code == CODES.get(category, 9)
+        assert result.stderr == f"error: [{category}] first line of fake://***@host/{category} second\n"
+        assert result.stdout == ""
+
+    @pytest.mark.parametrize("command", [("top",), ("partitions",), ("capabilities",)])
+    def test_is_the_same_for_every_command(self, run, fake, command):
+        words = [*command, f"{fake}/THROTTLED", *(["orders"] if command != ("capabilities",) else [])]
+        assert run(*words).exit_code == 8
+
+    def test_a_defect_is_one_line_too(self, run, fake):
+        result = run("tail", f"{fake}/DEFECT", "orders")
+        assert result.exit_code == 1
+        assert result.stderr.startswith("error: [UNEXPECTED] KeyError")
+        assert result.stderr.count("\n") == 1
+
+    def test_the_help_and_the_readme_list_them(self, run):
+        text = run("--help").stdout
+        assert all(f"{code}  {meaning}" in text for code, meaning in TABLE.items())
+
+    @pytest.mark.parametrize("case", WRONG)
+    def test_a_wrong_argument_is_2(self, run, url, store, case):
+        result = run(*(url if word == "URL" else word for word in WRONG[case]))
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.startswith("error: [USAGE] ")
+        assert result.stderr.count("\n") == 1
+
+    @pytest.mark.parametrize(
+        ("words", "code"),
+        [
+            (("tail", "no-url", "orders"), 3),
+            (("tail", "embeded:///x.db", "orders"), 3),
+            (("tail", "no.toml", "orders"), 3),
+            (("tail", "URL", "no-such"), 4),
+            (("partitions", "URL", "no-such"), 4),
+            (("top", "URL", "no-such"), 4),
+            (("tail", "URL", "orders", "--from", "2100-01-01T00:00:00Z"), 3),
+            (("tail", "URL", "orders", "--scope", "partition:x"), 3),
+            (("tail", "URL", "plain", "--state", "require", "--from", "beginning"), 7),
+            (("token", "inspect", "nonsense"), 3),
+            (("token", "check", "URL", "nonsense"), 3),
+        ],
+    )
+    def test_what_the_library_refuses_has_its_category(self, run, url, store, words, code):
+        store.create_collection("plain", images="keys")
+        result = run(*(url if word == "URL" else word for word in words))
+        assert result.exit_code == code
+        assert result.stderr.startswith("error: [")
+        assert result.stderr.count("\n") == 1
+
+    def test_expired_is_6(self, run, url, store, tmp_path):
+        run("tail", url, "orders", "--from", "beginning", "--checkpoint", tmp_path / "pos", "--max-events", 2)
+        store.trim("orders", max_count=0)
+        result = run("tail", url, "orders", "--checkpoint", tmp_path / "pos", "--until-idle")
+        assert result.exit_code == 6
+
+
+class TestDebug:
+    @pytest.mark.parametrize("place", [0, 1, 3])
+    def test_adds_the_traceback_wherever_it_stands(self, run, fake, place):
+        words = ["tail", f"{fake}/CONFLICT", "orders"]
+        words.insert(place, "--debug")
+        result = run(*words)
+        assert result.exit_code == 9
+        assert "Traceback (most recent call last)" in result.stderr
+        assert result.stderr.splitlines()[-1].startswith("error: [CONFLICT]")
+        assert "secret" not in result.stderr
+
+
+class TestSecrets:
+    @pytest.mark.parametrize(
+        ("text", "clean"),
+        [
+            ("at mongodb://u:p@h/d?x=1, then", "at mongodb://***@h/d?x=***, then"),
+            ("'spanner://p/i'.", "'spanner://p/i'."),
+            ("no url", "no url"),
+        ],
+    )
+    def test_are_cut_out_of_urls(self, text, clean):
+        assert scrub(text) == clean
+
+    def test_in_a_usage_error_are_not_shown(self, run):
+        result = run("mongodb://user:secret@host/db")
+        assert result.exit_code == 2
+        assert "secret" not in result.stderr
+        result = run("tail", "embedded:///x", "orders", "--from", "mongodb://user:secret@host/db")
+        assert "secret" not in result.stderr

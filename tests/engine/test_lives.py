@@ -1,0 +1,140 @@
+"""Seeded lives with everything that can go wrong at once: poison, retention, failures for good, restarts.
+
+`test_stateful.py` lives with troubles that pass; here are those that a consumer has to act on.
+"""
+
+import os
+import random
+
+import pytest
+
+from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, SkipToOldest
+from multiclouddb_conformance.simulation import CorruptError, DeniedError, Weather
+
+LIVES = int(os.environ.get("MULTICLOUDDB_HARD_LIVES", "60"))
+
+
+class HardLife:
+    """A writer and one consumer; a step is chosen by dice."""
+
+    def __init__(self, bench, seed, *, threads):
+        self.bench, self.sim, self.dice, self.threads = bench, bench.sim, random.Random(seed), threads
+        self.place, self.first, self.skipped, self.expired = Beginning(), {}, 0, 0
+        self.width = self.dice.choice([1, 2, 16])
+        self.connect()
+
+    def connect(self):
+        self.bench.connect(
+            threads=self.threads,
+            max_concurrency=self.width,
+            max_buffered_bytes=65_536,
+            attempts=self.dice.choice([1, 6]),
+            pause=lambda seconds: None,
+        )
+
+    def live(self, steps):
+        acts = [self.write] * 6 + [self.page] * 8 + [self.reshape] * 3
+        acts += [self.poison, self.trim, self.fail, self.connect]
+        for _ in range(steps):
+            self.dice.choice(acts)()
+
+    def write(self):
+        for _ in range(self.dice.randrange(1, 12)):
+            self.sim.write(f"k{self.dice.randrange(12)}", {"n": self.sim.head})
+
+    def poison(self):
+        self.sim.write(f"k{self.dice.randrange(12)}", {"n": self.sim.head}, poison=True)
+
+    def trim(self):
+        """Retention takes the older half, of all or of one partition."""
+        names = [None, None, *self.sim.partitions]
+        self.sim.trim(self.dice.choice(names), self.dice.randrange(self.sim.head + 1) // 2)
+
+    def fail(self):
+        name = self.dice.choice(list(self.sim.partitions))
+        fault = self.dice.choice([CorruptError("broken"), DeniedError("not now")])
+        self.sim.fail_next(name, fault, times=self.dice.randrange(1, 4))
+
+    def reshape(self):
+        names = self.sim.open_partitions
+        match self.dice.randrange(3):
+            case 0 if len(names) < 8:
+                self.sim.split(self.dice.choice(names), self.dice.choice([2, 3]))
+            case 1 if len(names) > 1:
+                self.sim.merge(*self.dice.sample(names, 2))
+            case _:
+                self.sim.roll(self.dice.choice(names))
+
+    def page(self):
+        """One page; what a consumer does about an error."""
+        size = self.dice.choice([0, 1, 2, 7])
+        try:
+            page = self.bench.page(self.place, size, on_expired=SkipToOldest())
+        except MulticloudDbError as error:
+            allowed = (ErrorCategory.PERMANENT_FAILURE, ErrorCategory.AUTHORIZATION_FAILED)
+            if error.category == ErrorCategory.PROVIDER_ERROR:
+                self.skipped += 1
+                self.place = error.detail.skip_token
+            elif not error.retryable and error.category not in allowed:
+                raise
+            return False
+        for event in page.events:
+            if event.event_id not in self.first:
+                self.first[event.event_id] = len(self.first)
+        self.place = page.continuation_token
+        return page.idle
+
+    def finish(self):
+        """The sky clears, and the consumer comes to an end."""
+        self.sim.forgive()
+        self.sim.weather = Weather(poison_at_fetch=self.sim.weather.poison_at_fetch)
+        for _ in range(5000):
+            if self.page():
+                return
+        pytest.fail("it never comes to an end")
+
+    def check(self):
+        items = {item.event_id: item for item in self.sim.truth}
+        sound = {name for name, item in items.items() if not item.poison}
+        kept = {name for name in sound if self.kept(items[name])}
+        assert set(self.first) <= sound, "poison was delivered"
+        assert kept <= set(self.first), f"lost: {sorted(kept - set(self.first))}"
+        poisons = [item for item in items.values() if item.poison]
+        assert sum(self.kept(item) for item in poisons) <= self.skipped <= 3 * len(poisons)
+        self.check_order(items)
+
+    def kept(self, item):
+        return item.commit > self.sim.partitions[item.partition_id].trimmed
+
+    def check_order(self, items):
+        last, latest = {}, {}
+        for name in self.first:
+            item = items[name]
+            assert (item.commit, item.index) > last.get(item.partition_id, (0, 0)), f"{name} is out of order"
+            last[item.partition_id] = (item.commit, item.index)
+        for name, number in self.first.items():
+            partition = items[name].partition_id
+            latest[partition] = max(latest.get(partition, -1), number)
+        for name, number in self.first.items():
+            for parent in self.sim.lineage[items[name].partition_id]:
+                assert latest.get(parent, -1) < number, f"{name} came before its parent {parent} was drained"
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
+@pytest.mark.parametrize("block", range(6))
+def test_nothing_is_lost_whatever_happens(make_bench, block, threads):
+    for number in range(LIVES // 6 if not threads else LIVES // 12):
+        seed = 1000 * block + number + 500 * threads
+        dice = random.Random(seed)
+        weather = Weather.rough(seed) if dice.random() < 0.5 else Weather(seed=seed)
+        if dice.random() < 0.5:
+            weather = Weather.rough(seed, poison_at_fetch=True, redeliver=0)
+        bench = make_bench(dice.randrange(1, 4), weather=weather)
+        life = HardLife(bench, seed, threads=threads)
+        try:
+            life.live(120)
+            life.finish()
+            life.check()
+        except (AssertionError, MulticloudDbError) as error:
+            error.add_note(f"seed {seed}, threads {threads}")
+            raise
