@@ -429,6 +429,9 @@ class Feed(ABC):
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
         """Where the given partitions, whose positions have expired, can be read on.
 
+        Also asked for parents of a merged child that have not been discovered, to learn whether
+        they still can be: one that is neither among the seeds nor listed is waited for no more.
+
         Returns:
             A seed for each that still has records, and for one that is gone its oldest descendants
             that are listed, with their parents. Empty when nothing is left.

@@ -144,7 +144,12 @@ class Harvest(Generic[T]):
         started: list[str] = []
         match outcome:
             case Drained(children):
-                started = self._retire(name, children)
+                try:
+                    lost = self._lost(name, children)
+                except Exception as error:  # noqa: BLE001 - classified by the provider
+                    self.blame(name, error)
+                    return []
+                started = self._retire(name, children, lost)
             case Awaiting():
                 self._lineage.await_children(name)
             case Ended(notice):
@@ -158,25 +163,37 @@ class Harvest(Generic[T]):
         self.result.moved = True
         return started
 
-    def _retire(self, name: str, children: tuple[Child, ...]) -> list[str]:
+    def _lost(self, name: str, children: tuple[Child, ...]) -> set[str]:
+        """Parents of its children that will never name them, because retention has taken them."""
+        strangers = set() if self._single else self._lineage.strangers(name, children)
+        if not strangers:
+            return strangers
+        call, deadline = self._fetcher.call, self._deadline
+        seeds = call(lambda: self._feed.oldest(sorted(strangers), deadline), deadline)
+        return strangers - {seed.partition_id for seed in seeds} - self._listed()
+
+    def _retire(self, name: str, children: tuple[Child, ...], lost: set[str]) -> list[str]:
         public_id = self._feed.public_id
         self._watch.partition_retired(
             self._feed.spec.address,
             public_id(name),
-            tuple(public_id(child.partition_id) for child in children),
+            tuple(dict.fromkeys(public_id(child.partition_id) for child in children)),
         )
         if not self._single:
-            return self._lineage.retire(name, children)
-        self.result.retired = (name, children)
+            return self._lineage.retire(name, children, lost)
+        once = {child.partition_id: child for child in children}  # services name some twice
+        self.result.retired = (name, tuple(once.values()))
         return []
 
     def _left(self, name: str) -> tuple[list[Seed], set[str]]:
         """What retention has left of a partition's branch, and what is listed where it is gone."""
         call, deadline = self._fetcher.call, self._deadline
         seeds = call(lambda: self._feed.oldest([name], deadline), deadline)
-        if any(seed.partition_id == name for seed in seeds):
-            return seeds, set()
-        return seeds, {item.partition_id for item in call(lambda: self._feed.partitions(deadline), deadline)}
+        return seeds, set() if any(seed.partition_id == name for seed in seeds) else self._listed()
+
+    def _listed(self) -> set[str]:
+        listed = self._fetcher.call(lambda: self._feed.partitions(self._deadline), self._deadline)
+        return {item.partition_id for item in listed}
 
     def _skip(self, name: str, seeds: list[Seed], listed: set[str]) -> list[str]:
         """Records behind the position are gone: go on with the oldest that are left."""

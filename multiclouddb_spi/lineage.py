@@ -8,8 +8,8 @@ A lineage is the changing part of a token. Each partition in it is in one of thr
 
 A child starts when *every* parent has named it. A parent that is not in the lineage is one that
 has not been discovered yet, because every partition of the feed descends from its seeds: so an
-unknown parent is waited for, and the start of a child is never early. The exception is a branch
-that was lost to retention (`replace`), whose partitions can no longer name anybody.
+unknown parent is waited for, and the start of a child is never early. The exception is a partition
+that was lost to retention (`replace`, `strangers`): it can no longer name anybody.
 """
 
 from __future__ import annotations
@@ -152,11 +152,30 @@ class Lineage:
         """The partition has ended; its children are not named yet."""
         self._entries[partition_id] = Drained(partition_id, self.cursor(partition_id))
 
-    def retire(self, partition_id: str, children: Sequence[Child] = ()) -> list[str]:
-        """The partition is drained and names its children; returns the ids that start now."""
+    def strangers(self, partition_id: str, children: Sequence[Child]) -> set[str]:
+        """Parents, beside the partition, of children that it is the first to name, none known here.
+
+        They are not discovered yet, or they were lost to retention and can name nobody any more.
+        """
+        fresh = [child for child in children if child.partition_id not in self._entries]
+        return {parent for child in fresh for parent in child.parents} - self._entries.keys() - {partition_id}
+
+    def retire(
+        self, partition_id: str, children: Sequence[Child] = (), lost: Collection[str] = frozenset()
+    ) -> list[str]:
+        """The partition is drained and names its children.
+
+        Args:
+            partition_id: The partition.
+            children: All its children.
+            lost: Strangers among their parents that retention has taken: not waited for.
+
+        Returns:
+            The ids that start now.
+        """
         del self._entries[partition_id]
         for child in children:
-            self._named(partition_id, child)
+            self._named(partition_id, child, lost)
         return self._release(partition_id)
 
     def replace(
@@ -188,10 +207,10 @@ class Lineage:
                 started += self._release(gone)
         return started
 
-    def _named(self, parent: str, child: Child) -> None:
+    def _named(self, parent: str, child: Child, lost: Collection[str]) -> None:
         entry = self._entries.get(child.partition_id)
         if entry is None:
-            others = tuple(other for other in child.parents if other != parent)
+            others = tuple(other for other in child.parents if other != parent and other not in lost)
             entry = Waiting(child.partition_id, (child.cursor,), others)
             self._entries[child.partition_id] = entry
             self._index(entry)

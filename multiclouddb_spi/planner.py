@@ -212,10 +212,29 @@ class Planner:
         heads = self._heads(after, wanted, max_records, deadline, target)
         if any(self._worth(after, name, head) for name, head in heads.items()):
             for name, head in heads.items():
-                _apply(after, name, head)
+                after.advance(name, head.cursor)
+                self._end(after, name, head.outcome, deadline)
             after.rotate(heads)
         ends = {name: head.cursor for name, head in heads.items() if name not in after}
         return Step(before, after, ends)
+
+    def _end(self, lineage: Lineage, name: str, outcome: Outcome, deadline: Deadline) -> None:
+        match outcome:
+            case Drained(children):
+                strangers = lineage.strangers(name, children)
+                if strangers:
+                    seeds = self._feed.oldest(sorted(strangers), deadline)
+                    strangers -= {seed.partition_id for seed in seeds} | self._listed(deadline)
+                lineage.retire(name, children, strangers)
+            case Ended():
+                lineage.retire(name)
+            case Awaiting():
+                lineage.await_children(name)
+            case _:
+                pass
+
+    def _listed(self, deadline: Deadline) -> set[str]:
+        return {item.partition_id for item in self._feed.partitions(deadline)}
 
     def _worth(self, lineage: Lineage, name: str, head: Head) -> bool:
         """Only records or an end are worth a step: an idle position alone is not."""
@@ -226,7 +245,7 @@ class Planner:
         drained = lineage.drained()
         if drained:
             for name, outcome in self._feed.discover(drained, deadline).items():
-                _end(lineage, name, outcome)
+                self._end(lineage, name, outcome, deadline)
 
     def _heads(
         self,
@@ -291,8 +310,7 @@ class Planner:
         for name, cursor in cursors.items():
             seeds = {seed.partition_id: seed for seed in self._feed.oldest([name], deadline)}
             if name not in seeds:
-                listed = {item.partition_id for item in self._feed.partitions(deadline)}
-                lineage.replace(name, list(seeds.values()), listed)
+                lineage.replace(name, list(seeds.values()), self._listed(deadline))
             elif self._feed.compare(cursor, seeds[name].cursor) == -1:
                 left[name] = seeds[name].cursor
             else:
@@ -357,20 +375,3 @@ def _within(feed: Feed, entry: Active, target: Target | None) -> bool:
     if entry.partition_id not in target.cursors:
         return target.passed is None or entry.partition_id in target.passed
     return feed.compare(entry.cursor, target.cursors[entry.partition_id]) == -1
-
-
-def _apply(lineage: Lineage, name: str, head: Head) -> None:
-    lineage.advance(name, head.cursor)
-    _end(lineage, name, head.outcome)
-
-
-def _end(lineage: Lineage, name: str, outcome: Outcome) -> None:
-    match outcome:
-        case Drained(children):
-            lineage.retire(name, children)
-        case Ended():
-            lineage.retire(name)
-        case Awaiting():
-            lineage.await_children(name)
-        case _:
-            pass

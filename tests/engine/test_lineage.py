@@ -145,6 +145,29 @@ class TestReplace:
         assert made.retire("b", [child("m", "b", "lost")]) == ["m"]
 
 
+class TestStrangers:
+    """Parents that nobody has heard of when a child is named: late, or lost."""
+
+    def test_parent_that_is_not_known_is_a_stranger(self):
+        made = lineage(("a",), ("slow",))
+        assert made.strangers("a", [child("m", "a", "b", "slow"), child("n", "a")]) == {"b"}
+
+    def test_parents_of_a_child_that_was_named_before_are_none(self):
+        made = lineage(("a",), ("b",))
+        made.retire("a", [child("m", "a", "b", "c")])
+        assert made.strangers("b", [child("m", "b", "a", "c")]) == set()
+
+    def test_lost_stranger_is_not_waited_for(self):
+        made = lineage(("a",))
+        assert made.retire("a", [child("m", "a", "b")], {"b"}) == ["m"]
+
+    def test_late_stranger_is_waited_for_beside_a_lost_one(self):
+        made = lineage(("a",), ("slow",))
+        assert made.retire("a", [child("m", "a", "b", "c")], {"c"}) == []
+        made.retire("slow", [child("b", "slow")])
+        assert made.retire("b", [child("m", "b", "a", "c")]) == ["m"]
+
+
 class TestQueue:
     def test_turn_goes_to_the_back_in_the_order_served(self):
         made = lineage(("a",), ("b",), ("c",))

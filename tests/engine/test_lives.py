@@ -91,7 +91,7 @@ class HardLife:
         for _ in range(5000):
             if self.page():
                 return
-        pytest.fail("it never comes to an end")
+        raise AssertionError("it never comes to an end")
 
     def check(self):
         items = {item.event_id: item for item in self.sim.truth}

@@ -298,6 +298,19 @@ class TestTrouble:
             commits = [items[name].commit for name in consumer.delivered if items[name].key == key]
             assert commits == sorted(commits)
 
+    @pytest.mark.parametrize("heads", [True, False], ids=["heads", "by reading"])
+    def test_merge_with_a_parent_that_was_gone_before_the_start_is_read(self, heads):
+        sim = Simulation(partitions=2, weather=Weather(seed_descendants=False))
+        for number in range(8):
+            sim.write(f"k{number}", {"n": number})
+        sim.merge("p0", "p1")
+        for number in range(8):
+            sim.write(f"k{number}", {"n": number})
+        sim.trim("p1")
+        consumer = Consumer(sim, heads=heads)
+        consumer.drain()
+        assert set(consumer.delivered) == {item.event_id for item in sim.truth if item.partition_id != "p1"}
+
     def test_range_is_retried_and_then_raised_in_our_words(self):
         sim = Simulation()
         consumer = Consumer(sim)

@@ -485,6 +485,52 @@ class TestExpiry:
         assert ids(bench.drain(page.continuation_token)[0]) == second + third
         assert rolled in sim.open_partitions
 
+    @pytest.mark.parametrize("descendants", [True, False], ids=["listed", "found through parents"])
+    def test_merge_with_a_parent_that_was_gone_before_the_start_is_read(self, make_bench, ids, descendants):
+        bench = make_bench(partitions=2, weather=Weather(seed_descendants=descendants))
+        bench.connect()
+        first = bench.fill_partition("p0", 3)
+        merged = bench.sim.merge("p0", "p1")
+        second = bench.fill_partition(merged, 3)
+        bench.sim.trim("p1")
+        assert ids(bench.drain()[0]) == first + second
+
+    def test_merge_that_was_lost_with_one_parent_does_not_wait_for_it(self, make_bench, ids):
+        """p1 and the merged partition are lost; then p0 ends and names the merged one."""
+        bench = make_bench(partitions=2)
+        bench.connect()
+        sim = bench.sim
+        token = bench.page(Now()).continuation_token
+        first = bench.fill_partition("p0", 3)
+        merged = sim.merge("p0", "p1")
+        bench.fill_partition(merged, 3)
+        last = sim.roll(merged)
+        third = bench.fill_partition(last, 3)
+        sim.trim("p1")
+        sim.trim(merged)
+        sim.fail_next("p0", ServerError("slow"), times=FOREVER)
+        page = bench.page(token, on_expired=SkipToOldest())
+        sim.forgive()
+        events, _ = bench.drain(page.continuation_token, on_expired=SkipToOldest())
+        assert set(ids(page) + ids(events)) == set(first + third)
+
+    @pytest.mark.parametrize("operation", ["oldest", "partitions"])
+    def test_trouble_with_looking_for_a_parent_puts_off_the_end_of_one_partition(
+        self, make_bench, ids, operation
+    ):
+        bench = make_bench(partitions=2, weather=Weather(seed_descendants=False))
+        bench.connect()
+        first = bench.fill_partition("p0", 3)
+        merged = bench.sim.merge("p0", "p1")
+        second = bench.fill_partition(merged, 3)
+        bench.sim.trim("p1")
+        bench.sim.fail_next(None, ServerError("503"), times=FOREVER, operation=operation)
+        page = bench.page()
+        assert ids(page) == first
+        assert bench.sim.public_id("p0") in page.diagnostics.partition_errors
+        bench.sim.forgive()
+        assert ids(bench.drain(page.continuation_token)[0]) == second
+
     def test_everything_lost_is_the_end(self, bench, ended, monkeypatch):
         bench.fill(5)
         token = bench.page(size=1).continuation_token

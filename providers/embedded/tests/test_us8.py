@@ -24,7 +24,8 @@ class EmbeddedHarness(Harness):
         self.store.close()
 
     def config(self):
-        return ClientConfig("embedded", {"path": self.store.path})
+        connection = {"path": self.store.path, "profile": self.profile}
+        return ClientConfig("embedded", {name: value for name, value in connection.items() if value})
 
     def create(self, name, kind, partitions, *, recreate=False):
         return self.store.create_collection(name, partitions, images=IMAGES[kind], recreate=recreate)

@@ -1,0 +1,234 @@
+"""The collection that a test works with: native writes through the harness, reads through the client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NoReturn
+
+import attrs
+import pytest
+
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    Capability,
+    ChangeEvent,
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    ErrorCategory,
+    FromContinuationToken,
+    LogicalPartition,
+    MulticloudDbClient,
+    MulticloudDbError,
+    Now,
+    OldItemStateMode,
+    OperationOptions,
+    PhysicalPartition,
+    ResourceAddress,
+    StartPosition,
+    Support,
+)
+from multiclouddb_conformance.harness import Harness, Write
+
+__all__ = ["Collection", "ids", "opted"]
+
+_MOST_PAGES: Final = 2000
+
+
+def ids(events: Iterable[ChangeEvent]) -> list[str]:
+    """The ids of events, in order."""
+    return [event.event_id for event in events]
+
+
+class Collection:
+    """One collection, and a client that reads it.
+
+    Attributes:
+        harness: Its world.
+        address: Where it is.
+        client: Reads it; `restart` exchanges it.
+        begin: A token from before the first write: where tests start that are not about starts, for
+            not every service can start at the beginning.
+    """
+
+    def __init__(self, harness: Harness, address: ResourceAddress, client: MulticloudDbClient) -> None:
+        self.harness, self.address, self.client = harness, address, client
+        self.begin = self.now()
+
+    # -- Native writes
+
+    def put(self, key: Any, **fields: Any) -> None:
+        """Create or update one document."""
+        self.harness.write(self.address, [Write(key, fields)])
+
+    def delete(self, key: Any) -> None:
+        """Delete one document."""
+        self.harness.write(self.address, [Write(key, None)])
+
+    def batch(self, *writes: Write) -> None:
+        """Several writes in one transaction."""
+        self.harness.write(self.address, writes)
+
+    def fill(self, count: int, start: int = 0) -> list[str]:
+        """Create so many documents, one by one; their keys."""
+        names = [f"k{number}" for number in range(start, start + count)]
+        for number, name in enumerate(names, start):
+            self.put(name, n=number)
+        return names
+
+    def split(self, partition_id: str | None = None) -> list[str]:
+        """Split a partition, the first if none is named; the ids of its children."""
+        before = self.partitions()
+        self.harness.split(self.address, partition_id or before[0])
+        return [name for name in self.partitions() if name not in before]
+
+    def merge(self, pair: Sequence[str]) -> str:
+        """Merge two partitions; the id of the child."""
+        before = self.partitions()
+        self.harness.merge(self.address, *pair)
+        (child,) = (name for name in self.partitions() if name not in before)
+        return child
+
+    def trim(self) -> None:
+        """Take everything so far out of retention."""
+        self.harness.trim(self.address)
+
+    # -- Reads
+
+    def restart(self) -> None:
+        """Close the client and open another, as a new process does."""
+        self.client.close()
+        self.client = self.harness.connect()
+
+    def request(self, start: StartPosition | str, size: int = 0, **settings: Any) -> ChangeFeedRequest:
+        """A request; what is only emulated is asked for.
+
+        Args:
+            start: A position; text is a token.
+            size: `max_page_size`.
+            settings: Other fields.
+        """
+        position = FromContinuationToken(start) if isinstance(start, str) else start
+        made = ChangeFeedRequest(
+            settings.pop("address", self.address), position, max_page_size=size, **settings
+        )
+        return opted(self.harness, made)
+
+    def page(
+        self,
+        start: StartPosition | str,
+        size: int = 0,
+        *,
+        client: MulticloudDbClient | None = None,
+        timeout: float = 30.0,
+        wait: float = 0.0,
+        **settings: Any,
+    ) -> ChangeFeedPage:
+        """One page."""
+        request = self.request(start, size, **settings)
+        return (client or self.client).read_changes(request, OperationOptions(timeout, wait))
+
+    def now(self, **settings: Any) -> str:
+        """A token of now."""
+        return self.page(Now(), **settings).continuation_token
+
+    def pages(self, start: StartPosition | str, size: int = 0, **settings: Any) -> Iterator[ChangeFeedPage]:
+        """Pages up to the first that says that there is nothing more, or that the partition ended."""
+        idle = 0
+        for _ in range(_MOST_PAGES):
+            page = self.page(start, size, **settings)
+            yield page
+            idle = idle + 1 if page.idle else 0
+            if page.partition_retired or idle == self.harness.idle_pages:
+                return
+            start = page.continuation_token
+        pytest.fail(f"neither idle nor retired after {_MOST_PAGES} pages")
+
+    def drain(self, start: StartPosition | str, size: int = 0, **settings: Any) -> list[ChangeEvent]:
+        """Every event up to the present end."""
+        return [event for page in self.pages(start, size, **settings) for event in page.events]
+
+    def last(self, start: StartPosition | str, size: int = 0, **settings: Any) -> ChangeFeedPage:
+        """The page on which `pages` ends."""
+        *_, page = self.pages(start, size, **settings)
+        return page
+
+    def read(self, start: StartPosition | str, count: int, **settings: Any) -> list[ChangeEvent]:
+        """Read until so many different events have come, and then to the end."""
+        events: dict[str, ChangeEvent] = {}
+        until = time.monotonic() + self.harness.patience_seconds
+        while time.monotonic() < until:
+            for page in self.pages(start, **settings):
+                events.update((event.event_id, event) for event in page.events)
+                start = page.continuation_token
+            if len(events) >= count:
+                break
+        assert len(events) == count, f"{len(events)} events came, {count} were written"
+        return list(events.values())
+
+    def follow(self, partition_id: str, token: str, size: int = 0, **settings: Any) -> list[ChangeEvent]:
+        """Read one physical partition and everything that comes of it, as a worker does."""
+        events: list[ChangeEvent] = []
+        todo = [(partition_id, token)]
+        seen = {partition_id}
+        while todo:
+            name, at = todo.pop(0)
+            for page in self.pages(at, size, scope=PhysicalPartition(name), **settings):
+                events += page.events
+                for child in page.child_partitions:
+                    if child.partition_id not in seen:
+                        seen.add(child.partition_id)
+                        todo.append((child.partition_id, child.continuation_token))
+        return events
+
+    def partitions(self) -> list[str]:
+        """Public ids of the open partitions."""
+        return list(self.client.list_physical_partitions(self.address))
+
+    def key_in(self, partition_id: str, start: int = 0) -> str:
+        """A key whose changes come through an open partition; found by writing."""
+        token = self.now()
+        for number in range(start, start + 64):
+            self.put(f"probe-{number}", probe=number)
+        for event in self.read(token, 64):
+            if event.partition_id == partition_id:
+                (value,) = event.key.components.values()
+                return str(value)
+        pytest.fail(f"none of 64 keys lies in {partition_id}")
+
+    def refused(
+        self, category: ErrorCategory, start: StartPosition | str, size: int = 0, **settings: Any
+    ) -> MulticloudDbError:
+        """The error of a read that has to be refused."""
+        with pytest.raises(MulticloudDbError) as caught:
+            self.page(start, size, **settings)
+        assert caught.value.category == category, caught.value
+        return caught.value
+
+    def fails(self, problem: str) -> NoReturn:
+        """End the test."""
+        pytest.fail(problem)
+
+
+def opted(harness: Harness, request: ChangeFeedRequest) -> ChangeFeedRequest:
+    """The request, asking for what is only emulated, unless it has options already."""
+    if request.provider_options is not None:
+        return request
+    for capability in _asked(request):
+        if harness.capabilities[capability].support is Support.EMULATED:
+            return attrs.evolve(request, provider_options=harness.opt_in(capability))
+    return request
+
+
+def _asked(request: ChangeFeedRequest) -> list[Capability]:
+    asked = []
+    if isinstance(request.start_position, Beginning):
+        asked.append(Capability.CHANGE_FEED_BEGINNING)
+    if isinstance(request.start_position, AtTime):
+        asked.append(Capability.CHANGE_FEED_POINT_IN_TIME)
+    if isinstance(request.scope, LogicalPartition):
+        asked.append(Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE)
+    if request.old_item_state_mode is not OldItemStateMode.OMIT:
+        asked.append(Capability.CHANGE_FEED_OLD_ITEM_STATE)
+    return asked

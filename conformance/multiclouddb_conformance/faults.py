@@ -1,0 +1,353 @@
+"""Fault scripts: the troubles that every provider has to live through, as values.
+
+A provider with a scripted server has them at the wire: its harness overrides `Harness.troubled`.
+For all others `FaultyProvider` makes them in the reader, around any provider.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias, assert_never
+
+import attrs
+
+from multiclouddb_api import ErrorCategory
+from multiclouddb_conformance.wrapped import (
+    WrappedBatch,
+    WrappedFeed,
+    WrappedPlugin,
+    WrappedProvider,
+    WrappedReader,
+)
+from multiclouddb_spi import (
+    Awaiting,
+    Batch,
+    Cursor,
+    Deadline,
+    Drained,
+    Fault,
+    Feed,
+    FeedSpec,
+    FeedStart,
+    Outcome,
+    Partition,
+    Provider,
+    ProviderFault,
+    ProviderPlugin,
+    Seed,
+)
+
+__all__ = [
+    "FAULTS",
+    "ChildrenFirst",
+    "DropMidPage",
+    "ExpireIterator",
+    "FaultScript",
+    "FaultyPlugin",
+    "FaultyProvider",
+    "LateChildren",
+    "MergeMidPage",
+    "ServerFailure",
+    "Silent",
+    "Slow",
+    "SplitMidPage",
+    "Throttle",
+    "Trimmed",
+]
+
+_MOST_SILENCE: Final = 60.0
+
+
+@attrs.frozen
+class Throttle:
+    """The service refuses every other read as too many.
+
+    Attributes:
+        retry_after: Seconds that it asks to wait, or None to say nothing.
+        times: So many refusals.
+    """
+
+    retry_after: float | None = None
+    times: int = 2
+
+
+@attrs.frozen
+class ServerFailure:
+    """Every other read fails with a 5xx.
+
+    Attributes:
+        times: So many failures, or None for every read, for ever.
+        partition_id: In this partition only, by its public id; None for all.
+    """
+
+    times: int | None = 2
+    partition_id: str | None = None
+
+
+@attrs.frozen
+class DropMidPage:
+    """The connection is lost in the middle of an answer: the service's side has moved on.
+
+    Attributes:
+        times: So many answers are lost.
+    """
+
+    times: int = 2
+
+
+@attrs.frozen
+class Slow:
+    """Every read takes its time.
+
+    Attributes:
+        seconds: How long.
+    """
+
+    seconds: float = 0.1
+
+
+@attrs.frozen
+class Silent:
+    """No read is ever answered.
+
+    Attributes:
+        from_the_start: True when not even the feed can be opened.
+    """
+
+    from_the_start: bool = False
+
+
+@attrs.frozen
+class ExpireIterator:
+    """A reader that has answered once is too old for the second read.
+
+    Attributes:
+        times: So many readers.
+    """
+
+    times: int = 2
+
+
+@attrs.frozen
+class SplitMidPage:
+    """A partition is split while an answer with records is under way."""
+
+
+@attrs.frozen
+class MergeMidPage:
+    """Two partitions are merged while an answer with records is under way."""
+
+
+@attrs.frozen
+class ChildrenFirst:
+    """Children are listed and named before their parents, and in reverse."""
+
+
+@attrs.frozen
+class LateChildren:
+    """A closed partition does not name its children at first.
+
+    Attributes:
+        calls: So many questions are answered with "not yet".
+    """
+
+    calls: int = 2
+
+
+@attrs.frozen
+class Trimmed:
+    """Everything so far falls out of retention while an answer with records is under way."""
+
+
+FaultScript: TypeAlias = (
+    Throttle
+    | ServerFailure
+    | DropMidPage
+    | Slow
+    | Silent
+    | ExpireIterator
+    | SplitMidPage
+    | MergeMidPage
+    | ChildrenFirst
+    | LateChildren
+    | Trimmed
+)
+"""Match on the case."""
+
+FAULTS: Final[Mapping[str, FaultScript]] = {
+    "throttle": Throttle(),
+    "throttle with retry-after": Throttle(retry_after=0.2),
+    "5xx": ServerFailure(),
+    "drop mid-page": DropMidPage(),
+    "slow": Slow(),
+    "expired iterator": ExpireIterator(),
+    "split mid-page": SplitMidPage(),
+    "merge mid-page": MergeMidPage(),
+    "child before parent": ChildrenFirst(),
+    "children named late": LateChildren(),
+    "trimmed": Trimmed(),
+}
+"""The scripts that the suite runs by name; `Silent` and an endless `ServerFailure` besides."""
+
+
+def _failure(category: ErrorCategory, message: str, retry_after: float | None = None) -> ProviderFault:
+    return ProviderFault(Fault(category, message, "scripted", retryable=True, retry_after=retry_after))
+
+
+class FaultyProvider(WrappedProvider):
+    """Any provider with a trouble in its reader.
+
+    Args:
+        inner: The provider.
+        script: The trouble.
+        act: Splits, merges or trims the collection natively, for the scripts that need it; called
+            once, from the thread that reads.
+
+    Attributes:
+        happened: How often there was trouble.
+    """
+
+    def __init__(self, inner: Provider, script: FaultScript, act: Callable[[], None] | None = None) -> None:
+        super().__init__(inner)
+        self._script, self._act = script, act
+        self.happened = 0
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._asked = 0
+        self._left = 0
+        match script:
+            case Throttle(times=times) | DropMidPage(times=times) | ExpireIterator(times=times):
+                self._left = times
+            case ServerFailure(times=int(times)):
+                self._left = times
+            case LateChildren(calls=calls):
+                self._left = calls
+            case _:
+                self._left = 1
+
+    def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
+        """The feed, unless the service is silent from the start."""
+        if self._script == Silent(from_the_start=True):
+            self._note()
+            self._closed.wait(_MOST_SILENCE)
+            raise _failure(ErrorCategory.TRANSIENT_FAILURE, "cancelled")
+        return super().open_feed(spec, deadline)
+
+    def close(self) -> None:
+        """Ends all silence."""
+        self._closed.set()
+        super().close()
+
+    def fetch(
+        self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
+    ) -> Batch:
+        """Fetch, with the trouble before or behind it."""
+        script = self._script
+        self._before(reader)
+        batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
+        match script:
+            case DropMidPage():
+                if self._every_other():
+                    raise _failure(ErrorCategory.TRANSIENT_FAILURE, "the connection was lost")
+            case SplitMidPage() | MergeMidPage() | Trimmed():
+                if len(batch) and self._act is not None and self._once():
+                    self._act()
+            case ChildrenFirst():
+                if isinstance(batch.outcome, Drained):
+                    self._note()
+                    return WrappedBatch(batch, outcome=Drained(batch.outcome.children[::-1]))
+            case LateChildren():
+                if isinstance(batch.outcome, Drained):
+                    return WrappedBatch(batch, outcome=Awaiting())
+            case Throttle() | ServerFailure() | Slow() | Silent() | ExpireIterator():
+                pass
+            case _:
+                assert_never(script)
+        return batch
+
+    def start(
+        self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
+    ) -> list[Seed]:
+        """Seeds, children first where the script says so."""
+        seeds = super().start(feed, position, partition_id, deadline)
+        return seeds[::-1] if isinstance(self._script, ChildrenFirst) else seeds
+
+    def partitions(self, feed: WrappedFeed, deadline: Deadline) -> list[Partition]:
+        """Partitions, children first where the script says so."""
+        listed = super().partitions(feed, deadline)
+        return listed[::-1] if isinstance(self._script, ChildrenFirst) else listed
+
+    def discover(
+        self, feed: WrappedFeed, awaiting: Mapping[str, Cursor], deadline: Deadline
+    ) -> dict[str, Outcome]:
+        """Children, late where the script says so."""
+        if isinstance(self._script, LateChildren) and self._once():
+            return dict.fromkeys(awaiting, Awaiting())
+        return super().discover(feed, awaiting, deadline)
+
+    def _before(self, reader: WrappedReader) -> None:
+        match self._script:
+            case Throttle(retry_after):
+                if self._every_other():
+                    raise _failure(ErrorCategory.THROTTLED, "too many requests", retry_after)
+            case ServerFailure(times, where):
+                here = where in (None, reader.feed.public_id(reader.partition_id))
+                if here and (self._note() if times is None else self._every_other()):
+                    raise _failure(ErrorCategory.TRANSIENT_FAILURE, "503")
+            case ExpireIterator():
+                if reader.fetches > 1 and self._once():
+                    raise _failure(ErrorCategory.TRANSIENT_FAILURE, "the iterator has expired")
+            case Slow(seconds):
+                self._note()
+                reader.cancelled.wait(seconds)
+            case Silent():
+                self._note()
+                reader.cancelled.wait(_MOST_SILENCE)
+                raise _failure(ErrorCategory.TRANSIENT_FAILURE, "cancelled")
+            case _:
+                pass
+
+    def _every_other(self) -> bool:
+        with self._lock:
+            self._asked += 1
+            odd = self._asked % 2 == 1
+        return not odd and self._once()
+
+    def _once(self) -> bool:
+        """True as long as the script is not over."""
+        with self._lock:
+            self._left -= 1
+            self.happened += self._left >= 0
+            return self._left >= 0
+
+    def _note(self) -> bool:
+        """There is trouble without end."""
+        with self._lock:
+            self.happened += 1
+        return True
+
+
+class FaultyPlugin(WrappedPlugin):
+    """Connects like another plugin, with a trouble in every reader.
+
+    Args:
+        inner: The plugin.
+        script: The trouble.
+        act: As in `FaultyProvider`.
+
+    Attributes:
+        providers: What was connected.
+    """
+
+    def __init__(
+        self, inner: ProviderPlugin, script: FaultScript, act: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(inner)
+        self._script, self._act = script, act
+        self.providers: list[FaultyProvider] = []
+
+    def wrap(self, provider: Provider) -> Provider:
+        """The provider with the trouble."""
+        self.providers.append(FaultyProvider(provider, self._script, self._act))
+        return self.providers[-1]

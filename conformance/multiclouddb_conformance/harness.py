@@ -1,0 +1,245 @@
+"""What the author of a provider writes, in at most 60 lines, to run every us8 test on it.
+
+    class MyHarness(Harness):
+        capabilities = MY_CAPABILITIES
+        plugin = MY_PLUGIN
+        can_merge = False
+
+        def config(self): return ClientConfig("mine", {"url": self.server.url})
+        def create(self, name, kind, partitions): ...
+        def write(self, address, writes): ...
+        ...
+
+    HARNESS = MyHarness
+    from multiclouddb_conformance.us8 import *
+
+Everything here speaks to the service natively, never through the code under test.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any, ClassVar, Final, NoReturn
+
+import attrs
+
+from multiclouddb_api import (
+    Capability,
+    CapabilitySet,
+    ClientConfig,
+    MulticloudDbClient,
+    MulticloudDbKey,
+    Observer,
+    ProviderOptions,
+    ResourceAddress,
+)
+from multiclouddb_conformance.faults import FaultScript, FaultyPlugin
+from multiclouddb_conformance.plugged import open_client
+from multiclouddb_conformance.values import KEYS, VALUES
+from multiclouddb_spi import ProviderPlugin
+
+__all__ = ["ABILITIES", "Harness", "Kind", "Write"]
+
+
+class Kind(Enum):
+    """Which collection a test needs."""
+
+    PLAIN = "plain"
+    """New documents are in the feed; old ones need not be."""
+    KEYS_ONLY = "keys only"
+    """The feed has no documents."""
+    OLD_IMAGES = "old images"
+    """New and old documents are in the feed."""
+
+
+@attrs.frozen
+class Write:
+    """One native write.
+
+    Attributes:
+        key: The value of the key's only component.
+        document: The new document, name → value, or None for a delete.
+    """
+
+    key: Any
+    document: Mapping[str, Any] | None
+
+
+ABILITIES: Final[Mapping[str, str]] = {
+    "several": "no collection with several partitions",
+    "split": "no split",
+    "merge": "no merge",
+    "trim": "no trim",
+    "expire": "no expiry of documents",
+    "batch": "no transactions",
+    "recreate": "no recreated collections",
+    "poison": "no poison records",
+    "keys_only": "no feed of keys only",
+    "idle_moves": "an idle position does not move",
+    "fork": "no fork",
+    "watermarks": "no watermarks",
+    "other_options": "no options that change positions",
+    "secrets": "no secrets in the configuration",
+    "late_children": "no fault in the reader: children named late",
+    "one_partition_fails": "no fault in the reader: one partition",
+    "silence": "no fault in the reader: silence",
+}
+"""What a harness may lack: name → how the summary calls that. `can_NAME = False` declares it."""
+
+
+class Harness(ABC):
+    """One provider and its service, for one test; made anew for each.
+
+    Attributes:
+        capabilities: What the provider says that it can do. The suite checks that it says so.
+        plugin: Connects the provider; it need not be installed.
+        partitions: How many partitions a new collection has.
+        precision_seconds: How early `AtTime` may be, as the capability's note says.
+        patience_seconds: How long to wait for what was written to be shown, at most.
+        idle_pages: So many idle pages in a row mean the end; more than 1 where the service shows
+            what was written only after a while.
+        value_types: Which values of `multiclouddb_conformance.values` documents keep exactly.
+        key_types: Which of them may be keys.
+        secrets: Texts of `config()` that nobody may see.
+        folder: An empty folder for this test.
+    """
+
+    capabilities: ClassVar[CapabilitySet]
+    plugin: ProviderPlugin
+    partitions: ClassVar[int] = 2
+    precision_seconds: ClassVar[float] = 0.0
+    patience_seconds: ClassVar[float] = 30.0
+    idle_pages: ClassVar[int] = 1
+    value_types: ClassVar[frozenset[str]] = frozenset(VALUES)
+    key_types: ClassVar[frozenset[str]] = frozenset(KEYS)
+    secrets: ClassVar[tuple[str, ...]] = ()
+
+    can_several: ClassVar[bool] = True
+    can_split: ClassVar[bool] = True
+    can_merge: ClassVar[bool] = True
+    can_trim: ClassVar[bool] = True
+    can_expire: ClassVar[bool] = True
+    can_batch: ClassVar[bool] = True
+    can_recreate: ClassVar[bool] = True
+    can_poison: ClassVar[bool] = True
+    can_keys_only: ClassVar[bool] = True
+    can_idle_moves: ClassVar[bool] = True
+    can_fork: ClassVar[bool] = True
+    can_watermarks: ClassVar[bool] = True
+    can_other_options: ClassVar[bool] = True
+    can_secrets: ClassVar[bool] = True
+    can_late_children: ClassVar[bool] = True
+    can_one_partition_fails: ClassVar[bool] = True
+    can_silence: ClassVar[bool] = True
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def open(self) -> None:  # noqa: B027 - most need nothing
+        """Start or find the service; called before anything else."""
+
+    def close(self) -> None:  # noqa: B027 - most need nothing
+        """Clear everything away."""
+
+    # -- What has to be written
+
+    @abstractmethod
+    def config(self) -> ClientConfig:
+        """How a client reaches the service."""
+
+    @abstractmethod
+    def create(self, name: str, kind: Kind, partitions: int) -> ResourceAddress:
+        """Create an empty collection whose key has one component.
+
+        Args:
+            name: Its name.
+            kind: What is in its feed.
+            partitions: How many partitions it has, where that can be chosen.
+        """
+
+    @abstractmethod
+    def write(self, address: ResourceAddress, writes: Sequence[Write]) -> None:
+        """Write documents in this order: one transaction, where the service has them."""
+
+    # -- What may be declared as lacking
+
+    def split(self, address: ResourceAddress, partition_id: str) -> None:
+        """Split a partition, given by its public id, and return when writes go to its children."""
+        self._lacks("split")
+
+    def merge(self, address: ResourceAddress, a: str, b: str) -> None:
+        """Merge two partitions that came from one split."""
+        self._lacks("merge")
+
+    def trim(self, address: ResourceAddress) -> None:
+        """Take everything written so far out of retention."""
+        self._lacks("trim")
+
+    def expire(self, address: ResourceAddress, key: Any) -> None:
+        """Let the service delete a document because its time to live is over."""
+        self._lacks("expire")
+
+    def poison(self, address: ResourceAddress, key: Any) -> None:
+        """Write a record that no client can decode."""
+        self._lacks("poison")
+
+    def recreate(self, address: ResourceAddress) -> None:
+        """Drop the collection and create another under the same name."""
+        self._lacks("recreate")
+
+    def other_options(self) -> ProviderOptions:
+        """Options that change which positions a token stands for."""
+        self._lacks("other_options")
+
+    # -- What may be overridden
+
+    def key(self, value: Any) -> MulticloudDbKey:
+        """A key as the feed has it."""
+        return MulticloudDbKey({"id": value})
+
+    def document(self, key: Any, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A document as the feed has it; some services put the key into it."""
+        del key
+        return fields
+
+    def now(self) -> datetime:
+        """What the service's clock says."""
+        return datetime.now(UTC)
+
+    def missing(self) -> ResourceAddress:
+        """A collection that does not exist."""
+        there = self.create("there", Kind.PLAIN, 1)
+        return attrs.evolve(there, collection="missing")
+
+    def opt_in(self, capability: Capability) -> ProviderOptions | None:
+        """The options that ask for an `EMULATED` capability."""
+        del capability
+        return None
+
+    def command(self) -> tuple[str, Mapping[str, Any]]:
+        """A database and a harmless command, for `RUN_COMMAND`."""
+        raise NotImplementedError("write command() for a provider with RUN_COMMAND")
+
+    def open_readers(self) -> int | None:
+        """How many native readers (cursors, streams, iterators) are open; None if nobody can tell."""
+        return None
+
+    def connect(self, observer: Observer | None = None) -> MulticloudDbClient:
+        """A fresh client."""
+        return open_client(self.plugin, self.config(), observer)
+
+    def troubled(self, script: FaultScript, act: Callable[[], None]) -> MulticloudDbClient:
+        """A fresh client that meets a trouble: in the reader, unless this is overridden.
+
+        Args:
+            script: The trouble; a scripted server plays it at the wire.
+            act: Splits, merges or trims natively, for the scripts that do so in the middle of a page.
+        """
+        return open_client(FaultyPlugin(self.plugin, script, act), self.config())
+
+    def _lacks(self, ability: str) -> NoReturn:
+        raise NotImplementedError(f"write {type(self).__name__}.{ability}, or say can_{ability} = False")

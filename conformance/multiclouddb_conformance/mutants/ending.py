@@ -1,0 +1,159 @@
+"""Mutants that get partitions wrong: their ends, children, parents and lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from multiclouddb_api import Now
+from multiclouddb_conformance.mutants.mutant import EmptyBatch, Mutant
+from multiclouddb_conformance.wrapped import WrappedBatch, WrappedFeed, WrappedReader
+from multiclouddb_spi import (
+    Batch,
+    Child,
+    Cursor,
+    Deadline,
+    Drained,
+    FeedStart,
+    Outcome,
+    Partition,
+    Seed,
+)
+
+__all__ = [
+    "AppliesNowToChild",
+    "DropsLastPageOfClosedPartition",
+    "ForgetsChildrenNamedLate",
+    "LosesOneParentOfMerge",
+    "ReadsFirstPageOfPartitionList",
+    "RetiresWithoutChildren",
+    "StartsChildEarly",
+]
+
+_PAGE: Final = 4
+
+
+class _ChangesEnds(Mutant):
+    """Nothing by itself."""
+
+    def fetch(
+        self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
+    ) -> Batch:
+        """The children of a batch that ends its partition are changed."""
+        batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
+        if not isinstance(batch.outcome, Drained):
+            return batch
+        children = tuple(self.child(reader, child, deadline) for child in batch.outcome.children)
+        return WrappedBatch(batch, outcome=Drained(children))
+
+    def child(self, reader: WrappedReader, child: Child, deadline: Deadline) -> Child:
+        """What a child is instead."""
+        del reader, deadline
+        return child
+
+
+class DropsLastPageOfClosedPartition(Mutant):
+    """The events that come together with the end of their partition are lost."""
+
+    caught_by = (
+        "TestSplit::test_nothing_is_lost_and_nothing_comes_twice",
+        "TestRetirement::test_everything_in_a_partition_comes_before_it_retires",
+    )
+
+    def fetch(
+        self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
+    ) -> Batch:
+        """The end, without its events."""
+        batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
+        return EmptyBatch(batch) if isinstance(batch.outcome, Drained) else batch
+
+
+class StartsChildEarly(Mutant):
+    """A child is read beside its parent, not behind it."""
+
+    caught_by = ("TestBeginning::test_the_beginning_reads_parents_before_their_children[1]",)
+
+    def start(
+        self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
+    ) -> list[Seed]:
+        """Nobody has parents."""
+        seeds = super().start(feed, position, partition_id, deadline)
+        return [attrs.evolve(seed, parents=()) for seed in seeds]
+
+
+class AppliesNowToChild(_ChangesEnds):
+    """A child is started at now, as its parent was."""
+
+    caught_by = (
+        "TestSplit::test_nothing_is_lost_and_nothing_comes_twice",
+        "TestRetirement::test_children_start_where_the_parent_ended",
+    )
+
+    def child(self, reader: WrappedReader, child: Child, deadline: Deadline) -> Child:
+        """At now."""
+        seeds = reader.feed.inner.start(Now(), child.partition_id, deadline)
+        return attrs.evolve(child, cursor=seeds[0].cursor)
+
+
+class LosesOneParentOfMerge(_ChangesEnds):
+    """A merged child knows only the parent that names it, and does not wait for the other."""
+
+    caught_by = (
+        "TestMerge::test_every_parent_names_the_merged_child_and_all_its_parents",
+        "TestMerge::test_no_event_of_a_merged_child_comes_before_the_last_of_its_parents",
+    )
+
+    def child(self, reader: WrappedReader, child: Child, deadline: Deadline) -> Child:
+        """With one parent."""
+        del deadline
+        return attrs.evolve(child, parents=(reader.partition_id,))
+
+
+class RetiresWithoutChildren(Mutant):
+    """A partition ends and names nobody who goes on."""
+
+    caught_by = (
+        "TestRetirement::test_a_split_partition_retires_and_names_its_children",
+        "TestSplit::test_nothing_is_lost_and_nothing_comes_twice",
+    )
+
+    def fetch(
+        self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
+    ) -> Batch:
+        """An end without children."""
+        batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
+        return WrappedBatch(batch, outcome=Drained(())) if isinstance(batch.outcome, Drained) else batch
+
+
+class ForgetsChildrenNamedLate(Mutant):
+    """Children that are not named with the end of their parent are never found."""
+
+    caught_by = ("TestLateChildren::test_children_named_late_lose_nothing",)
+
+    def discover(
+        self, feed: WrappedFeed, awaiting: Mapping[str, Cursor], deadline: Deadline
+    ) -> dict[str, Outcome]:
+        """Nothing is ever found."""
+        del feed, awaiting, deadline
+        return {}
+
+
+class ReadsFirstPageOfPartitionList(Mutant):
+    """The service lists partitions in pages, and only the first is read."""
+
+    caught_by = (
+        "TestPhysicalPartition::test_a_collection_has_as_many_partitions_as_were_asked_for",
+        "TestPhysicalPartition::test_every_partition_of_many_is_read",
+    )
+
+    def start(
+        self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
+    ) -> list[Seed]:
+        """Not more than a page."""
+        return super().start(feed, position, partition_id, deadline)[:_PAGE]
+
+    def partitions(self, feed: WrappedFeed, deadline: Deadline) -> list[Partition]:
+        """Not more than a page."""
+        return super().partitions(feed, deadline)[:_PAGE]

@@ -1,0 +1,136 @@
+"""What a mutant is: the simulation, with one defect on the way to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Protocol, cast
+
+from multiclouddb_api import (
+    CapabilitySet,
+    ChangeEvent,
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    ClientConfig,
+    MulticloudDbError,
+    Observer,
+    OperationOptions,
+)
+from multiclouddb_conformance.simulated import SIMULATED, SimulationHarness
+from multiclouddb_conformance.wrapped import WrappedBatch, WrappedPlugin, WrappedProvider
+from multiclouddb_spi import Batch, Cursor, Engine, InlineExecutor, Provider, ProviderPlugin
+
+__all__ = ["EmptyBatch", "MappedBatch", "Mutant", "MutantEngine", "harness_of"]
+
+
+class Mutant(WrappedProvider):
+    """A provider with one defect: the first line of its docstring.
+
+    Attributes:
+        caught_by: Tests that have to fail with it, `TestClass::test_name`; there may be more.
+        declared: What its harness says that it can do.
+        config: What it was connected with.
+    """
+
+    caught_by: ClassVar[tuple[str, ...]] = ()
+    declared: ClassVar[CapabilitySet] = SIMULATED
+    config: ClientConfig
+
+    def answer(
+        self,
+        read: Callable[[ChangeFeedRequest, OperationOptions], ChangeFeedPage],
+        request: ChangeFeedRequest,
+        options: OperationOptions,
+    ) -> ChangeFeedPage:
+        """What `read_changes` answers."""
+        return read(request, options)
+
+    def error(self, error: MulticloudDbError) -> MulticloudDbError:
+        """What is raised instead of an error."""
+        return error
+
+
+class MutantEngine(Engine):
+    """The engine, whose pages and errors go through the mutant."""
+
+    def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
+        """See `Engine.read_changes`."""
+        mutant = cast("Mutant", self.provider)
+        try:
+            return mutant.answer(super().read_changes, request, options)
+        except MulticloudDbError as error:
+            raise mutant.error(error) from error
+
+
+class EmptyBatch(WrappedBatch):
+    """A batch whose records are left out; its end is another, if one is given."""
+
+    def __init__(self, inner: Batch, end: Cursor | None = None, caught_up: bool | None = True) -> None:
+        super().__init__(inner, caught_up=caught_up)
+        self._end = inner.cursor_after(len(inner)) if end is None else end
+
+    def __len__(self) -> int:
+        return 0
+
+    def cursor_after(self, count: int) -> Cursor:
+        """The end."""
+        del count
+        return self._end
+
+    def events(self, start: int, stop: int) -> list[ChangeEvent]:
+        """None."""
+        del start, stop
+        return []
+
+
+class MappedBatch(WrappedBatch):
+    """A batch whose events go through a function."""
+
+    def __init__(self, inner: Batch, change: Callable[[list[ChangeEvent]], list[ChangeEvent]]) -> None:
+        super().__init__(inner)
+        self._change = change
+
+    def events(self, start: int, stop: int) -> list[ChangeEvent]:
+        """Changed."""
+        return self._change(self.inner.events(start, stop))
+
+
+class _Made(Protocol):
+    def __call__(self, inner: Provider) -> Mutant: ...
+
+
+class _MutantPlugin(WrappedPlugin):
+    def __init__(self, inner: ProviderPlugin, mutant: _Made) -> None:
+        super().__init__(inner)
+        self._mutant = mutant
+
+    def connect(self, config: ClientConfig, native_client: object | None) -> Provider:
+        mutant = self._mutant(self.inner.connect(config, native_client))
+        mutant.config = config
+        return mutant
+
+    def open(self, config: ClientConfig, native_client: object | None, observer: Observer | None) -> Engine:
+        mutant = self.connect(config, native_client)
+        return MutantEngine(mutant, config, observer, executor=InlineExecutor(), pause=lambda _: None)
+
+
+def harness_of(mutant: type[Mutant], *, sound: bool = False) -> type[SimulationHarness]:
+    """The harness of a mutant.
+
+    Args:
+        mutant: The mutant.
+        sound: True for the same harness without the defect.
+    """
+
+    class MutantHarness(SimulationHarness):
+        capabilities = mutant.declared
+
+        def open(self) -> None:
+            super().open()
+            if not sound:
+                self.plugin = _MutantPlugin(self.simulated, mutant)
+
+        def close(self) -> None:
+            """A mutant may do anything against the contract."""
+
+    MutantHarness.__name__ = f"{mutant.__name__}Harness"
+    return MutantHarness

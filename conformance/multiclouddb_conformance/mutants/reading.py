@@ -1,0 +1,269 @@
+"""Mutants that read wrongly: positions, ends of pages, retention, resources."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import attrs
+
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    Capability,
+    CapabilitySet,
+    ChangeEvent,
+    EntireCollection,
+    ErrorCategory,
+    Now,
+)
+from multiclouddb_conformance.mutants.mutant import EmptyBatch, Mutant
+from multiclouddb_conformance.simulated import SIMULATED
+from multiclouddb_conformance.simulation import MissingError, TrimmedError, capabilities_without
+from multiclouddb_conformance.wrapped import WrappedBatch, WrappedFeed, WrappedReader
+from multiclouddb_spi import (
+    Batch,
+    Cursor,
+    Deadline,
+    Fault,
+    Feed,
+    FeedSpec,
+    FeedStart,
+    RecordFault,
+    Seed,
+)
+
+__all__ = [
+    "AcceptsUndeclaredCapability",
+    "AtTimeIsExclusive",
+    "DropsPoison",
+    "IgnoresKeyOfScope",
+    "JumpsOverExpiredGap",
+    "LeaksReaders",
+    "MovesTokenPastUnreadEvents",
+    "NeverAdvancesIdleToken",
+    "NowIsBeginning",
+    "RetriesDeadIteratorForEver",
+    "SaysIdleTooSoon",
+    "TakesRecreatedForTheSame",
+    "WrongCategory",
+]
+
+
+class _Ahead(WrappedBatch):
+    def cursor_after(self, count: int) -> Cursor:
+        del count
+        return self.inner.cursor_after(len(self.inner))
+
+
+class MovesTokenPastUnreadEvents(Mutant):
+    """The token moves past events that are fetched and not handed out yet."""
+
+    caught_by = ("TestCheckpoint::test_resuming_behind_every_page_loses_nothing[3]",)
+
+    def fetch(
+        self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
+    ) -> Batch:
+        """Every position is the end of the batch."""
+        return _Ahead(super().fetch(reader, max_records, max_bytes, wait, deadline))
+
+
+class SaysIdleTooSoon(Mutant):
+    """A reader says that it has caught up when the service only had nothing at hand."""
+
+    caught_by = (
+        "TestIdle::test_no_page_is_idle_while_something_is_missing",
+        "TestPageSize::test_no_page_is_longer[1]",
+    )
+
+    def fetch(
+        self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
+    ) -> Batch:
+        """The second answer is empty."""
+        if reader.fetches != 2:
+            batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
+            reader.cursor = batch.cursor_after(len(batch))
+            return batch
+        other = reader.feed.inner.open(reader.partition_id, reader.cursor)
+        batch = other.fetch(1, max_bytes, 0, deadline)
+        other.close()
+        return EmptyBatch(batch, reader.cursor)
+
+
+class NeverAdvancesIdleToken(Mutant):
+    """The position of an idle partition stays where its last event was."""
+
+    caught_by = (
+        "TestIdle::test_an_empty_page_moves_the_token_with_the_service",
+        "TestIdle::test_a_partition_that_is_idle_for_long_does_not_fall_out_of_retention",
+    )
+
+    def fetch(
+        self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
+    ) -> Batch:
+        """An empty batch ends where it began."""
+        batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
+        if len(batch):
+            reader.cursor = batch.cursor_after(len(batch))
+            return batch
+        return EmptyBatch(batch, reader.cursor, batch.caught_up)
+
+
+class RetriesDeadIteratorForEver(Mutant):
+    """A position that has expired counts as a trouble that passes."""
+
+    caught_by = (
+        "TestExpiry::test_a_token_that_was_trimmed_has_expired",
+        "TestExpiry::test_skipping_tells_of_the_gap_and_goes_on",
+    )
+
+    def classify(self, error: Exception) -> Fault:
+        """Retryable, whatever it is."""
+        if isinstance(error, TrimmedError):
+            return Fault(ErrorCategory.TRANSIENT_FAILURE, str(error), retryable=True)
+        return super().classify(error)
+
+
+class JumpsOverExpiredGap(Mutant):
+    """A position that has expired goes on at the oldest record, in silence."""
+
+    caught_by = (
+        "TestExpiry::test_a_token_that_was_trimmed_has_expired",
+        "TestExpiry::test_skipping_tells_of_the_gap_and_goes_on",
+        "TestTrimmedOnTheWay::test_it_is_told_and_not_jumped_over",
+    )
+
+    def fetch(
+        self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
+    ) -> Batch:
+        """Reopened at the oldest record."""
+        try:
+            return super().fetch(reader, max_records, max_bytes, wait, deadline)
+        except TrimmedError:
+            inner = reader.feed.inner
+            for seed in inner.oldest([reader.partition_id], deadline):
+                if seed.partition_id == reader.partition_id:
+                    reader.inner = inner.open(reader.partition_id, seed.cursor)
+            return super().fetch(reader, max_records, max_bytes, wait, deadline)
+
+
+class _Sound(WrappedBatch):
+    def events(self, start: int, stop: int) -> list[ChangeEvent]:
+        found = []
+        for index in range(start, stop):
+            try:
+                found += self.inner.events(index, index + 1)
+            except RecordFault:
+                continue
+        return found
+
+
+class DropsPoison(Mutant):
+    """A record that cannot be decoded is left out."""
+
+    caught_by = (
+        "TestPoison::test_what_lies_before_comes_first_and_then_the_error[0]",
+        "TestPoison::test_without_the_skip_token_it_is_told_again",
+    )
+
+    def fetch(
+        self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
+    ) -> Batch:
+        """Only what can be decoded."""
+        return _Sound(super().fetch(reader, max_records, max_bytes, wait, deadline))
+
+
+class LeaksReaders(Mutant):
+    """Readers are never closed."""
+
+    caught_by = ("TestReleasing::test_a_thousand_pages_leave_no_reader_behind",)
+
+    def close_reader(self, reader: WrappedReader) -> None:
+        """Nothing."""
+
+
+class NowIsBeginning(Mutant):
+    """`Now` starts at the oldest record."""
+
+    caught_by = (
+        "TestNow::test_the_first_page_of_now_is_empty",
+        "TestNow::test_now_of_one_partition_is_empty_too",
+    )
+
+    def start(
+        self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
+    ) -> list[Seed]:
+        """The same for both."""
+        position = Beginning() if isinstance(position, Now) else position
+        return super().start(feed, position, partition_id, deadline)
+
+
+class AtTimeIsExclusive(Mutant):
+    """`AtTime` leaves out the changes of the moment itself."""
+
+    caught_by = ("TestAtTime::test_a_moment_is_inclusive_and_never_late",)
+
+    def start(
+        self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
+    ) -> list[Seed]:
+        """A moment later."""
+        if isinstance(position, AtTime):
+            position = AtTime(position.utc + timedelta(microseconds=1))
+        return super().start(feed, position, partition_id, deadline)
+
+
+class IgnoresKeyOfScope(Mutant):
+    """A logical partition has the changes of the whole collection."""
+
+    caught_by = (
+        "TestLogicalPartition::test_a_key_has_its_changes_only",
+        "TestLogicalPartition::test_a_key_has_the_same_events_as_in_the_collection",
+    )
+
+    def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
+        """Without the key."""
+        feed = super().open_feed(attrs.evolve(spec, scope=EntireCollection()), deadline)
+        feed.spec = spec
+        return feed
+
+
+class TakesRecreatedForTheSame(Mutant):
+    """A collection that was recreated is taken for the one of the same name before it."""
+
+    caught_by = (
+        "TestRecreated::test_a_token_of_the_old_one_is_refused",
+        "TestRecreated::test_a_partition_id_of_the_old_one_is_refused",
+    )
+
+    def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
+        """Without its incarnation."""
+        feed = super().open_feed(spec, deadline)
+        feed.identity = attrs.evolve(feed.identity, incarnation=None)
+        return feed
+
+
+class WrongCategory(Mutant):
+    """A collection that does not exist is a failure like any other."""
+
+    caught_by = ("TestCapabilities::test_a_collection_that_is_not_there_is_not_found",)
+
+    def classify(self, error: Exception) -> Fault:
+        """One category for all."""
+        if isinstance(error, MissingError):
+            return Fault(ErrorCategory.PERMANENT_FAILURE, str(error))
+        return super().classify(error)
+
+
+class AcceptsUndeclaredCapability(Mutant):
+    """What is said to be unsupported is done all the same."""
+
+    caught_by = (
+        "TestAtTime::test_a_moment_is_refused",
+        "TestCapabilities::test_a_client_tells_what_the_harness_says",
+    )
+    declared = CapabilitySet(
+        {**SIMULATED.notes, **capabilities_without(Capability.CHANGE_FEED_POINT_IN_TIME).notes}
+    )
+
+    def capabilities(self) -> CapabilitySet:
+        """Everything."""
+        return SIMULATED

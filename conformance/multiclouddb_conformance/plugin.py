@@ -1,0 +1,186 @@
+"""The pytest plugin: markers, fixtures, and which tests of the suite apply to a harness.
+
+A test module names its harness in `HARNESS`, or several in `HARNESSES`, which parametrises every
+test. Tests that do not apply are deselected at collection, never skipped; the terminal summary says
+how many and why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from multiclouddb_api import Capability, MulticloudDbClient
+    from multiclouddb_conformance.collection import Collection
+    from multiclouddb_conformance.harness import Harness
+
+__all__ = ["LACKING", "client", "collection", "harness", "harness_class", "make_collection"]
+
+pytest.register_assert_rewrite("multiclouddb_conformance.collection", "multiclouddb_conformance.us8")
+
+LACKING: Final = pytest.StashKey[Counter[str]]()
+_WORKER_KEY: Final = "multiclouddb_us8"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the markers."""
+    config.stash[LACKING] = Counter()
+    for line in (
+        "requires(capability): us8: runs where the harness has the capability, natively or emulated",
+        "refuses(capability): us8: runs where it has not, or only emulated: the refusal is tested",
+        "needs(*abilities): us8: runs where the harness can do these, see Harness.can_…",
+    ):
+        config.addinivalue_line("markers", line)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One run for each of several harnesses."""
+    harnesses = getattr(metafunc.module, "HARNESSES", None)
+    if harnesses is not None and "harness_class" in metafunc.fixturenames:
+        names = [each.__name__ for each in harnesses]
+        metafunc.parametrize("harness_class", harnesses, indirect=True, ids=names)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what does not apply."""
+    kept: list[pytest.Item] = []
+    gone: list[pytest.Item] = []
+    for item in items:
+        if not isinstance(item, pytest.Function) or "harness_class" not in item.fixturenames:
+            kept.append(item)
+            continue
+        chosen = _harness_of(item)
+        reason = _reason_against(item, chosen)
+        if reason is None:
+            kept.append(item)
+            continue
+        gone.append(item)
+        if reason:
+            config.stash[LACKING][f"{chosen.__name__}: {reason}"] += 1
+    if gone:
+        items[:] = kept
+        config.hook.pytest_deselected(items=gone)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of pytest-xdist hands its counts over."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        lacking = session.config.stash[LACKING]
+        output[_WORKER_KEY] = dict(lacking)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Take a worker's counts; all workers collect the same."""
+    del error
+    told = getattr(node, "workeroutput", {}).get(_WORKER_KEY)
+    if told:
+        node.config.stash[LACKING].clear()
+        node.config.stash[LACKING].update(told)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what the harnesses lack."""
+    lacking = config.stash[LACKING]
+    if lacking:
+        terminalreporter.section("us8: deselected, for the harness lacks what they need")
+        for text, count in sorted(lacking.items()):
+            terminalreporter.write_line(f"{text}: {count} test{'s' if count > 1 else ''}")
+
+
+def _harness_of(item: pytest.Function) -> type[Harness]:
+    spec = getattr(item, "callspec", None)
+    chosen = spec.params.get("harness_class") if spec is not None else None
+    chosen = chosen or getattr(item.module, "HARNESS", None)
+    if chosen is None:
+        raise pytest.UsageError(f"{item.path}: name the harness class: HARNESS = MyHarness")
+    found: type[Harness] = chosen
+    return found
+
+
+def _reason_against(item: pytest.Item, chosen: type[Harness]) -> str | None:
+    """Why a test does not run: what is lacking, "" if nothing is, None if it does run."""
+    from multiclouddb_api import Capability, Support
+
+    required = [Capability.CHANGE_FEED, *_marked(item, "requires")]
+    refused = _marked(item, "refuses")
+    support = {each: chosen.capabilities[each].support for each in (*required, *refused)}
+    if any(support[each] is Support.NATIVE for each in refused):
+        return ""
+    for each in required:
+        if support[each] is Support.UNSUPPORTED and Capability.CHANGE_FEED not in refused:
+            return f"no {each.value}"
+    for mark in item.iter_markers("needs"):
+        for need in mark.args:
+            reason = _lack(need, chosen)
+            if reason is not None:
+                return reason
+    return None
+
+
+def _marked(item: pytest.Item, name: str) -> list[Capability]:
+    return [each for mark in item.iter_markers(name) for each in mark.args]
+
+
+def _lack(need: str, chosen: type[Harness]) -> str | None:
+    from multiclouddb_conformance.harness import ABILITIES
+
+    kind, _, value = need.partition(":")
+    if kind == "value":
+        return None if value in chosen.value_types else f"no {value} in documents"
+    if kind == "key":
+        return None if value in chosen.key_types else f"no {value} as key"
+    return None if getattr(chosen, f"can_{need}") else ABILITIES[need]
+
+
+@pytest.fixture
+def harness_class(request: pytest.FixtureRequest) -> type[Harness]:
+    """The harness that the module names."""
+    chosen: type[Harness] = getattr(request, "param", None) or request.module.HARNESS
+    return chosen
+
+
+@pytest.fixture
+def harness(harness_class: type[Harness], tmp_path: Path) -> Iterator[Harness]:
+    """The harness, open."""
+    made = harness_class(tmp_path)
+    made.open()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(harness: Harness) -> Iterator[MulticloudDbClient]:
+    """A client."""
+    with harness.connect() as made:
+        yield made
+
+
+@pytest.fixture
+def make_collection(harness: Harness) -> Iterator[Callable[..., Collection]]:
+    """Makes collections: `make_collection("name", Kind.PLAIN, partitions=2)`."""
+    from multiclouddb_conformance.collection import Collection
+    from multiclouddb_conformance.harness import Kind
+
+    made: list[Collection] = []
+
+    def make(name: str = "items", kind: Kind = Kind.PLAIN, partitions: int | None = None) -> Collection:
+        address = harness.create(name, kind, partitions or harness.partitions)
+        made.append(Collection(harness, address, harness.connect()))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.client.close()
+
+
+@pytest.fixture
+def collection(make_collection: Callable[..., Collection]) -> Collection:
+    """An empty collection with a client of its own."""
+    return make_collection()

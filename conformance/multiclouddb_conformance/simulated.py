@@ -1,0 +1,151 @@
+"""The simulation as a provider to connect to, and its harness: the suite's reference."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, ClassVar, Final
+
+from multiclouddb_api import (
+    Capability,
+    CapabilityNote,
+    CapabilitySet,
+    ClientConfig,
+    Observer,
+    ProviderOptions,
+    ResourceAddress,
+    Support,
+)
+from multiclouddb_conformance.harness import Harness, Kind, Write
+from multiclouddb_conformance.simulation import (
+    ALL_CAPABILITIES,
+    PROVIDER_ID,
+    Simulation,
+    SimulationOptions,
+    SimulationProvider,
+    Weather,
+)
+from multiclouddb_spi import Engine, Provider, ProviderPlugin
+
+__all__ = ["SIMULATED", "SimulationHarness", "SimulationPlugin"]
+
+_numbers: Final = itertools.count()
+_LACKING: Final = (
+    Capability.CHANGE_FEED_DATABASE_SCOPE,
+    Capability.CHANGE_FEED_CLUSTER_SCOPE,
+    Capability.RUN_COMMAND,
+)
+SIMULATED: Final = CapabilitySet(
+    {
+        **ALL_CAPABILITIES.notes,
+        **{each: CapabilityNote(Support.UNSUPPORTED, "read each collection") for each in _LACKING},
+    }
+)
+"""What a simulation can do, with a note on what it cannot."""
+
+
+class SimulationPlugin(ProviderPlugin):
+    """Connects to simulations; its tries are made again at once.
+
+    Attributes:
+        sims: The collections that clients see, in the order in which they were made.
+        providers: What was connected.
+    """
+
+    provider_id = PROVIDER_ID
+
+    def __init__(self, capabilities: CapabilitySet = SIMULATED) -> None:
+        self.sims: list[Simulation] = []
+        self.providers: list[SimulationProvider] = []
+        self._capabilities = capabilities
+
+    def capabilities(self) -> CapabilitySet:
+        """What it was made with."""
+        return self._capabilities
+
+    def connect(self, config: ClientConfig, native_client: object | None) -> Provider:
+        """A provider on all collections."""
+        del native_client
+        self.providers.append(SimulationProvider(*self.sims, capabilities=self._capabilities))
+        return self.providers[-1]
+
+    def open(self, config: ClientConfig, native_client: object | None, observer: Observer | None) -> Engine:
+        """The engine on it."""
+        return Engine(self.connect(config, native_client), config, observer, pause=lambda _: None)
+
+
+class SimulationHarness(Harness):
+    """Everything but keys only: a simulation always has its documents.
+
+    Attributes:
+        weather: Habits of the service.
+        simulated: The plugin.
+    """
+
+    capabilities: ClassVar[CapabilitySet] = SIMULATED
+    secrets = ("correct horse battery staple",)
+    patience_seconds = 0.5
+    weather: ClassVar[Weather] = Weather()
+    can_keys_only = False
+
+    def open(self) -> None:
+        """Begin without a collection."""
+        self.simulated = SimulationPlugin(type(self).capabilities)
+        self.plugin: ProviderPlugin = self.simulated
+        self._sims: dict[ResourceAddress, Simulation] = {}
+
+    def close(self) -> None:
+        """Nothing may be done against the contract."""
+        assert [line for each in self.simulated.providers for line in each.calls.violations] == []
+
+    def config(self) -> ClientConfig:
+        """A configuration with a secret that nobody needs."""
+        return ClientConfig(PROVIDER_ID, {"password": self.secrets[0]})
+
+    def create(self, name: str, kind: Kind, partitions: int) -> ResourceAddress:
+        """Another simulation; clients that are connected later see it."""
+        sim = Simulation(partitions, self.weather, address=ResourceAddress("sim", name))
+        self._sims[sim.address] = sim
+        self.simulated.sims.append(sim)
+        return sim.address
+
+    def write(self, address: ResourceAddress, writes: Sequence[Write]) -> None:
+        """One commit."""
+        self._sims[address].transaction([(self.key(each.key), each.document) for each in writes])
+
+    def split(self, address: ResourceAddress, partition_id: str) -> None:
+        """In two."""
+        self._sims[address].split(partition_id.rpartition(":")[2])
+
+    def merge(self, address: ResourceAddress, a: str, b: str) -> None:
+        """Any two."""
+        self._sims[address].merge(a.rpartition(":")[2], b.rpartition(":")[2])
+
+    def trim(self, address: ResourceAddress) -> None:
+        """Every commit so far."""
+        self._sims[address].trim()
+
+    def expire(self, address: ResourceAddress, key: Any) -> None:
+        """A delete that says so."""
+        self._sims[address].write(self.key(key), None, by_expiry=True)
+
+    def poison(self, address: ResourceAddress, key: Any) -> None:
+        """A record that says so."""
+        self._sims[address].write(self.key(key), {"n": next(_numbers)}, poison=True)
+
+    def recreate(self, address: ResourceAddress) -> None:
+        """Another incarnation."""
+        self._sims[address].recreate(self.partitions)
+
+    def other_options(self) -> ProviderOptions:
+        """Another view."""
+        return SimulationOptions(view="other")
+
+    def now(self) -> datetime:
+        """The virtual clock."""
+        return max(sim.now for sim in self._sims.values())
+
+    def open_readers(self) -> int:
+        """As the simulation counts them."""
+        return sum(each.calls.open_readers for each in self.simulated.providers)

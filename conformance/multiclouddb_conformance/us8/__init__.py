@@ -1,0 +1,68 @@
+"""User story 8, portable change feeds, as tests: `from multiclouddb_conformance.us8 import *`.
+
+To change one case, subclass its class under its own name behind the import.
+"""
+
+from __future__ import annotations
+
+from multiclouddb_conformance.us8.capability import TestCapabilities, TestNoFeed
+from multiclouddb_conformance.us8.checkpoint import TestCheckpoint, TestPageSize
+from multiclouddb_conformance.us8.document import TestImages, TestKeys, TestValues
+from multiclouddb_conformance.us8.expiry import TestExpiry, TestPoison
+from multiclouddb_conformance.us8.faults import TestEndlessTrouble, TestTrimmedOnTheWay, TestTrouble
+from multiclouddb_conformance.us8.identity import TestEventIdentity, TestForeignTokens, TestRecreated
+from multiclouddb_conformance.us8.lineage import TestLateChildren, TestMerge, TestRetirement, TestSplit
+from multiclouddb_conformance.us8.loss import TestLoss
+from multiclouddb_conformance.us8.propagation import TestPropagation, TestTransactions
+from multiclouddb_conformance.us8.quiet import TestIdle, TestLongPoll, TestWatermark
+from multiclouddb_conformance.us8.scope import TestLogicalPartition, TestPhysicalPartition, TestWiderScopes
+from multiclouddb_conformance.us8.session import (
+    TestClosing,
+    TestDeadline,
+    TestPickling,
+    TestReleasing,
+    TestSecrets,
+    TestSharing,
+)
+from multiclouddb_conformance.us8.start import TestAtTime, TestBeginning, TestEveryStart, TestNow
+
+__all__ = [
+    "TestAtTime",
+    "TestBeginning",
+    "TestCapabilities",
+    "TestCheckpoint",
+    "TestClosing",
+    "TestDeadline",
+    "TestEndlessTrouble",
+    "TestEventIdentity",
+    "TestEveryStart",
+    "TestExpiry",
+    "TestForeignTokens",
+    "TestIdle",
+    "TestImages",
+    "TestKeys",
+    "TestLateChildren",
+    "TestLogicalPartition",
+    "TestLongPoll",
+    "TestLoss",
+    "TestMerge",
+    "TestNoFeed",
+    "TestNow",
+    "TestPageSize",
+    "TestPhysicalPartition",
+    "TestPickling",
+    "TestPoison",
+    "TestPropagation",
+    "TestRecreated",
+    "TestReleasing",
+    "TestRetirement",
+    "TestSecrets",
+    "TestSharing",
+    "TestSplit",
+    "TestTransactions",
+    "TestTrimmedOnTheWay",
+    "TestTrouble",
+    "TestValues",
+    "TestWatermark",
+    "TestWiderScopes",
+]

@@ -1,0 +1,96 @@
+"""What a provider can do: declared, true, and refused with the way out where it is not."""
+# ruff: noqa: D102 - a test's name says what it is about
+
+from __future__ import annotations
+
+import pytest
+
+from multiclouddb_api import (
+    Capability,
+    ChangeFeedRequest,
+    ErrorCategory,
+    MulticloudDbClient,
+    MulticloudDbError,
+    Now,
+    ResourceAddress,
+    Support,
+)
+from multiclouddb_conformance.harness import Harness
+
+__all__ = ["TestCapabilities", "TestNoFeed"]
+
+_FEED = Capability.CHANGE_FEED
+_COMMAND = Capability.RUN_COMMAND
+
+
+class TestCapabilities:
+    """The set that a client tells."""
+
+    def test_a_client_tells_what_the_harness_says(self, harness: Harness, client: MulticloudDbClient) -> None:
+        told = client.capabilities()
+        assert told == harness.plugin.capabilities()
+        assert {each: told[each].support for each in Capability} == {
+            each: harness.capabilities[each].support for each in Capability
+        }
+
+    def test_what_is_missing_or_emulated_has_a_note_to_act_on(self, client: MulticloudDbClient) -> None:
+        told = client.capabilities()
+        bare = [
+            each for each in Capability if told[each].support is not Support.NATIVE and not told[each].note
+        ]
+        assert bare == []
+
+    def test_capabilities_and_their_notes_are_the_same_for_every_client(
+        self, harness: Harness, client: MulticloudDbClient
+    ) -> None:
+        with harness.connect() as other:
+            assert other.capabilities() == client.capabilities()
+
+    @pytest.mark.refuses(_COMMAND)
+    def test_a_refusal_names_the_provider_and_the_call(self, client: MulticloudDbClient) -> None:
+        with pytest.raises(MulticloudDbError) as caught:
+            client.run_command("any", {"ping": 1})
+        assert caught.value.detail.provider == client.config.provider
+        assert caught.value.detail.operation == "run_command"
+
+    @pytest.mark.requires(_COMMAND)
+    def test_a_command_is_passed_through(self, harness: Harness, client: MulticloudDbClient) -> None:
+        database, command = harness.command()
+        assert client.run_command(database, command) is not None
+
+    @pytest.mark.refuses(_COMMAND)
+    def test_a_command_is_refused_with_the_way_out(self, client: MulticloudDbClient) -> None:
+        for call in (client.run_command, client.run_cursor_command):
+            with pytest.raises(MulticloudDbError) as caught:
+                call("any", {"ping": 1})
+            assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+            assert "; " in caught.value.message
+
+    def test_a_collection_that_is_not_there_is_not_found(
+        self, harness: Harness, client: MulticloudDbClient
+    ) -> None:
+        missing = harness.missing()
+        with pytest.raises(MulticloudDbError) as caught:
+            client.read_changes(ChangeFeedRequest(missing, Now()))
+        assert caught.value.category == ErrorCategory.NOT_FOUND
+        with pytest.raises(MulticloudDbError) as caught:
+            client.list_physical_partitions(missing)
+        assert caught.value.category == ErrorCategory.NOT_FOUND
+
+
+class TestNoFeed:
+    """A provider without a change feed."""
+
+    @pytest.mark.refuses(_FEED)
+    def test_every_read_is_refused_with_the_way_out(self, client: MulticloudDbClient) -> None:
+        address = ResourceAddress("any", "any")
+        request = ChangeFeedRequest(address, Now())
+        for call in (
+            lambda: client.read_changes(request),
+            lambda: client.plan_partitions(request),
+            lambda: client.list_physical_partitions(address),
+        ):
+            with pytest.raises(MulticloudDbError) as caught:
+                call()
+            assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+            assert "; " in caught.value.message

@@ -1,0 +1,151 @@
+"""What cannot be delivered any more, and what cannot be decoded."""
+# ruff: noqa: D102 - a test's name says what it is about
+
+from __future__ import annotations
+
+import pytest
+
+from multiclouddb_api import (
+    ErrorCategory,
+    Gap,
+    MulticloudDbError,
+    PhysicalPartition,
+    RecordSkipped,
+    SkipToOldest,
+)
+from multiclouddb_conformance.collection import Collection, ids
+
+__all__ = ["TestExpiry", "TestPoison"]
+
+
+@pytest.mark.needs("trim")
+class TestExpiry:
+    """A position older than retention."""
+
+    def test_a_token_that_was_trimmed_has_expired(self, collection: Collection) -> None:
+        collection.fill(10)
+        collection.trim()
+        error = collection.refused(ErrorCategory.CHECKPOINT_EXPIRED, collection.begin)
+        assert not error.retryable
+        assert error.detail.provider == collection.client.config.provider
+
+    def test_a_token_in_the_middle_of_what_was_trimmed_has_expired(self, collection: Collection) -> None:
+        collection.fill(20)
+        token = collection.page(collection.begin, 3).continuation_token
+        collection.trim()
+        collection.restart()
+        collection.refused(ErrorCategory.CHECKPOINT_EXPIRED, token)
+
+    def test_expiry_is_told_every_time(self, collection: Collection) -> None:
+        collection.fill(10)
+        collection.trim()
+        for _ in range(3):
+            collection.refused(ErrorCategory.CHECKPOINT_EXPIRED, collection.begin)
+
+    def test_an_expired_partition_has_expired_alone_too(self, collection: Collection) -> None:
+        plan = dict(collection.client.plan_partitions(collection.request(collection.begin)))
+        collection.fill(20)
+        collection.trim()
+        for name, token in plan.items():
+            collection.refused(ErrorCategory.CHECKPOINT_EXPIRED, token, scope=PhysicalPartition(name))
+
+    def test_what_was_read_before_a_trim_is_not_missed(self, collection: Collection) -> None:
+        collection.fill(10)
+        token = collection.last(collection.begin).continuation_token
+        collection.trim()
+        collection.fill(10, start=10)
+        assert len(collection.read(token, 10)) == 10
+
+    def test_skipping_tells_of_the_gap_and_goes_on(self, collection: Collection) -> None:
+        collection.fill(10)
+        collection.trim()
+        collection.fill(10, start=10)
+        pages = list(collection.pages(collection.begin, on_expired=SkipToOldest()))
+        gaps = [notice for page in pages for notice in page.notices if isinstance(notice, Gap)]
+        events = [event for page in pages for event in page.events]
+        assert gaps
+        assert {gap.partition_id for gap in gaps} <= set(collection.partitions())
+        assert len(events) == len(set(ids(events))) == 10
+
+    def test_skipping_goes_on_in_every_partition_alone(self, collection: Collection) -> None:
+        plan = dict(collection.client.plan_partitions(collection.request(collection.begin)))
+        collection.fill(20)
+        collection.trim()
+        collection.fill(20, start=20)
+        events = [
+            event
+            for name, token in plan.items()
+            for event in collection.follow(name, token, on_expired=SkipToOldest())
+        ]
+        assert len(events) == len(set(ids(events))) == 20
+
+    def test_skipping_what_has_not_expired_changes_nothing(self, collection: Collection) -> None:
+        collection.fill(10)
+        pages = list(collection.pages(collection.begin, on_expired=SkipToOldest()))
+        assert [notice for page in pages for notice in page.notices] == []
+        assert sum(len(page.events) for page in pages) == 10
+
+    def test_a_token_behind_a_gap_is_good(self, collection: Collection) -> None:
+        collection.fill(10)
+        collection.trim()
+        token = collection.last(collection.begin, on_expired=SkipToOldest()).continuation_token
+        collection.restart()
+        collection.fill(5, start=10)
+        assert len(collection.read(token, 5)) == 5
+
+    @pytest.mark.needs("split")
+    def test_a_branch_that_was_trimmed_goes_on_in_its_descendants(self, collection: Collection) -> None:
+        collection.fill(10)
+        collection.split(collection.split()[0])
+        collection.trim()
+        collection.refused(ErrorCategory.CHECKPOINT_EXPIRED, collection.begin)
+        collection.fill(10, start=10)
+        events = collection.drain(collection.begin, on_expired=SkipToOldest())
+        assert len(events) == len(set(ids(events))) == 10
+
+
+@pytest.mark.needs("poison")
+class TestPoison:
+    """A record that no client can decode is never dropped."""
+
+    def _until_poison(self, collection: Collection, size: int) -> tuple[list[str], MulticloudDbError]:
+        seen: list[str] = []
+        token = collection.begin
+        for _ in range(100):
+            try:
+                page = collection.page(token, size)
+            except MulticloudDbError as error:
+                return seen, error
+            seen += ids(page.events)
+            token = page.continuation_token
+        return collection.fails("the poison record was passed over")
+
+    @pytest.mark.parametrize("size", [0, 1])
+    def test_what_lies_before_comes_first_and_then_the_error(self, collection: Collection, size: int) -> None:
+        for number in range(5):
+            collection.put("a", n=number)
+        collection.harness.poison(collection.address, "a")
+        seen, error = self._until_poison(collection, size)
+        assert len(seen) == len(set(seen)) == 5
+        assert error.category == ErrorCategory.PROVIDER_ERROR
+        assert error.detail.skip_token is not None
+        assert not error.retryable
+
+    def test_the_skip_token_goes_on_behind_it_and_says_so(self, collection: Collection) -> None:
+        collection.put("a", n=0)
+        collection.harness.poison(collection.address, "a")
+        collection.put("a", n=1)
+        seen, error = self._until_poison(collection, 0)
+        assert error.detail.skip_token is not None
+        collection.restart()
+        pages = list(collection.pages(error.detail.skip_token))
+        skipped = [notice for page in pages for notice in page.notices if isinstance(notice, RecordSkipped)]
+        assert len(skipped) == 1
+        assert len(seen) == sum(len(page.events) for page in pages) == 1
+
+    def test_without_the_skip_token_it_is_told_again(self, collection: Collection) -> None:
+        collection.harness.poison(collection.address, "a")
+        for _ in range(3):
+            _, error = self._until_poison(collection, 0)
+            assert error.category == ErrorCategory.PROVIDER_ERROR
+            collection.restart()

@@ -1,0 +1,252 @@
+"""Whose token is it, whose partition, and which event."""
+# ruff: noqa: D102 - a test's name says what it is about
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Callable
+from datetime import UTC, timedelta
+from typing import Any
+
+import attrs
+import pytest
+
+from multiclouddb_api import (
+    Capability,
+    Dropped,
+    ErrorCategory,
+    FeedEnded,
+    LogicalPartition,
+    MulticloudDbError,
+    PhysicalPartition,
+    ResourceAddress,
+)
+from multiclouddb_conformance.collection import Collection, ids
+from multiclouddb_spi.token import decode_token, encode_token
+
+__all__ = ["TestEventIdentity", "TestForeignTokens", "TestRecreated"]
+
+Make = Callable[..., Collection]
+_LOGICAL = Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE
+_WRONG = ErrorCategory.INVALID_REQUEST
+
+
+def _altered(token: str, **changes: Any) -> str:
+    """A sound token that says something else."""
+    return encode_token(attrs.evolve(decode_token(token), **changes))
+
+
+def _of_version(token: str, version: object) -> str:
+    body = {"v": version, "p": decode_token(token).provider_id}
+    payload = json.dumps(body).encode()
+    raw = b"j" + zlib.crc32(payload).to_bytes(4, "big") + payload
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+class TestForeignTokens:
+    """A token of elsewhere is refused, and the message says what differs."""
+
+    def test_of_another_provider(self, collection: Collection) -> None:
+        error = collection.refused(_WRONG, _altered(collection.begin, provider_id="elsewhere"))
+        assert "elsewhere" in error.message
+
+    def test_of_another_collection(self, collection: Collection, make_collection: Make) -> None:
+        other = make_collection("other")
+        error = collection.refused(_WRONG, other.begin)
+        assert "other" in error.message
+
+    def test_of_another_database(self, collection: Collection) -> None:
+        address = ResourceAddress("another-database", collection.address.collection)
+        error = collection.refused(_WRONG, _altered(collection.begin, address=address))
+        assert "another-database" in error.message
+
+    def test_of_a_partition_for_the_collection(self, collection: Collection) -> None:
+        (name, *_) = collection.partitions()
+        collection.refused(_WRONG, collection.now(scope=PhysicalPartition(name)))
+
+    def test_of_the_collection_for_a_partition(self, collection: Collection) -> None:
+        (name, *_) = collection.partitions()
+        collection.refused(_WRONG, collection.begin, scope=PhysicalPartition(name))
+
+    @pytest.mark.needs("several")
+    def test_of_another_partition(self, collection: Collection) -> None:
+        first, second = collection.partitions()[:2]
+        token = collection.now(scope=PhysicalPartition(first))
+        collection.refused(_WRONG, token, scope=PhysicalPartition(second))
+
+    @pytest.mark.requires(_LOGICAL)
+    def test_of_another_key(self, collection: Collection) -> None:
+        mine, other = (LogicalPartition(collection.harness.key(name)) for name in ("mine", "other"))
+        collection.refused(_WRONG, collection.now(scope=mine), scope=other)
+
+    @pytest.mark.needs("other_options")
+    def test_of_other_options(self, collection: Collection) -> None:
+        options = collection.harness.other_options()
+        collection.refused(_WRONG, collection.begin, provider_options=options)
+        collection.refused(_WRONG, collection.now(provider_options=options))
+
+    @pytest.mark.parametrize("version", [0, 99, "1", None])
+    def test_of_another_version(self, collection: Collection, version: object) -> None:
+        collection.refused(_WRONG, _of_version(collection.begin, version))
+
+    @pytest.mark.parametrize("text", ["x", "AAAA", "é", pytest.param("a" * 10_000, id="long"), "=", "%00"])
+    def test_that_is_none(self, collection: Collection, text: str) -> None:
+        collection.refused(_WRONG, text)
+
+    def test_that_is_cut_short(self, collection: Collection) -> None:
+        token = collection.begin
+        for length in range(1, len(token), max(1, len(token) // 16)):
+            collection.refused(_WRONG, token[:length])
+
+    def test_that_is_damaged(self, collection: Collection) -> None:
+        token = collection.begin
+        for place in range(0, len(token), max(1, len(token) // 16)):
+            letter = "A" if token[place] != "A" else "B"
+            collection.refused(_WRONG, token[:place] + letter + token[place + 1 :])
+
+    @pytest.mark.parametrize("cursor", [None, "x", -1, 2**62, {}, [[]], {"$x": 1}])
+    def test_with_a_cursor_that_nobody_made(self, collection: Collection, cursor: Any) -> None:
+        state = decode_token(collection.begin).state
+        assert isinstance(state, list)
+        forged: Any = [
+            [entry[0], cursor, *entry[2:]] if isinstance(entry, list) else entry for entry in state
+        ]
+        collection.refused(_WRONG, _altered(collection.begin, state=forged))
+
+    def test_a_partition_id_of_another_collection(
+        self, collection: Collection, make_collection: Make
+    ) -> None:
+        other = make_collection("other")
+        (name, *_) = other.partitions()
+        collection.refused(_WRONG, collection.begin, scope=PhysicalPartition(name))
+
+    def test_a_partition_id_of_another_provider(self, collection: Collection) -> None:
+        (name, *_) = collection.partitions()
+        foreign = "elsewhere:" + name.partition(":")[2]
+        error = collection.refused(_WRONG, collection.begin, scope=PhysicalPartition(foreign))
+        assert "elsewhere" in error.message
+
+
+@pytest.mark.needs("recreate")
+class TestRecreated:
+    """A collection of the same name that is another one."""
+
+    def test_a_token_of_the_old_one_is_refused(self, collection: Collection) -> None:
+        collection.fill(5)
+        token = collection.page(collection.begin, 2).continuation_token
+        collection.harness.recreate(collection.address)
+        collection.restart()
+        collection.refused(_WRONG, token)
+
+    def test_a_client_that_has_it_open_gives_nothing_of_the_new_one(self, collection: Collection) -> None:
+        """It is refused, or a notice says that the feed has ended."""
+        collection.fill(5)
+        token = collection.last(collection.begin).continuation_token
+        collection.harness.recreate(collection.address)
+        collection.fill(5)
+        for _ in range(2):
+            try:
+                page = collection.page(token)
+            except MulticloudDbError as error:
+                refused: ErrorCategory | None = error.category
+            else:
+                refused = None
+                assert page.events == ()
+                assert any(isinstance(notice, Dropped | FeedEnded) for notice in page.notices)
+            assert refused in (None, _WRONG, ErrorCategory.NOT_FOUND)
+
+    def test_a_partition_id_of_the_old_one_is_refused(self, collection: Collection) -> None:
+        (name, *_) = collection.partitions()
+        collection.harness.recreate(collection.address)
+        collection.restart()
+        with pytest.raises(MulticloudDbError, match="recreated") as caught:
+            collection.now(scope=PhysicalPartition(name))
+        assert caught.value.category == _WRONG
+
+    def test_the_new_one_can_be_read(self, collection: Collection) -> None:
+        collection.fill(5)
+        collection.harness.recreate(collection.address)
+        token = collection.now()
+        collection.fill(3)
+        assert len(collection.read(token, 3)) == 3
+
+
+class TestEventIdentity:
+    """`event_id`, `order_key` and `timestamp`."""
+
+    def test_ids_are_unique_in_the_collection(self, collection: Collection) -> None:
+        for number in range(40):
+            collection.put(f"k{number % 4}", n=number)
+        events = collection.read(collection.begin, 40)
+        assert len(set(ids(events))) == 40
+        assert all(event.event_id for event in events)
+
+    def test_a_redelivered_event_is_the_same_in_every_field(self, collection: Collection) -> None:
+        collection.fill(20)
+        first = {event.event_id: event for event in collection.drain(collection.begin)}
+        collection.restart()
+        for size in (1, 3):
+            again = {event.event_id: event for event in collection.drain(collection.begin, size)}
+            assert again == first
+
+    def test_ids_are_the_same_through_a_partition(self, collection: Collection) -> None:
+        starts = {name: collection.now(scope=PhysicalPartition(name)) for name in collection.partitions()}
+        collection.fill(20)
+        events = {event.event_id: event for event in collection.read(collection.begin, 20)}
+        for name, token in starts.items():
+            for event in collection.drain(token, scope=PhysicalPartition(name)):
+                assert events[event.event_id] == event
+
+    @pytest.mark.requires(_LOGICAL)
+    def test_ids_are_the_same_through_a_key(self, collection: Collection) -> None:
+        scope = LogicalPartition(collection.harness.key("mine"))
+        start = collection.now(scope=scope)
+        for number in range(5):
+            collection.put("mine", n=number)
+        assert collection.drain(start, scope=scope) == collection.read(collection.begin, 5)
+
+    @pytest.mark.needs("split")
+    def test_ids_are_the_same_behind_a_split(self, collection: Collection) -> None:
+        collection.fill(20)
+        before = {event.event_id: event for event in collection.read(collection.begin, 20)}
+        collection.split()
+        collection.restart()
+        after = {event.event_id: event for event in collection.drain(collection.begin)}
+        assert after == before
+
+    def test_of_two_changes_of_a_key_the_later_sorts_higher(self, collection: Collection) -> None:
+        for number in range(30):
+            collection.put("a", n=number)
+        keys = [event.order_key for event in collection.read(collection.begin, 30)]
+        assert keys == sorted(set(keys))
+
+    @pytest.mark.needs("split", "merge")
+    def test_the_later_sorts_higher_across_partitions(self, collection: Collection) -> None:
+        for number in range(10):
+            collection.put("a", n=number)
+        home = collection.read(collection.begin, 10)[0].partition_id
+        children = collection.split(home)
+        for number in range(10, 20):
+            collection.put("a", n=number)
+        collection.merge(children)
+        for number in range(20, 30):
+            collection.put("a", n=number)
+        events = sorted(collection.read(collection.begin, 30), key=lambda event: event.order_key)
+        numbers = [event.new_item_state["n"] for event in events if event.new_item_state is not None]
+        assert numbers == list(range(30))
+
+    def test_timestamps_are_aware_and_utc(self, collection: Collection) -> None:
+        collection.fill(5)
+        for event in collection.read(collection.begin, 5):
+            assert event.timestamp.tzinfo is UTC
+            assert event.timestamp.utcoffset() == timedelta(0)
+
+    def test_timestamps_are_of_the_service_s_clock(self, collection: Collection) -> None:
+        before = collection.harness.now()
+        collection.fill(5)
+        after = collection.harness.now()
+        slack = timedelta(seconds=5)
+        for event in collection.read(collection.begin, 5):
+            assert before - slack <= event.timestamp <= after + slack

@@ -1,0 +1,95 @@
+"""The loss oracle on a life with a split, a merge and a trim."""
+# ruff: noqa: D102 - a test's name says what it is about
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import attrs
+import pytest
+
+from multiclouddb_api import Beginning, Capability, ChangeFeedRequest, Now, ResourceAddress, StartPosition
+from multiclouddb_conformance.collection import opted
+from multiclouddb_conformance.harness import Harness, Kind, Write
+from multiclouddb_conformance.loss import (
+    Consumer,
+    LossOracle,
+    iterator_consumer,
+    page_consumer,
+    scripted_life,
+)
+
+__all__ = ["TestLoss"]
+
+_numbers: Final = itertools.count()
+
+
+@attrs.define
+class _World:
+    """One collection, for `scripted_life`; what the service lacks is left out."""
+
+    harness: Harness
+    address: ResourceAddress
+
+    def write(self, writes: Sequence[tuple[str, dict[str, Any] | None]]) -> None:
+        parts = [[Write(key, document) for key, document in writes]]
+        if not self.harness.can_batch:
+            parts = [[write] for write in parts[0]]
+        for part in parts:
+            self.harness.write(self.address, part)
+
+    def split(self) -> None:
+        if self.harness.can_split:
+            with self.harness.connect() as client:
+                name = client.list_physical_partitions(self.address)[0]
+            self.harness.split(self.address, name)
+
+    def merge(self) -> None:
+        if not (self.harness.can_split and self.harness.can_merge):
+            return
+        with self.harness.connect() as client:
+            before = client.list_physical_partitions(self.address)
+            self.harness.split(self.address, before[-1])
+            after = client.list_physical_partitions(self.address)
+        pair = [name for name in after if name not in before]
+        self.harness.merge(self.address, *pair)
+
+    def trim(self) -> None:
+        if self.harness.can_trim:
+            self.harness.trim(self.address)
+
+
+def _run(harness: Harness, start: StartPosition, consumer: Consumer, size: int) -> None:
+    @contextmanager
+    def world() -> Iterator[_World]:
+        name = f"life{next(_numbers)}"
+        yield _World(harness, harness.create(name, Kind.PLAIN, harness.partitions))
+
+    # mypy takes the converter's type for the field's.
+    life: Any = scripted_life(seed=size, rounds=3)
+    LossOracle[_World](
+        world=world,
+        client=lambda _: harness.connect(),
+        request=lambda world: opted(harness, ChangeFeedRequest(world.address, start, max_page_size=size)),
+        life=life,
+        consumer=consumer,
+        idle_pages=harness.idle_pages,
+    ).run(max_kills=6).assert_all_kept()
+
+
+class TestLoss:
+    """A consumer that is killed anywhere, and resumed, has seen everything."""
+
+    @pytest.mark.parametrize("size", [0, 1, 3])
+    def test_nothing_is_lost_by_a_consumer_of_pages(self, harness: Harness, size: int) -> None:
+        _run(harness, Now(), page_consumer, size)
+
+    def test_nothing_is_lost_by_an_iterator(self, harness: Harness) -> None:
+        _run(harness, Now(), iterator_consumer(), 3)
+
+    @pytest.mark.requires(Capability.CHANGE_FEED_BEGINNING)
+    def test_nothing_is_lost_from_the_beginning(self, harness: Harness) -> None:
+        _run(harness, Beginning(), page_consumer, 2)

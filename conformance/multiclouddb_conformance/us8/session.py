@@ -1,0 +1,305 @@
+"""The client itself: time limits, closing, threads, forks, what it shows and what it leaves behind."""
+# ruff: noqa: D102 - a test's name says what it is about
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import attrs
+import pytest
+
+from multiclouddb_api import (
+    ErrorCategory,
+    MulticloudDbClient,
+    MulticloudDbError,
+    Observer,
+    OperationOptions,
+    PhysicalPartition,
+    ResourceAddress,
+    page_from_json,
+    page_to_json,
+)
+from multiclouddb_conformance.collection import Collection, ids
+from multiclouddb_conformance.faults import Silent
+from multiclouddb_conformance.harness import Harness
+from multiclouddb_spi.token import decode_token, encode_token
+
+__all__ = ["TestClosing", "TestDeadline", "TestPickling", "TestReleasing", "TestSecrets", "TestSharing"]
+
+_SOON: Final = 3.0
+"""Seconds: the one that is promised, and what a busy machine needs to start threads."""
+
+
+def _nothing() -> None:
+    pass
+
+
+@pytest.mark.needs("silence")
+class TestDeadline:
+    """`timeout_seconds` holds, whatever the service does."""
+
+    def test_a_silent_service_does_not_hold_a_call(self, collection: Collection) -> None:
+        collection.fill(3)
+        with collection.harness.troubled(Silent(), _nothing) as client:
+            began = time.monotonic()
+            error = collection.refused(
+                ErrorCategory.TRANSIENT_FAILURE, collection.begin, client=client, timeout=0.5
+            )
+            assert 0.4 <= time.monotonic() - began < _SOON
+        assert error.retryable
+
+    def test_a_service_that_is_silent_from_the_start_does_not_either(self, collection: Collection) -> None:
+        request, options = collection.request(collection.begin), OperationOptions(timeout_seconds=0.3)
+        with collection.harness.troubled(Silent(from_the_start=True), _nothing) as client:
+            for call in (
+                lambda: client.read_changes(request, options),
+                lambda: client.plan_partitions(request, options),
+                lambda: client.list_physical_partitions(collection.address, options),
+            ):
+                began = time.monotonic()
+                with pytest.raises(MulticloudDbError) as caught:
+                    call()
+                assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
+                assert time.monotonic() - began < _SOON
+
+    def test_the_token_stays_good_behind_a_deadline(self, collection: Collection) -> None:
+        collection.fill(3)
+        with collection.harness.troubled(Silent(), _nothing) as client:
+            collection.refused(ErrorCategory.TRANSIENT_FAILURE, collection.begin, client=client, timeout=0.2)
+        assert len(collection.read(collection.begin, 3)) == 3
+
+
+class TestClosing:
+    """`close()` from anywhere, at any time."""
+
+    @pytest.mark.needs("silence")
+    def test_a_read_that_runs_ends_within_a_second(self, collection: Collection) -> None:
+        client = collection.harness.troubled(Silent(), _nothing)
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(collection.page, collection.begin, client=client)
+            time.sleep(0.2)
+            began = time.monotonic()
+            client.close()
+            error = reading.exception(timeout=5)
+            assert time.monotonic() - began < _SOON
+        assert isinstance(error, MulticloudDbError)
+
+    def test_a_long_poll_ends_within_a_second(self, collection: Collection) -> None:
+        token = collection.last(collection.begin).continuation_token
+        client = collection.harness.connect()
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(collection.page, token, client=client, wait=20)
+            time.sleep(0.2)
+            began = time.monotonic()
+            client.close()
+            error = reading.exception(timeout=5)
+            assert time.monotonic() - began < _SOON
+        assert isinstance(error, MulticloudDbError)
+
+    def test_a_closed_client_refuses_and_says_what_to_do(self, collection: Collection) -> None:
+        collection.client.close()
+        collection.client.close()
+        error = collection.refused(ErrorCategory.INVALID_REQUEST, collection.begin)
+        assert "closed" in error.message
+
+    def test_a_client_is_a_context_manager(self, harness: Harness) -> None:
+        with harness.connect() as client:
+            assert client.capabilities() is not None
+        with pytest.raises(MulticloudDbError, match="closed"):
+            client.capabilities()
+
+
+class TestSharing:
+    """Several threads, several processes."""
+
+    def test_threads_share_a_client(self, collection: Collection) -> None:
+        collection.fill(30)
+        with ThreadPoolExecutor(4) as pool:
+            runs = list(pool.map(lambda size: collection.drain(collection.begin, size), (0, 1, 2, 5)))
+        assert all(len(events) == 30 for events in runs)
+        assert len({tuple(sorted(ids(events))) for events in runs}) == 1
+
+    def test_threads_read_the_same_token_at_once(self, collection: Collection) -> None:
+        collection.fill(10)
+        barrier = threading.Barrier(4)
+
+        def read(_: int) -> list[str]:
+            barrier.wait()
+            return sorted(ids(collection.drain(collection.begin, 3)))
+
+        with ThreadPoolExecutor(4) as pool:
+            runs = list(pool.map(read, range(4)))
+        assert all(run == runs[0] for run in runs)
+        assert len(runs[0]) == 10
+
+    def test_reading_while_writing_loses_nothing(self, collection: Collection) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(collection.fill, 60)
+            seen, token = set[str](), collection.begin
+            while not writing.done():
+                page = collection.page(token, 4)
+                token = page.continuation_token
+                seen.update(ids(page.events))
+            writing.result()
+        seen.update(ids(collection.drain(token)))
+        assert len(seen) == 60
+
+    @pytest.mark.needs("fork")
+    def test_a_child_process_reads_with_the_same_client(self, collection: Collection) -> None:
+        collection.fill(5)
+        collection.read(collection.begin, 5)
+        reading, writing = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # threads of the client are what this is about
+            child = os.fork()
+        if not child:
+            _tell(writing, collection)
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            told = pipe.read()
+        os.waitpid(child, 0)
+        assert told == "5"
+        assert len(collection.drain(collection.begin)) == 5
+
+
+def _tell(pipe: int, collection: Collection) -> None:
+    """In the child: write how many events there are, and end without pytest's own clearing up."""
+    try:
+        text = str(len(collection.drain(collection.begin)))
+    except BaseException as error:  # noqa: BLE001 - told to the parent
+        text = repr(error)
+    os.write(pipe, text.encode())
+    os._exit(0)
+
+
+class TestSecrets:
+    """Nothing that is nobody's business is in messages, logs or reprs."""
+
+    def test_documents_and_keys_are_in_no_repr_and_no_log(
+        self, collection: Collection, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.DEBUG)
+        secret = "tell nobody about this " * 3
+        collection.put(secret, n=1, text=secret)
+        shown = []
+        for page in collection.pages(collection.begin, 1):
+            shown += [repr(page), repr(collection.request(page.continuation_token))]
+            shown += [repr(event) for event in page.events]
+        shown.append(str(collection.refused(ErrorCategory.INVALID_REQUEST, "nonsense")))
+        mine = [each.getMessage() for each in caplog.records if each.name.startswith("multiclouddb")]
+        assert not [text for text in (*shown, *mine) if secret in text]
+
+    @pytest.mark.needs("secrets")
+    def test_what_a_client_connects_with_is_in_no_repr_message_or_log(
+        self, harness: Harness, collection: Collection, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.DEBUG)
+        collection.fill(3)
+        collection.read(collection.begin, 3)
+        shown = [repr(collection.client), repr(harness.config()), str(harness.config())]
+        error = collection.refused(ErrorCategory.NOT_FOUND, _position(collection), address=harness.missing())
+        shown += [
+            str(error),
+            repr(error),
+            repr(error.detail),
+            *(each.getMessage() for each in caplog.records),
+        ]
+        assert not [text for text in shown for secret in harness.secrets if secret in text]
+
+    def test_a_token_is_shortened_wherever_it_is_shown(self, collection: Collection) -> None:
+        page = collection.page(collection.begin)
+        token = page.continuation_token
+        assert len(token) > 48
+        assert token not in repr(page)
+        assert token not in repr(collection.request(token))
+
+
+def _position(collection: Collection) -> str:
+    """A token for the collection that is missing."""
+    envelope = decode_token(collection.begin)
+    return encode_token(attrs.evolve(envelope, address=collection.harness.missing()))
+
+
+class TestPickling:
+    """What may go to another process gets there."""
+
+    def test_pages_events_and_requests_do(self, collection: Collection) -> None:
+        collection.fill(5)
+        for page in collection.pages(collection.begin, 2):
+            request = collection.request(page.continuation_token)
+            for value in (page, request, page.diagnostics, *page.events, *page.notices):
+                assert pickle.loads(pickle.dumps(value)) == value
+            assert page_from_json(page_to_json(page)) == page
+
+    def test_errors_do(self, harness: Harness, collection: Collection) -> None:
+        (name, *_) = collection.partitions()
+        errors = [
+            collection.refused(ErrorCategory.INVALID_REQUEST, "nonsense"),
+            collection.refused(
+                ErrorCategory.INVALID_REQUEST, collection.begin, scope=PhysicalPartition(name)
+            ),
+        ]
+        with pytest.raises(MulticloudDbError) as caught:
+            collection.now(address=harness.missing())
+        for error in (*errors, caught.value):
+            again = pickle.loads(pickle.dumps(error))
+            assert type(again) is type(error)
+            assert (str(again), again.detail) == (str(error), error.detail)
+
+    def test_capabilities_and_the_configuration_do(self, client: MulticloudDbClient) -> None:
+        for value in (client.capabilities(), client.config):
+            assert pickle.loads(pickle.dumps(value)) == value
+
+    def test_a_client_does_not_and_says_what_does(self, client: MulticloudDbClient) -> None:
+        with pytest.raises(MulticloudDbError, match="config"):
+            pickle.dumps(client)
+
+
+class _Counting(Observer):
+    def __init__(self) -> None:
+        self.open = 0
+        self._lock = threading.Lock()
+
+    def reader_opened(self, address: ResourceAddress, partition_id: str) -> None:
+        with self._lock:
+            self.open += 1
+
+    def reader_closed(self, address: ResourceAddress, partition_id: str) -> None:
+        with self._lock:
+            self.open -= 1
+
+
+class TestReleasing:
+    """Nothing piles up."""
+
+    def test_a_thousand_pages_leave_no_reader_behind(self, collection: Collection) -> None:
+        observer = _Counting()
+        collection.fill(20)
+        collection.client.close()
+        collection.client = collection.harness.connect(observer)
+        token, most = collection.begin, 0
+        threads = threading.active_count()
+        for number in range(1000):
+            page = collection.page(token, 1)
+            token = collection.begin if number % 40 == 39 else page.continuation_token
+            most = max(most, observer.open)
+        assert most <= 4 * len(collection.partitions()) + 100
+        assert threading.active_count() <= threads + 2 * 32
+        collection.client.close()
+        _wait_until(lambda: not observer.open, collection.harness)
+        _wait_until(lambda: not collection.harness.open_readers(), collection.harness)
+
+
+def _wait_until(condition: Callable[[], bool], harness: Harness) -> None:
+    until = time.monotonic() + harness.patience_seconds
+    while not condition():
+        assert time.monotonic() < until, "readers were not released"
+        time.sleep(0.01)

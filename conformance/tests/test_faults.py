@@ -1,0 +1,53 @@
+"""Each fault script makes its trouble: without that, the tests that live through it say nothing."""
+
+import pytest
+
+from multiclouddb_api import SkipToOldest
+from multiclouddb_conformance.collection import Collection
+from multiclouddb_conformance.faults import FAULTS, FaultyPlugin, Silent
+from multiclouddb_conformance.harness import Kind
+from multiclouddb_conformance.plugged import open_client
+from multiclouddb_conformance.simulated import SimulationHarness
+from multiclouddb_conformance.us8.faults import _act
+
+
+@pytest.fixture
+def collection(tmp_path):
+    harness = SimulationHarness(tmp_path)
+    harness.open()
+    address = harness.create("items", Kind.PLAIN, 2)
+    made = Collection(harness, address, harness.connect())
+    yield made
+    made.client.close()
+    harness.close()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_script_makes_its_trouble(collection, name):
+    script = FAULTS[name]
+    act = _act(collection, script)
+    collection.fill(10)
+    if name.startswith("child"):
+        collection.split()
+    plugin = FaultyPlugin(collection.harness.plugin, script, act)
+    with open_client(plugin, collection.harness.config()) as client:
+        token = collection.begin
+        for _ in range(6):
+            page = collection.page(token, 2, client=client, on_expired=SkipToOldest())
+            token = page.continuation_token
+    (provider,) = plugin.providers
+    assert provider.happened >= 1
+
+
+def test_a_script_without_trouble_changes_nothing(collection):
+    collection.fill(10)
+    plugin = FaultyPlugin(collection.harness.plugin, FAULTS["trimmed"], None)
+    with open_client(plugin, collection.harness.config()) as client:
+        assert len(collection.drain(collection.begin, client=client)) == 10
+
+
+def test_silence_ends_with_the_client(collection):
+    plugin = FaultyPlugin(collection.harness.plugin, Silent())
+    client = open_client(plugin, collection.harness.config())
+    client.close()
+    assert plugin.providers[0].happened == 0

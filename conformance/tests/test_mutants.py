@@ -1,0 +1,70 @@
+"""The suite bites: each deliberately broken reader fails the tests that are named for it."""
+
+import subprocess
+import sys
+
+import pytest
+
+import multiclouddb_conformance.us8 as us8
+from multiclouddb_conformance.mutants import MUTANTS, mutant_table
+
+pytest_plugins = ["pytester"]
+
+# Every mutant passes this one: it fails what is named, not everything.
+BYSTANDER = "TestCapabilities::test_capabilities_and_their_notes_are_the_same_for_every_client"
+MODULE = """
+from multiclouddb_conformance.mutants import MUTANTS, harness_of
+from multiclouddb_conformance.us8 import *
+
+HARNESS = harness_of(next(each for each in MUTANTS if each.__name__ == {name!r}), sound={sound})
+"""
+
+
+@pytest.fixture
+def outcomes(pytester, monkeypatch):
+    """Runs tests of the suite on a mutant, in this process; their names by outcome of the call."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+    def run(mutant, names, *, sound):
+        path = pytester.makepyfile(test_it=MODULE.format(name=mutant.__name__, sound=sound))
+        chosen = [f"{path.name}::{name}" for name in names]
+        plugins = ["-p", "multiclouddb_conformance.plugin", "-p", "no:cacheprovider", "-p", "no:terminal"]
+        ran = pytester.inline_run(*plugins, *chosen)
+        found = {"passed": set(), "failed": set(), "skipped": set()}
+        for report in ran.getreports("pytest_runtest_logreport"):
+            if report.when == "call" or not report.passed:
+                outcome = report.outcome if report.when == "call" else f"{report.outcome} in {report.when}"
+                found.setdefault(outcome, set()).add(report.nodeid.partition("::")[2])
+        return {outcome: names for outcome, names in found.items() if names}
+
+    return run
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+class TestMutants:
+    def test_a_mutant_fails_what_is_named_for_it(self, outcomes, mutant):
+        assert mutant.caught_by
+        wanted = {"failed": set(mutant.caught_by), "passed": {BYSTANDER}}
+        assert outcomes(mutant, [*mutant.caught_by, BYSTANDER], sound=False) == wanted
+
+    def test_the_same_run_without_the_defect_passes(self, outcomes, mutant):
+        names = [*mutant.caught_by, BYSTANDER]
+        assert outcomes(mutant, names, sound=True) == {"passed": set(names)}
+
+
+class TestTable:
+    def test_there_are_at_least_fifteen_mutants_with_names_of_their_own(self):
+        assert len({mutant.__name__ for mutant in MUTANTS}) == len(MUTANTS) >= 15
+
+    def test_every_named_test_is_in_the_suite(self):
+        for mutant in MUTANTS:
+            for name in mutant.caught_by:
+                owner, _, test = name.partition("[")[0].partition("::")
+                assert owner in us8.__all__
+                assert callable(getattr(getattr(us8, owner), test))
+
+    def test_the_command_prints_the_table(self):
+        command = [sys.executable, "-m", "multiclouddb_conformance.mutants"]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert printed == mutant_table() + "\n"
+        assert printed.count("\n") == len(MUTANTS) + 2

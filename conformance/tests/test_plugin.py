@@ -1,0 +1,112 @@
+"""The pytest plugin: what it leaves out, what it runs twice, and what it says about that."""
+
+import pytest
+
+import multiclouddb_conformance.us8  # noqa: F401 - imported once, not in every inner run
+
+pytest_plugins = ["pytester"]
+
+HARNESS = """
+import pytest
+from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, Support
+from multiclouddb_conformance.simulated import SimulationHarness
+
+BEGINNING = Capability.CHANGE_FEED_BEGINNING
+
+def harness(support, **changes):
+    notes = {**SimulationHarness.capabilities.notes, BEGINNING: CapabilityNote(support, "wait")}
+    return type("Some", (SimulationHarness,), {"capabilities": CapabilitySet(notes), **changes})
+
+"""
+PAIR = """
+@pytest.mark.requires(BEGINNING)
+def test_works(harness): pass
+
+@pytest.mark.refuses(BEGINNING)
+def test_refused(harness): pass
+
+@pytest.mark.needs("merge", "value:uuid")
+def test_merge(harness): pass
+
+def test_always(harness): pass
+
+def test_of_somebody_else(): pass
+"""
+
+
+@pytest.fixture
+def run(pytester, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+    def chosen(text, *args, body=PAIR):
+        pytester.makepyfile(HARNESS + text + body)
+        plugins = ["-p", "multiclouddb_conformance.plugin", "-p", "no:cacheprovider"]
+        return pytester.runpytest_inprocess("-v", "--strict-markers", *plugins, *args)
+
+    return chosen
+
+
+def names(result):
+    return [line.split("::")[1].split()[0] for line in result.outlines if "::" in line and "PASSED" in line]
+
+
+class TestGate:
+    @pytest.mark.parametrize(
+        ("support", "expected"),
+        [
+            ("NATIVE", ["test_works"]),
+            ("UNSUPPORTED", ["test_refused"]),
+            ("EMULATED", ["test_works", "test_refused"]),
+        ],
+    )
+    def test_the_half_that_does_not_apply_is_deselected(self, run, support, expected):
+        result = run(f"HARNESS = harness(Support.{support})")
+        assert names(result) == [*expected, "test_merge", "test_always", "test_of_somebody_else"]
+        result.assert_outcomes(passed=len(expected) + 3, deselected=2 - len(expected))
+
+    @pytest.mark.parametrize(
+        ("lack", "reason"),
+        [("can_merge=False", "no merge"), ("value_types=frozenset()", "no uuid in documents")],
+    )
+    def test_what_a_harness_lacks_is_deselected_and_told(self, run, lack, reason):
+        result = run(f"HARNESS = harness(Support.NATIVE, {lack})")
+        assert "test_merge" not in names(result)
+        result.stdout.fnmatch_lines(["*deselected, for the harness lacks*", f"Some: {reason}: 1 test"])
+
+    def test_nothing_is_told_of_the_other_half_of_what_works(self, run):
+        result = run("HARNESS = harness(Support.NATIVE)")
+        result.stdout.no_fnmatch_line("*the harness lacks*")
+
+    def test_several_harnesses_run_every_test(self, run):
+        result = run("A = harness(Support.NATIVE); B = harness(Support.NATIVE); HARNESSES = [A, B]")
+        result.assert_outcomes(passed=7, deselected=2)
+
+    def test_a_module_has_to_name_its_harness(self, run):
+        result = run("")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(["*name the harness class: HARNESS = MyHarness*"])
+
+    def test_workers_of_xdist_tell_what_was_left_out(self, run):
+        result = run("HARNESS = harness(Support.NATIVE, can_merge=False)", "-p", "xdist", "-n", "1")
+        result.stdout.fnmatch_lines(["Some: no merge: 1 test"])
+
+
+class TestHarness:
+    def test_a_provider_without_a_feed_is_only_asked_to_refuse_it(self, run):
+        text = """
+class HARNESS(SimulationHarness):
+    capabilities = CapabilitySet(
+        {each: CapabilityNote(Support.UNSUPPORTED, "use a queue") for each in Capability}
+    )
+
+"""
+        result = run(text, body="from multiclouddb_conformance.us8 import *")
+        assert result.parseoutcomes()["passed"] == 1
+        result.stdout.fnmatch_lines(["*TestNoFeed::test_every_read_is_refused_with_the_way_out PASSED*"])
+
+    def test_an_ability_that_is_neither_written_nor_denied_says_so(self, run):
+        text = "HARNESS = harness(Support.NATIVE, split=__import__('multiclouddb_conformance.harness')"
+        text += ".harness.Harness.split)"
+        body = "\ndef test_split(collection):\n    collection.split()\n"
+        result = run(text, body=body)
+        result.stdout.fnmatch_lines(["*write Some.split, or say can_split = False*"])

@@ -1,0 +1,72 @@
+"""The suite on services with other habits: it asks of nobody what is not promised."""
+
+import attrs
+
+from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, Support
+from multiclouddb_conformance.harness import ABILITIES, Harness
+from multiclouddb_conformance.simulated import SimulationHarness
+from multiclouddb_conformance.simulation import CaughtUp, SimulationOptions, Weather
+from multiclouddb_conformance.us8 import *  # noqa: F403
+
+EMULATED = (Capability.CHANGE_FEED_BEGINNING, Capability.CHANGE_FEED_POINT_IN_TIME)
+
+
+def with_support(support, capabilities):
+    notes = {each: CapabilityNote(support, "do something else") for each in capabilities}
+    return CapabilitySet({**SimulationHarness.capabilities.notes, **notes})
+
+
+class BareHarness(SimulationHarness):
+    """One partition that never ends, and a feed; nothing else."""
+
+    capabilities = with_support(Support.UNSUPPORTED, set(Capability) - {Capability.CHANGE_FEED})
+    partitions = 1
+    secrets = ("",)
+    value_types = frozenset({"text", "integer"})
+    key_types = frozenset({"text"})
+    weather = Weather(heartbeats=False, strict_retention=False, watermarks=False, caught_up=CaughtUp.UNKNOWN)
+
+    def create(self, name, kind, partitions):
+        return super().create(name, kind, 1)
+
+    def write(self, address, writes):
+        assert len(writes) == 1
+        super().write(address, writes)
+
+    split, merge, trim, expire = Harness.split, Harness.merge, Harness.trim, Harness.expire
+    poison, recreate, other_options = Harness.poison, Harness.recreate, Harness.other_options
+
+
+for ability in ABILITIES:
+    setattr(BareHarness, f"can_{ability}", False)
+
+
+@attrs.frozen
+class OptIn(SimulationOptions):
+    def opts_into(self, capability):
+        return capability in EMULATED
+
+
+class FussyHarness(SimulationHarness):
+    """Small answers, late ends, children in any order, and starts that have to be asked for."""
+
+    capabilities = with_support(Support.EMULATED, EMULATED)
+    weather = Weather(
+        page_limit=3,
+        scan_limit=2,
+        separate_end=1.0,
+        jumble=True,
+        repeat_children=True,
+        late_children=1,
+        seed_descendants=False,
+        caught_up=CaughtUp.WHEN_EMPTY,
+        poison_at_fetch=True,
+        ignore_max_bytes=True,
+        drop_notice=True,
+    )
+
+    def opt_in(self, capability):
+        return OptIn()
+
+
+HARNESSES = [BareHarness, FussyHarness]
