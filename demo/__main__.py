@@ -140,8 +140,10 @@ def _report(
     table.add_row("events merged", f"{events:,} in {len(lines)} micro-batches")
     table.add_row("rate", f"{events / seconds:,.0f} events a second, start of Spark included")
     table.add_row("lag", f"median {lags[len(lags) // 2]:.1f} s, at most {lags[-1]:.1f} s" if lags else "none")
-    killed = f"once, with SIGKILL; {twice} micro-batches came twice and were merged once"
-    table.add_row("killed", killed if killed_at is not None else "never: there was too little to do")
+    killed = "never: there was too little to do"
+    if killed_at is not None:
+        killed = f"once, with SIGKILL; micro-batches that came twice: {twice}"
+    table.add_row("killed", killed)
     table.add_row("time", f"{seconds:.0f} s")
     table.add_row("chart", str(places.chart))
     console.print(table)

@@ -1,0 +1,118 @@
+"""The tutorial's code, taken from the page and run as it stands."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "tutorial" / "write-a-provider.md"
+BLOCK = re.compile(r'^```\w+ title="([^"]+)"\n(.*?)^```$', re.DOTALL | re.MULTILINE)
+
+
+def files_of(page):
+    """The files on a page: name → text; blocks of one file follow each other."""
+    found = {}
+    for name, block in BLOCK.findall(page):
+        found[name] = f"{found[name]}\n\n{block}" if name in found else block
+    return found
+
+
+FILES = files_of(PAGE.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What a reader has in the end; the provider is installed as far as entry points go."""
+    made = tmp_path_factory.mktemp("tutorial")
+    for name, text in FILES.items():
+        (made / name).write_text(text, encoding="utf-8")
+    project = tomllib.loads(FILES["pyproject.toml"])["project"]
+    info = made / "multiclouddb_listfeed-0.1.0.dist-info"
+    info.mkdir()
+    about = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    (info / "METADATA").write_text(about, encoding="utf-8")
+    ((group, points),) = project["entry-points"].items()
+    lines = [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+    return made
+
+
+def run(folder, *words):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**environment, "PYTHONPATH": str(folder)},
+        check=False,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def code_lines(name):
+    return sum(bool(line.strip()) for line in FILES[name].splitlines())
+
+
+class TestTutorial:
+    def test_the_suite_is_green_and_skips_nothing(self, folder):
+        plugins = ("-p", "no:cacheprovider", "-p", "no:xdist")
+        ran = run(
+            folder, "-m", "pytest", "-q", *plugins, "-W", "error", "--junitxml=ran.xml", "test_listfeed.py"
+        )
+        assert ran.returncode == 0, ran.stdout[-4000:]
+        (suite,) = ElementTree.parse(folder / "ran.xml").getroot().iter("testsuite")
+        counts = {name: int(suite.get(name)) for name in ("tests", "failures", "errors", "skipped")}
+        assert counts == {"tests": counts["tests"], "failures": 0, "errors": 0, "skipped": 0}
+        assert counts["tests"] > 200  # as the page says
+        assert "xfailed" not in ran.stdout
+        assert "deselected, for the harness lacks what they need" in ran.stdout
+
+    def test_the_provider_and_its_harness_are_as_short_as_promised(self):
+        assert code_lines("listfeed.py") < 150
+        assert len(FILES["test_listfeed.py"].splitlines()) <= 60
+
+    def test_an_application_prints_what_the_page_says(self, folder):
+        ran = run(folder, "-W", "error", "try_it.py")
+        assert (ran.returncode, ran.stdout) == (0, FILES["try_it.txt"])
+
+    def test_what_the_page_calls_wrong_turns_tests_red(self, folder, tmp_path):
+        """The two defects that the page invites to try."""
+        for right, wrong in (
+            ("first = len(log)", "first = log.kept_from"),
+            ("return self._first + count", "return self._first + len(self)"),
+        ):
+            assert FILES["listfeed.py"].count(right) == 1
+            for name, text in FILES.items():
+                (tmp_path / name).write_text(text.replace(right, wrong), encoding="utf-8")
+            chosen = "TestNow or TestCheckpoint"
+            ran = run(
+                tmp_path,
+                "-m",
+                "pytest",
+                "-q",
+                "-x",
+                "-p",
+                "no:cacheprovider",
+                "-k",
+                chosen,
+                "test_listfeed.py",
+            )
+            assert ran.returncode == 1, ran.stdout[-4000:]
+
+    def test_the_code_is_formatted_like_the_rest(self, folder):
+        names = [name for name in FILES if name.endswith(".py")]
+        config = f"--config={ROOT / 'pyproject.toml'}"
+        checks = (
+            ("format", "--check", config),
+            ("check", config, "--no-cache", "--ignore=ANN,D,F403,F405,N818,T20"),
+        )
+        for words in checks:
+            ran = run(folder, "-m", "ruff", *words, *names)
+            assert ran.returncode == 0, ran.stdout
