@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import ErrorCategory, Gap, OnExpired, SkipToOldest
-from multiclouddb_spi.contract import Awaiting, Batch, Child, Drained, Ended, Feed, Outcome, Seed
+from multiclouddb_spi.contract import Awaiting, Batch, Child, Drained, Ended, Feed, Outcome, Partition, Seed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.fault import RecordFault
 from multiclouddb_spi.fetcher import Fetcher
-from multiclouddb_spi.lineage import Lineage
+from multiclouddb_spi.lineage import Lineage, descendants
 from multiclouddb_spi.live import Live
 from multiclouddb_spi.result import Slice, SweepResult
 from multiclouddb_spi.watch import Watch
@@ -119,7 +119,9 @@ class Harvest(Generic[T]):
             self.blame(name, error)
             return []
         try:
-            seeds, listed = self._left(name)
+            seeds = self._oldest([name])
+            again = any(seed.partition_id == name for seed in seeds)
+            listed = [] if again else self._listed()
         except Exception as failed:  # noqa: BLE001 - classified by the provider
             self.blame(name, failed)
             return []
@@ -168,9 +170,10 @@ class Harvest(Generic[T]):
         strangers = set() if self._single else self._lineage.strangers(name, children)
         if not strangers:
             return strangers
-        call, deadline = self._fetcher.call, self._deadline
-        seeds = call(lambda: self._feed.oldest(sorted(strangers), deadline), deadline)
-        return strangers - {seed.partition_id for seed in seeds} - self._listed()
+        listed = self._listed()
+        late = descendants((entry.partition_id for entry in self._lineage), listed)
+        unlisted = sorted(strangers - {item.partition_id for item in listed})
+        return strangers - late - {seed.partition_id for seed in self._oldest(unlisted)}
 
     def _retire(self, name: str, children: tuple[Child, ...], lost: set[str]) -> list[str]:
         public_id = self._feed.public_id
@@ -185,17 +188,15 @@ class Harvest(Generic[T]):
         self.result.retired = (name, tuple(once.values()))
         return []
 
-    def _left(self, name: str) -> tuple[list[Seed], set[str]]:
-        """What retention has left of a partition's branch, and what is listed where it is gone."""
-        call, deadline = self._fetcher.call, self._deadline
-        seeds = call(lambda: self._feed.oldest([name], deadline), deadline)
-        return seeds, set() if any(seed.partition_id == name for seed in seeds) else self._listed()
+    def _oldest(self, names: list[str]) -> list[Seed]:
+        if not names:
+            return []
+        return self._fetcher.call(lambda: self._feed.oldest(names, self._deadline), self._deadline)
 
-    def _listed(self) -> set[str]:
-        listed = self._fetcher.call(lambda: self._feed.partitions(self._deadline), self._deadline)
-        return {item.partition_id for item in listed}
+    def _listed(self) -> list[Partition]:
+        return self._fetcher.call(lambda: self._feed.partitions(self._deadline), self._deadline)
 
-    def _skip(self, name: str, seeds: list[Seed], listed: set[str]) -> list[str]:
+    def _skip(self, name: str, seeds: list[Seed], listed: list[Partition]) -> list[str]:
         """Records behind the position are gone: go on with the oldest that are left."""
         self._skips[name] += 1
         lost = self._lineage.cursor(name)
@@ -211,7 +212,9 @@ class Harvest(Generic[T]):
             children = tuple(Child(seed.partition_id, seed.parents, seed.cursor) for seed in seeds)
             self.result.retired = (name, children)
             return []
-        started = self._lineage.replace(name, seeds, listed)
+        roots = {entry.partition_id for entry in self._lineage} - {name}
+        roots.update(seed.partition_id for seed in seeds)
+        started = self._lineage.replace(name, seeds, descendants(roots, listed))
         if not len(self._lineage):
             self.result.over = "everything was lost to retention"
         return started

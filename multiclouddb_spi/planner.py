@@ -34,7 +34,7 @@ from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import fault_of
 from multiclouddb_spi.fault import RecordFault
-from multiclouddb_spi.lineage import Active, Lineage, Waiting
+from multiclouddb_spi.lineage import Active, Lineage, Waiting, descendants
 from multiclouddb_spi.ranges import Range, RangeReading
 
 __all__ = ["Planner", "Step", "Target", "ranges_between"]
@@ -223,8 +223,11 @@ class Planner:
             case Drained(children):
                 strangers = lineage.strangers(name, children)
                 if strangers:
-                    seeds = self._feed.oldest(sorted(strangers), deadline)
-                    strangers -= {seed.partition_id for seed in seeds} | self._listed(deadline)
+                    listed = self._feed.partitions(deadline)
+                    strangers -= descendants((entry.partition_id for entry in lineage), listed)
+                    unlisted = sorted(strangers - {item.partition_id for item in listed})
+                    seeds = self._feed.oldest(unlisted, deadline) if unlisted else []
+                    strangers -= {seed.partition_id for seed in seeds}
                 lineage.retire(name, children, strangers)
             case Ended():
                 lineage.retire(name)
@@ -232,9 +235,6 @@ class Planner:
                 lineage.await_children(name)
             case _:
                 pass
-
-    def _listed(self, deadline: Deadline) -> set[str]:
-        return {item.partition_id for item in self._feed.partitions(deadline)}
 
     def _worth(self, lineage: Lineage, name: str, head: Head) -> bool:
         """Only records or an end are worth a step: an idle position alone is not."""
@@ -310,7 +310,9 @@ class Planner:
         for name, cursor in cursors.items():
             seeds = {seed.partition_id: seed for seed in self._feed.oldest([name], deadline)}
             if name not in seeds:
-                lineage.replace(name, list(seeds.values()), self._listed(deadline))
+                roots = ({entry.partition_id for entry in lineage} - {name}) | seeds.keys()
+                coming = descendants(roots, self._feed.partitions(deadline))
+                lineage.replace(name, list(seeds.values()), coming)
             elif self._feed.compare(cursor, seeds[name].cursor) == -1:
                 left[name] = seeds[name].cursor
             else:

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from multiclouddb_spi import Child, InvalidCursor, Lineage, Seed
-from multiclouddb_spi.lineage import Active, Drained, Waiting
+from multiclouddb_spi import Child, InvalidCursor, Lineage, Partition, PartitionState, Seed
+from multiclouddb_spi.lineage import Active, Drained, Waiting, descendants
 
 
 def join(child_id, cursors):
@@ -131,7 +131,7 @@ class TestReplace:
         """`m` waits for `b`, which comes out of `slow`; that `lost` is lost says nothing about `b`."""
         made = lineage(("a",), ("slow",), ("lost",))
         made.retire("a", [child("m", "a", "b")])
-        started = made.replace("lost", [Seed("lost", (), "oldest")], listed={"slow", "b", "m", "lost"})
+        started = made.replace("lost", [Seed("lost", (), "oldest")], coming={"b", "m"})
         assert started == ["lost"]
         assert active(made) == ["slow", "lost"]
         made.retire("slow", [child("b", "slow")])
@@ -139,7 +139,7 @@ class TestReplace:
 
     def test_descendant_of_a_lost_partition_waits_for_an_undiscovered_parent_elsewhere(self):
         made = lineage(("slow",), ("lost",))
-        assert made.replace("lost", [Seed("m", ("b", "lost"), "seed")], listed={"slow", "b", "m"}) == []
+        assert made.replace("lost", [Seed("m", ("b", "lost"), "seed")], coming={"b", "m"}) == []
         assert active(made) == ["slow"]
         made.retire("slow", [child("b", "slow")])
         assert made.retire("b", [child("m", "b", "lost")]) == ["m"]
@@ -166,6 +166,17 @@ class TestStrangers:
         assert made.retire("a", [child("m", "a", "b", "c")], {"c"}) == []
         made.retire("slow", [child("b", "slow")])
         assert made.retire("b", [child("m", "b", "a", "c")]) == ["m"]
+
+
+class TestDescendants:
+    def test_whatever_follows_is_found_through_splits_and_merges(self):
+        listed = [
+            Partition(name, tuple(parents), PartitionState.OPEN)
+            for name, parents in {"p": "", "a": "p", "b": "p", "m": "aq", "q": "", "x": "q", "y": "x"}.items()
+        ]
+        assert descendants(["p"], listed) == {"a", "b", "m"}
+        assert descendants(["q"], listed) == {"m", "x", "y"}
+        assert descendants(["y", "gone"], listed) == set()
 
 
 class TestQueue:
@@ -307,7 +318,7 @@ class Forest(RuleBasedStateMachine):
         fresh = [seed for seed in seeds if seed.partition_id not in self.lineage or seed.partition_id == name]
         for seed in fresh:
             self.named.setdefault(seed.partition_id, set()).add(seed.cursor)
-        self.lineage.replace(name, seeds, listed=self.parents.keys() - self.lost)
+        self.lineage.replace(name, seeds, coming=self.parents.keys() - self.lost - self.done)
 
     def oldest(self, name):
         """The partition, or its oldest descendants that are not lost."""

@@ -120,21 +120,29 @@ class HardLife:
                 assert latest.get(parent, -1) < number, f"{name} came before its parent {parent} was drained"
 
 
+def run(make_bench, seed, *, threads):
+    dice = random.Random(seed)
+    weather = Weather.rough(seed) if dice.random() < 0.5 else Weather(seed=seed)
+    if dice.random() < 0.5:
+        weather = Weather.rough(seed, poison_at_fetch=True, redeliver=0)
+    bench = make_bench(dice.randrange(1, 4), weather=weather)
+    life = HardLife(bench, seed, threads=threads)
+    try:
+        life.live(120)
+        life.finish()
+        life.check()
+    except (AssertionError, MulticloudDbError) as error:
+        error.add_note(f"seed {seed}, threads {threads}")
+        raise
+
+
 @pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
 @pytest.mark.parametrize("block", range(6))
 def test_nothing_is_lost_whatever_happens(make_bench, block, threads):
     for number in range(LIVES // 6 if not threads else LIVES // 12):
-        seed = 1000 * block + number + 500 * threads
-        dice = random.Random(seed)
-        weather = Weather.rough(seed) if dice.random() < 0.5 else Weather(seed=seed)
-        if dice.random() < 0.5:
-            weather = Weather.rough(seed, poison_at_fetch=True, redeliver=0)
-        bench = make_bench(dice.randrange(1, 4), weather=weather)
-        life = HardLife(bench, seed, threads=threads)
-        try:
-            life.live(120)
-            life.finish()
-            life.check()
-        except (AssertionError, MulticloudDbError) as error:
-            error.add_note(f"seed {seed}, threads {threads}")
-            raise
+        run(make_bench, 1000 * block + number + 500 * threads, threads=threads)
+
+
+@pytest.mark.parametrize("seed", [424, 1259, 3162])
+def test_life_in_which_a_merge_once_waited_for_a_parent_that_was_lost(make_bench, seed):
+    run(make_bench, seed, threads=False)

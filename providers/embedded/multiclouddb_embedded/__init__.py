@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiclouddb_embedded.checkpoints import SqliteCheckpointStore
 from multiclouddb_embedded.config import EmbeddedOptions
 from multiclouddb_embedded.store import (
     MAX_DOCUMENT_BYTES,
@@ -22,4 +23,5 @@ __all__ = [
     "Operation",
     "PartitionRange",
     "Put",
+    "SqliteCheckpointStore",
 ]

@@ -10,13 +10,16 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import attrs
 
-from multiclouddb_api import ClientConfig, ProviderOptions, invalid_request
+from multiclouddb_api import Capability, ClientConfig, ProviderOptions, invalid_request
 from multiclouddb_api.check import is_a, suggestion, unknown_name
+from multiclouddb_embedded.errors import store_errors
+from multiclouddb_embedded.profile import PLAIN, PROFILES, Profile
 
 __all__ = ["EmbeddedConfig", "EmbeddedOptions", "check_path"]
 
-_OPTIONS: Final = ("path", "url")
+_OPTIONS: Final = ("path", "profile", "url")
 _URL: Final = "write embedded:///absolute/path/store.db"
+_EMULATED: Final = (Capability.CHANGE_FEED_BEGINNING, Capability.CHANGE_FEED_POINT_IN_TIME)
 
 
 @attrs.frozen
@@ -26,9 +29,14 @@ class EmbeddedOptions(ProviderOptions):
     Attributes:
         poll_seconds: How often a waiting read (`OperationOptions.wait_seconds`) looks for new
             changes; 0.005 by default, up to 1.
+        backfill: True to allow `Beginning()` and `AtTime(…)` under `profile="cosmos"`, as the opt-in into
+            the backfill does on Cosmos DB. The store has the changes themselves and delivers them, where
+            Cosmos DB would deliver the present items, so that no event says `backfilled`. Only the start
+            needs it: a token means the same with and without. Elsewhere it changes nothing.
     """
 
     poll_seconds: float = attrs.field(default=0.005, validator=is_a(int, float))
+    backfill: bool = attrs.field(default=False, validator=is_a(bool))
 
     @poll_seconds.validator
     def _check_range(self, attribute: attrs.Attribute[float], value: float) -> None:
@@ -37,6 +45,10 @@ class EmbeddedOptions(ProviderOptions):
                 f"EmbeddedOptions.{attribute.name}", f"is {value}", "give seconds, more than 0 and at most 1"
             )
 
+    def opts_into(self, capability: Capability) -> bool:
+        """True for a start in the past when `backfill` is set."""
+        return self.backfill and capability in _EMULATED
+
 
 @attrs.frozen
 class EmbeddedConfig:
@@ -44,21 +56,41 @@ class EmbeddedConfig:
 
     Attributes:
         path: The file, absolute.
+        profile: What the store pretends to be.
     """
 
     path: str
+    profile: Profile = PLAIN
 
     @classmethod
-    def from_client(cls, config: ClientConfig) -> EmbeddedConfig:
+    def from_client(
+        cls, config: ClientConfig, *, path: str | None = None, profile: Profile = PLAIN
+    ) -> EmbeddedConfig:
         """Check what a client was configured with.
+
+        Args:
+            config: Its `connection` has a `url`, or a `path` and maybe a `profile`.
+            path: The file when the connection names none.
+            profile: The profile when the connection names none.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` that names the option and the way out.
         """
         options = _options(config.connection)
-        if "path" not in options:
+        place = options.get("path", path)
+        if place is None:
             raise invalid_request("connection.path", "is missing", f"give the file of the store, or {_URL}")
-        return cls(check_path("connection.path", options["path"]))
+        if "profile" in options:
+            profile = _find_profile(options["profile"])
+        return cls(check_path("connection.path", place), profile)
+
+
+def _find_profile(name: object) -> Profile:
+    if not isinstance(name, str) or name not in PROFILES:
+        raise invalid_request(
+            "connection", f"the option 'profile' is {name!r}", suggestion(str(name), PROFILES)
+        )
+    return PROFILES[name]
 
 
 def _options(connection: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,8 +102,13 @@ def _options(connection: Mapping[str, Any]) -> dict[str, Any]:
     url = options.pop("url", None)
     if url is None:
         return options
-    if options:
+    if "path" in options:
         raise invalid_request("connection", "has both a url and a path", "give one of them")
+    return {**options, **_parsed(url, options)}
+
+
+def _parsed(url: object, others: Mapping[str, Any]) -> dict[str, Any]:
+    """The options in a URL."""
     if not isinstance(url, str):
         raise invalid_request("connection.url", f"must be text, not {type(url).__name__}", _URL)
     parts = urlsplit(url)
@@ -81,9 +118,16 @@ def _options(connection: Mapping[str, Any]) -> dict[str, Any]:
         raise invalid_request(
             "connection.url", f"has the host {parts.netloc!r}", f"{_URL}, with three slashes"
         )
-    for name, _ in parse_qsl(parts.query, keep_blank_values=True):
-        raise invalid_request("connection.url", f"has the unknown option {name!r}", suggestion(name, ()))
-    return {"path": unquote(parts.path)} if parts.path not in ("", "/") else {}
+    found = {"path": unquote(parts.path)} if parts.path not in ("", "/") else {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name != "profile":
+            raise invalid_request(
+                "connection.url", f"has the unknown option {name!r}", suggestion(name, ["profile"])
+            )
+        if name in found or name in others:
+            raise invalid_request("connection.url", f"names the {name!r} a second time", "name it once")
+        found[name] = value
+    return found
 
 
 def check_path(field: str, path: object) -> str:
@@ -94,7 +138,7 @@ def check_path(field: str, path: object) -> str:
         path: Text or a path object.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`.
+        MulticloudDbError: `INVALID_REQUEST`; `AUTHORIZATION_FAILED` when the folder may not be looked into.
     """
     if not isinstance(path, str | os.PathLike) or not os.fspath(path) or isinstance(os.fspath(path), bytes):
         raise invalid_request(
@@ -103,10 +147,15 @@ def check_path(field: str, path: object) -> str:
     if str(path).startswith(":memory:"):
         raise invalid_request(field, "names a database in memory", "name a file: other processes open it too")
     place = Path(path).absolute()
+    with store_errors("open", str(place)):
+        _check_place(field, place)
+    return str(place)
+
+
+def _check_place(field: str, place: Path) -> None:
     if place.is_dir():
         raise invalid_request(field, f"{place} is a folder", "name a file in it")
     if not place.parent.is_dir():
         raise invalid_request(
             field, f"the folder {place.parent} does not exist", "make it first, or mend the path"
         )
-    return str(place)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
@@ -21,6 +23,12 @@ _DAMAGED: Final = (
 )
 _RIGHTS: Final = "give this user the right to read and write the file and its folder"
 _GONE: Final = "the file is gone or cannot be opened; EmbeddedStore(path) creates a store"
+_FULL: Final = "nothing of this call was written; free space on the disk and call again"
+_FOLDER: Final = (
+    "the folder is read-only, and SQLite needs files beside the store (-wal, -shm) also to read it; give "
+    "this user the right to write the folder, or read while a writer has the store open, or read a copy"
+)
+_NO_HANDLE: Final = f"the file is there; look at the limit of open files (ulimit -n) and {_RETRY}"
 
 # Primary result code → category, retryable, way out.
 _CODES: Final[dict[int, tuple[ErrorCategory, bool, str]]] = {
@@ -48,7 +56,7 @@ _CODES: Final[dict[int, tuple[ErrorCategory, bool, str]]] = {
         True,
         "the disk failed; look at the system's log",
     ),
-    sqlite3.SQLITE_FULL: (ErrorCategory.PERMANENT_FAILURE, False, "the disk is full; make room"),
+    sqlite3.SQLITE_FULL: (ErrorCategory.PERMANENT_FAILURE, False, _FULL),
     sqlite3.SQLITE_CORRUPT: (ErrorCategory.PERMANENT_FAILURE, False, _DAMAGED),
     sqlite3.SQLITE_FORMAT: (ErrorCategory.PERMANENT_FAILURE, False, _DAMAGED),
     sqlite3.SQLITE_NOTADB: (ErrorCategory.INVALID_REQUEST, False, "the file is no store; name another one"),
@@ -62,8 +70,14 @@ _CODES: Final[dict[int, tuple[ErrorCategory, bool, str]]] = {
 _OURS: Final = "this should not happen; please report it with the text of this error"
 
 
-def classify(error: Exception) -> Fault:
-    """Say what an exception means; pure, raises nothing, also for unknown exceptions."""
+def classify(error: Exception, path: str = "") -> Fault:
+    """Say what an exception means; raises nothing, also for unknown exceptions.
+
+    Args:
+        error: The exception.
+        path: The file that it is about. It goes into the message, and it is looked at where SQLite does not
+            say why it cannot be opened; without it this is pure.
+    """
     match error:
         case ProviderFault():
             return error.fault
@@ -74,19 +88,23 @@ def classify(error: Exception) -> Fault:
                 ErrorCategory.INVALID_REQUEST, f"a position that this store cannot have made: {error}"
             )
         case sqlite3.Error():
-            return _sqlite_fault(error)
+            return _sqlite_fault(error, path)
         case FileNotFoundError():
-            return Fault(ErrorCategory.NOT_FOUND, _GONE)
+            return Fault(ErrorCategory.NOT_FOUND, _about(path, _GONE))
         case PermissionError():
-            return Fault(ErrorCategory.AUTHORIZATION_FAILED, _RIGHTS)
+            return Fault(ErrorCategory.AUTHORIZATION_FAILED, _about(path, _RIGHTS))
         case OSError() | MemoryError():
             text = f"{type(error).__name__}: {error}; {_RETRY}"
-            return Fault(ErrorCategory.TRANSIENT_FAILURE, text, retryable=True)
+            return Fault(ErrorCategory.TRANSIENT_FAILURE, _about(path, text), retryable=True)
         case _:
             return Fault(ErrorCategory.PERMANENT_FAILURE, f"{type(error).__name__}: {error}; {_OURS}")
 
 
-def _sqlite_fault(error: sqlite3.Error) -> Fault:
+def _about(path: str, text: str) -> str:
+    return f"{path}: {text}" if path else text
+
+
+def _sqlite_fault(error: sqlite3.Error, path: str) -> Fault:
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         if isinstance(error, sqlite3.ProgrammingError):
@@ -94,7 +112,26 @@ def _sqlite_fault(error: sqlite3.Error) -> Fault:
             return Fault(ErrorCategory.TRANSIENT_FAILURE, f"{error}; connect again and go on from the token")
         return Fault(ErrorCategory.PERMANENT_FAILURE, f"{error}; {_OURS}")
     category, retryable, way_out = _CODES.get(code & 0xFF, (ErrorCategory.PERMANENT_FAILURE, False, _OURS))
-    return Fault(category, f"{error}; {way_out}", error.sqlite_errorname, retryable)
+    if code == sqlite3.SQLITE_READONLY_DIRECTORY:
+        way_out = _FOLDER
+    elif code & 0xFF == sqlite3.SQLITE_CANTOPEN and path:
+        category, retryable, way_out = _unopened(path)
+    return Fault(category, _about(path, f"{error}; {way_out}"), error.sqlite_errorname, retryable)
+
+
+def _unopened(path: str) -> tuple[ErrorCategory, bool, str]:
+    """Why SQLite cannot open a file, which it does not say."""
+    folder = Path(path).parent
+    locked = os.access(folder, os.F_OK) and not os.access(folder, os.W_OK, effective_ids=True)
+    if not os.access(path, os.F_OK, effective_ids=True):
+        if locked:
+            return ErrorCategory.AUTHORIZATION_FAILED, False, _RIGHTS
+        return ErrorCategory.NOT_FOUND, False, _GONE
+    if not os.access(path, os.R_OK, effective_ids=True):
+        return ErrorCategory.AUTHORIZATION_FAILED, False, _RIGHTS
+    if locked:
+        return ErrorCategory.AUTHORIZATION_FAILED, False, _FOLDER
+    return ErrorCategory.TRANSIENT_FAILURE, True, _NO_HANDLE
 
 
 def failure(category: ErrorCategory, message: str) -> MulticloudDbError:
@@ -110,11 +147,11 @@ def missing_file(path: str) -> ProviderFault:
 
 
 @contextmanager
-def store_errors(operation: str) -> Iterator[None]:
-    """Whatever goes wrong inside leaves as a `MulticloudDbError`."""
+def store_errors(operation: str, path: str = "") -> Iterator[None]:
+    """Whatever goes wrong inside leaves as a `MulticloudDbError` that names the file."""
     try:
         yield
     except MulticloudDbError:
         raise
     except (sqlite3.Error, OSError, ProviderFault) as error:
-        raise to_error(PROVIDER_ID, operation, classify(error), error) from error
+        raise to_error(PROVIDER_ID, operation, classify(error, path), error) from error

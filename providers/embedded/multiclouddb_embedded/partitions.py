@@ -18,6 +18,7 @@ from multiclouddb_embedded.store.layout import (
     partition_rows,
 )
 from multiclouddb_embedded.store.retention import ordinal_at
+from multiclouddb_embedded.whole import WHOLE, count_whole, whole_row
 from multiclouddb_spi import (
     Child,
     Continue,
@@ -55,11 +56,13 @@ class Scope:
         collection: The collection.
         key: The canonical partition key to keep to, or None for all.
         hash: Its hash.
+        whole: True to show the collection as one partition.
     """
 
     collection: Collection
     key: bytes | None = None
     hash: int | None = None
+    whole: bool = False
 
 
 @attrs.frozen
@@ -92,8 +95,10 @@ SELECT store.head_seq, store.head_ts,
     {", ".join(f"p.{name.strip()}" for name in PARTITION_COLUMNS.split(","))}
 FROM store
     JOIN collections c ON c.id = :collection AND c.incarnation = :incarnation
-    JOIN partitions p ON p.collection = c.id AND p.name = :name
+    JOIN {{partitions}} p ON p.{{parent}} = c.id AND p.name = :name
 """
+_STANDING_ONE = _STANDING.format(partitions="partitions", parent="collection")
+_STANDING_WHOLE = _STANDING.format(partitions=WHOLE, parent="id")
 
 
 def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: tuple[int, int]) -> Standing:
@@ -107,8 +112,14 @@ def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: 
     seq, ts = position
     collection = scope.collection
     found = connection.execute(
-        _STANDING,
-        {"ts": ts, "collection": collection.id, "incarnation": collection.incarnation, "name": name},
+        _STANDING_WHOLE if scope.whole else _STANDING_ONE,
+        {
+            "ts": ts,
+            "collection": collection.id,
+            "incarnation": collection.incarnation,
+            "name": name,
+            "hash": scope.hash,
+        },
     ).fetchone()
     if found is None:
         raise _missing(connection, collection, name)
@@ -272,8 +283,15 @@ def read_family(connection: sqlite3.Connection, scope: Scope) -> Family:
     ).fetchone()
     if found is None:
         raise _dropped(collection)
-    rows = partition_rows(connection, collection.id)
-    return Family([row for row in rows if row.holds(scope.hash)], collection.created_seq, found[0])
+    return Family(_rows(connection, scope), collection.created_seq, found[0])
+
+
+def _rows(connection: sqlite3.Connection, scope: Scope) -> list[PartitionRow]:
+    if scope.whole:
+        row = whole_row(connection, scope.collection.id, scope.hash)
+        return [row] if row is not None else []
+    rows = partition_rows(connection, scope.collection.id)
+    return [row for row in rows if row.holds(scope.hash)]
 
 
 def read_head(connection: sqlite3.Connection) -> tuple[int, int]:
@@ -300,10 +318,7 @@ def find_head(
     row, first = state.row, max(position[0], state.before)
     count, last = _count(connection, scope, row, first, most)
     if last is not None:
-        (ts,) = connection.execute(
-            "SELECT ts FROM log WHERE partition = ? AND seq = ?", (row.id, last)
-        ).fetchone()
-        return Head(cursor_of(last, ts), count, Continue())
+        return Head(cursor_of(*last), count, Continue())
     end_seq, end_ts = state.end
     end = max(end_seq, position[0]), max(end_ts, position[1])
     return Head(cursor_of(*end), count, outcome_of(connection, scope, row, end))
@@ -311,8 +326,10 @@ def find_head(
 
 def _count(
     connection: sqlite3.Connection, scope: Scope, row: PartitionRow, first: int, most: int | None
-) -> tuple[int, int | None]:
-    """How many records follow, and the last of them if `most` cut them short."""
+) -> tuple[int, tuple[int, int] | None]:
+    """How many records follow, and the seq and time of the last if `most` cut them short."""
+    if scope.whole:
+        return count_whole(connection, row, scope.hash, first, most)
     if scope.hash is not None:
         return _count_hash(connection, scope.hash, row, first, most)
     base = ordinal_at(connection, row, first)
@@ -321,19 +338,22 @@ def _count(
         return count, None
     seqs = range(first, row.last_seq + 1)
     index = bisect_left(seqs, base + most, key=lambda seq: ordinal_at(connection, row, seq))
-    return most, seqs[index]
+    last: tuple[int, int] = connection.execute(
+        "SELECT seq, ts FROM log WHERE partition = ? AND seq = ?", (row.id, seqs[index])
+    ).fetchone()
+    return most, last
 
 
 def _count_hash(
     connection: sqlite3.Connection, number: int, row: PartitionRow, first: int, most: int | None
-) -> tuple[int, int | None]:
+) -> tuple[int, tuple[int, int] | None]:
     behind = "FROM log INDEXED BY log_hash WHERE partition = ? AND hash = ? AND seq > ?"
     place = (row.id, number, first)
     if most is not None:
         cut = connection.execute(
-            f"SELECT seq {behind} ORDER BY seq LIMIT 2 OFFSET ?", (*place, most - 1)
+            f"SELECT seq, ts {behind} ORDER BY seq LIMIT 2 OFFSET ?", (*place, most - 1)
         ).fetchall()
         if len(cut) == 2:
-            return most, cut[0][0]
+            return most, cut[0]
     (count,) = connection.execute(f"SELECT count(*) {behind}", place).fetchone()
     return count, None

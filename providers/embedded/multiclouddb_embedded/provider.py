@@ -7,22 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from multiclouddb_api import (
     AtTime,
     Beginning,
-    Capability,
-    CapabilityNote,
     CapabilitySet,
     ClientConfig,
-    EntireCluster,
-    EntireDatabase,
     LogicalPartition,
     NewItemStateMode,
     Now,
     OldItemStateMode,
-    Support,
     invalid_request,
 )
 from multiclouddb_embedded.config import EmbeddedConfig, EmbeddedOptions
@@ -39,6 +34,7 @@ from multiclouddb_embedded.partitions import (
     standing,
     to_partition,
 )
+from multiclouddb_embedded.profile import PLAIN, Profile, check_spec, check_start
 from multiclouddb_embedded.reader import EmbeddedReader, Source
 from multiclouddb_embedded.store import EmbeddedStore
 from multiclouddb_embedded.store.collection import MAIN, Collection, find_collection
@@ -68,32 +64,8 @@ __all__ = ["CAPABILITIES", "PLUGIN", "EmbeddedFeed", "EmbeddedPlugin", "Embedded
 
 _CONNECTIONS: Final = 16
 
-_NOTES: Final[dict[Any, CapabilityNote]] = {
-    Capability.CHANGE_FEED: CapabilityNote(Support.NATIVE, "several processes write and read one file"),
-    Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
-        Support.NATIVE, "changes are kept until EmbeddedStore.trim removes them"
-    ),
-    Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
-        Support.NATIVE, "exact to the microsecond of the commit"
-    ),
-    Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
-        Support.NATIVE, "an index finds the changes of one partition key"
-    ),
-    Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
-        Support.NATIVE, 'for collections created with images="new_and_old"'
-    ),
-    Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(
-        Support.UNSUPPORTED, "read each collection with EntireCollection()"
-    ),
-    Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(
-        Support.UNSUPPORTED, "read each collection with EntireCollection()"
-    ),
-    Capability.RUN_COMMAND: CapabilityNote(
-        Support.UNSUPPORTED, "write with EmbeddedStore, or open the file with sqlite3"
-    ),
-}
-CAPABILITIES: Final = CapabilitySet(_NOTES)
-"""What an embedded store can do."""
+CAPABILITIES: Final = PLAIN.capabilities
+"""What an embedded store can do without a profile."""
 
 
 class EmbeddedProvider(Provider):
@@ -102,38 +74,35 @@ class EmbeddedProvider(Provider):
     Args:
         path: The file.
         now: The store's clock.
+        profile: What the store pretends to be.
     """
 
     provider_id: ClassVar[str] = PROVIDER_ID
     options_type: ClassVar[type[EmbeddedOptions]] = EmbeddedOptions
 
-    def __init__(self, path: str, now: Callable[[], datetime]) -> None:
-        self._path, self._now = path, now
+    def __init__(self, path: str, now: Callable[[], datetime], profile: Profile = PLAIN) -> None:
+        self._path, self._now, self.profile = path, now, profile
         self._pool = ConnectionPool(path, _CONNECTIONS, check_store)
         self._monitor = Monitor(path, check_store)
 
     def capabilities(self) -> CapabilitySet:
-        """Everything but wider scopes and commands."""
-        return CAPABILITIES
+        """Everything but wider scopes and commands, as far as the profile goes."""
+        return self.profile.capabilities
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> EmbeddedFeed:
         """Find the collection and check that its log keeps what the spec asks for."""
-        if isinstance(spec.scope, EntireDatabase | EntireCluster):
-            raise unsupported(
-                f"{type(spec.scope).__name__}() is not supported on embedded",
-                CAPABILITIES[Capability.CHANGE_FEED_DATABASE_SCOPE].note,
-            )
+        check_spec(self.profile, spec)
         if spec.address.collection is None:
             raise invalid_request("address.collection", "is None", "name the collection")
         database = spec.address.database or MAIN
         with self.reading(deadline) as connection:
             collection = find_collection(connection, database, spec.address.collection)
         _check_images(collection, spec)
-        return EmbeddedFeed(self, spec, _scope(collection, spec))
+        return EmbeddedFeed(self, spec, _scope(collection, spec, self.profile))
 
     def classify(self, error: Exception) -> Fault:
         """What an exception of SQLite or the file system means."""
-        return classify(error)
+        return classify(error, self._path)
 
     def close(self) -> None:
         """Interrupt what runs and close every connection."""
@@ -186,12 +155,12 @@ def _check_images(collection: Collection, spec: FeedSpec) -> None:
         )
 
 
-def _scope(collection: Collection, spec: FeedSpec) -> Scope:
+def _scope(collection: Collection, spec: FeedSpec, profile: Profile) -> Scope:
     if not isinstance(spec.scope, LogicalPartition):
-        return Scope(collection)
+        return Scope(collection, whole=profile.whole)
     collection.check_key(spec.scope.key)
     identity = partition_identity(spec.scope.key)
-    return Scope(collection, identity, partition_hash(identity))
+    return Scope(collection, identity, partition_hash(identity), profile.whole)
 
 
 class EmbeddedFeed(Feed):
@@ -216,6 +185,8 @@ class EmbeddedFeed(Feed):
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """Resolve a start; a partition that was split or merged can be started too."""
+        profile = self._provider.profile
+        check_start(profile, position, self.spec.options)
         with self._provider.reading(deadline) as connection:
             family = read_family(connection, self._scope)
             match position:
@@ -224,7 +195,7 @@ class EmbeddedFeed(Feed):
                 case Now():
                     where = read_head(connection)
                 case AtTime(utc):
-                    where = _moment(connection, family, utc)
+                    where = _moment(connection, family, utc, profile.precision)
         if partition_id is not None:
             return family.one(partition_id, where)
         return family.beginning() if where is None else family.at(*where)
@@ -289,51 +260,60 @@ class EmbeddedFeed(Feed):
             }
 
 
-def _moment(connection: sqlite3.Connection, family: Family, utc: datetime) -> tuple[int, int]:
-    """The position in front of the first change at or after a moment."""
+def _moment(connection: sqlite3.Connection, family: Family, utc: datetime, precision: int) -> tuple[int, int]:
+    """The position in front of the first change at or after a moment, rounded down."""
     ts = max(0, to_micros(utc))
-    seq = seq_before(connection, ts)
-    if seq < family.trimmed:
+    if seq_before(connection, ts) < family.trimmed:
         raise expired(f"changes since {utc.isoformat()} were trimmed")
-    return max(seq, family.created), ts
+    ts -= ts % precision
+    return max(seq_before(connection, ts), family.created, family.trimmed), ts
 
 
 class EmbeddedPlugin(ProviderPlugin):
-    """What the entry point names."""
+    """What the entry point names.
+
+    Args:
+        profile: What a store pretends to be where the connection names no profile.
+    """
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
+    def __init__(self, profile: Profile = PLAIN) -> None:
+        self._profile = profile
+
     def capabilities(self) -> CapabilitySet:
-        """Everything but wider scopes and commands."""
-        return CAPABILITIES
+        """Everything but wider scopes and commands, as far as the profile goes."""
+        return self._profile.capabilities
 
     def connect(self, config: ClientConfig, native_client: object | None) -> EmbeddedProvider:
         """Check the configuration; the store has to be there, it is never made here.
 
         Args:
-            config: `connection` has a `url` or a `path`; neither is needed with a store.
+            config: `connection` has a `url` or a `path`; neither is needed with a store. It may have a
+                `profile`, `embedded:///path/store.db?profile=dynamo` in a URL.
             native_client: An open `EmbeddedStore`, whose clock is used; never closed.
         """
         if native_client is not None:
-            return _provider_of(config, native_client)
-        path = EmbeddedConfig.from_client(config).path
-        if not Path(path).exists():
-            raise missing_file(path)
-        return EmbeddedProvider(path, lambda: datetime.now(UTC))
+            return _provider_of(config, native_client, self._profile)
+        checked = EmbeddedConfig.from_client(config, profile=self._profile)
+        if not Path(checked.path).exists():
+            raise missing_file(checked.path)
+        return EmbeddedProvider(checked.path, lambda: datetime.now(UTC), checked.profile)
 
 
-def _provider_of(config: ClientConfig, native_client: object) -> EmbeddedProvider:
+def _provider_of(config: ClientConfig, native_client: object, profile: Profile) -> EmbeddedProvider:
     if not isinstance(native_client, EmbeddedStore):
         raise invalid_request(
             "native_client", f"is a {type(native_client).__name__}", "pass an EmbeddedStore, or none"
         )
     if native_client.closed:
         raise invalid_request("native_client", "is closed", "pass an open EmbeddedStore")
-    if config.connection and EmbeddedConfig.from_client(config).path != native_client.path:
+    checked = EmbeddedConfig.from_client(config, path=native_client.path, profile=profile)
+    if checked.path != native_client.path:
         raise invalid_request(
             "native_client", f"has the file {native_client.path}, the connection another", "name it once"
         )
-    return EmbeddedProvider(native_client.path, native_client.now)
+    return EmbeddedProvider(native_client.path, native_client.now, checked.profile)
 
 
 PLUGIN: Final = EmbeddedPlugin()

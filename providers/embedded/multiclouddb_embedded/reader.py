@@ -16,6 +16,7 @@ from multiclouddb_embedded.mapping import View, cursor_of, from_micros, to_arrow
 from multiclouddb_embedded.partitions import Scope, Standing, outcome_of, standing
 from multiclouddb_embedded.records import Records
 from multiclouddb_embedded.store.connection import ConnectionPool, Monitor, Version, snapshot
+from multiclouddb_embedded.whole import WHOLE_STATEMENTS
 from multiclouddb_spi import (
     Batch,
     Continue,
@@ -156,6 +157,7 @@ _TEXTS: Final = "CAST(group_concat(coalesce({column}, 'null'), char(30)) AS BLOB
 _MORE: Final = """
 SELECT 1 FROM log {filter} AND partition = :partition AND seq > :first AND seq <= :last LIMIT 1
 """
+_STATEMENTS: Final = (_BOUND, _BOUND_HASH, _ROWS, _MORE)
 _ALL: Final = "WHERE TRUE"
 _ONE_HASH: Final = "INDEXED BY log_hash WHERE hash = :hash"
 
@@ -184,11 +186,12 @@ class EmbeddedReader(Reader):
         self._connection: sqlite3.Connection | None = None
         self._idle: tuple[Version, EmbeddedBatch] | None = None
         new, old = source.with_new, source.with_old
-        whole = source.scope.hash is None
-        keeps = _ALL if whole else _ONE_HASH
-        self._bound = _BOUND if whole else _BOUND_HASH
-        self._more = _MORE.format(filter=keeps)
-        self._rows = _ROWS.format(
+        every_key = source.scope.hash is None
+        keeps = _ALL if every_key else _ONE_HASH
+        bound, bound_hash, rows, more = WHOLE_STATEMENTS if source.scope.whole else _STATEMENTS
+        self._bound = bound if every_key else bound_hash
+        self._more = more.format(filter=keeps)
+        self._rows = rows.format(
             new=_TEXTS.format(column="doc") if new else "NULL",
             old=_TEXTS.format(column="old") if old else "NULL",
             filter=keeps,

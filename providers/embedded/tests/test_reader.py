@@ -1,5 +1,6 @@
 """Feeds, starts, readers and batches, each against the promise of the contract."""
 
+import gc
 import random
 import re
 import threading
@@ -26,6 +27,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_embedded import Delete, EmbeddedOptions, EmbeddedStore, Put
 from multiclouddb_embedded.mapping import to_micros
+from multiclouddb_embedded.partitions import standing
 from multiclouddb_embedded.provider import CAPABILITIES, PLUGIN
 from multiclouddb_spi import (
     Continue,
@@ -125,6 +127,25 @@ class TestFetch:
             batches.append(world.fetch(reader, nbytes=1000))
         assert [numbers(batch.events(0, len(batch))) for batch in batches] == [[0, 1], [2, 3, 4], [5]]
         assert max(batch.nbytes for batch in batches) < 1000 + 9000 + 1000
+
+    def test_parts_of_a_batch_are_the_same_rows(self, items):
+        batch = items.fetch(items.feed().open("p0", [0, 0]))
+        events, table = batch.events(0, 10), batch.arrow(0, 10)
+        for start in range(11):
+            for stop in range(start, 11):
+                assert batch.events(start, stop) == events[start:stop]
+                assert batch.arrow(start, stop) == table.slice(start, stop - start)
+
+    def test_the_garbage_collector_is_left_as_it_was(self, items):
+        batch = items.fetch(items.feed().open("p0", [0, 0]))
+        batch.events(0, 10)
+        assert gc.isenabled()
+        gc.disable()
+        try:
+            batch.events(0, 10)
+            assert not gc.isenabled()
+        finally:
+            gc.enable()
 
     def test_positions_inside_a_batch_resume_exactly(self, items):
         feed = items.feed()
@@ -253,6 +274,9 @@ class TestLineage:
             assert (child.partition_id, child.parents) == ("p2", ("p0", "p1"))
             said.append(child.cursor)
         assert feed.compare(feed.join("p2", said), said[0]) == 0
+
+    def test_join_takes_the_furthest(self, items):
+        assert items.feed().join("p2", [[5, 1], [5, 9], [4, 99]]) == [5, 9]
 
     def test_discover_names_children_and_waits_for_open_partitions(self, items):
         feed = items.feed()
@@ -391,6 +415,29 @@ class TestExpiry:
         with faulty(ErrorCategory.CHECKPOINT_EXPIRED):
             items.fetch(reader)
 
+    def test_a_trim_in_the_middle_of_a_fetch_takes_nothing_from_it(self, items, monkeypatch):
+        """The check for expiry and the rows have to be of one moment."""
+
+        def trimmed_right_after(*arguments):
+            state = standing(*arguments)
+            items.store.trim("items", max_count=2)
+            return state
+
+        feed = items.feed()
+        monkeypatch.setattr("multiclouddb_embedded.reader.standing", trimmed_right_after)
+        assert numbers(items.drain(feed.open("p0", [0, 0]))[0]) == list(range(1, 11))
+        monkeypatch.undo()
+        with faulty(ErrorCategory.CHECKPOINT_EXPIRED):
+            items.fetch(feed.open("p0", [0, 0]))
+
+    def test_at_time_is_exact_while_another_collection_is_trimmed(self, items):
+        feed = items.feed()
+        stamps = [event.timestamp for event in items.read_all(feed)["p0"]]
+        items.store.create_collection("others")
+        items.store.put("others", "a", {})
+        items.store.trim("others", max_count=0)
+        assert numbers(items.read_all(feed, AtTime(stamps[3]))["p0"]) == list(range(4, 11))
+
     def test_at_time_older_than_retention_is_not_clamped(self, items):
         feed = items.feed()
         stamps = [event.timestamp for event in items.read_all(feed)["p0"]]
@@ -509,6 +556,17 @@ class TestLogicalPartition:
             seeds = tenants.start(feed)
             assert {parent for seed in seeds for parent in seed.parents} <= set(ids(seeds))
             assert len(tenants.start(feed, Now())) == 1
+
+    def test_a_merged_child_waits_only_for_the_parent_that_held_the_key(self, tenants):
+        merged = set()
+        for tenant in range(20):
+            feed = self.logical(tenants, tenant)
+            for name in ("p3", "p1"):
+                if seeds := tenants.start(feed, partition_id=name):
+                    _, last = tenants.drain(feed.open(name, seeds[0].cursor))
+                    (child,) = last.outcome.children
+                    merged.add((child.partition_id, child.parents))
+        assert merged == {("p4", ("p3",)), ("p4", ("p1",))}
 
     def test_further_components_are_ignored(self, tenants):
         feed = self.logical(tenants, 7, "whatever")
@@ -653,7 +711,8 @@ class TestWaiting:
         assert time.monotonic() - began < 1
         assert ended[0] in (None, ErrorCategory.TRANSIENT_FAILURE)
 
-    def test_cancel_interrupts_a_statement_that_runs(self, items):
+    @pytest.mark.parametrize("end", ["cancel", "close"])
+    def test_they_interrupt_a_statement_that_runs(self, items, end):
         feed = items.feed()
         reader = feed.open("p0", items.start(feed)[0].cursor)
         # A view that takes minutes stands in for a very slow disk.
@@ -676,8 +735,12 @@ class TestWaiting:
             time.sleep(0.001)
         began = time.monotonic()
         while thread.is_alive() and time.monotonic() - began < 5:
-            reader.cancel()
+            # Again, in case the statement had not begun.
+            (reader.cancel if end == "cancel" else items.provider.close)()
             thread.join(0.05)
+        if thread.is_alive():  # leave nothing running behind a failure
+            reader.cancel()
+            thread.join()
         assert time.monotonic() - began < 1
         assert (raised[0].category, raised[0].code) == (ErrorCategory.TRANSIENT_FAILURE, "SQLITE_INTERRUPT")
 
@@ -726,6 +789,11 @@ class TestConnections:
             with faulty(ErrorCategory.NOT_FOUND, "dropped"):
                 items.fetch(reader)
             assert numbers(items.read_all(items.feed())["p0"]) == [1]
+            reader = items.feed().open("p0", [1, 0])
+            for number in (2, 3):
+                assert len(items.fetch(reader)) == 0
+                anew.put("items", number, {"n": number})
+                assert len(items.fetch(reader)) == 1
 
     def test_after_close_everything_refuses(self, items):
         feed = items.feed()

@@ -3,6 +3,7 @@
 import pickle
 import re
 import sqlite3
+import threading
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -14,6 +15,7 @@ import pytest
 from multiclouddb_api import ChangeType, ErrorCategory, MulticloudDbError, MulticloudDbKey, ResourceAddress
 from multiclouddb_embedded import MAX_DOCUMENT_BYTES, Delete, EmbeddedStore, Put
 from multiclouddb_embedded.store.hashing import HASH_END
+from multiclouddb_embedded.store.schema import enter_wal_mode
 
 PRECIOUS = {
     "decimal": Decimal("1.50"),
@@ -157,6 +159,17 @@ class TestRefusals:
         for wrong in (Put("b", {"f": object()}), ("put", "b", {})):
             with refused(INVALID, "holds a"):
                 store.batch("items", [Put("a", {}), wrong])
+        assert log(store) == []
+
+    def test_a_collection_that_is_recreated_meanwhile_is_not_written(self, store):
+        store.create_collection("items")
+
+        def operations():
+            store.create_collection("items", partition_key=["tenant"], recreate=True)
+            yield Put("a", {})
+
+        with refused(ErrorCategory.CONFLICT, "recreated"):
+            store.batch("items", operations())
         assert log(store) == []
 
     def test_a_failure_in_mid_transaction_leaves_nothing(self, store):
@@ -449,10 +462,47 @@ class TestFile:
         path = tmp_path / "other.db"
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("CREATE TABLE t (x)")
+        before = path.read_bytes()
         with refused(INVALID, "no embedded store"):
             EmbeddedStore(path)
-        with closing(sqlite3.connect(path)) as connection:
-            assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("t",)]
+        assert path.read_bytes() == before
+
+    def test_it_waits_for_another_process_that_makes_the_store(self, tmp_path):
+        """SQLite does not wait by itself while the file enters WAL mode."""
+        path = tmp_path / "s.db"
+        made = []
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN")
+            other.execute("SELECT * FROM sqlite_master").fetchall()
+            thread = threading.Thread(target=lambda: made.append(EmbeddedStore(path)))
+            thread.start()
+            thread.join(0.1)
+            assert thread.is_alive()
+            other.execute("ROLLBACK")
+            thread.join()
+        made[0].create_collection("items")
+        made[0].close()
+
+    def test_it_tries_again_where_sqlite_gives_up_at_once(self):
+        """Seen when several processes make one store: about one in fifty was refused without waiting."""
+
+        class Contended:
+            def __init__(self):
+                self.refusals = 2
+
+            def execute(self, statement):
+                assert statement == "PRAGMA journal_mode = WAL"
+                if self.refusals:
+                    self.refusals -= 1
+                    error = sqlite3.OperationalError("database is locked")
+                    error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+                    raise error
+
+        connection = Contended()
+        enter_wal_mode(connection, patience=9)
+        assert connection.refusals == 0
+        with pytest.raises(sqlite3.OperationalError):
+            enter_wal_mode(Contended(), patience=0)
 
     def test_a_later_schema_says_to_upgrade(self, store):
         store.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from typing import Final
@@ -9,7 +10,7 @@ from typing import Final
 from multiclouddb_api import ErrorCategory
 from multiclouddb_spi import Fault, ProviderFault
 
-__all__ = ["SCHEMA_VERSION", "check_store", "create_store"]
+__all__ = ["SCHEMA_VERSION", "check_store", "create_store", "enter_wal_mode"]
 
 SCHEMA_VERSION: Final = 1
 _APPLICATION_ID: Final = 0x6D636462  # "mcdb"
@@ -97,14 +98,14 @@ def create_store(connection: sqlite3.Connection, path: str, patience: float) -> 
     Raises:
         ProviderFault: The file is something else.
     """
-    if not _is_empty(connection):
+    if not _is_empty(connection, path):
         check_store(connection, path)
         return
     connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
-    _enter_wal_mode(connection, patience)
+    enter_wal_mode(connection, patience)
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if _is_empty(connection):
+        if _is_empty(connection, path):
             connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             for statement in _TABLES.split(";\n"):
                 connection.execute(statement)
@@ -125,7 +126,7 @@ def check_store(connection: sqlite3.Connection, path: str) -> None:
     """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != _APPLICATION_ID:
-        if _is_empty(connection):
+        if _is_empty(connection, path):
             raise ProviderFault(
                 Fault(
                     ErrorCategory.NOT_FOUND,
@@ -135,7 +136,7 @@ def check_store(connection: sqlite3.Connection, path: str) -> None:
         raise ProviderFault(
             Fault(
                 ErrorCategory.INVALID_REQUEST,
-                f"the file {path} is a SQLite database but no embedded store; name another file",
+                f"the file {path} holds something else and is no embedded store; name another file",
             )
         )
     (version,) = connection.execute("SELECT version FROM store").fetchone()
@@ -149,13 +150,22 @@ def check_store(connection: sqlite3.Connection, path: str) -> None:
         )
 
 
-def _is_empty(connection: sqlite3.Connection) -> bool:
+def _is_empty(connection: sqlite3.Connection, path: str) -> bool:
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    return bool(tables == 0)
+    # A single byte is nothing to SQLite, which would write over it.
+    return bool(tables == 0) and os.stat(path).st_size != 1
 
 
-def _enter_wal_mode(connection: sqlite3.Connection, patience: float) -> None:
-    """SQLite's own busy timeout does not cover this change."""
+def enter_wal_mode(connection: sqlite3.Connection, patience: float) -> None:
+    """Let readers and a writer work side by side.
+
+    SQLite's own busy timeout does not always cover this change: with several processes at once it may
+    give up without waiting.
+
+    Args:
+        connection: Outside a transaction.
+        patience: Seconds to go on trying.
+    """
     until = time.monotonic() + patience
     while True:
         try:

@@ -43,7 +43,7 @@ class Session:
         self._durable, self._busy_seconds = durable, busy_seconds
         self._lock = threading.RLock()
         self._pid = os.getpid()
-        with store_errors("open"):
+        with store_errors("open", self.path):
             self._connection = self._open()
 
     def now(self) -> datetime:
@@ -56,7 +56,7 @@ class Session:
         self.check_open()
         if self._pid != os.getpid():
             self._reopen()
-        with self._lock, store_errors(operation):
+        with self._lock, store_errors(operation, self.path):
             self.check_open()
             yield self._connection
 
@@ -86,7 +86,7 @@ class Session:
         """
         self._lock = threading.RLock()
         _ORPHANS.append(self._connection)
-        with store_errors("open"):
+        with store_errors("open", self.path):
             self._connection = self._open()
         self._pid = os.getpid()
 

@@ -210,7 +210,7 @@ class EmbeddedStore:
     ) -> Iterator[tuple[MulticloudDbKey, dict[str, Any]]]:
         """Every document with its key, in the order of the keys' canonical JSON, as of one moment."""
         self._session.check_open()
-        with store_errors("scan"):
+        with store_errors("scan", self.path):
             connection = connect(self.path)
             try:
                 with snapshot(connection):

@@ -1,0 +1,264 @@
+"""Checkpoints of many workers in one SQLite file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Final, NoReturn
+
+from multiclouddb_api import Checkpoint, ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_embedded.store.connection import connect
+
+__all__ = ["SqliteCheckpointStore"]
+
+_VERSION: Final = 1
+_APPLICATION_ID: Final = 0x6D636470  # "mcdp"
+_BUSY_SECONDS: Final = 30.0
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+# Also without a code: a text that is no UTF-8 any more.
+_DAMAGE: Final = (
+    sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, None
+)  # fmt: skip
+_TABLE: Final = """
+CREATE TABLE checkpoints (
+    name TEXT PRIMARY KEY,
+    version TEXT NOT NULL,
+    token TEXT NOT NULL,
+    sha256 TEXT NOT NULL
+) WITHOUT ROWID
+"""
+
+
+class SqliteCheckpointStore:
+    """Checkpoints by name in one SQLite file on a local disk: a `CheckpointStore`.
+
+    Several threads and processes may share the file; each call opens it, and flushes what it saves to the
+    disk. It is readable by its owner only, because a token may hold the key of a document. It may not be the
+    file of an `EmbeddedStore`.
+
+    Args:
+        path: The file; made by the first `save`, with its folder.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path).absolute()
+
+    @property
+    def path(self) -> Path:
+        """The file, absolute."""
+        return self._path
+
+    def load(self, name: str) -> Checkpoint | None:
+        """The checkpoint, or None when there is none of that name, or no file yet.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` for a file that is damaged, empty, something else or of a
+                newer version; `PERMANENT_FAILURE` when it cannot be read; `TRANSIENT_FAILURE` when it
+                stays locked. The message names it.
+        """
+        _check_name(name)
+        with self._opened("read") as connection:
+            if connection is None:
+                return None
+            connection.execute("BEGIN")
+            return self._find(connection, name)
+
+    def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
+        """Replace the checkpoint if its version is still the expected one; durable when it returns.
+
+        Raises:
+            MulticloudDbError: `CONFLICT` when somebody else has written it; what `load` raises for a file
+                that cannot be used; `PERMANENT_FAILURE` when the disk refuses, and nothing is changed then.
+        """
+        _check_name(name)
+        _check_token(token)
+        with self._opened("written", create=True) as connection:
+            assert connection is not None
+            connection.execute("BEGIN IMMEDIATE")
+            found = self._find(connection, name)
+            if (None if found is None else found.version) != expected:
+                self._conflict(name, expected, found)
+            checkpoint = Checkpoint(token, _next_version(found))
+            row = (name, checkpoint.version, token, _checksum(name, checkpoint.version, token))
+            connection.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)", row)
+            connection.execute("COMMIT")
+            return checkpoint
+
+    def delete(self, name: str) -> bool:
+        """Forget a checkpoint, also a damaged one; False if there is none. Who expects it conflicts."""
+        _check_name(name)
+        with self._opened("written") as connection:
+            if connection is None:
+                return False
+            return connection.execute("DELETE FROM checkpoints WHERE name = ?", (name,)).rowcount > 0
+
+    def __repr__(self) -> str:
+        return f"SqliteCheckpointStore({str(self._path)!r})"
+
+    @contextmanager
+    def _opened(self, verb: str, *, create: bool = False) -> Iterator[sqlite3.Connection | None]:
+        """A connection for one call, in autocommit mode; None when there is no file and it is not made."""
+        try:
+            if not self._path.exists():
+                if not create:
+                    yield None
+                    return
+                self._make()
+            with closing(connect(str(self._path), busy_seconds=_BUSY_SECONDS)) as connection:
+                connection.execute("PRAGMA synchronous = EXTRA")
+                self._check(connection)
+                yield connection
+        except OSError as error:
+            raise self._broken(verb, error, error.strerror or str(error)) from error
+        except sqlite3.Error as error:
+            if _code(error) in _DAMAGE:
+                raise self._unusable(f"is damaged or no checkpoint file ({error})") from error
+            raise self._broken(verb, error, str(error)) from error
+
+    def _make(self) -> None:
+        """Put a whole file there, unless somebody else has: an empty one is always damage."""
+        folder = self._path.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = folder / f".{self._path.name}.{secrets.token_hex(4)}.tmp"
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        try:
+            with closing(connect(str(draft))) as connection:
+                connection.execute("BEGIN")
+                connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {_VERSION}")
+                connection.execute(_TABLE)
+                connection.execute("COMMIT")
+            with suppress(FileExistsError):
+                os.link(draft, self._path)
+        finally:
+            draft.unlink(missing_ok=True)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        if application != _APPLICATION_ID:
+            empty = self._path.stat().st_size == 0
+            raise self._unusable("is empty" if empty else "is a SQLite database but holds no checkpoints")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version > _VERSION:
+            raise invalid_request(
+                f"checkpoint file {self._path}",
+                f"is of format version {version}, newer than {_VERSION}",
+                "read it with the multiclouddb-embedded version that wrote it, or a later one",
+            )
+
+    def _find(self, connection: sqlite3.Connection, name: str) -> Checkpoint | None:
+        """The row of a name, inside a transaction: nobody else changes the file meanwhile."""
+        row = connection.execute(
+            "SELECT version, token, sha256 FROM checkpoints WHERE name = ?", (name,)
+        ).fetchone()
+        self._check_whole(connection, thoroughly=row is None)
+        if row is None:
+            return None
+        version, token, checksum = row
+        if not (isinstance(version, str) and isinstance(token, str)) or checksum != _checksum(
+            name, version, token
+        ):
+            raise invalid_request(
+                f"checkpoint file {self._path}",
+                f"{name!r} does not match its checksum: it was changed or damaged",
+                f"restore the file from a backup, or call delete({name!r}) to begin again at the request's "
+                "start_position",
+            )
+        return Checkpoint(token, version)
+
+    def _check_whole(self, connection: sqlite3.Connection, *, thoroughly: bool) -> None:
+        """Refuse what SQLite reads as if it was whole: a row that was cut off would just not be there."""
+        (page_size,) = connection.execute("PRAGMA page_size").fetchone()
+        if self._path.stat().st_size % page_size:
+            raise self._unusable("is truncated")
+        if thoroughly:
+            (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+            if found != "ok":
+                raise self._unusable(f"is damaged ({' '.join(found.split())})")
+
+    def _unusable(self, problem: str) -> MulticloudDbError:
+        return invalid_request(
+            f"checkpoint file {self._path}",
+            problem,
+            "name another file, restore it from a backup, or delete it to begin again at the request's "
+            "start_position",
+        )
+
+    def _broken(self, verb: str, error: sqlite3.Error | OSError, text: str) -> MulticloudDbError:
+        busy = isinstance(error, sqlite3.Error) and _code(error) in (
+            sqlite3.SQLITE_BUSY,
+            sqlite3.SQLITE_LOCKED,
+        )
+        advice = "try again" if busy else "mend the disk or the permissions and go on"
+        native_code: str | None = getattr(error, "sqlite_errorname", None)
+        if isinstance(error, OSError) and error.errno is not None:
+            native_code = str(error.errno)
+        return MulticloudDbError(
+            f"checkpoint file {self._path}: cannot be {verb} ({text}); {advice}: the position before stays "
+            "good",
+            ErrorDetail(
+                ErrorCategory.TRANSIENT_FAILURE if busy else ErrorCategory.PERMANENT_FAILURE,
+                operation="checkpoint",
+                retryable=busy,
+                native_class=f"{type(error).__module__}.{type(error).__qualname__}",
+                native_code=native_code,
+                native_text=str(error),
+            ),
+        )
+
+    def _conflict(self, name: str, expected: str | None, found: Checkpoint | None) -> NoReturn:
+        now = "it is gone" if found is None else f"it is version {found.version} by now"
+        before = "there should be none yet" if expected is None else f"expected was version {expected}"
+        raise MulticloudDbError(
+            f"checkpoint file {self._path}: somebody else has written {name!r} ({before}, {now}); let one "
+            "worker use this name, or give each a name of its own; then load it again to go on from what is "
+            "stored",
+            ErrorDetail(ErrorCategory.CONFLICT, operation="checkpoint"),
+        )
+
+
+def _code(error: sqlite3.Error) -> int | None:
+    """Its primary result code; None for what Python found out itself."""
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
+
+
+def _check_name(name: object) -> None:
+    """The names that `FileCheckpointStore` takes, so that one can be changed for the other."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise invalid_request(
+            "name",
+            f"{name!r} cannot name a checkpoint",
+            "use 1 to 128 letters, digits, dots, hyphens and underscores, a letter or digit first",
+        )
+
+
+def _check_token(token: str) -> None:
+    Checkpoint(token, "1")
+    try:
+        token.encode()
+    except UnicodeEncodeError as error:
+        raise invalid_request(
+            "token", f"cannot be written ({error.reason})", "pass a page's continuation_token"
+        ) from error
+
+
+def _next_version(found: Checkpoint | None) -> str:
+    """A count for people, and a nonce: one that was deleted and made again is not the expected one."""
+    count, _, _ = ("0" if found is None else found.version).partition("-")
+    return f"{int(count) + 1 if count.isdecimal() else 1}-{secrets.token_hex(4)}"
+
+
+def _checksum(name: str, version: str, token: str) -> str:
+    return hashlib.sha256("\n".join((name, version, token)).encode()).hexdigest()

@@ -1,0 +1,244 @@
+"""What a store pretends to be: one of the services, as far as reading its feed goes.
+
+Portable code that runs against a store with `profile="dynamo"` meets the same refusals as on DynamoDB, on a
+laptop. A profile narrows what is asked of the store; it changes neither the file nor what stands in the log.
+
+Tokens: a position is a place in the log whatever the profile, so that a token made under one of `dynamo`,
+`spanner`, `cosmos` and no profile is good under the others, as long as the rest of the request may be asked
+there. `mongo` has one partition for the whole collection where the others have the store's: a token or
+partition id from there is `INVALID_REQUEST` under the others, and theirs is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    Capability,
+    CapabilityNote,
+    CapabilitySet,
+    EntireCluster,
+    EntireDatabase,
+    LogicalPartition,
+    OldItemStateMode,
+    ProviderOptions,
+    Support,
+)
+from multiclouddb_spi import FeedSpec, FeedStart, unsupported
+
+__all__ = ["PLAIN", "PROFILES", "Profile", "check_spec", "check_start"]
+
+_MICROSECOND: Final = 1
+_SECOND: Final = 1_000_000
+
+_PLAIN: Final = {
+    Capability.CHANGE_FEED: CapabilityNote(Support.NATIVE, "several processes write and read one file"),
+    Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
+        Support.NATIVE, "changes are kept until EmbeddedStore.trim removes them"
+    ),
+    Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
+        Support.NATIVE, "exact to the microsecond of the commit"
+    ),
+    Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
+        Support.NATIVE, "an index finds the changes of one partition key"
+    ),
+    Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
+        Support.NATIVE, 'for collections created with images="new_and_old"'
+    ),
+    Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(
+        Support.UNSUPPORTED, "read each collection with EntireCollection()"
+    ),
+    Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(
+        Support.UNSUPPORTED, "read each collection with EntireCollection()"
+    ),
+    Capability.RUN_COMMAND: CapabilityNote(
+        Support.UNSUPPORTED, "write with EmbeddedStore, or open the file with sqlite3"
+    ),
+}
+
+
+@attrs.frozen
+class Profile:
+    """How far reading goes under one profile.
+
+    Attributes:
+        name: What `profile=` says; empty for all that the store can do.
+        capabilities: What may be asked for.
+        precision: To so many microseconds `AtTime` is rounded down: it may be early by less than that, and
+            is never late.
+        whole: True when a collection is shown as one partition, `0`, whatever the store splits and merges.
+    """
+
+    name: str
+    capabilities: CapabilitySet
+    precision: int = _MICROSECOND
+    whole: bool = False
+
+
+def _profile(
+    name: str,
+    changes: Mapping[Capability, tuple[Support, str]],
+    *,
+    precision: int = _MICROSECOND,
+    whole: bool = False,
+) -> Profile:
+    narrowed = {
+        capability: CapabilityNote(support, f"profile={name}: {note}")
+        for capability, (support, note) in changes.items()
+    }
+    return Profile(name, CapabilitySet({**_PLAIN, **narrowed}), precision, whole)
+
+
+_NATIVE, _EMULATED, _UNSUPPORTED = Support.NATIVE, Support.EMULATED, Support.UNSUPPORTED
+_NO_KEY_SCOPE: Final = (
+    _UNSUPPORTED,
+    "its feed knows no partition keys; read PhysicalPartition(…) or EntireCollection() and keep the events "
+    "whose event.key.partition_key is wanted",
+)
+_BACKFILL: Final = "an all-versions-and-deletes feed starts at now or a token; "
+_OPT_IN: Final = "ask with provider_options=EmbeddedOptions(backfill=True), or start at Now()"
+
+PLAIN: Final = Profile("", CapabilitySet(_PLAIN))
+"""Everything that the store can do."""
+
+_DYNAMO: Final = _profile(
+    "dynamo",
+    {
+        Capability.CHANGE_FEED_BEGINNING: (
+            _NATIVE,
+            "a stream keeps 24 hours; here EmbeddedStore.trim decides",
+        ),
+        Capability.CHANGE_FEED_POINT_IN_TIME: (
+            _UNSUPPORTED,
+            "a stream starts at its beginning, at now or at a token; start at Beginning() and leave out "
+            "events whose event.timestamp is earlier",
+        ),
+        Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: _NO_KEY_SCOPE,
+        Capability.CHANGE_FEED_OLD_ITEM_STATE: (
+            _NATIVE,
+            'for streams of type NEW_AND_OLD_IMAGES; here for images="new_and_old"',
+        ),
+    },
+)
+_SPANNER: Final = _profile(
+    "spanner",
+    {
+        Capability.CHANGE_FEED_BEGINNING: (
+            _NATIVE,
+            "a change stream keeps 1 day unless retention_period says more; here EmbeddedStore.trim decides",
+        ),
+        Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: _NO_KEY_SCOPE,
+        Capability.CHANGE_FEED_OLD_ITEM_STATE: (
+            _NATIVE,
+            "for change streams with value_capture_type NEW_ROW_AND_OLD_VALUES; here for "
+            'images="new_and_old"',
+        ),
+    },
+)
+_COSMOS: Final = _profile(
+    "cosmos",
+    {
+        Capability.CHANGE_FEED_BEGINNING: (
+            _EMULATED,
+            f"{_BACKFILL}{_OPT_IN}; there that gives present items, here the changes themselves",
+        ),
+        Capability.CHANGE_FEED_POINT_IN_TIME: (
+            _EMULATED,
+            f"{_BACKFILL}{_OPT_IN}; in whole seconds, early by less than one",
+        ),
+        Capability.CHANGE_FEED_OLD_ITEM_STATE: (
+            _UNSUPPORTED,
+            "its feed has no previous items; keep what you need of them from earlier events",
+        ),
+    },
+    precision=_SECOND,
+)
+_MONGO: Final = _profile(
+    "mongo",
+    {
+        Capability.CHANGE_FEED: (_NATIVE, "a collection is one stream: one physical partition, 0"),
+        Capability.CHANGE_FEED_BEGINNING: (
+            _NATIVE,
+            "the oplog keeps what its size allows; here EmbeddedStore.trim decides",
+        ),
+        Capability.CHANGE_FEED_POINT_IN_TIME: (_NATIVE, "in whole seconds, early by less than one"),
+        Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: (
+            _NATIVE,
+            "there the server matches every change, here an index finds them",
+        ),
+        Capability.CHANGE_FEED_OLD_ITEM_STATE: (
+            _NATIVE,
+            'for collections with changeStreamPreAndPostImages; here for images="new_and_old"',
+        ),
+        Capability.CHANGE_FEED_DATABASE_SCOPE: (
+            _UNSUPPORTED,
+            "MongoDB itself has it, a store has not; read each collection with EntireCollection()",
+        ),
+        Capability.CHANGE_FEED_CLUSTER_SCOPE: (
+            _UNSUPPORTED,
+            "MongoDB itself has it, a store has not; read each collection with EntireCollection()",
+        ),
+        Capability.RUN_COMMAND: (
+            _UNSUPPORTED,
+            "MongoDB itself has it, a store has no commands; write with EmbeddedStore",
+        ),
+    },
+    precision=_SECOND,
+    whole=True,
+)
+
+PROFILES: Final[Mapping[str, Profile]] = {each.name: each for each in (_COSMOS, _DYNAMO, _MONGO, _SPANNER)}
+"""By name; `PLAIN` has none."""
+
+
+def check_spec(profile: Profile, spec: FeedSpec) -> None:
+    """Refuse a feed that the profile does not have, also when nobody asked the engine's gate.
+
+    Raises:
+        ProviderFault: `UNSUPPORTED_CAPABILITY` with the way out.
+    """
+    match spec.scope:
+        case EntireDatabase():
+            _check(profile, Capability.CHANGE_FEED_DATABASE_SCOPE, "EntireDatabase()", spec.options)
+        case EntireCluster():
+            _check(profile, Capability.CHANGE_FEED_CLUSTER_SCOPE, "EntireCluster()", spec.options)
+        case LogicalPartition():
+            _check(
+                profile, Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE, "LogicalPartition(…)", spec.options
+            )
+        case _:
+            pass
+    if spec.old_item_state_mode is not OldItemStateMode.OMIT:
+        title = f"old_item_state_mode={spec.old_item_state_mode.name}"
+        _check(profile, Capability.CHANGE_FEED_OLD_ITEM_STATE, title, spec.options)
+
+
+def check_start(profile: Profile, position: FeedStart, options: ProviderOptions | None) -> None:
+    """Refuse a start that the profile does not have, or only on request.
+
+    Raises:
+        ProviderFault: `UNSUPPORTED_CAPABILITY` with the way out.
+    """
+    match position:
+        case Beginning():
+            _check(profile, Capability.CHANGE_FEED_BEGINNING, "Beginning()", options)
+        case AtTime():
+            _check(profile, Capability.CHANGE_FEED_POINT_IN_TIME, "AtTime(…)", options)
+        case _:
+            pass
+
+
+def _check(profile: Profile, capability: Capability, title: str, options: ProviderOptions | None) -> None:
+    note = profile.capabilities[capability]
+    match note.support:
+        case Support.UNSUPPORTED:
+            raise unsupported(f"{title} is not supported on embedded", note.note)
+        case Support.EMULATED if options is None or not options.opts_into(capability):
+            raise unsupported(f"{title} has to be asked for on embedded", note.note)
+        case _:
+            pass

@@ -1,0 +1,120 @@
+"""A collection shown as one partition, the changes of all in the order of their commits.
+
+What `profile="mongo"` reads. The store numbers the changes of all its partitions in one sequence, so that a
+position in it is one in the collection too; splits and merges cannot be seen.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from bisect import bisect_left
+from typing import Final
+
+from multiclouddb_embedded.store.layout import PARTITION_COLUMNS, PartitionRow, partition_rows
+from multiclouddb_embedded.store.retention import ordinal_at
+
+__all__ = ["WHOLE", "WHOLE_NAME", "WHOLE_STATEMENTS", "count_whole", "whole_row"]
+
+WHOLE_NAME: Final = "0"
+"""The id of the partition."""
+
+WHOLE: Final = f"""(
+SELECT collection AS id, '{WHOLE_NAME}' AS name, min(low) AS low, max(high) AS high,
+    '[]' AS parents, '[]' AS children, min(start_seq) AS start_seq, min(start_ts) AS start_ts,
+    NULL AS end_seq, NULL AS end_ts, max(last_seq) AS last_seq, sum(written) AS written,
+    sum(volume) AS volume, sum(removed) AS removed, max(trimmed) AS trimmed
+FROM partitions
+WHERE collection = :collection AND (:hash IS NULL OR (low <= :hash AND :hash < high))
+GROUP BY collection
+)"""
+"""A row like one of `partitions`, for `:collection` and, unless it is null, one `:hash`; its `id` is the
+collection's."""
+
+# As the reader's own statements, where `:partition` is the collection. Nothing behind the `:most`th change
+# of any partition can be among the first `:most` of all.
+_PARTITIONS: Final = "SELECT id FROM partitions WHERE collection = :partition AND last_seq > :first"
+_REACH: Final = """
+SELECT min((
+    SELECT seq FROM log {index} WHERE partition = p.id {hash} AND seq > :first
+    ORDER BY seq LIMIT 1 OFFSET :most - 1
+)) FROM partitions p WHERE collection = :partition AND last_seq > :first
+"""
+_BOUND: Final = f"""
+SELECT count(*), max(seq) FROM (
+    SELECT seq, sum(size) OVER (ORDER BY seq) - size AS before FROM (
+        SELECT seq, size FROM log {{index}}
+        WHERE partition IN ({_PARTITIONS}) {{hash}} AND seq > :first AND seq <= :last
+            AND seq <= coalesce(({_REACH}), :last)
+        ORDER BY seq LIMIT :most
+    )
+) WHERE before < :bytes
+"""
+_ROWS: Final = f"""
+SELECT count(*), max(ts), group_concat(seq), group_concat(ts), group_concat(type),
+    CAST(group_concat(key, char(30)) AS BLOB), {{new}}, {{old}}
+FROM (
+    SELECT * FROM log {{filter}} AND partition IN ({_PARTITIONS}) AND seq > :first AND seq <= :last
+    ORDER BY seq
+)
+"""
+_MORE: Final = f"""
+SELECT 1 FROM log {{filter}} AND partition IN ({_PARTITIONS}) AND seq > :first AND seq <= :last LIMIT 1
+"""
+WHOLE_STATEMENTS: Final = (
+    _BOUND.format(index="", hash=""),
+    _BOUND.format(index="INDEXED BY log_hash", hash="AND hash = :hash"),
+    _ROWS,
+    _MORE,
+)
+"""In the place of the reader's own: how many rows come next and the last of them, the same for one `:hash`,
+the rows by column, whether there are others."""
+
+
+def whole_row(connection: sqlite3.Connection, collection: int, number: int | None) -> PartitionRow | None:
+    """The partition that stands for all of a collection, or for those that hold a hash."""
+    row = connection.execute(
+        f"SELECT {PARTITION_COLUMNS} FROM {WHOLE}", {"collection": collection, "hash": number}
+    ).fetchone()
+    return PartitionRow(*row) if row is not None else None
+
+
+def count_whole(
+    connection: sqlite3.Connection, row: PartitionRow, number: int | None, first: int, most: int | None
+) -> tuple[int, tuple[int, int] | None]:
+    """How many changes follow, and the seq and time of the last if `most` cut them short."""
+    if number is not None:
+        return _count_hash(connection, row, number, first, most)
+    rows = [each for each in partition_rows(connection, row.id) if each.last_seq > first]
+    base = sum(ordinal_at(connection, each, first) for each in rows)
+    count = sum(each.written for each in rows) - base
+    if most is None or count <= most:
+        return count, None
+
+    def passed(seq: int) -> int:
+        return sum(ordinal_at(connection, each, seq) for each in rows) - base
+
+    seqs = range(first, row.last_seq + 1)
+    last = seqs[bisect_left(seqs, most, key=passed)]
+    found = connection.execute(
+        "SELECT seq, ts FROM log WHERE partition IN (SELECT id FROM partitions WHERE collection = ?) "
+        "AND seq = ?",
+        (row.id, last),
+    ).fetchone()
+    return most, found
+
+
+def _count_hash(
+    connection: sqlite3.Connection, row: PartitionRow, number: int, first: int, most: int | None
+) -> tuple[int, tuple[int, int] | None]:
+    part = {"partition": row.id, "hash": number, "first": first, "most": most}
+    behind = (
+        f"FROM log INDEXED BY log_hash WHERE hash = :hash AND partition IN ({_PARTITIONS}) AND seq > :first"
+    )
+    if most is not None:
+        cut = connection.execute(
+            f"SELECT seq, ts {behind} ORDER BY seq LIMIT 2 OFFSET :most - 1", part
+        ).fetchall()
+        if len(cut) == 2:
+            return most, cut[0]
+    (count,) = connection.execute(f"SELECT count(*) {behind}", part).fetchone()
+    return count, None

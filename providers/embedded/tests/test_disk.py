@@ -1,0 +1,284 @@
+"""What the disk can do to a store: each told in one line that names the file and the way out."""
+
+import os
+import shutil
+import sqlite3
+import tempfile
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ErrorCategory,
+    FromContinuationToken,
+    MulticloudDbError,
+    ResourceAddress,
+    connect,
+)
+from multiclouddb_embedded import EmbeddedStore, Put
+from multiclouddb_embedded.errors import classify
+
+NOBODY = 65534
+ADDRESS = ResourceAddress("main", "items")
+DENIED = ErrorCategory.AUTHORIZATION_FAILED
+INVALID = ErrorCategory.INVALID_REQUEST
+
+
+@contextmanager
+def unprivileged():
+    """Permission bits do not stop root: be somebody else meanwhile."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def folder():
+    """One that others may reach; pytest's own are for their owner."""
+    place = Path(tempfile.mkdtemp(prefix="multiclouddb-"))
+    place.chmod(0o777)
+    yield place
+    place.chmod(0o777)
+    shutil.rmtree(place)
+
+
+@pytest.fixture
+def path(folder):
+    """A closed store with one change."""
+    with EmbeddedStore(folder / "store.db", durable=False) as store:
+        store.create_collection("items", partitions=1)
+        store.put("items", "a", {"n": 1})
+    assert [file.name for file in folder.iterdir()] == ["store.db"]
+    return folder / "store.db"
+
+
+def read(path):
+    """The keys of all changes."""
+    with connect(f"embedded://{path}") as client:
+        return [
+            event.key.components["id"]
+            for event in client.read_changes(ChangeFeedRequest(ADDRESS, Beginning())).events
+        ]
+
+
+def open_store(path):
+    with EmbeddedStore(path):
+        pass
+
+
+def refusal(call, *arguments):
+    """The error; its message is one line and names the file."""
+    with pytest.raises(MulticloudDbError) as caught:
+        call(*arguments)
+    error = caught.value
+    assert "\n" not in str(error)
+    assert error.detail.provider in (None, "embedded")
+    return error
+
+
+def told(error, category, *words):
+    assert error.category == category
+    assert not error.retryable
+    for word in words:
+        assert str(word) in error.message
+
+
+class TestFullDisk:
+    @contextmanager
+    def full(self, store):
+        """No page more than the file has; what the disk refuses, SQLite reports the same way."""
+        connection = store._session._connection
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+        yield
+        connection.execute("PRAGMA max_page_count = 1000000")
+
+    def test_nothing_is_written_and_the_store_goes_on_when_there_is_room(self, path):
+        large = {"text": "x" * 200_000}
+        with EmbeddedStore(path) as store:
+            with self.full(store):
+                for call in (
+                    lambda: store.put("items", "b", large),
+                    lambda: store.batch("items", [Put("b", {}), Put("c", large)]),
+                    lambda: store.create_collection("more", partitions=10_000),
+                ):
+                    error = refusal(call)
+                    told(error, ErrorCategory.PERMANENT_FAILURE, path, "full", "nothing", "free space")
+                    assert error.detail.native_code == "SQLITE_FULL"
+                    assert read(path) == ["a"]
+                assert [key.components["id"] for key, _ in store.scan("items")] == ["a"]
+            store.put("items", "d", large)
+            assert read(path) == ["a", "d"]
+
+    def test_a_feed_is_read_on_behind_the_failed_write(self, path):
+        with EmbeddedStore(path) as store, connect(f"embedded://{path}") as client:
+            page = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning()))
+            with self.full(store):
+                refusal(store.put, "items", "b", {"text": "x" * 200_000})
+                resumed = ChangeFeedRequest(ADDRESS, FromContinuationToken(page.continuation_token))
+                page = client.read_changes(resumed)
+                assert (page.events, page.idle) == ((), True)
+            store.put("items", "c", {})
+            resumed = ChangeFeedRequest(ADDRESS, FromContinuationToken(page.continuation_token))
+            assert [event.key.components["id"] for event in client.read_changes(resumed).events] == ["c"]
+
+
+class TestReadOnly:
+    def test_a_read_only_file_is_read_and_not_written(self, path):
+        path.chmod(0o444)
+        with unprivileged():
+            assert read(path) == ["a"]
+            with EmbeddedStore(path) as store:
+                assert store.get("items", "a") == {"n": 1}
+                for call in (
+                    lambda: store.put("items", "b", {}),
+                    lambda: store.create_collection("more"),
+                    lambda: store.trim("items", max_count=0),
+                ):
+                    error = refusal(call)
+                    told(error, DENIED, path, "readonly", "right to read and write the file")
+                    assert error.detail.native_code == "SQLITE_READONLY"
+            assert read(path) == ["a"]
+
+    def test_a_read_only_folder_is_told_apart(self, path, folder):
+        folder.chmod(0o555)
+        with unprivileged():
+            for call in (read, open_store):
+                error = refusal(call, path)
+                told(error, DENIED, path, "folder is read-only", "read a copy")
+        assert [file.name for file in folder.iterdir()] == ["store.db"]
+
+    def test_a_read_only_folder_is_read_while_a_writer_has_the_store_open(self, path, folder):
+        with EmbeddedStore(path) as store:
+            store.put("items", "b", {})
+            path.chmod(0o444)
+            folder.chmod(0o555)
+            with unprivileged():
+                assert read(path) == ["a", "b"]
+            store.put("items", "c", {})
+            with unprivileged():
+                assert read(path) == ["a", "b", "c"]
+
+    def test_no_store_is_made_in_a_read_only_folder(self, folder):
+        folder.chmod(0o555)
+        with unprivileged():
+            error = refusal(open_store, folder / "new.db")
+            told(error, DENIED, folder / "new.db", "right to read and write the file and its folder")
+        assert list(folder.iterdir()) == []
+
+    def test_a_file_that_may_not_be_read_is_not_called_missing(self, path):
+        path.chmod(0o000)
+        with unprivileged():
+            for call in (read, open_store):
+                told(refusal(call, path), DENIED, path, "right to read")
+
+    def test_a_folder_that_may_not_be_looked_into(self, path, folder):
+        folder.chmod(0o000)
+        with unprivileged():
+            for call in (read, open_store):
+                told(refusal(call, path), DENIED, path, "right to read")
+
+    def test_a_connection_that_was_made_read_only(self, path):
+        with EmbeddedStore(path) as store:
+            store._session._connection.execute("PRAGMA query_only = 1")
+            told(refusal(store.put, "items", "b", {}), DENIED, path, "readonly")
+            assert store.get("items", "a") == {"n": 1}
+
+
+class TestNoStore:
+    @pytest.mark.parametrize(
+        "content",
+        [
+            b"x",
+            b"notes " * 8,
+            os.urandom(100),
+            os.urandom(20_000),
+            b"SQLite format 3\0",
+            b"PK\3\4" + bytes(5000),
+        ],
+        ids=["a byte", "a note", "100 random bytes", "random bytes", "a header alone", "an archive"],
+    )
+    def test_any_other_file_is_left_alone(self, folder, content):
+        place = folder / "other.db"
+        place.write_bytes(content)
+        for call in (read, open_store):
+            told(refusal(call, place), INVALID, place, "store", "name another")
+        assert place.read_bytes() == content
+        assert list(folder.iterdir()) == [place]
+
+    def test_another_application_s_database_is_left_alone(self, folder):
+        place = folder / "other.db"
+        with closing(sqlite3.connect(place)) as connection:
+            connection.execute("PRAGMA application_id = 17")
+            connection.execute("CREATE TABLE log (x)")
+        before = place.read_bytes()
+        for call in (read, open_store):
+            told(refusal(call, place), INVALID, place, "no embedded store", "name another file")
+        assert place.read_bytes() == before
+
+    def test_a_newer_schema_says_to_upgrade(self, path):
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("UPDATE store SET version = 9")
+        upgrade = "pip install --upgrade multiclouddb-embedded"
+        for call in (read, open_store):
+            told(refusal(call, path), INVALID, path, "schema version 9", upgrade)
+
+    def test_an_empty_file_is_no_store_for_a_reader_and_becomes_one_for_a_writer(self, folder):
+        place = folder / "empty.db"
+        place.touch()
+        told(refusal(read, place), ErrorCategory.NOT_FOUND, place, "is empty", "EmbeddedStore(path)")
+        assert place.stat().st_size == 0
+        open_store(place)
+        told(refusal(read, place), ErrorCategory.NOT_FOUND, "no collection main/items")
+
+    def test_a_folder_is_called_one(self, folder):
+        for call in (read, open_store):
+            told(refusal(call, folder), INVALID, folder, "is a folder", "name a file in it")
+
+    def test_a_missing_file_is_not_made_by_a_reader(self, folder):
+        place = folder / "none.db"
+        told(refusal(read, place), ErrorCategory.NOT_FOUND, place, "no store", "EmbeddedStore(path)")
+        assert list(folder.iterdir()) == []
+
+    def test_a_damaged_store_is_called_damaged(self, path):
+        whole = path.read_bytes()
+        for content in (whole[: len(whole) // 2], whole[:16384] + os.urandom(len(whole) - 16384)):
+            path.write_bytes(content)
+            for call in (read, open_store):
+                told(refusal(call, path), ErrorCategory.PERMANENT_FAILURE, path, "damaged", "from a copy")
+            assert path.read_bytes() == content
+
+
+class TestCannotOpen:
+    """SQLite has one code for all reasons why a file cannot be opened."""
+
+    def fault(self, path):
+        error = sqlite3.OperationalError("unable to open database file")
+        error.sqlite_errorcode, error.sqlite_errorname = sqlite3.SQLITE_CANTOPEN, "SQLITE_CANTOPEN"
+        return classify(error, str(path))
+
+    def test_it_is_not_there(self, folder):
+        assert self.fault(folder / "none.db").category == ErrorCategory.NOT_FOUND
+
+    def test_it_is_there_and_handles_ran_out(self, path):
+        fault = self.fault(path)
+        assert (fault.category, fault.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
+        assert "ulimit -n" in fault.message
+
+    def test_its_folder_is_on_a_disk_that_is_mounted_read_only(self, path, monkeypatch):
+        real = os.access
+        monkeypatch.setattr(
+            "os.access", lambda place, mode, **how: mode != os.W_OK and real(place, mode, **how)
+        )
+        fault = self.fault(path)
+        assert (fault.category, fault.retryable) == (DENIED, False)
+        assert "folder is read-only" in fault.message

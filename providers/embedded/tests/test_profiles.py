@@ -1,0 +1,591 @@
+"""What a store pretends to be: each profile's gates, its precision, and MongoDB's one partition."""
+
+import pickle
+import random
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    Capability,
+    ChangeFeedRequest,
+    ClientConfig,
+    EntireCluster,
+    EntireDatabase,
+    ErrorCategory,
+    FromContinuationToken,
+    LogicalPartition,
+    MulticloudDbError,
+    MulticloudDbKey,
+    Now,
+    OldItemStateMode,
+    PhysicalPartition,
+    ResourceAddress,
+    Support,
+    connect,
+)
+from multiclouddb_embedded import Delete, EmbeddedOptions, EmbeddedStore, Put
+from multiclouddb_embedded.profile import PLAIN, PROFILES
+from multiclouddb_embedded.provider import CAPABILITIES, PLUGIN, EmbeddedPlugin
+from multiclouddb_embedded.store.hashing import partition_hash, partition_identity
+from multiclouddb_spi import Continue, InvalidCursor, ProviderFault
+
+NATIVE, EMULATED, UNSUPPORTED = Support.NATIVE, Support.EMULATED, Support.UNSUPPORTED
+BEGINNING = Capability.CHANGE_FEED_BEGINNING
+POINT_IN_TIME = Capability.CHANGE_FEED_POINT_IN_TIME
+LOGICAL = Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE
+OLD = Capability.CHANGE_FEED_OLD_ITEM_STATE
+GATES = {
+    # profile: beginning, point in time, logical partition, old state
+    "": (NATIVE, NATIVE, NATIVE, NATIVE),
+    "dynamo": (NATIVE, UNSUPPORTED, UNSUPPORTED, NATIVE),
+    "spanner": (NATIVE, NATIVE, UNSUPPORTED, NATIVE),
+    "cosmos": (EMULATED, EMULATED, NATIVE, UNSUPPORTED),
+    "mongo": (NATIVE, NATIVE, NATIVE, NATIVE),
+}
+NAMES = sorted(GATES)
+ADDRESS = ResourceAddress("main", "items")
+BACKFILL = EmbeddedOptions(backfill=True)
+LOST = ErrorCategory.CHECKPOINT_EXPIRED
+
+
+def profile_of(name):
+    return PROFILES[name] if name else PLAIN
+
+
+def refused(category, *words):
+    match = ".*".join(map(re.escape, words))
+    return pytest.raises(MulticloudDbError, match=match, check=lambda error: error.category == category)
+
+
+def faulty(category, *words):
+    match = ".*".join(map(re.escape, words))
+    return pytest.raises(ProviderFault, match=match, check=lambda error: error.fault.category == category)
+
+
+@pytest.fixture
+def under(world):
+    """The world as one profile shows it."""
+
+    def under(name):
+        world.provider.close()
+        world.provider = EmbeddedPlugin(profile_of(name)).connect(ClientConfig("embedded"), world.store)
+        return world
+
+    return under
+
+
+@pytest.fixture
+def open_client(store):
+    """A client under a profile."""
+    clients = []
+
+    def open_client(name):
+        connection = {"profile": name} if name else {}
+        clients.append(connect(ClientConfig("embedded", connection), native_client=store))
+        return clients[-1]
+
+    yield open_client
+    for client in clients:
+        client.close()
+
+
+def request(start, **parts):
+    return ChangeFeedRequest(ADDRESS, start, **parts)
+
+
+def resume(page, **parts):
+    return request(FromContinuationToken(page.continuation_token), **parts)
+
+
+class TestNaming:
+    def seen(self, *arguments, **named):
+        with connect(*arguments, **named) as client:
+            return client.capabilities()
+
+    @pytest.mark.parametrize("name", sorted(PROFILES))
+    def test_in_the_url_beside_it_or_beside_the_path(self, store, name):
+        wanted = PROFILES[name].capabilities
+        assert self.seen(f"embedded://{store.path}?profile={name}") == wanted
+        for connection in (
+            {"url": f"embedded://{store.path}", "profile": name},
+            {"path": store.path, "profile": name},
+        ):
+            assert self.seen(pickle.loads(pickle.dumps(ClientConfig("embedded", connection)))) == wanted
+
+    def test_with_an_open_store(self, store):
+        config = ClientConfig("embedded", {"profile": "dynamo"})
+        assert self.seen(config, native_client=store) == PROFILES["dynamo"].capabilities
+
+    def test_none_is_all_that_the_store_can_do(self, store):
+        assert self.seen(f"embedded://{store.path}") == CAPABILITIES == PLUGIN.capabilities()
+
+    def test_a_plugin_has_a_profile_for_connections_without(self, store):
+        plugin = EmbeddedPlugin(PROFILES["mongo"])
+        assert plugin.capabilities() == PROFILES["mongo"].capabilities
+        for connection, wanted in (({}, "mongo"), ({"profile": "dynamo"}, "dynamo")):
+            config = ClientConfig("embedded", {"path": store.path, **connection})
+            provider = plugin.connect(config, None)
+            assert provider.capabilities() == PROFILES[wanted].capabilities
+            provider.close()
+
+    @pytest.mark.parametrize(
+        ("connection", "words"),
+        [
+            ({"profile": "dynamodb"}, ["'profile'", "'dynamodb'", "did you mean 'dynamo'?"]),
+            ({"profile": "oracle"}, ["'oracle'", "cosmos, dynamo, mongo, spanner"]),
+            ({"profile": ""}, ["'profile'"]),
+            ({"profile": None}, ["'profile'", "None"]),
+            ({"profile": 3}, ["'profile'", "3"]),
+            ({"profle": "dynamo"}, ["'profle'", "did you mean 'profile'?"]),
+        ],
+        ids=str,
+    )
+    def test_what_is_none_is_told_with_a_suggestion(self, store, connection, words):
+        with refused(ErrorCategory.INVALID_REQUEST, *words):
+            connect(ClientConfig("embedded", {"path": store.path, **connection}))
+
+    @pytest.mark.parametrize(
+        ("query", "words"),
+        [
+            ("profile=dynamodb", ["'profile'", "did you mean 'dynamo'?"]),
+            ("profile=", ["'profile'"]),
+            ("profle=dynamo", ["'profle'", "did you mean 'profile'?"]),
+            ("profile=dynamo&profile=mongo", ["'profile'", "second time"]),
+            ("path=x", ["'path'"]),
+        ],
+    )
+    def test_in_a_url_too(self, store, query, words):
+        with refused(ErrorCategory.INVALID_REQUEST, *words):
+            connect(f"embedded://{store.path}?{query}")
+
+    def test_it_is_not_named_twice(self, store):
+        url = f"embedded://{store.path}?profile=dynamo"
+        with refused(ErrorCategory.INVALID_REQUEST, "'profile'", "second time"):
+            connect(ClientConfig("embedded", {"url": url, "profile": "dynamo"}))
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestGates:
+    def outcomes(self, call):
+        """True when it works, the words of the refusal when it is exactly that."""
+        try:
+            call()
+        except (MulticloudDbError, ProviderFault) as error:
+            fault = error.fault if isinstance(error, ProviderFault) else error
+            assert fault.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+            return fault.message
+        return True
+
+    def check(self, support, asked, unasked, note, name):
+        """What a call gave with the opt-in and without."""
+        assert (asked is True) == (support is not UNSUPPORTED)
+        assert (unasked is True) == (support is NATIVE)
+        for told in {asked, unasked} - {True}:
+            assert told.endswith(note)
+            assert f"profile={name}: " in told
+
+    def test_the_table(self, name):
+        told = profile_of(name).capabilities
+        assert tuple(told[each].support for each in (BEGINNING, POINT_IN_TIME, LOGICAL, OLD)) == GATES[name]
+        assert told.is_supported(Capability.CHANGE_FEED)
+        for each in (Capability.CHANGE_FEED_DATABASE_SCOPE, Capability.CHANGE_FEED_CLUSTER_SCOPE):
+            assert told[each].support is UNSUPPORTED
+        assert told[Capability.RUN_COMMAND].support is UNSUPPORTED
+        assert all(told[each].note for each in told)
+        assert all("\n" not in told[each].note for each in told)
+
+    def test_a_client_refuses_what_is_not_there(self, store, open_client, name):
+        store.create_collection("items", images="new_and_old")
+        store.put("items", "a", {"n": 1})
+        client = open_client(name)
+        key = MulticloudDbKey({"id": "a"})
+        cases = {
+            BEGINNING: {"start_position": Beginning()},
+            POINT_IN_TIME: {"start_position": AtTime(store.now())},
+            LOGICAL: {"start_position": Now(), "scope": LogicalPartition(key)},
+            OLD: {"start_position": Now(), "old_item_state_mode": OldItemStateMode.INCLUDE_IF_AVAILABLE},
+        }
+        for (capability, parts), support in zip(cases.items(), GATES[name], strict=True):
+            unasked = ChangeFeedRequest(ADDRESS, **parts)
+            asked = ChangeFeedRequest(ADDRESS, **parts, provider_options=BACKFILL)
+            self.check(
+                support,
+                self.outcomes(lambda asked=asked: client.read_changes(asked)),
+                self.outcomes(lambda unasked=unasked: client.read_changes(unasked)),
+                client.capabilities()[capability].note,
+                name,
+            )
+
+    def test_the_provider_agrees_when_nobody_asks_the_gate(self, under, store, name):
+        store.create_collection("items", partitions=1, images="new_and_old")
+        world = under(name)
+        key = MulticloudDbKey({"id": "a"})
+        calls = {
+            BEGINNING: lambda options: world.start(world.feed(options=options), Beginning()),
+            POINT_IN_TIME: lambda options: world.start(world.feed(options=options), AtTime(store.now())),
+            LOGICAL: lambda options: world.feed(options=options, scope=LogicalPartition(key)),
+            OLD: lambda options: world.feed(options=options, old_item_state_mode=OldItemStateMode.REQUIRE),
+        }
+        for (capability, call), support in zip(calls.items(), GATES[name], strict=True):
+            self.check(
+                support,
+                self.outcomes(lambda call=call: call(BACKFILL)),
+                self.outcomes(lambda call=call: call(EmbeddedOptions())),
+                world.provider.capabilities()[capability].note,
+                name,
+            )
+
+    def test_wider_scopes_and_commands_are_refused(self, store, under, open_client, name):
+        store.create_collection("items")
+        client, world = open_client(name), under(name)
+        for call in (
+            lambda: client.read_changes(
+                ChangeFeedRequest(ResourceAddress("main"), Now(), scope=EntireDatabase())
+            ),
+            lambda: client.read_changes(ChangeFeedRequest(ResourceAddress(), Now(), scope=EntireCluster())),
+            lambda: client.run_command("main", {"ping": 1}),
+            lambda: world.feed(scope=EntireDatabase()),
+            lambda: world.feed(scope=EntireCluster()),
+        ):
+            assert self.outcomes(call) is not True
+
+    def test_the_changes_are_the_same_under_every_profile(self, store, open_client, name):
+        store.create_collection("items", images="new_and_old")
+        store.batch("items", [Put(f"k{n}", {"n": n}) for n in range(20)])
+        store.split("items", "p0")
+        store.batch("items", [Delete(f"k{n}") for n in range(20)])
+
+        def events(client):
+            page = client.read_changes(request(Beginning(), provider_options=BACKFILL))
+            found = [*page.events]
+            while not page.idle:
+                page = client.read_changes(resume(page, provider_options=BACKFILL))
+                found += page.events
+            return sorted(
+                (each.order_key, each.event_id, each.key, each.type, each.timestamp, each.backfilled)
+                for each in found
+            )
+
+        assert len(events(open_client(name))) == 40
+        assert events(open_client(name)) == events(open_client(""))
+
+
+class TestCosmos:
+    def test_only_the_start_needs_the_option(self, store, open_client):
+        store.create_collection("items")
+        store.put("items", "a", {"n": 1})
+        client = open_client("cosmos")
+        page = client.read_changes(request(Beginning(), provider_options=BACKFILL))
+        assert [event.backfilled for event in page.events] == [False]
+        store.put("items", "b", {"n": 2})
+        for options in (BACKFILL, EmbeddedOptions(), None):
+            assert len(client.read_changes(resume(page, provider_options=options)).events) == 1
+
+    def test_now_needs_no_option(self, store, open_client):
+        store.create_collection("items")
+        client = open_client("cosmos")
+        page = client.read_changes(request(Now()))
+        store.put("items", "a", {"n": 1})
+        assert len(client.read_changes(resume(page)).events) == 1
+
+    @pytest.mark.parametrize("value", [1, None, "yes"])
+    def test_the_option_is_a_bool(self, value):
+        with refused(ErrorCategory.INVALID_REQUEST, "EmbeddedOptions.backfill", "bool"):
+            EmbeddedOptions(backfill=value)
+
+
+class TestPrecision:
+    @pytest.mark.parametrize("name", sorted(set(NAMES) - {"dynamo"}))
+    def test_at_time_is_never_late_and_early_by_less_than_the_precision(self, under, store, clock, name):
+        store.create_collection("items", partitions=1)
+        clock.moment = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+        for n in range(31):
+            store.put("items", n, {"n": n})
+            clock.tick(milliseconds=100)
+        world = under(name)
+        feed = world.feed(options=BACKFILL)
+        coarse = name in ("cosmos", "mongo")
+        for micros in (0, 1, 999_999, 1_000_000, 1_000_001, 1_500_000, 2_999_999):
+            moment = datetime(2026, 1, 1, 12, tzinfo=UTC) + timedelta(microseconds=micros)
+            (events,) = world.read_all(feed, AtTime(moment)).values()
+            exact = -(-micros // 100_000)
+            wanted = micros // 1_000_000 * 10 if coarse else exact
+            assert [event.new_item_state["n"] for event in events] == list(range(wanted, 31))
+            assert wanted <= exact
+
+    def test_a_second_that_was_trimmed_in_part_starts_at_what_is_left(self, under, store, clock):
+        store.create_collection("items", partitions=1)
+        moments = []
+        for n in range(10):
+            moments.append(clock.moment)
+            store.put("items", n, {"n": n})
+            clock.tick(milliseconds=100)
+        store.trim("items", before=moments[5])
+        world = under("mongo")
+        feed = world.feed()
+        for n in range(5, 10):
+            assert [event.new_item_state["n"] for event in world.read_all(feed, AtTime(moments[n]))["0"]] == [
+                *range(5, 10)
+            ]
+        with faulty(LOST, "trimmed"):
+            world.start(feed, AtTime(moments[4]))
+
+
+class TestOnePartition:
+    @pytest.fixture
+    def items(self, under, store):
+        store.create_collection("items", partitions=4, images="new_and_old")
+        return under("mongo")
+
+    def write(self, store, numbers):
+        for n in numbers:
+            store.put("items", f"k{n % 7}", {"n": n})
+
+    def numbers(self, events):
+        return [event.new_item_state["n"] for event in events]
+
+    def test_splits_and_merges_are_not_seen(self, items, store):
+        feed = items.feed()
+        reader = feed.open("0", items.start(feed)[0].cursor)
+        self.write(store, range(30))
+        store.split("items", "p0")
+        self.write(store, range(30, 60))
+        store.merge("items", "p1", "p2")
+        self.write(store, range(60, 90))
+        assert [part.partition_id for part in feed.partitions(items.deadline())] == ["0"]
+        events, last = items.drain(reader, most=7)
+        assert self.numbers(events) == list(range(90))
+        assert isinstance(last.outcome, Continue)
+        assert {event.partition_id for event in events} == {feed.public_id("0")}
+        assert feed.discover({"0": last.cursor_after(len(last))}, items.deadline()) == {}
+
+    def test_pages_of_every_size_are_whole_and_in_order(self, items, store):
+        self.write(store, range(60))
+        feed = items.feed()
+        (seed,) = items.start(feed)
+        for most in (1, 2, 3, 7, 59, 60, 61):
+            reader = feed.open("0", seed.cursor)
+            sizes, events = [], []
+            while True:
+                batch = items.fetch(reader, most)
+                sizes.append(len(batch))
+                events += batch.events(0, len(batch))
+                if batch.caught_up:
+                    break
+            assert self.numbers(events) == list(range(60))
+            assert max(sizes) == min(most, 60)
+            assert sum(size == most for size in sizes) == 60 // most
+
+    def test_arrow_has_the_same_order(self, items, store):
+        self.write(store, range(40))
+        feed = items.feed()
+        batch = items.fetch(feed.open("0", items.start(feed)[0].cursor))
+        assert batch.arrow(0, 40)["event_id"].to_pylist() == [event.event_id for event in batch.events(0, 40)]
+
+    def test_bytes_bound_a_batch_behind_its_first_row(self, items, store):
+        for n in range(10):
+            store.put("items", n, {"n": n, "text": "x" * 10_000})
+        feed = items.feed()
+        reader = feed.open("0", items.start(feed)[0].cursor)
+        assert len(items.fetch(reader, nbytes=1)) == 1
+        assert len(items.fetch(reader, nbytes=25_000)) == 3
+        assert len(items.fetch(reader)) == 6
+
+    def test_old_documents_and_transactions(self, items, store):
+        store.batch("items", [Put("a", {"n": 1}), Put("b", {"n": 2}), Put("a", {"n": 3}), Delete("b")])
+        feed = items.feed(old_item_state_mode=OldItemStateMode.REQUIRE)
+        (events,) = items.read_all(feed).values()
+        assert [(event.new_item_state, event.old_item_state) for event in events] == [
+            ({"n": 1}, None), ({"n": 2}, None), ({"n": 3}, {"n": 1}), (None, {"n": 2}),
+        ]  # fmt: skip
+        assert len({event.timestamp for event in events}) == 1
+
+    def test_other_collections_are_not_seen(self, items, store):
+        store.create_collection("others")
+        for n in range(20):
+            store.put("items", n, {"n": n})
+            store.put("others", n, {"n": -n})
+        (events,) = items.read_all(items.feed()).values()
+        assert self.numbers(events) == list(range(20))
+
+    def test_until_is_reached_and_rereads_the_same(self, items, store):
+        self.write(store, range(20))
+        feed = items.feed()
+        (seed,) = items.start(feed)
+        until = items.fetch(feed.open("0", seed.cursor), 13).cursor_after(13)
+        for _ in range(2):
+            events, last = items.drain(feed.open("0", seed.cursor, until), most=5)
+            assert self.numbers(events) == list(range(13))
+            assert type(last.outcome).__name__ == "Reached"
+            store.split("items", store.partitions("items")[0].partition_id)
+            self.write(store, range(20, 40))
+
+    def test_heads_count_exactly(self, items, store):
+        self.write(store, range(50))
+        store.split("items", "p1")
+        self.write(store, range(50, 80))
+        store.trim("items", max_count=60)
+        for scope, total in (({}, 60), ({"scope": LogicalPartition(MulticloudDbKey({"id": "k3"}))}, None)):
+            feed = items.feed(**scope)
+            (seed,) = items.start(feed)
+            cursor, left = seed.cursor, items.drain(feed.open("0", seed.cursor))[0]
+            assert total in (None, len(left))
+            head = feed.heads({"0": cursor}, None, items.deadline())["0"]
+            assert head.records == len(left)
+            while left:
+                head = feed.heads({"0": cursor}, 7, items.deadline())["0"]
+                events, _ = items.drain(feed.open("0", cursor, head.cursor))
+                assert len(events) == head.records == min(7, len(left))
+                assert events == left[:7]
+                cursor, left = head.cursor, left[7:]
+            assert feed.heads({"0": cursor}, 7, items.deadline())["0"].records == 0
+
+    def test_one_partition_key_over_the_whole_lineage(self, items, store):
+        self.write(store, range(40))
+        store.split("items", "p0")
+        store.split("items", "p2")
+        self.write(store, range(40, 80))
+        for k in range(7):
+            feed = items.feed(scope=LogicalPartition(MulticloudDbKey({"id": f"k{k}"})))
+            (seed,) = items.start(feed)
+            for most in (1, 3, 100):
+                events, _ = items.drain(feed.open("0", seed.cursor), most)
+                assert self.numbers(events) == list(range(k, 80, 7))
+
+    def test_another_key_of_the_same_hash_is_kept_out(self, items, store):
+        store.put("items", "a", {"n": 1})
+        store.put("items", "b", {"n": 2})
+        number = partition_hash(partition_identity(MulticloudDbKey({"id": "a"})))
+        items.sql(
+            "UPDATE log SET hash = ?, partition = (SELECT partition FROM log WHERE key LIKE '%a%')", number
+        )
+        feed = items.feed(scope=LogicalPartition(MulticloudDbKey({"id": "a"})))
+        (events,) = items.read_all(feed).values()
+        assert self.numbers(events) == [1]
+
+    def test_trimmed_is_expired_and_goes_on_at_the_oldest(self, items, store):
+        self.write(store, range(10))
+        feed = items.feed()
+        (old,) = items.start(feed)
+        reader = feed.open("0", old.cursor)
+        items.fetch(reader, 2)
+        store.trim("items", max_count=4)
+        with faulty(LOST, "trimmed"):
+            items.fetch(feed.open("0", old.cursor))
+        with faulty(LOST, "trimmed"):
+            items.fetch(reader)
+        (seed,) = feed.oldest(["0"], items.deadline())
+        assert self.numbers(items.drain(feed.open("0", seed.cursor))[0]) == [6, 7, 8, 9]
+        assert items.start(feed) == [seed]
+
+    def test_a_dropped_collection_ends_its_readers(self, items, store):
+        feed = items.feed()
+        reader = feed.open("0", items.start(feed)[0].cursor)
+        store.create_collection("items", recreate=True)
+        for call in (
+            lambda: items.fetch(reader),
+            lambda: items.start(feed),
+            lambda: feed.partitions(items.deadline()),
+            lambda: feed.heads({"0": [0, 0]}, None, items.deadline()),
+        ):
+            with faulty(ErrorCategory.NOT_FOUND, "dropped"):
+                call()
+
+    def test_a_position_ahead_of_the_store_is_refused(self, items):
+        feed = items.feed()
+        with pytest.raises(InvalidCursor, match="ahead"):
+            items.fetch(feed.open("0", [99, 0]))
+
+    def test_a_waiting_read_and_the_watermark(self, items, store, clock):
+        feed = items.feed()
+        (seed,) = items.start(feed, Now())
+        reader = feed.open("0", seed.cursor)
+        empty = items.fetch(reader, wait=0.02)
+        assert (len(empty), empty.caught_up) == (0, True)
+        clock.tick(seconds=5)
+        store.put("items", "a", {"n": 1})
+        batch = items.fetch(reader, wait=1)
+        assert len(batch) == 1
+        assert empty.watermark <= batch.events(0, 1)[0].timestamp == batch.watermark
+
+    def test_nothing_is_lost_in_random_lives(self, items, store):
+        """Against the log itself, whatever splits and merges; read on in pages of any size."""
+        lots = random.Random(7)
+        feed = items.feed()
+        (seed,) = items.start(feed)
+        cursor, written = seed.cursor, 0
+        for _ in range(60):
+            deed = lots.random()
+            open_ones = sorted(store.partitions("items"), key=lambda each: each.low)
+            if deed < 0.15:
+                store.split("items", lots.choice(open_ones).partition_id)
+            elif deed < 0.3 and len(open_ones) > 1:
+                place = lots.randrange(len(open_ones) - 1)
+                store.merge("items", open_ones[place].partition_id, open_ones[place + 1].partition_id)
+            elif deed < 0.7:
+                count = lots.randrange(1, 12)
+                store.batch(
+                    "items", [Put(f"k{lots.randrange(30)}", {"n": written + n}) for n in range(count)]
+                )
+                written += count
+            else:
+                reader = feed.open("0", cursor)
+                batch = items.fetch(reader, lots.choice([1, 4, 1000]))
+                (first,) = items.sql("SELECT count(*) FROM log WHERE seq <= ?", cursor[0])[0]
+                assert self.numbers(batch.events(0, len(batch))) == list(range(first, first + len(batch)))
+                cursor = batch.cursor_after(len(batch))
+                if batch.caught_up:
+                    assert first + len(batch) == written
+        assert written > 50
+
+
+class TestTokens:
+    """A position is a place in the log under every profile; MongoDB has another partition for it."""
+
+    def test_they_are_good_under_the_others_but_mongo(self, store, open_client):
+        store.create_collection("items")
+        names = ["", "dynamo", "spanner", "cosmos"]
+        for n, (name, other) in enumerate([(a, b) for a in names for b in names]):
+            page = open_client(name).read_changes(request(Now()))
+            store.put("items", "a", {"n": n})
+            found = open_client(other).read_changes(resume(page)).events
+            assert [event.new_item_state for event in found] == [{"n": n}]
+
+    @pytest.mark.parametrize(("name", "other"), [("mongo", ""), ("", "mongo"), ("spanner", "mongo")])
+    def test_mongo_s_are_refused_elsewhere_and_the_others_there(self, store, open_client, name, other):
+        store.create_collection("items", partitions=1)
+        client = open_client(name)
+        page = client.read_changes(request(Now()))
+        (partition,) = client.list_physical_partitions(ADDRESS)
+        store.put("items", "a", {})
+        with refused(ErrorCategory.INVALID_REQUEST, "never had a partition"):
+            open_client(other).read_changes(resume(page))
+        with refused(ErrorCategory.INVALID_REQUEST, "partition"):
+            open_client(other).read_changes(request(Beginning(), scope=PhysicalPartition(partition)))
+        assert len(client.read_changes(resume(page)).events) == 1
+
+    def test_a_physical_partition_of_mongo_is_the_collection(self, store, open_client):
+        store.create_collection("items", partitions=4)
+        for n in range(20):
+            store.put("items", n, {"n": n})
+        client = open_client("mongo")
+        (partition,) = client.list_physical_partitions(ADDRESS)
+        assert partition.endswith(":0")
+        page = client.read_changes(request(Beginning(), scope=PhysicalPartition(partition)))
+        assert [event.new_item_state["n"] for event in page.events] == list(range(20))
+        assert (page.partition_retired, page.child_partitions) == (False, ())
+
+
+def test_a_profile_changes_nothing_in_the_file(tmp_path):
+    with EmbeddedStore(tmp_path / "s.db") as store:
+        store.create_collection("items")
+        store.put("items", "a", {"n": 1})
+    before = (tmp_path / "s.db").read_bytes()
+    for name in sorted(PROFILES):
+        with connect(f"embedded://{tmp_path}/s.db?profile={name}") as client:
+            client.read_changes(request(Now()))
+    assert (tmp_path / "s.db").read_bytes() == before
