@@ -1,5 +1,6 @@
 """The commands that look and change nothing."""
 
+import contextlib
 import json
 import os
 import pty
@@ -7,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 
 import attrs
 import pytest
@@ -301,10 +303,21 @@ class TestInterrupt:
         out = worker if live else subprocess.PIPE
         with subprocess.Popen(words, stdout=out, stderr=subprocess.PIPE, text=True) as process:
             os.close(worker)
-            assert os.read(main, 10) if live else process.stdout.readline()
-            process.send_signal(signal.SIGINT)
-            assert (process.wait(timeout=20), process.stderr.read()) == (130, "")
-        os.close(main)
+            try:
+                assert os.read(main, 10) if live else process.stdout.readline()
+                # A terminal that nobody reads would block it in the middle of a line.
+                threading.Thread(target=drain, args=(main,), daemon=True).start()
+                process.send_signal(signal.SIGINT)
+                assert (process.wait(timeout=20), process.stderr.read()) == (130, "")
+            finally:
+                process.kill()
+
+
+def drain(terminal: int) -> None:
+    with contextlib.suppress(OSError):  # the other side is closed
+        while os.read(terminal, 65536):
+            pass
+    os.close(terminal)
 
 
 class TestProgram:

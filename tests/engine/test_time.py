@@ -494,6 +494,8 @@ INTERRUPTED = """
     from multiclouddb_conformance.simulation import *
     from multiclouddb_spi import Engine
 
+    # A shell's background jobs ignore it, and whatever they start does too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     state = sys.argv[1]
     sim = Simulation(partitions=3)
     engine = Engine(SimulationProvider(sim), ClientConfig("simulation"))
