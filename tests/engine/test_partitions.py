@@ -177,6 +177,15 @@ class TestChildren:
             page = bench.page(named.continuation_token, scope=PhysicalPartition(named.partition_id))
             assert ids(page) == late
 
+    def test_child_token_starts_where_the_parent_ended(self, bench, ids):
+        """Not earlier: what lies before may be out of retention."""
+        bench.fill(5)
+        child = bench.sim.split("p0")[0]
+        (named, _) = bench.page(scope=scope(bench, "p0")).child_partitions
+        bench.sim.trim(upto=bench.sim.head)
+        late = bench.fill_partition(child)
+        assert ids(bench.page(named.continuation_token, scope=scope(bench, child))) == late
+
     def test_child_token_is_refused_to_the_parent(self, bench):
         bench.sim.split("p0")
         child = bench.page(scope=scope(bench, "p0")).child_partitions[0]

@@ -261,9 +261,9 @@ class TestBuffers:
     @pytest.mark.parametrize("size", [1, 7, 0])
     @pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
     def test_small_documents_stay_within_the_bound(self, make_bench, monkeypatch, size, threads):
-        bench = make_bench(20)
-        bound = 100_000
-        bench.connect(threads=threads, max_buffered_bytes=bound)
+        bench = make_bench(60)
+        bound = 65_536
+        bench.connect(threads=threads, max_buffered_bytes=bound, max_concurrency=8)
         bench.fill(2000, keys=400)
         most = watch_bytes(bench, monkeypatch)
         came = bench.drain(size=size)[0]

@@ -124,7 +124,7 @@ class SimulationFeed(Feed):
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
         """See `Feed.discover`."""
         self.calls.count("discovers")
-        self.calls.count_each("awaited", awaiting)
+        self.calls.count_each("awaited", list(awaiting))
         self.sim.control("discover")
         with self.sim.changed:
             self._check_alive()
