@@ -100,7 +100,7 @@ def partitions(config: ClientConfig, address: ResourceAddress, *, mermaid: bool,
 def _lines(family: Family, public_id: Callable[[str], str]) -> Iterator[str]:
     states = [item.state for item in family.members.values()]
     opened = states.count(PartitionState.OPEN)
-    yield f"{len(states)} partitions: {opened} open, {len(states) - opened} closed with changes"
+    yield f"{len(states)} partitions: {opened} open, {len(states) - opened} closed"
     for branch in family.tree(lines=is_terminal()):
         item = branch.partition
         state = item.state.value

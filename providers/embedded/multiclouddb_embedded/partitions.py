@@ -216,7 +216,15 @@ class Family:
         self._rows = {row.name: row for row in rows}
         self.created, self.trimmed = created, trimmed
 
-    def listed(self) -> list[PartitionRow]:
+    def all(self) -> list[PartitionRow]:
+        """Every one, also those that are long trimmed away.
+
+        A reader that is far behind finds its way by the whole lineage: it has to tell a parent that it
+        will come to from one that is gone.
+        """
+        return list(self._rows.values())
+
+    def unread(self) -> list[PartitionRow]:
         """Those that have something to read or will have.
 
         An empty one between a parent with changes and its children is among them: it holds the
@@ -229,8 +237,8 @@ class Family:
         return list(found.values())
 
     def beginning(self) -> list[Seed]:
-        """A start at the oldest change of each that is listed."""
-        return [self._oldest(row) for row in self.listed()]
+        """A start at the oldest change of each that is unread."""
+        return [self._oldest(row) for row in self.unread()]
 
     def at(self, seq: int, ts: int) -> list[Seed]:
         """A start behind a position in each partition that was open then."""
@@ -248,15 +256,16 @@ class Family:
         return [self._oldest(row) if position is None else self._seed(row, *position)]
 
     def oldest(self, names: Iterable[str]) -> list[Seed]:
-        """Where these can be read on: there, or in the first descendants that are listed."""
-        listed = {row.name for row in self.listed()}
+        """Where these can be read on: there, or in the first unread descendants of one that is gone."""
+        asked = set(names)
+        unread = {row.name for row in self.unread()}
         found: dict[str, Seed] = {}
-        todo = list(names)
+        todo = list(asked)
         while todo:
             row = self._rows.get(todo.pop())
             if row is None or row.name in found:
                 continue
-            if row.name in listed:
+            if row.name in unread or (row.name in asked and not row.removed):
                 found[row.name] = self._oldest(row)
             else:
                 todo += row.children

@@ -201,9 +201,9 @@ class EmbeddedFeed(Feed):
         return family.beginning() if where is None else family.at(*where)
 
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """The open partitions, and the closed ones that still have something to read."""
+        """Every partition that the collection ever had, parents before children."""
         with self._provider.reading(deadline) as connection:
-            return [to_partition(row) for row in read_family(connection, self._scope).listed()]
+            return [to_partition(row) for row in read_family(connection, self._scope).all()]
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> EmbeddedReader:
         """A reader of one partition."""

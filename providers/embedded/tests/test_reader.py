@@ -8,15 +8,18 @@ import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import attrs
 import pytest
 
 from multiclouddb_api import (
     AtTime,
     Beginning,
+    ChangeFeedRequest,
     ChangeType,
     ClientConfig,
     EntireDatabase,
     ErrorCategory,
+    FromContinuationToken,
     LogicalPartition,
     MulticloudDbError,
     MulticloudDbKey,
@@ -24,6 +27,7 @@ from multiclouddb_api import (
     Now,
     OldItemStateMode,
     ResourceAddress,
+    connect,
 )
 from multiclouddb_embedded import Delete, EmbeddedOptions, EmbeddedStore, Put
 from multiclouddb_embedded.mapping import to_micros
@@ -298,13 +302,32 @@ class TestLineage:
         assert listed["p0"] is listed["p1"] is PartitionState.CLOSED
         assert listed["p2"] is listed["p4"] is PartitionState.OPEN
 
-    def test_what_was_trimmed_away_is_no_longer_listed(self, items):
+    def test_what_was_trimmed_away_is_no_start_but_stays_in_the_lineage(self, items):
         items.store.split("items", "p0")
         items.store.put("items", "b", {"n": 11})
         items.store.trim("items", max_count=1)
         feed = items.feed()
         assert ids(items.start(feed)) == ["p1", "p2"]
-        assert [part.partition_id for part in feed.partitions(items.deadline())] == ["p1", "p2"]
+        listed = {part.partition_id: part.parents for part in feed.partitions(items.deadline())}
+        assert listed == {"p0": (), "p1": ("p0",), "p2": ("p0",)}
+
+    @pytest.mark.parametrize("seed", [7, 28])
+    def test_a_far_behind_reader_meets_every_partition_once(self, world, seed):
+        """Reshaped while empty: a merge partner may be found later than the child that it has in common."""
+        world.store.create_collection("items", partitions=2)
+        request = ChangeFeedRequest(ResourceAddress("main", "items"), Beginning())
+        with connect(ClientConfig("embedded"), native_client=world.store) as client:
+            token = client.read_changes(request).continuation_token
+            _reshape(world.store, random.Random(seed))
+            world.store.batch("items", [Put(n, {"n": n}) for n in range(100)])
+            _reshape(world.store, random.Random(-seed))
+            events, position = [], FromContinuationToken(token)
+            for _ in range(100):
+                page = client.read_changes(attrs.evolve(request, start_position=position))
+                events += page.events
+                position, idle = FromContinuationToken(page.continuation_token), page.idle
+        assert idle
+        assert len(events) == len({event.event_id for event in events}) == 100
 
     def test_an_unknown_partition_is_refused(self, items):
         feed = items.feed()
@@ -481,6 +504,12 @@ class TestExpiry:
         assert ids(feed.oldest(["p4"], items.deadline())) == ["p4"]
         items.store.trim("items", max_count=0)
         assert ids(feed.oldest(["p0"], items.deadline())) == ["p3", "p5"]
+
+    def test_oldest_of_one_that_lost_nothing_is_itself(self, world):
+        """Asked about all that is read when one of them has expired."""
+        world.store.create_collection("items", partitions=1)
+        world.store.split("items", "p0")
+        assert ids(world.feed().oldest(["p0"], world.deadline())) == ["p0"]
 
 
 class TestCursors:
@@ -924,6 +953,16 @@ def test_nothing_is_lost_in_random_lives(tmp_path, clock):
             assert all(orders == sorted(orders) for orders in by_key.values())
             assert len(by_key) > 10
             provider.close()
+
+
+def _reshape(store, chance):
+    for _ in range(40):
+        parts = [part.partition_id for part in store.partitions("items")]
+        index = chance.randrange(len(parts))
+        if len(parts) > 3 and index + 1 < len(parts):
+            store.merge("items", parts[index], parts[index + 1])
+        else:
+            store.split("items", parts[index])
 
 
 def _live(store, clock, chance):
