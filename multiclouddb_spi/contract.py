@@ -383,7 +383,11 @@ class Feed(ABC):
 
     @abstractmethod
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """Every partition that the service lists: the open ones and, where listed, closed ones."""
+        """Every partition that the service lists: the open ones and, where listed, closed ones.
+
+        One that was part of the lineage and is not listed counts as lost to retention: closed
+        partitions are listed as long as the service knows them, also when they are empty.
+        """
 
     @abstractmethod
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:

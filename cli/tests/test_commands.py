@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import attrs
 import pytest
@@ -309,7 +310,11 @@ class TestInterrupt:
         main, worker = pty.openpty()
         words = [*PROGRAM, "top", url, "orders", "--interval", "0.5"]
         out = worker if live else subprocess.PIPE
-        with subprocess.Popen(words, stdout=out, stderr=subprocess.PIPE, text=True) as process:
+        # A shell's background jobs ignore SIGINT, and what they start does until it says otherwise.
+        heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        with subprocess.Popen(
+            words, stdout=out, stderr=subprocess.PIPE, text=True, preexec_fn=heed
+        ) as process:
             os.close(worker)
             try:
                 assert os.read(main, 10) if live else process.stdout.readline()
