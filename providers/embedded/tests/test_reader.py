@@ -2,6 +2,7 @@
 
 import gc
 import random
+import sqlite3
 import re
 import threading
 import time
@@ -729,6 +730,8 @@ class TestWaiting:
                 items.fetch(reader, wait=9.0)
             except ProviderFault as error:
                 ended.append(error.fault.category)
+            except sqlite3.OperationalError as error:  # it was just looking
+                ended.append(items.provider.classify(error).category)
             else:
                 ended.append(None)
 
