@@ -2,8 +2,8 @@
 
 import gc
 import random
-import sqlite3
 import re
+import sqlite3
 import threading
 import time
 from datetime import datetime, timedelta
