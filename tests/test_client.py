@@ -3,7 +3,6 @@
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 
@@ -253,7 +252,6 @@ def in_child(action):
     return answer
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12: the test runner has threads
 class TestFork:
     def test_the_child_opens_connections_of_its_own(self, plugin):
