@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from multiclouddb_api import CapabilitySet, ClientConfig, MulticloudDbError, Observer
+from multiclouddb_api import CapabilitySet, ClientConfig, MulticloudDbError, Observer, invalid_request
 from multiclouddb_api.registry import load_plugin
 from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.engine import Engine
@@ -55,7 +55,12 @@ def open_provider(config: ClientConfig, native_client: object | None = None) -> 
             does not follow this SPI; else what its configuration lacks.
     """
     plugin = load_plugin(config.provider)
-    assert isinstance(plugin, ProviderPlugin)
+    if not isinstance(plugin, ProviderPlugin):
+        raise invalid_request(
+            "provider",
+            f"{config.provider!r} names a {type(plugin).__name__}, which is no ProviderPlugin",
+            "install a version of the provider that is made for this library",
+        )
     return _connect(plugin, config, native_client)
 
 

@@ -1,0 +1,15 @@
+"""What the entry point of a provider may name."""
+
+import pytest
+
+from multiclouddb_api import ClientConfig, ErrorCategory, MulticloudDbError
+from multiclouddb_spi import open_provider, plugin
+
+
+def test_an_entry_point_that_names_something_else_is_refused(monkeypatch):
+    monkeypatch.setattr(plugin, "load_plugin", lambda name: object())
+    with pytest.raises(
+        MulticloudDbError, match="'foreign' names a object, which is no ProviderPlugin"
+    ) as raised:
+        open_provider(ClientConfig("foreign"))
+    assert raised.value.category == ErrorCategory.INVALID_REQUEST
