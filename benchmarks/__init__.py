@@ -1,0 +1,1 @@
+"""`make bench`: what reading through multiclouddb costs beside doing it by hand."""

@@ -1,0 +1,134 @@
+"""The command line: `python -m benchmarks`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+import attrs
+import typer
+
+from benchmarks.measure import failure, run_row
+from benchmarks.record import Record, SettingError, setting, write_docs
+from benchmarks.result import Result
+from benchmarks.row import Row, load_rows
+from benchmarks.screen import console, progress, show
+
+__all__ = ["app", "choose", "run_all"]
+
+_QUICK: Final = 0.01
+_QUIET: Final = 0.25
+"""A load for each core up to which figures are worth something."""
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.command()
+def bench(
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Run this row alone; give it again for more.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Write the page, the charts and the JSON of the documentation.")
+    ] = False,
+    redraw: Annotated[
+        bool, typer.Option("--redraw", help="Write page and charts anew from the JSON; measures nothing.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A hundredth of the work, to see that the rows run.")
+    ] = False,
+) -> None:
+    """Measure multiclouddb beside doing it by hand; takes some minutes.
+
+    The exit code is 0 when all rows ran, whether they met their goals or not, and 1 when one broke.
+    """
+    if redraw:
+        _redraw()
+        return
+    if quick and record:
+        raise _refused("--quick measures too little to be recorded; leave one of them out")
+    rows = choose(only)
+    kept = Record.read() if record else None
+    if kept is not None and len(rows) < len(load_rows()):
+        _check(kept)
+    if (load := os.getloadavg()[0]) > _QUIET * (os.cpu_count() or 1):
+        typer.echo(
+            f"warning: the machine is busy (load {load:.1f}); what runs on threads suffers most", err=True
+        )
+    results = run_all(rows, _QUICK if quick else 1.0)
+    try:
+        if record:
+            _keep(kept, results)
+    finally:  # minutes of measuring are not to be lost to a refusal
+        _tell(rows, results, as_json=as_json)
+    if any(result.failed for result in results):
+        raise typer.Exit(1)
+
+
+def choose(only: Sequence[str] | None) -> list[Row]:
+    """The rows that are wanted, in the order of the table; all by default."""
+    known = load_rows()
+    wanted = [name for names in only or [] for name in names.replace(",", " ").split()]
+    for name in wanted:
+        if name not in known:
+            raise _refused(f"there is no row {name!r}; the rows are {', '.join(known)}")
+    return [row for row in known.values() if not wanted or row.name in wanted]
+
+
+def run_all(rows: Sequence[Row], scale: float = 1.0) -> list[Result]:
+    """Run rows one after the other; one that breaks does not keep the others from running."""
+    results = []
+    with progress(rows) as begin:
+        for row in rows:
+            step = begin(row)
+            try:
+                results.append(run_row(row, scale, step))
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - it is that row's result
+                results.append(failure(row, error))
+    return results
+
+
+def _tell(rows: Sequence[Row], results: Sequence[Result], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([result.to_json() for result in results], indent=2))
+    else:
+        show(console(), rows, results)
+
+
+def _redraw() -> None:
+    kept = Record.read()
+    if kept is None:
+        raise _refused("there is no record yet; make one: python -m benchmarks --record")
+    write_docs(kept)
+
+
+def _check(kept: Record) -> None:
+    try:
+        kept.check(setting())
+    except SettingError as error:
+        raise _refused(str(error)) from None
+
+
+def _keep(kept: Record | None, results: Sequence[Result]) -> None:
+    day = datetime.now(UTC).date().isoformat()
+    dated = {result.name: attrs.evolve(result, recorded=day) for result in results}
+    new = Record(setting(), dated)
+    try:
+        write_docs((kept or Record(new.setting)).merged(new, load_rows()))
+    except SettingError as error:  # a row broke: the others would stand beside an old one
+        raise _refused(str(error)) from None
+
+
+def _refused(message: str) -> typer.Exit:
+    """An error in one line."""
+    typer.echo(f"error: {message}", err=True)
+    return typer.Exit(2)

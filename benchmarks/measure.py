@@ -1,0 +1,147 @@
+"""Runs one row: the two sides in turns, medians, a verdict."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import median
+
+import attrs
+
+from benchmarks.profiled import where_time_goes
+from benchmarks.result import Result
+from benchmarks.row import Bench, Done, Row, Side, Sides
+
+__all__ = ["Sample", "UnequalError", "checksum", "failure", "run_row", "turns"]
+
+
+class UnequalError(Exception):
+    """The two sides have not read the same."""
+
+
+@attrs.frozen
+class Sample:
+    """One run of one side.
+
+    Attributes:
+        value: Its figure.
+        seconds: Wall time.
+        cpu: CPU time of this process, or what the side says.
+        done: What the side says.
+        checksum: Of the ids that it read.
+    """
+
+    value: float
+    seconds: float
+    cpu: float
+    done: Done
+    checksum: int
+
+
+def checksum(ids: Iterable[str] | int) -> int:
+    """The same for the same ids in any order; a repeated or a missing one changes it."""
+    return ids if isinstance(ids, int) else sum(zlib.crc32(text.encode()) for text in ids)
+
+
+def turns(pairs: int, *, warm_up: bool) -> Sequence[bool]:
+    """For each pair whether ours goes first: they alternate, the pair to warm up included."""
+    return [number % 2 == 0 for number in range(pairs + warm_up)]
+
+
+def run_row(row: Row, scale: float = 1.0, told: Callable[[int, int], None] | None = None) -> Result:
+    """Measure a row.
+
+    Args:
+        row: The row.
+        scale: 1 for a real run, less to see that the row works.
+        told: Called after each pair with how many are done and how many there are.
+
+    Raises:
+        UnequalError: The sides have read different events.
+        Exception: What a side raised.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="benchmarks-") as folder,
+        row.setup(Bench(Path(folder), scale)) as sides,
+    ):
+        ours, baseline = _pairs(row, sides, told or _nobody)
+        result = _result(row, ours, baseline)
+        if result.ok:
+            return result
+        return attrs.evolve(result, reason=_reason(row, sides.ours))
+
+
+def failure(row: Row, error: BaseException) -> Result:
+    """The line of a row that broke."""
+    lines = str(error).strip().splitlines() or ["no message"]
+    reason = f"{type(error).__name__}: {lines[0]}"
+    return Result(row.name, row.unit, None, None, None, row.goal, row.at_most, False, reason, failed=True)
+
+
+def _pairs(row: Row, sides: Sides, told: Callable[[int, int], None]) -> tuple[list[Sample], list[Sample]]:
+    ours: list[Sample] = []
+    baseline: list[Sample] = []
+    order = turns(row.pairs, warm_up=row.warm_up)
+    for number, ours_first in enumerate(order):
+        steps = [(ours, sides.ours), (baseline, sides.baseline)]
+        for samples, side in steps if ours_first else reversed(steps):
+            if side is not None:
+                samples.append(_sample(side))
+        if row.same_work and baseline:
+            _check_equal(ours[-1], baseline[-1])
+        told(number + 1, len(order))
+    return ours[row.warm_up :], baseline[row.warm_up :]
+
+
+def _sample(side: Side) -> Sample:
+    gc.collect()  # what the other side left is not this one's to clear away
+    cpu, wall = time.process_time(), time.perf_counter()
+    done = side()
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    seconds = wall if done.seconds is None else done.seconds
+    value = done.count / seconds if done.value is None else done.value
+    return Sample(value, seconds, cpu if done.cpu is None else done.cpu, done, checksum(done.ids))
+
+
+def _check_equal(ours: Sample, baseline: Sample) -> None:
+    if not ours.done.count:
+        raise UnequalError("nothing was read")
+    if ours.done.count != baseline.done.count:
+        raise UnequalError(f"ours read {ours.done.count:,} and the baseline {baseline.done.count:,}")
+    if ours.checksum != baseline.checksum:
+        raise UnequalError(f"both read {ours.done.count:,}, but not the same ids")
+
+
+def _result(row: Row, ours: list[Sample], baseline: list[Sample]) -> Result:
+    value = median(sample.value for sample in ours)
+    other = median(sample.value for sample in baseline) if baseline else None
+    ratio = None if other is None else value / other
+    achieved = value if ratio is None else ratio
+    return Result(
+        name=row.name,
+        unit=row.unit,
+        value=value,
+        baseline=other,
+        ratio=ratio,
+        goal=row.goal,
+        at_most=row.at_most,
+        ok=achieved <= row.goal if row.at_most else achieved >= row.goal,
+        pairs=row.pairs,
+        seconds=median(sample.seconds for sample in ours),
+        cpu=median(sample.cpu for sample in ours),
+        baseline_seconds=median(sample.seconds for sample in baseline) if baseline else None,
+        baseline_cpu=median(sample.cpu for sample in baseline) if baseline else None,
+        notes={name: median(sample.done.notes[name] for sample in ours) for name in ours[0].done.notes},
+    )
+
+
+def _nobody(done: int, pairs: int) -> None:
+    """Nobody wants to know."""
+
+
+def _reason(row: Row, side: Side) -> str:
+    return " ".join(part for part in (row.reason, where_time_goes(side)) if part)

@@ -1,0 +1,118 @@
+"""The recorded run: `docs/assets/benchmarks.json`, and what the documentation makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sqlite3
+import sys
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from benchmarks.result import Result
+
+__all__ = ["ROOT", "Record", "SettingError", "setting", "write_docs"]
+
+ROOT: Final = Path(__file__).resolve().parent.parent / "docs"
+_PACKAGES: Final = ("orjson", "pyarrow", "pyspark")
+
+
+class SettingError(Exception):
+    """The record is of another machine or of other versions: figures of two would stand side by side."""
+
+
+@attrs.frozen
+class Record:
+    """A run as it is kept.
+
+    Attributes:
+        setting: The machine and the versions.
+        results: Of its rows, by name.
+    """
+
+    setting: str
+    results: dict[str, Result] = attrs.field(factory=dict, hash=False)
+
+    @classmethod
+    def read(cls, root: Path = ROOT) -> Record | None:
+        """The one that there is."""
+        file = _file(root)
+        if not file.exists():
+            return None
+        value = json.loads(file.read_text(encoding="utf-8"))
+        results = (Result.from_json(row) for row in value["rows"])
+        return cls(value["setting"], {result.name: result for result in results})
+
+    def write(self, root: Path = ROOT) -> None:
+        """Keep it."""
+        rows = [result.to_json() for result in self.results.values()]
+        text = json.dumps({"setting": self.setting, "rows": rows}, indent=2)
+        _file(root).parent.mkdir(parents=True, exist_ok=True)
+        _file(root).write_text(text + "\n", encoding="utf-8")
+
+    def merged(self, new: Record, known: Iterable[str]) -> Record:
+        """This one with the rows of a new run in place of the old ones; rows that broke change nothing.
+
+        Args:
+            new: The new run.
+            known: Names of the rows that there are, in their order; others are dropped.
+        """
+        fresh = {name: result for name, result in new.results.items() if not result.failed}
+        names = list(known)
+        if fresh.keys() >= set(names):
+            return attrs.evolve(new, results={name: fresh[name] for name in names})
+        self.check(new.setting)
+        results = {**self.results, **fresh}
+        return attrs.evolve(self, results={name: results[name] for name in names if name in results})
+
+    def check(self, now: str) -> None:
+        """May rows of a run in this setting stand beside these?
+
+        Raises:
+            SettingError: They may not.
+        """
+        if self.results and self.setting != now:
+            raise SettingError(
+                f"the record is of another machine or other versions ({self.setting}), this is {now}; "
+                "record all rows together: python -m benchmarks --record"
+            )
+
+
+def setting() -> str:
+    """This machine and the versions that matter."""
+    python = ".".join(map(str, sys.version_info[:2]))
+    packages = ", ".join(f"{name} {'.'.join(version(name).split('.')[:2])}" for name in _PACKAGES)
+    return (
+        f"{os.cpu_count()} cores ({_processor()}), {platform.system()}; "
+        f"Python {python}, SQLite {sqlite3.sqlite_version}, {packages}"
+    )
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _file(root: Path) -> Path:
+    return root / "assets" / "benchmarks.json"
+
+
+def write_docs(record: Record, root: Path = ROOT) -> None:
+    """Write the record, its page and its charts."""
+    from benchmarks.chart import draw
+    from benchmarks.page import page_text
+
+    record.write(root)
+    record = Record.read(root) or record  # figures as they are kept, to four digits
+    page = root / "reference" / "benchmarks.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(page_text(record), encoding="utf-8")
+    for theme in ("light", "dark"):
+        draw(record, theme, root / "assets" / f"benchmarks-{theme}.png")

@@ -1,0 +1,147 @@
+"""What a row is: two sides that do the same work, and the goal for one beside the other.
+
+A further row is one decorated function in a module of `benchmarks/rows`:
+
+    @row(
+        "dynamo-events",
+        title="DynamoDB Local, events",
+        goal=0.5,
+        about="Read all events through the client.",
+        against="A bare boto3 loop over the same shards.",
+    )
+    def dynamo_events(bench: Bench) -> Iterator[Sides]:
+        with server() as endpoint:  # what is around the yield is set up and torn down, off the clock
+            fill(endpoint, bench.size(50_000))
+            yield Sides(ours=lambda: ..., baseline=lambda: ...)
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import attrs
+
+__all__ = ["Bench", "Done", "Row", "Side", "Sides", "load_rows", "row"]
+
+EVENTS: Final = "events/s"
+
+
+@attrs.frozen
+class Done:
+    """What one side did.
+
+    Attributes:
+        count: How many units it has done: events, calls.
+        ids: Ids of what it read, in any order, looked through when the clock has stopped; or their
+            checksum, where it was made on the way.
+        value: The figure, where that is not `count` a second.
+        seconds: Wall time, where the clock's is not meant: an ideal is computed.
+        cpu: CPU seconds, where another process did the work.
+        notes: Further figures, name → number in the row's unit.
+    """
+
+    count: int
+    ids: Iterable[str] | int = 0
+    value: float | None = None
+    seconds: float | None = None
+    cpu: float | None = None
+    notes: Mapping[str, float] = attrs.field(factory=dict, hash=False)
+
+
+Side: TypeAlias = Callable[[], Done]
+
+
+@attrs.frozen
+class Sides:
+    """What is run in turns.
+
+    Attributes:
+        ours: The work through this project.
+        baseline: The same without it; None where the goal is a plain number.
+    """
+
+    ours: Side
+    baseline: Side | None = None
+
+
+@attrs.frozen
+class Bench:
+    """Where a row does its work.
+
+    Attributes:
+        folder: Empty at first, removed in the end.
+        scale: 1 for a real run; less to see that a row works.
+    """
+
+    folder: Path
+    scale: float = 1.0
+
+    def size(self, full: int, least: int = 1) -> int:
+        """So much of a real run's amount."""
+        return max(least, round(full * self.scale))
+
+
+@attrs.frozen
+class Row:
+    """One line of the table.
+
+    Attributes:
+        name: What `--only` takes.
+        title: What people read.
+        goal: Bound on ours divided by the baseline, or on ours where there is no baseline.
+        about: What is measured: sentences.
+        against: What the baseline is: sentences; empty when there is none.
+        setup: Prepares the sides, off the clock.
+        unit: Of the figures.
+        at_most: True when less is better.
+        pairs: How many are counted.
+        warm_up: False where every run is a process of its own.
+        same_work: False when the two read different amounts on purpose; they check that themselves.
+        reason: Known to be behind a miss, from a profile.
+        shown: Functions whose code the documentation shows.
+    """
+
+    name: str
+    title: str
+    goal: float
+    about: str
+    against: str
+    setup: Callable[[Bench], AbstractContextManager[Sides]]
+    unit: str = EVENTS
+    at_most: bool = False
+    pairs: int = 5
+    warm_up: bool = True
+    same_work: bool = True
+    reason: str = ""
+    shown: tuple[Callable[..., Any], ...] = ()
+
+
+_rows: dict[str, Row] = {}
+
+
+def row(
+    name: str, **settings: Any
+) -> Callable[[Callable[[Bench], Iterator[Sides]]], Callable[[Bench], Iterator[Sides]]]:
+    """Register a generator of one `Sides` as a row; the settings are the fields of `Row`."""
+
+    def register(setup: Callable[[Bench], Iterator[Sides]]) -> Callable[[Bench], Iterator[Sides]]:
+        if name in _rows:
+            raise ValueError(f"there are two rows {name!r}")
+        _rows[name] = Row(name=name, setup=contextmanager(setup), **settings)
+        return setup
+
+    return register
+
+
+def load_rows() -> dict[str, Row]:
+    """Every row of every module in `benchmarks/rows`, by name."""
+    from benchmarks import rows
+
+    for module in sorted(pkgutil.iter_modules(rows.__path__), key=lambda module: module.name):
+        importlib.import_module(f"{rows.__name__}.{module.name}")
+    return dict(_rows)

@@ -1,0 +1,115 @@
+"""The embedded provider beside a loop over its file."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from benchmarks.row import Bench, Done, Sides, row
+from benchmarks.stores import ADDRESS, fill, pages, url
+from multiclouddb_api import ChangeFeedPage, ChangeFeedRequest, ClientConfig, OperationOptions, connect
+
+_EVENTS: Final = 200_000
+_BARE: Final = (
+    "A loop over the same SQLite file that parses each document with `orjson.loads` and builds no event. It "
+    "keeps no position, knows no partitions, and parses no key."
+)
+
+
+def bare_loop(path: Path) -> Done:
+    """What nobody can do much faster in Python."""
+    seqs = []
+    with closing(sqlite3.connect(path)) as connection:
+        for seq, _ts, _type, _key, doc in connection.execute("SELECT seq, ts, type, key, doc FROM log"):
+            orjson.loads(doc)
+            seqs.append(seq)
+    return Done(len(seqs), ids=(f"{seq:019}" for seq in seqs))
+
+
+def through_the_client(path: Path) -> Done:
+    """As an application reads: pages of the provider's own size, until there is nothing more."""
+    ids: list[str] = []
+    with connect(url(path)) as client:
+        for page in pages(client.read_changes, ADDRESS):
+            ids += [event.event_id for event in page.events]
+    return Done(len(ids), ids)
+
+
+def through_arrow(path: Path, max_page_size: int) -> Done:
+    """The same as Arrow batches: documents stay JSON text, as Spark takes them."""
+    from multiclouddb_spi import open_provider
+    from multiclouddb_spi.engine import Engine
+
+    config = ClientConfig.from_url(url(path))
+    columns: list[Any] = []
+    with closing(Engine(open_provider(config), config)) as engine:
+
+        def read(request: ChangeFeedRequest) -> ChangeFeedPage:
+            reading = engine.read(request, OperationOptions(), lambda batch, i, j: batch.arrow(i, j))
+            columns.extend(arrow.column("event_id") for arrow in reading.values if arrow is not None)
+            return reading.page
+
+        for _ in pages(read, ADDRESS, max_page_size):
+            pass
+    return Done(
+        sum(len(column) for column in columns),
+        ids=(text for column in columns for text in column.to_pylist()),
+    )
+
+
+@row(
+    "embedded-events",
+    title="Embedded store, events",
+    goal=0.35,
+    about="The client reads 200,000 events with documents of 300 bytes, in pages of 1,000 (the default).",
+    against=_BARE,
+    reason=(
+        "Measured by hand: 55 % of the time makes events of rows (half of that parses documents and keys, "
+        "which is most of what the baseline does), 17 % is the engine's, 17 % waits for the thread that asks "
+        "SQLite, 11 % frees events. The two threads share two cores with whatever else the machine does."
+    ),
+    shown=(bare_loop,),
+)
+def embedded_events(bench: Bench) -> Iterator[Sides]:
+    """Events as objects."""
+    path = bench.folder / "store.db"
+    fill(path, bench.size(_EVENTS))
+    yield Sides(lambda: through_the_client(path), lambda: bare_loop(path))
+
+
+@row(
+    "embedded-arrow",
+    title="Embedded store, Arrow",
+    goal=1.2,
+    about=(
+        "The engine reads the same events as Arrow batches, documents as JSON text, in pages of 10,000: as "
+        "many as a task of the Spark source asks for."
+    ),
+    against=_BARE,
+)
+def embedded_arrow(bench: Bench) -> Iterator[Sides]:
+    """Events as columns."""
+    yield from _arrow(bench, 10_000)
+
+
+@row(
+    "embedded-arrow-1000",
+    title="Embedded store, Arrow, small pages",
+    goal=1.2,
+    about="The same in pages of 1,000, the provider's default.",
+    against=_BARE,
+)
+def embedded_arrow_1000(bench: Bench) -> Iterator[Sides]:
+    """What a page costs shows here."""
+    yield from _arrow(bench, 1000)
+
+
+def _arrow(bench: Bench, max_page_size: int) -> Iterator[Sides]:
+    path = bench.folder / "store.db"
+    fill(path, bench.size(_EVENTS))
+    yield Sides(lambda: through_arrow(path, max_page_size), lambda: bare_loop(path))

@@ -1,0 +1,116 @@
+"""Reads of many partitions that each take their time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, Final
+
+import attrs
+
+from benchmarks.row import Bench, Done, Sides, row
+from benchmarks.stores import pages
+from multiclouddb_api import ChangeFeedRequest, ClientConfig, OperationOptions
+from multiclouddb_spi import Batch
+from multiclouddb_spi.engine import Engine
+
+_PARTITIONS: Final = 64
+_LATENCY: Final = 0.02
+# As many as can be read at once: the engine has one read of a partition in flight.
+_WIDTH: Final = _PARTITIONS
+_IDEAL: Final = (
+    "The ideal, computed from a run of the same reads with no latency. It is the larger of two times: "
+    "reads * latency / 64, and the CPU time of that run."
+)
+
+
+def _engine(provider: Any) -> Engine:
+    return Engine(provider, ClientConfig("simulation", max_concurrency=_WIDTH))
+
+
+def _read(sim: Any, latency: float) -> tuple[Done, int]:
+    """Everything in a simulated collection; what was done, and how many reads that took."""
+    from multiclouddb_conformance.simulation import SimulationProvider
+    from multiclouddb_conformance.wrapped import WrappedProvider, WrappedReader
+
+    class Distant(WrappedProvider):
+        """Answers late, as a service on a network does: a wait, which takes no CPU and no lock."""
+
+        def fetch(self, reader: WrappedReader, *wishes: Any) -> Batch:
+            if latency:
+                reader.cancelled.wait(latency)
+            return reader.inner.fetch(*wishes)
+
+    provider = SimulationProvider(sim)
+    ids: list[str] = []
+    with closing(_engine(Distant(provider))) as engine:
+
+        def read(request: ChangeFeedRequest) -> Any:
+            return engine.read_changes(request, OperationOptions())
+
+        for page in pages(read, sim.address):
+            ids += [event.event_id for event in page.events]
+    return Done(len(ids), ids), provider.calls.total_fetches
+
+
+def ideal(sim: Any) -> Done:
+    """Whichever is larger: what the latency costs on all threads, or what the CPU costs."""
+    cpu = time.process_time()
+    done, reads = _read(sim, latency=0.0)
+    cpu = time.process_time() - cpu
+    return attrs.evolve(done, seconds=max(reads * _LATENCY / _WIDTH, cpu), cpu=cpu)
+
+
+def _sides(bench: Bench, records: int) -> Iterator[Sides]:
+    from multiclouddb_conformance.simulation import Simulation, Weather
+
+    sim = Simulation(_PARTITIONS, Weather(page_limit=records))
+    for number in range(bench.size(2000 * _PARTITIONS)):
+        sim.write(f"key-{number}", {"number": number, "text": "x" * 200})
+    yield Sides(lambda: _read(sim, _LATENCY)[0], lambda: ideal(sim))
+
+
+@row(
+    "fan-out-25",
+    title="Fan-out, 25 events a read",
+    goal=0.8,
+    about=(
+        "The engine reads 64 partitions of a simulated service, all at once (`max_concurrency=64`), with "
+        "20 ms of latency added to each read. A read brings 25 events: latency is most of the time."
+    ),
+    against=_IDEAL,
+    shown=(ideal,),
+)
+def fan_out_25(bench: Bench) -> Iterator[Sides]:
+    """A feed that is read as it is written: short reads."""
+    yield from _sides(bench, 25)
+
+
+@row(
+    "fan-out-100",
+    title="Fan-out, 100 events a read",
+    goal=0.8,
+    about="The same with 100 events a read: latency and CPU need about the same time.",
+    against=_IDEAL,
+    reason=(
+        "The ideal lets waiting and computing overlap without a gap. Here both take about as long, and an "
+        "answer that has come waits for the interpreter's lock while events of another are mapped, before "
+        "the next read of its partition can begin."
+    ),
+)
+def fan_out_100(bench: Bench) -> Iterator[Sides]:
+    """Between the two: the ideal lets them overlap without a gap."""
+    yield from _sides(bench, 100)
+
+
+@row(
+    "fan-out-1000",
+    title="Fan-out, 1,000 events a read",
+    goal=0.8,
+    about="The same with 1,000 events a read, as in catching up: CPU is most of the time.",
+    against=_IDEAL,
+)
+def fan_out_1000(bench: Bench) -> Iterator[Sides]:
+    """Catching up: full reads."""
+    yield from _sides(bench, 1000)

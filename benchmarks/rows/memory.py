@@ -1,0 +1,84 @@
+"""Peak memory of a process that reads: `python -m benchmarks.rows.memory FILE` is that process."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.row import Bench, Done, Sides, row
+from benchmarks.stores import ADDRESS, fill, grow, pages, small_document, url
+
+_EVENTS: Final = 500_000
+_TIMES: Final = 10
+_STATUS: Final = Path("/proc/self/status")
+
+
+def read_all(path: Path) -> dict[str, Any]:
+    """Read a store through the client, keeping nothing, and tell what that took."""
+    from multiclouddb_api import connect
+
+    count = total = 0
+    with connect(url(path)) as client:
+        for page in pages(client.read_changes, ADDRESS):
+            count += len(page.events)
+            total += sum(int(event.event_id) for event in page.events)
+    return {"count": count, "total": total, "mebibytes": peak_mebibytes(), "cpu": time.process_time()}
+
+
+def peak_mebibytes() -> float:
+    """The peak resident memory of this process.
+
+    Not `ru_maxrss` on Linux: it begins with the peak of the process that this one was started from.
+    """
+    if _STATUS.exists():
+        (line,) = [line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:")]
+        return int(line.split()[1]) / 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts in bytes
+
+
+def _fresh_process(path: Path, events: int) -> Done:
+    command = [sys.executable, "-m", __name__, str(path)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise RuntimeError((ran.stderr.strip().splitlines() or ["the reading process failed"])[-1])
+    told = json.loads(ran.stdout)
+    # Sequence numbers count from 1 after the head of an empty store.
+    if (told["count"], told["total"]) != (events, events * (events + 1) // 2):
+        raise ValueError(f"read {told['count']:,} of {events:,} events, or not the right ones")
+    return Done(events, value=told["mebibytes"], cpu=told["cpu"])
+
+
+@row(
+    "memory",
+    title="Peak memory, 5 million events",
+    unit="MiB",
+    goal=1.1,
+    at_most=True,
+    about=(
+        "The peak resident memory of a fresh process that reads 5 million events from the embedded store. "
+        "The events are real and each has its own id: 500,000 are written, and SQLite copies them behind "
+        "themselves."
+    ),
+    against="The same program over the 500,000 events, in a fresh process.",
+    pairs=1,
+    warm_up=False,
+    same_work=False,
+    shown=(read_all,),
+)
+def memory(bench: Bench) -> Iterator[Sides]:
+    """What grows with the length of a feed would show here."""
+    small, large = bench.folder / "small.db", bench.folder / "large.db"
+    events = bench.size(_EVENTS)
+    fill(small, events, make=small_document)
+    grow(small, large, _TIMES)
+    yield Sides(lambda: _fresh_process(large, _TIMES * events), lambda: _fresh_process(small, events))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(read_all(Path(sys.argv[1]))))

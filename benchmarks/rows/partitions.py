@@ -1,0 +1,191 @@
+"""What many partitions cost: a call that finds nothing, and the token."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from benchmarks.row import Bench, Done, Sides, row
+from benchmarks.stores import ADDRESS, fill, small_document, url
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    ClientConfig,
+    FromContinuationToken,
+    OperationOptions,
+    connect,
+)
+from multiclouddb_api.address import ResourceAddress
+from multiclouddb_spi.token import decode_token, encode_token
+
+_MANY: Final = 10_000
+_SWEPT: Final = 20_000
+"""Partitions asked in one run, however many there are a call."""
+
+_AGAINST: Final = "The same call with 1,000 partitions, ten times as often."
+
+
+class Poller:
+    """A consumer of an idle feed: each call asks every partition and goes on from the token before.
+
+    Args:
+        read: Reads a page.
+        address: Of what.
+        partitions: How many it has.
+        swept: How many partitions are asked in one run, over all calls.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[ChangeFeedRequest], ChangeFeedPage],
+        address: ResourceAddress,
+        partitions: int,
+        swept: int,
+    ) -> None:
+        self._read, self._address, self._partitions = read, address, partitions
+        self._calls = max(1, swept // partitions)
+        self._token = read(ChangeFeedRequest(address, Beginning())).continuation_token
+
+    def milliseconds(self) -> float:
+        """The mean time of a call."""
+        began = time.perf_counter()
+        for _ in range(self._calls):
+            page = self._read(ChangeFeedRequest(self._address, FromContinuationToken(self._token)))
+            if not page.idle:
+                raise ValueError(f"a page of {self._partitions} partitions was not idle")
+            self._token = page.continuation_token
+        return 1000 * (time.perf_counter() - began) / self._calls
+
+
+def _sides(pollers: dict[int, Poller], sizes: tuple[int, int, int, int]) -> Sides:
+    few, some, base, many = sizes
+    names = {few: f"{few:,} partitions", some: f"{some:,} partitions"}
+
+    def ours() -> Done:
+        value = pollers[many].milliseconds()
+        return Done(many, value=value, notes={names[n]: pollers[n].milliseconds() for n in names})
+
+    return Sides(ours, lambda: Done(base, value=pollers[base].milliseconds()))
+
+
+def _sizes(bench: Bench) -> tuple[int, int, int, int]:
+    return bench.size(10), bench.size(100, 2), bench.size(1000, 3), bench.size(_MANY, 4)
+
+
+@row(
+    "page-call",
+    title="Idle call, 10,000 partitions",
+    unit="ms",
+    goal=12,
+    at_most=True,
+    same_work=False,
+    about=(
+        "The mean time of a page call that asks 10,000 partitions and finds nothing. The service is "
+        "simulated and answers at once: the time is the engine's, with its threads."
+    ),
+    against=_AGAINST,
+)
+def page_call(bench: Bench) -> Iterator[Sides]:
+    """The engine alone."""
+    from multiclouddb_conformance.simulation import Simulation, SimulationProvider
+    from multiclouddb_spi.engine import Engine
+
+    sizes = _sizes(bench)
+    with ExitStack() as stack:
+
+        def poller(count: int) -> Poller:
+            sim = Simulation(count)
+            engine = Engine(SimulationProvider(sim), ClientConfig("simulation"))
+            stack.enter_context(closing(engine))
+
+            def read(request: ChangeFeedRequest) -> ChangeFeedPage:
+                return engine.read_changes(request, OperationOptions())
+
+            return Poller(read, sim.address, count, bench.size(_SWEPT))
+
+        yield _sides({count: poller(count) for count in sizes}, sizes)
+
+
+@row(
+    "page-call-embedded",
+    title="Idle call, 10,000 partitions, embedded",
+    unit="ms",
+    goal=12,
+    at_most=True,
+    same_work=False,
+    about="The same through the client, with the embedded store.",
+    against=_AGAINST,
+)
+def page_call_embedded(bench: Bench) -> Iterator[Sides]:
+    """As an application meets it."""
+    sizes = _sizes(bench)
+    with ExitStack() as stack:
+
+        def poller(count: int) -> Poller:
+            path = bench.folder / f"{count}.db"
+            fill(path, 0, count)
+            client = stack.enter_context(connect(url(path)))
+            return Poller(client.read_changes, ADDRESS, count, bench.size(_SWEPT))
+
+        yield _sides({count: poller(count) for count in sizes}, sizes)
+
+
+@row(
+    "token",
+    title="Token, bytes a partition",
+    unit="bytes",
+    goal=100,
+    at_most=True,
+    pairs=1,
+    warm_up=False,
+    about=(
+        "The length of a continuation token of the embedded store over 10,000 partitions, divided by their "
+        "number. Each partition stands at a change of its own, which is the longest that a token gets; a "
+        "page is read from it to see that it is a good one."
+    ),
+    against="",
+)
+def token(bench: Bench) -> Iterator[Sides]:
+    """A token has to fit into a checkpoint."""
+    sizes = _sizes(bench)
+    for count in sizes:
+        fill(bench.folder / f"{count}.db", 5 * count, count, small_document, batch=10)
+
+    def ours() -> Done:
+        figures = {count: len(_token_in_the_middle(bench.folder / f"{count}.db")) / count for count in sizes}
+        value = figures.pop(sizes[-1])
+        notes = {f"{count:,} partitions": size for count, size in figures.items()}
+        return Done(sizes[-1], value=value, notes=notes)
+
+    yield Sides(ours)
+
+
+def _token_in_the_middle(path: Path) -> str:
+    """A token whose positions are those of some change in each partition.
+
+    Reading would get there in as many calls as there are partitions; the positions are put in instead.
+    """
+    with closing(sqlite3.connect(path)) as connection:
+        changes = dict(
+            connection.execute(
+                "SELECT name, json_array(min(seq), ts) FROM log JOIN partitions ON partition = id GROUP BY id"
+            )
+        )
+    with connect(url(path)) as client:
+        first = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning(), max_page_size=1))
+        envelope = decode_token(first.continuation_token)
+        entries: Any = envelope.state
+        state: Any = [[name, json.loads(changes.get(name, "null")) or cursor] for name, cursor in entries]
+        text = encode_token(attrs.evolve(envelope, state=state))
+        page = client.read_changes(ChangeFeedRequest(ADDRESS, FromContinuationToken(text)))
+    if not page.events:
+        raise ValueError("nothing is read from the token")
+    return text

@@ -1,0 +1,104 @@
+"""The Spark data source beside DataFrames made by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from benchmarks.descendants import cpu_of_descendants
+from benchmarks.row import Bench, Done, Side, Sides, row
+from benchmarks.stores import ADDRESS, fill, pages, url
+from multiclouddb_api import connect, encode_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_EVENTS: Final = 50_000
+_COLUMNS: Final = (
+    "event_id STRING, type STRING, key STRING, timestamp TIMESTAMP, new_item_state STRING, order_key STRING, "
+    "partition_id STRING"
+)
+_SETTINGS: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+
+
+def job(frame: DataFrame) -> tuple[int, int]:
+    """The work for each DataFrame: how many rows it has, and the checksum of their ids."""
+    from pyspark.sql import functions
+
+    found = frame.agg(functions.count("*"), functions.sum(functions.crc32("event_id")))
+    rows, total = found.collect()[0]
+    return rows, total or 0
+
+
+def by_hand(spark: SparkSession, path: Path) -> Done:
+    """Pages of 1,000 events as dicts, a DataFrame and a job for each."""
+    count = total = 0
+    with connect(url(path)) as client:
+        for page in pages(client.read_changes, ADDRESS, max_page_size=1000):
+            dicts = [
+                {
+                    "event_id": event.event_id,
+                    "type": event.type.value,
+                    "key": encode_json(event.key.components).decode(),
+                    "timestamp": event.timestamp,
+                    "new_item_state": encode_json(event.new_item_state).decode(),
+                    "order_key": event.order_key,
+                    "partition_id": event.partition_id,
+                }
+                for event in page.events
+            ]
+            if dicts:
+                rows, ids = job(spark.createDataFrame(dicts, schema=_COLUMNS))
+                count, total = count + rows, total + ids
+    return Done(count, total)
+
+
+def by_data_source(spark: SparkSession, path: Path) -> Done:
+    """One DataFrame and one job."""
+    source = spark.read.format("multiclouddb").option("url", url(path))
+    rows, ids = job(source.option("collection", str(ADDRESS.collection)).load())
+    return Done(rows, ids)
+
+
+@row(
+    "spark",
+    title="Spark data source",
+    unit="rows/s",
+    goal=1,
+    about=(
+        "`spark.read.format('multiclouddb')` reads 50,000 events of the embedded store with documents of 300 "
+        "bytes and aggregates them, in a local session. CPU is that of the driver, its JVM and Spark's "
+        "Python workers."
+    ),
+    against=(
+        "`createDataFrame` of event dicts with a given schema, one DataFrame and one job for each page of "
+        "1,000."
+    ),
+    shown=(by_hand, job),
+)
+def spark(bench: Bench) -> Iterator[Sides]:
+    """The same job over the same events."""
+    from pyspark_multiclouddb import local_session
+
+    path = bench.folder / "store.db"
+    fill(path, bench.size(_EVENTS))
+    with local_session("benchmarks", **_SETTINGS) as session:
+        yield Sides(_counted(session, by_data_source, path), _counted(session, by_hand, path))
+
+
+def _counted(session: SparkSession, side: Callable[[SparkSession, Path], Done], path: Path) -> Side:
+    """The side, with the CPU time of the JVM and Spark's workers added to this process's."""
+
+    def spent() -> float:
+        return time.process_time() + cpu_of_descendants()
+
+    def run() -> Done:
+        began = spent()
+        done = side(session, path)
+        return attrs.evolve(done, cpu=spent() - began)
+
+    return run

@@ -1,0 +1,99 @@
+"""What a person sees: progress while it runs, the table in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from benchmarks.result import Result, figure
+from benchmarks.row import Row
+
+__all__ = ["console", "progress", "show"]
+
+_COLORS: Final = {"met": "green", "missed": "yellow", "failed": "bold red"}
+_PIPED_WIDTH: Final = 160
+
+Step = Callable[[int, int], None]
+
+
+def console(*, stderr: bool = False) -> Console:
+    """As wide as the terminal; into a pipe plain text in lines that nobody has to wrap."""
+    found = Console(stderr=stderr, highlight=False)
+    return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=_PIPED_WIDTH)
+
+
+@contextmanager
+def progress(rows: Sequence[Row]) -> Iterator[Callable[[Row], Step]]:
+    """Progress on stderr: a bar in a terminal, a line a row elsewhere.
+
+    Yields:
+        What to call when a row begins; it gives what to call after each pair.
+    """
+    screen = console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[at]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bars:
+        overall = bars.add_task("all rows", total=len(rows), at="")
+        begun = 0
+
+        def begin(row: Row) -> Step:
+            nonlocal begun
+            begun += 1
+            bars.update(overall, completed=begun - 1, at=f"row {begun} of {len(rows)}")
+            if not screen.is_terminal:
+                screen.print(f"{begun}/{len(rows)} {row.name}", markup=False)
+            for task in bars.task_ids[1:]:
+                bars.remove_task(task)
+            current = bars.add_task(row.title, total=row.pairs + row.warm_up, at="preparing")
+
+            def step(done: int, pairs: int) -> None:
+                bars.update(current, completed=done, at=f"pair {done} of {pairs}")
+
+            return step
+
+        yield begin
+
+
+def show(screen: Console, rows: Sequence[Row], results: Sequence[Result]) -> None:
+    """Print the table, further figures, and why goals are missed."""
+    table = Table(box=box.SIMPLE)
+    table.add_column("row", no_wrap=True)
+    for title in ("ours", "baseline", "ratio", "goal", "verdict", "wall s", "CPU s", "base wall", "base CPU"):
+        table.add_column(title, justify="left" if title == "verdict" else "right")
+    for result in results:
+        table.add_row(*_cells(result))
+    screen.print(table)
+    titles = {row.name: row.title for row in rows}
+    for result in results:
+        for name, value in result.notes.items():
+            screen.print(f"{titles[result.name]}: {name} {figure(value, result.unit)}", markup=False)
+    for result in results:
+        if not result.ok:
+            color = _COLORS[result.verdict]
+            screen.print(Text.assemble((f"{result.name} {result.verdict}", color), f": {result.reason}"))
+
+
+def _cells(result: Result) -> list[str | Text]:
+    return [
+        result.name,
+        figure(result.value, result.unit),
+        "" if result.baseline is None else figure(result.baseline),
+        "" if result.ratio is None else f"{result.ratio:.2f}",
+        result.goal_text,
+        Text(result.verdict, _COLORS[result.verdict]),
+        *(
+            "" if seconds is None else figure(seconds)
+            for seconds in (result.seconds, result.cpu, result.baseline_seconds, result.baseline_cpu)
+        ),
+    ]

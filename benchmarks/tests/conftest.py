@@ -1,0 +1,38 @@
+"""Rows that do nothing but count."""
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from benchmarks.row import Done, Row, Sides
+
+# The benchmarks are no distribution: they are found from the repository's root.
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def make_row():
+    """Makes rows of two sides: `make_row(ours, baseline, goal=…)`."""
+
+    def make(ours, baseline=lambda: Done(10), name="row", goal=1.0, **settings):
+        @contextmanager
+        def setup(bench):
+            yield Sides(ours, baseline)
+
+        return Row(name, f"The row {name}", goal, "About.", "Against.", setup, **settings)
+
+    return make
+
+
+@pytest.fixture
+def run_benchmarks():
+    """Runs the command as a user would, its output into pipes."""
+    import subprocess
+
+    def run(*arguments):
+        command = [sys.executable, "-m", "benchmarks", *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    return run

@@ -1,0 +1,94 @@
+"""What a person types and sees."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import command
+from benchmarks.command import app, choose, run_all
+from benchmarks.row import Done, load_rows
+
+FIELDS = {"name", "unit", "value", "baseline", "ratio", "goal", "ok", "reason"}
+
+
+@pytest.fixture
+def rows(make_row, monkeypatch):
+    """A table of three rows, the second of which breaks."""
+
+    def broken():
+        raise OSError("the server is gone")
+
+    made = {
+        "good": make_row(lambda: Done(10, value=2.0), lambda: Done(10, value=1.0), "good"),
+        "broken": make_row(broken, name="broken"),
+        "slow": make_row(lambda: Done(10, value=1.0), lambda: Done(10, value=4.0), "slow"),
+    }
+    monkeypatch.setattr(command, "load_rows", lambda: made)
+    return made
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, arguments)
+
+
+class TestOnly:
+    def test_an_unknown_name_lists_the_names_in_one_line(self, run_benchmarks):
+        ran = run_benchmarks("--only", "embeded")
+        assert ran.returncode == 2
+        (line,) = ran.stderr.splitlines()
+        assert line == f"error: there is no row 'embeded'; the rows are {', '.join(load_rows())}"
+        assert ran.stdout == ""
+
+    @pytest.mark.parametrize("only", [["spark", "memory"], ["spark,memory"], ["spark memory"]])
+    def test_several_come_in_the_order_of_the_table(self, only):
+        assert [row.name for row in choose(only)] == ["memory", "spark"]
+
+    @pytest.mark.parametrize("only", [None, []])
+    def test_all_by_default(self, only):
+        assert [row.name for row in choose(only)] == list(load_rows())
+
+
+class TestBreaking:
+    def test_a_row_that_breaks_leaves_the_others_and_the_exit_code_tells(self, rows):
+        ran = invoke()
+        assert ran.exit_code == 1
+        assert "broken failed: OSError: the server is gone" in ran.stdout
+        assert [result.verdict for result in run_all(list(rows.values()))] == ["met", "failed", "missed"]
+
+    def test_a_missed_goal_blocks_nothing(self, rows):
+        ran = invoke("--only", "slow")
+        assert ran.exit_code == 0
+        assert "slow missed: Its CPU time goes to" in ran.stdout
+
+
+class TestOutput:
+    def test_a_row_of_json_has_its_fields(self, rows):
+        good, broken, slow = json.loads(invoke("--json").stdout)
+        assert good.keys() >= FIELDS
+        assert (good["value"], good["baseline"], good["ratio"], good["ok"]) == (2.0, 1.0, 2.0, True)
+        assert (broken["value"], broken["failed"], broken["ok"]) == (None, True, False)
+        assert (slow["ratio"], slow["ok"]) == (0.25, False)
+        assert slow["reason"]
+
+    def test_a_pipe_gets_plain_lines(self, run_benchmarks):
+        ran = run_benchmarks("--quick", "--only", "token")
+        assert ran.returncode == 0, ran.stderr
+        assert "\x1b" not in ran.stdout + ran.stderr
+        (line,) = [line for line in ran.stdout.splitlines() if line.startswith("  token")]
+        assert "≤ 100 bytes" in line
+        assert " met " in line
+
+    def test_a_terminal_gets_colors(self, rows, monkeypatch):
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        assert "\x1b[32mmet" in invoke("--only", "good").stdout
+
+    @pytest.mark.parametrize(("load", "warned"), [(0.0, False), (1000.0, True)])
+    def test_a_busy_machine_is_told(self, rows, monkeypatch, load, warned):
+        monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+        assert ("warning: the machine is busy" in invoke("--only", "good").stderr) == warned
+
+    def test_a_quick_run_is_not_recorded(self, rows):
+        ran = invoke("--quick", "--record")
+        assert ran.exit_code == 2
+        assert ran.stderr.startswith("error: --quick measures too little")

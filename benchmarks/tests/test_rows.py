@@ -1,0 +1,81 @@
+"""Every row works, on a small part of its data; its sides have then read the same events."""
+
+import json
+from functools import partial
+
+import pytest
+
+from benchmarks.measure import run_row
+from benchmarks.row import Bench, Done, load_rows, row
+from benchmarks.stores import fill, grow, small_document
+
+SMALL = 0.002
+IN_PROCESS = [name for name in load_rows() if name != "spark"]
+
+
+class TestRows:
+    @pytest.mark.parametrize("name", IN_PROCESS)
+    def test_row_runs(self, name):
+        result = run_row(load_rows()[name], SMALL)
+        assert result.value > 0
+        assert result.achieved > 0
+
+    @pytest.mark.timeout(200)
+    def test_the_row_of_spark_runs(self, run_benchmarks):
+        ran = run_benchmarks("--quick", "--only", "spark", "--json")
+        assert ran.returncode == 0, ran.stderr + ran.stdout
+        (spark,) = json.loads(ran.stdout)
+        assert spark["ratio"] > 0
+        assert spark["cpu"] > 0
+
+    def test_two_rows_of_one_name_are_refused(self):
+        with pytest.raises(ValueError, match="two rows 'memory'"):
+            row("memory")(lambda bench: iter(()))
+
+    def test_a_small_run_does_some_of_everything(self, tmp_path):
+        assert Bench(tmp_path, 0.001).size(100) == 1
+        assert Bench(tmp_path).size(100) == 100
+
+
+class TestWorkIsChecked:
+    @pytest.fixture
+    def stores(self, tmp_path):
+        small, large = tmp_path / "small.db", tmp_path / "large.db"
+        fill(small, 50, make=small_document)
+        grow(small, large, 3)
+        return small, large
+
+    def test_a_grown_store_holds_as_many_events_each_with_its_own_id(self, stores):
+        from benchmarks.rows.embedded import bare_loop, through_arrow, through_the_client
+
+        for read in (through_the_client, partial(through_arrow, max_page_size=7), bare_loop):
+            done = read(stores[1])
+            ids = list(done.ids)
+            assert done.count == len(set(ids)) == 150
+
+    def test_reading_less_breaks_the_row_of_memory(self, stores):
+        from benchmarks.rows.memory import _fresh_process
+
+        assert isinstance(_fresh_process(stores[1], 150), Done)
+        with pytest.raises(ValueError, match="read 150 of 151 events"):
+            _fresh_process(stores[1], 151)
+
+    def test_peak_memory_is_the_process_own(self, stores):
+        """The peak of a child is not that of the large process that starts it."""
+        ballast = bytearray(400 * 2**20)
+        ballast[:: 2**12] = b"x" * len(ballast[:: 2**12])
+        from benchmarks.rows.memory import _fresh_process
+
+        assert _fresh_process(stores[1], 150).value < 200
+
+    def test_the_ideal_is_never_above_what_latency_allows(self):
+        from benchmarks.rows.fan_out import ideal
+        from multiclouddb_conformance.simulation import Simulation
+
+        sim = Simulation(64)
+        for number in range(640):
+            sim.write(f"key-{number}", {"number": number})
+        done = ideal(sim)
+        assert done.count == 640
+        # At least one read for each partition, 64 at a time.
+        assert done.seconds >= 0.02
