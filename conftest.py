@@ -5,6 +5,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Folders whose tests start a JVM. Node ids begin with the folder.
 JVM_FOLDERS = ("demo/", "spark/")
+# Pages of the documentation that do, see docs/tests/test_blocks.py.
+JVM_PAGE = "-jvm]"
 
 
 class OneJvmScheduling(LoadScopeScheduling):
@@ -15,7 +17,7 @@ class OneJvmScheduling(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid):
-        return "jvm" if nodeid.startswith(JVM_FOLDERS) else nodeid
+        return "jvm" if nodeid.startswith(JVM_FOLDERS) or nodeid.endswith(JVM_PAGE) else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal
 
+from multiclouddb_api import Capability, CapabilitySet, Support, installed_providers
+from multiclouddb_api.registry import load_plugin
 from multiclouddb_conformance.mutants import MUTANTS, mutant_table
+from multiclouddb_embedded.profile import PROFILES
+from multiclouddb_spi import ProviderPlugin
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
+_US8: Final = "conformance/multiclouddb_conformance/us8"
+_MARKS: Final = {Support.NATIVE: "native", Support.EMULATED: "*emulated*", Support.UNSUPPORTED: "—"}
+GATES: Final = {
+    Capability.CHANGE_FEED: "every read: creates, updates and deletes, from a token or from now, of a "
+    "collection or of one physical partition.",
+    Capability.CHANGE_FEED_BEGINNING: "`Beginning()`.",
+    Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`. The note has its precision.",
+    Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "`LogicalPartition(…)`.",
+    Capability.CHANGE_FEED_OLD_ITEM_STATE: "any `old_item_state_mode` but `OMIT`.",
+    Capability.CHANGE_FEED_DATABASE_SCOPE: "`EntireDatabase()`.",
+    Capability.CHANGE_FEED_CLUSTER_SCOPE: "`EntireCluster()`.",
+    Capability.RUN_COMMAND: "`client.run_command(…)` and `client.run_cursor_command(…)`.",
+}
+"""What needs each capability."""
 
 
 def mutants_page() -> str:
@@ -29,6 +50,105 @@ defect looks like that.
 """
 
 
+def known_capabilities() -> dict[str, CapabilitySet]:
+    """Title → what it can do: the installed providers, and the services that the embedded store can play."""
+    found = {}
+    for name in installed_providers():
+        plugin: object = load_plugin(name)
+        assert isinstance(plugin, ProviderPlugin)
+        found[name] = plugin.capabilities()
+    return {**found, **{f"as {name}": profile.capabilities for name, profile in PROFILES.items()}}
+
+
+def _rows(*rows: list[str]) -> str:
+    head, *body = rows
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
+
+
+def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
+    """Capability x provider, and below it every note."""
+    columns = [title for title in known if title.removeprefix("as ") == title or title[3:] not in known]
+    matrix = _rows(
+        ["", *columns],
+        *(
+            [
+                f"[{item.value.removeprefix('change_feed_').replace('_', ' ')}](#{item.name.lower()})",
+                *(_MARKS[known[title][item].support] for title in columns),
+            ]
+            for item in Capability
+        ),
+    )
+    notes = "\n\n".join(
+        f"## {item.name}\n\nNeeded by {GATES[item]}\n\n"
+        + _rows(
+            ["", "support", "note"],
+            *([title, _MARKS[has[item].support], has[item].note] for title, has in known.items()),
+        )
+        for item in Capability
+    )
+    return f"""# Capabilities
+
+Made by `python docs/generate.py` from `ProviderPlugin.capabilities()` of the installed providers and from the
+profiles of the embedded store.
+
+*As cosmos* is the embedded store opened with `?profile=cosmos`: it refuses what Cosmos DB refuses, so its
+notes say what that service can do, and what stands for it on a laptop. The column of an installed provider
+takes the place of its profile's; the notes below have both. MongoDB itself has the last three, which a store
+has not.
+
+{matrix}
+
+- *native*: the service does it.
+- *emulated*: we do it over the service. It is refused with `UNSUPPORTED_CAPABILITY` until the request opts in
+  as the note says.
+- —: refused with [`UNSUPPORTED_CAPABILITY`](errors.md#unsupported_capability); the note says what to do
+  instead.
+
+In code: `client.capabilities().is_supported(Capability.CHANGE_FEED_POINT_IN_TIME)`, and
+`client.capabilities()[capability].note` for the text. At a terminal: `multiclouddb capabilities`. Gaps that
+are no yes or no, such as retention and precision, are among the
+[portability warnings](../configuration.md#portability-warnings).
+
+{notes}
+"""
+
+
+def us8_data() -> dict[str, Any]:
+    """What is promised and which tests show it: `docs/us8.toml`."""
+    return tomllib.loads((_ROOT / "docs" / "us8.toml").read_text(encoding="utf-8"))
+
+
+def node_ids(shown: Mapping[str, list[str] | Literal["all"]]) -> Iterator[str]:
+    """The node ids that `"us8/start.py::TestNow" = ["is_durable"]` stands for; of a class for "all" of it."""
+    for place, tests in shown.items():
+        file = place.replace("us8/", f"{_US8}/", 1) if place.startswith("us8/") else place
+        yield from ([file] if tests == "all" else (f"{file}::test_{test}" for test in tests))
+
+
+def _shown(shown: Mapping[str, list[str] | Literal["all"]]) -> str:
+    return "\n".join(
+        f"    - `{place}`: {tests if tests == 'all' else ', '.join(tests).replace('_', ' ')}"
+        for place, tests in shown.items()
+    )
+
+
+def _entries(entries: list[dict[str, Any]]) -> str:
+    parts = []
+    for entry in entries:
+        origin = f" *({entry['origin']})*" if "origin" in entry else ""
+        parts.append(
+            f"### {entry['id']}: {entry['title']}\n\n{entry['text'].strip()}{origin}\n\n"
+            f'??? note "Tests"\n\n{_shown(entry["shown"])}'
+        )
+    return "\n\n".join(parts)
+
+
+def us8_page() -> str:
+    """The page in the data, with every `<!-- group -->` filled in."""
+    data = us8_data()
+    return re.sub(r"<!-- (\w+) -->", lambda mark: _entries(data[mark[1]]), data["page"])
+
+
 def command_line_page(file: Path) -> None:
     """The transcript of the command line; takes some seconds."""
     subprocess.run([sys.executable, str(_ROOT / "cli" / "record.py"), str(file)], check=True)
@@ -39,6 +159,8 @@ def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else _ROOT / "docs" / "reference"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "mutants.md").write_text(mutants_page(), encoding="utf-8")
+    (folder / "capabilities.md").write_text(capabilities_page(known_capabilities()), encoding="utf-8")
+    (folder / "us8.md").write_text(us8_page(), encoding="utf-8")
     command_line_page(folder / "command-line.md")
 
 

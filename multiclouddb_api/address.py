@@ -22,7 +22,8 @@ class ResourceAddress:
     Portability:
         `database` is None on DynamoDB, a Spanner database, a Cosmos or MongoDB database, and
         `"main"` by default on the embedded store. `collection` is DynamoDB's or Spanner's table,
-        Cosmos DB's container and MongoDB's or the embedded store's collection.
+        Cosmos DB's container and MongoDB's or the embedded store's collection. Warning 21 in
+        docs/configuration.md.
     """
 
     database: str | None = attrs.field(default=None, validator=_NAME)

@@ -14,13 +14,21 @@ class Capability(Enum):
     """Something that not every database can do. First-class ones first, then the gated."""
 
     CHANGE_FEED = "change_feed"
+    """Creates, updates and deletes, from now or from a token, of a collection or a physical partition."""
     CHANGE_FEED_BEGINNING = "change_feed_beginning"
+    """A start at `Beginning()`."""
     CHANGE_FEED_POINT_IN_TIME = "change_feed_point_in_time"
+    """A start at `AtTime(…)`."""
     CHANGE_FEED_LOGICAL_PARTITION_SCOPE = "change_feed_logical_partition_scope"
+    """The scope `LogicalPartition(…)`."""
     CHANGE_FEED_OLD_ITEM_STATE = "change_feed_old_item_state"
+    """`old_item_state`: the document before the change."""
     CHANGE_FEED_DATABASE_SCOPE = "change_feed_database_scope"
+    """The scope `EntireDatabase()`."""
     CHANGE_FEED_CLUSTER_SCOPE = "change_feed_cluster_scope"
+    """The scope `EntireCluster()`."""
     RUN_COMMAND = "run_command"
+    """`run_command` and `run_cursor_command`."""
 
 
 class Support(Enum):
@@ -68,5 +76,9 @@ class CapabilitySet:
         return iter(Capability)
 
     def is_supported(self, capability: Capability) -> bool:
-        """True when it works, natively or with the opt-in that its note names."""
+        """True when it works, natively or with the opt-in that its note names.
+
+        Args:
+            capability: Which one.
+        """
         return self[capability].support is not Support.UNSUPPORTED

@@ -51,6 +51,9 @@ class CheckpointStore(Protocol):
     def load(self, name: str) -> Checkpoint | None:
         """The checkpoint, or None when there is none yet.
 
+        Args:
+            name: Which checkpoint.
+
         Raises:
             MulticloudDbError: When there is one and it cannot be used; never None then, since the
                 reader would silently start over.
@@ -90,6 +93,9 @@ class FileCheckpointStore:
     def path(self, name: str) -> Path:
         """The file of one checkpoint, for a look at it or to delete it.
 
+        Args:
+            name: Which checkpoint.
+
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a name that is not fit for a file.
         """
@@ -98,6 +104,9 @@ class FileCheckpointStore:
 
     def load(self, name: str) -> Checkpoint | None:
         """The checkpoint, or None when there is no file.
+
+        Args:
+            name: Which checkpoint.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a file that is damaged, of another name or of
@@ -114,6 +123,11 @@ class FileCheckpointStore:
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
         """Replace the checkpoint if its version is still the expected one.
+
+        Args:
+            name: Which checkpoint.
+            token: The token to keep.
+            expected: The version that `load` or the last `save` gave; None = there must be none.
 
         Raises:
             MulticloudDbError: `CONFLICT` when somebody else has written it; what `load` raises for

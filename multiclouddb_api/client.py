@@ -64,7 +64,7 @@ def connect(
         MulticloudDbError: `INVALID_REQUEST` for an unknown provider, a missing extra (the message
             has the command to install it) or an unknown or wrongly typed option.
 
-    Example:
+    Examples:
         >>> with connect("embedded:///tmp/store.db") as client:
         ...     client.capabilities().is_supported(Capability.CHANGE_FEED)
         True
@@ -93,6 +93,11 @@ class MulticloudDbClient:
 
     After a fork the child opens connections of its own, or refuses when it was given the
     application's `native_client`; it never shares one. A client does not pickle: its `config` does.
+
+    Args:
+        config: Which provider, and how to reach it.
+        native_client: As in `connect`.
+        observer: As in `connect`.
     """
 
     def __init__(
@@ -135,6 +140,7 @@ class MulticloudDbClient:
             What a database cannot do is refused with `UNSUPPORTED_CAPABILITY` and a message with
             the way out, see `capabilities`. Cosmos DB needs its all-versions-and-deletes mode,
             DynamoDB a stream with images and Spanner a change stream of full rows for `REQUIRE`.
+            Warnings 1, 4 and 5 in docs/configuration.md.
         """
         return self._live("read_changes").read_changes(request, options or _DEFAULTS)
 
@@ -143,8 +149,13 @@ class MulticloudDbClient:
     ) -> tuple[str, ...]:
         """Ids of the partitions that take writes at present, for `PhysicalPartition`.
 
+        Args:
+            address: The collection, table or container.
+            options: Time limits; 30 seconds by default.
+
         Portability:
             Ids mean something to the same provider and resource only. MongoDB has always one.
+            Warnings 7 and 11 in docs/configuration.md.
         """
         return self._live("list_physical_partitions").list_physical_partitions(address, options or _DEFAULTS)
 
@@ -164,20 +175,34 @@ class MulticloudDbClient:
         Returns:
             Pairs of partition id and continuation token. Partitions that wait for a parent are not
             among them: the parent's last page names them.
+
+        Portability:
+            Ids and tokens mean something to the same provider and resource only. MongoDB has always one,
+            so there is nothing to spread. Warnings 7 and 11 in docs/configuration.md.
         """
         return self._live("plan_partitions").plan_partitions(request, options or _DEFAULTS)
 
     def iterate_changes(
         self, request: ChangeFeedRequest, **settings: Unpack[IteratorSettings]
     ) -> ChangeFeedIterator:
-        """A polling loop over `read_changes`; the settings are those of `ChangeFeedIterator`."""
+        """A polling loop over `read_changes`; the settings are those of `ChangeFeedIterator`.
+
+        Args:
+            request: What to read, and where to start.
+            **settings: See `ChangeFeedIterator`.
+        """
         return ChangeFeedIterator(self, request, **settings)
 
     def run_command(self, database: str, command: Mapping[str, Any], **options: Any) -> Any:
         """Run one of the service's own commands, unmodified and never retried by us.
 
+        Args:
+            database: The database to run it in.
+            command: The command as the service takes it.
+            **options: Passed on to the vendor's client.
+
         Portability:
-            MongoDB only. Gate on `Capability.RUN_COMMAND`.
+            MongoDB only. Gate on `Capability.RUN_COMMAND`. Warning 14 in docs/configuration.md.
         """
         return self._live("run_command").run_command(database, command, options)
 
@@ -185,7 +210,7 @@ class MulticloudDbClient:
         """Like `run_command`, for a command that replies with a cursor: an iterator with `close`.
 
         Portability:
-            MongoDB only. Gate on `Capability.RUN_COMMAND`.
+            MongoDB only. Gate on `Capability.RUN_COMMAND`. Warning 14 in docs/configuration.md.
         """
         return self._live("run_cursor_command").run_cursor_command(database, command, options)
 

@@ -167,6 +167,10 @@ def _dumps(value: Any, option: int) -> bytes:
 def encode_json(value: Any) -> bytes:
     """The value as JSON text in UTF-8, object keys in their own order.
 
+    Args:
+        value: What JSON has, and bytes, datetimes, decimals and the other tagged types, nested in any
+            way.
+
     Raises:
         MulticloudDbError: `INVALID_REQUEST` when a part of it has no JSON form.
     """
@@ -180,6 +184,9 @@ def canonical_json(value: Any) -> bytes:
 
 def decode_json(text: bytes | str) -> Any:
     """The value that `encode_json` or `canonical_json` was given.
+
+    Args:
+        text: JSON, as text or UTF-8.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` when the text is not JSON or a tagged value is damaged.

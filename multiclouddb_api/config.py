@@ -65,6 +65,9 @@ class ClientConfig:
     def from_url(cls, url: str) -> ClientConfig:
         """The configuration that a URL stands for, for example `embedded:///data/store.db`.
 
+        Args:
+            url: The URL, as the table in docs/configuration.md has it for each provider.
+
         Raises:
             MulticloudDbError: `INVALID_REQUEST` when it has no scheme.
         """
@@ -82,6 +85,9 @@ class ClientConfig:
 
         Top-level keys are the fields of this class; the table `[connection]` holds the provider's
         own. A value `{ env = "NAME" }` there is taken from the environment, where secrets belong.
+
+        Args:
+            path: The file.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` that names the file and the key.

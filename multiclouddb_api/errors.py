@@ -14,6 +14,8 @@ by its category:
     PERMANENT_FAILURE        the service failed in a way that a retry does not mend
     PROVIDER_ERROR           a record cannot be decoded or is too large: `detail.skip_token` steps over it
     CHECKPOINT_EXPIRED       the position is older than what the service still keeps
+
+The page behind `MulticloudDbError.help_url` has causes and ways out for each of them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ import attrs
 
 from multiclouddb_api.text import shorten
 
-__all__ = ["ErrorCategory", "ErrorDetail", "MulticloudDbError", "invalid_request"]
+__all__ = ["DOCS_URL", "ErrorCategory", "ErrorDetail", "MulticloudDbError", "invalid_request"]
+
+DOCS_URL: Final = "https://multiclouddb.readthedocs.io/"
+"""Where this documentation is published."""
 
 
 class ErrorCategory(str):
@@ -106,11 +111,18 @@ class MulticloudDbError(Exception):
     """Any failure of a call, with a message that says what to do about it.
 
     The vendor's exception, where there was one, is `__cause__` in the process that raised it; it
-    is not pickled, `detail` is.
+    is not pickled, `detail` is. A note (PEP 678) makes a traceback end with `help_url`; `str` is
+    the message alone.
+
+    Args:
+        message: One line: what is wrong, and the way out.
+        detail: The facts behind it.
     """
 
     def __init__(self, message: str, detail: ErrorDetail) -> None:
         super().__init__(message, detail)
+        # A copy or an unpickled error is made here too, and then gets the notes of the original in its place.
+        self.add_note(f"See {self.help_url}")
 
     @property
     def message(self) -> str:
@@ -133,6 +145,11 @@ class MulticloudDbError(Exception):
     def retryable(self) -> bool:
         """Short for `detail.retryable`."""
         return self.detail.retryable
+
+    @property
+    def help_url(self) -> str:
+        """Where the documentation explains this category: usual causes, and ways out."""
+        return f"{DOCS_URL}reference/errors/#{self.detail.category.lower()}"
 
     def __str__(self) -> str:
         return f"[{self.detail.category}] {self.message}"

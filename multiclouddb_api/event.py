@@ -17,11 +17,20 @@ __all__ = ["ChangeEvent", "ChangeType"]
 
 
 class ChangeType(Enum):
-    """What happened to the document."""
+    """What happened to the document.
+
+    Portability:
+        Services differ in what they call one change: Spanner sends a transaction's net effect on a row and
+        calls a replaced row `CREATE`. Cosmos DB tells the three apart only in its all-versions-and-deletes
+        mode. Consumers that upsert need not care. Warnings 1 and 18 in docs/configuration.md.
+    """
 
     CREATE = "CREATE"
+    """It was not there before."""
     UPDATE = "UPDATE"
+    """It was there, and was changed or replaced."""
     DELETE = "DELETE"
+    """It is gone, by a delete or by its time-to-live."""
 
 
 @attrs.frozen
@@ -46,6 +55,12 @@ class ChangeEvent:
         address: Where the document is.
         partition_id: The physical partition it came through; fit for `PhysicalPartition`.
         native: The vendor's own record, with `include_native` only.
+
+    Portability:
+        `timestamp` has whole seconds on DynamoDB and Cosmos DB, milliseconds on MongoDB, and may step
+        back there: order changes of a key by `order_key`. `by_expiry` is told by DynamoDB and Cosmos
+        DB. `backfilled` is True only behind Cosmos DB's opt-in. Warnings 8, 16 and 17 in
+        docs/configuration.md.
     """
 
     event_id: str

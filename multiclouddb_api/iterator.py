@@ -117,14 +117,14 @@ class ChangeFeedIterator:
     Raises:
         MulticloudDbError: When it is built: `INVALID_REQUEST` that names the setting.
 
-    Example:
+    Examples:
         >>> with client.iterate_changes(request, until_idle=True) as changes:
         ...     for event in changes:
         ...         print(event.type, event.key)
 
     Portability:
         The same everywhere. `follow_children` has an effect where partitions split or merge: not on
-        MongoDB, which has one partition.
+        MongoDB, which has one partition. Warning 11 in docs/configuration.md.
     """
 
     client: ReadsChanges = attrs.field(repr=False)

@@ -45,7 +45,7 @@ class MulticloudDbKey:
         components: Name → value, in the database's own order. A copy is taken.
         partition_components: How many leading components make up the partition key; 1 by default.
 
-    Example:
+    Examples:
         >>> key = MulticloudDbKey({"customer": "c-1", "order": 7})
         >>> key.partition_key, key.sort_key
         ({'customer': 'c-1'}, {'order': 7})
@@ -53,7 +53,8 @@ class MulticloudDbKey:
     Portability:
         Cosmos DB has up to three partition key components and then `id`; DynamoDB one and at most
         one sort key; Spanner's primary key has no partition key, so one component leads there;
-        MongoDB has `_id` of any type, preceded by the shard key where there is one.
+        MongoDB has `_id` of any type, preceded by the shard key where there is one. Warning 21 in
+        docs/configuration.md.
     """
 
     components: Mapping[str, Any] = attrs.field(converter=_copied, repr=shorten)

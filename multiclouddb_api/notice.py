@@ -72,6 +72,9 @@ class Gap:
         partition_id: The partition whose position was too old.
         lost_from: That position, as text for a person.
         resumed_at: Where the read went on, as text for a person.
+
+    Portability:
+        Everywhere; how soon that happens is the service's. Warnings 3 and 10 in docs/configuration.md.
     """
 
     partition_id: str
@@ -98,6 +101,9 @@ class BackfillDone:
 
     Attributes:
         partition_id: The partition that is done.
+
+    Portability:
+        Cosmos DB only, behind the opt-in into its backfill. Warning 8 in docs/configuration.md.
     """
 
     partition_id: str

@@ -17,26 +17,66 @@ class Observer:
     """
 
     def page(self, address: ResourceAddress, page: ChangeFeedPage) -> None:
-        """A page is about to be returned."""
+        """A page is about to be returned.
+
+        Args:
+            address: What is read.
+            page: The page.
+        """
 
     def retry(
         self, address: ResourceAddress, partition_id: str, attempt: int, wait_seconds: float, reason: str
     ) -> None:
-        """A call to the service failed and will be made again after `wait_seconds`."""
+        """A call to the service failed and will be made again after `wait_seconds`.
+
+        Args:
+            address: What is read.
+            partition_id: The partition's public id.
+            attempt: Which attempt has failed; the first is 1.
+            wait_seconds: How long is waited before the next one.
+            reason: What the failure was; one line.
+        """
 
     def reader_opened(self, address: ResourceAddress, partition_id: str) -> None:
-        """A reader of one partition was opened."""
+        """A reader of one partition was opened.
+
+        Args:
+            address: What is read.
+            partition_id: The partition's public id.
+        """
 
     def reader_closed(self, address: ResourceAddress, partition_id: str) -> None:
-        """A reader of one partition was closed."""
+        """A reader of one partition was closed.
+
+        Args:
+            address: What is read.
+            partition_id: The partition's public id.
+        """
 
     def partition_retired(
         self, address: ResourceAddress, partition_id: str, children: tuple[str, ...]
     ) -> None:
-        """A partition ended and was drained; its children follow."""
+        """A partition ended and was drained; its children follow.
+
+        Args:
+            address: What is read.
+            partition_id: The partition's public id.
+            children: Public ids of what goes on; empty when nothing does.
+        """
 
     def gap(self, address: ResourceAddress, gap: Gap) -> None:
-        """Changes were lost to retention and the read went on behind them."""
+        """Changes were lost to retention and the read went on behind them.
+
+        Args:
+            address: What is read.
+            gap: Where, and how much.
+        """
 
     def retention_headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
-        """A partition's position is kept for less than the configured limit."""
+        """A partition's position is kept for less than the configured limit.
+
+        Args:
+            address: What is read.
+            partition_id: The partition's public id.
+            seconds: For how long the position is still kept.
+        """

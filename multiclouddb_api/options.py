@@ -55,6 +55,10 @@ class ProviderOptions:
         return hashlib.sha256(canonical_json(values)).hexdigest()[:12]
 
     def opts_into(self, capability: Capability) -> bool:
-        """True when the caller has asked for this `EMULATED` capability; False by default."""
+        """True when the caller has asked for this `EMULATED` capability; False by default.
+
+        Args:
+            capability: Which one.
+        """
         del capability
         return False

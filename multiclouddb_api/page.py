@@ -24,6 +24,10 @@ class ChildPartition:
         partition_id: The child; fit for `PhysicalPartition`.
         parents: Every parent, the retired partition included; read the child only after all of them.
         continuation_token: Where to start reading it: an id alone cannot be started without loss.
+
+    Portability:
+        Partitions split on DynamoDB, Spanner, Cosmos DB and the embedded store, and merge on Spanner and
+        the embedded store; MongoDB's one never ends. Warnings 7 and 11 in docs/configuration.md.
     """
 
     partition_id: str

@@ -21,7 +21,8 @@ class Beginning:
         DynamoDB keeps 24 hours; Spanner the stream's retention, 1 day by default; MongoDB what the
         oplog holds; the embedded store everything until `trim`. Cosmos DB cannot start an
         all-versions-and-deletes feed in the past: `UNSUPPORTED_CAPABILITY` unless its backfill is
-        asked for. Gate on `Capability.CHANGE_FEED_BEGINNING`.
+        asked for. Gate on `Capability.CHANGE_FEED_BEGINNING`. Warnings 3, 8 and 10 in
+        docs/configuration.md.
     """
 
 
@@ -31,6 +32,10 @@ class Now:
 
     The first page's token is durable, even when the page is empty: it later delivers everything
     committed after that call, across restarts.
+
+    Portability:
+        On DynamoDB a reader that stops before its first event for more than 15 minutes may be given
+        changes of the last two minutes before its start, too. Warning 19 in docs/configuration.md.
     """
 
 
@@ -54,8 +59,9 @@ class AtTime:
             `CHECKPOINT_EXPIRED` when it is older than the service's retention.
 
     Portability:
-        Not on DynamoDB; on Cosmos DB only with its backfill. Gate on
-        `Capability.CHANGE_FEED_POINT_IN_TIME`, or store a token and start from that.
+        Not on DynamoDB; on Cosmos DB only with its backfill; in whole seconds there and on MongoDB.
+        Gate on `Capability.CHANGE_FEED_POINT_IN_TIME`, or store a token and start from that. Warnings
+        2, 8 and 9 in docs/configuration.md.
     """
 
     utc: datetime = attrs.field(converter=_utc)
@@ -69,6 +75,12 @@ class FromContinuationToken:
         token: A page's `continuation_token`, a child partition's, or an error's `skip_token`.
             Opaque; may be several kilobytes, so store it as text or blob, never in a
             `varchar(255)` or a header.
+
+    Portability:
+        Good for the provider, resource and scope that it came from, as long as the service keeps the
+        changes behind it: 24 hours on DynamoDB. A resource made anew under the same name refuses it,
+        except a whole database or cluster of MongoDB. Warnings 3, 7, 10 and 20 in
+        docs/configuration.md.
     """
 
     token: str = attrs.field(

@@ -24,7 +24,14 @@ __all__ = ["ChangeFeedRequest", "Fail", "NewItemStateMode", "OldItemStateMode", 
 
 
 class NewItemStateMode(Enum):
-    """Whether events carry the document as it is after the change."""
+    """Whether events carry the document as it is after the change.
+
+    Portability:
+        `REQUIRE` needs a stream with new images on DynamoDB, a change stream of full rows on Spanner
+        and pre- and post-images on MongoDB, else `UNSUPPORTED_CAPABILITY`. Without images MongoDB
+        looks the document of an update up when it is read. Warnings 4, 5 and 15 in
+        docs/configuration.md.
+    """
 
     OMIT = "omit"
     """Never: cheaper where the service can leave it out."""
@@ -38,7 +45,8 @@ class OldItemStateMode(Enum):
     """Whether events carry the document as it was before the change.
 
     Portability:
-        Anything but `OMIT` needs `Capability.CHANGE_FEED_OLD_ITEM_STATE`.
+        Anything but `OMIT` needs `Capability.CHANGE_FEED_OLD_ITEM_STATE`: not on Cosmos DB, and
+        elsewhere with a setting. Warning 12 in docs/configuration.md.
     """
 
     OMIT = "omit"
@@ -56,7 +64,12 @@ class Fail:
 
 @attrs.frozen
 class SkipToOldest:
-    """A position older than retention gives a `Gap` notice, and the read goes on at the oldest change."""
+    """A position older than retention gives a `Gap` notice, and the read goes on at the oldest change.
+
+    Portability:
+        Everywhere; how soon a position is too old is the service's. Warnings 3 and 10 in
+        docs/configuration.md.
+    """
 
 
 OnExpired: TypeAlias = Fail | SkipToOldest

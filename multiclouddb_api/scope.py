@@ -37,6 +37,10 @@ class PhysicalPartition:
     Attributes:
         partition_id: From `list_physical_partitions`, `plan_partitions`, an event or a
             `ChildPartition`; valid for that provider and resource only.
+
+    Portability:
+        An id means nothing to another provider or resource: `INVALID_REQUEST`. MongoDB has one
+        partition, which never ends. Warnings 6, 7 and 11 in docs/configuration.md.
     """
 
     partition_id: str = attrs.field(
@@ -54,7 +58,8 @@ class LogicalPartition:
     Portability:
         Native on Cosmos DB and the embedded store; on MongoDB the server filters its whole log;
         DynamoDB and Spanner refuse it with `UNSUPPORTED_CAPABILITY`: read `PhysicalPartition` and
-        filter in the application. Gate on `Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE`.
+        filter in the application. Gate on `Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE`. Warning 6
+        in docs/configuration.md.
     """
 
     key: MulticloudDbKey = attrs.field(repr=shorten, validator=is_a(MulticloudDbKey))
@@ -65,7 +70,9 @@ class EntireDatabase:
     """Every collection of `address.database`; each event carries its own address.
 
     Portability:
-        MongoDB only. Gate on `Capability.CHANGE_FEED_DATABASE_SCOPE`.
+        MongoDB only, where it has no incarnation: a token outlives a database that is dropped and made
+        anew. Gate on `Capability.CHANGE_FEED_DATABASE_SCOPE`. Warnings 13 and 20 in
+        docs/configuration.md.
     """
 
 
@@ -74,7 +81,8 @@ class EntireCluster:
     """Every database of the deployment; each event carries its own address.
 
     Portability:
-        MongoDB only. Gate on `Capability.CHANGE_FEED_CLUSTER_SCOPE`.
+        MongoDB only, where it has no incarnation. Gate on `Capability.CHANGE_FEED_CLUSTER_SCOPE`.
+        Warnings 13 and 20 in docs/configuration.md.
     """
 
 

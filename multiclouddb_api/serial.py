@@ -45,6 +45,9 @@ _NOTICES: Final[dict[str, type[Notice]]] = {
 def event_to_json(event: ChangeEvent) -> bytes:
     """One event as a JSON object in UTF-8, without `native`.
 
+    Args:
+        event: The event.
+
     Raises:
         MulticloudDbError: `INVALID_REQUEST` when a document holds something that has no JSON form.
     """
@@ -53,6 +56,9 @@ def event_to_json(event: ChangeEvent) -> bytes:
 
 def event_from_json(text: bytes | str) -> ChangeEvent:
     """The event that `event_to_json` was given; `native` is None.
+
+    Args:
+        text: JSON, as text or UTF-8.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` that names the field when the text is damaged, lacks a
@@ -63,6 +69,9 @@ def event_from_json(text: bytes | str) -> ChangeEvent:
 
 def page_to_json(page: ChangeFeedPage) -> bytes:
     """One page as a JSON object in UTF-8; a notice is an object with its class name as `type`.
+
+    Args:
+        page: The page.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` when a document holds something that has no JSON form.
@@ -79,6 +88,9 @@ def page_to_json(page: ChangeFeedPage) -> bytes:
 
 def page_from_json(text: bytes | str) -> ChangeFeedPage:
     """The page that `page_to_json` was given.
+
+    Args:
+        text: JSON, as text or UTF-8.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` that names the field when the text is damaged, lacks a

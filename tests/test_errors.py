@@ -3,7 +3,10 @@
 import copy
 import pickle
 import re
+import subprocess
+import sys
 
+import attrs
 import pytest
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, errors, invalid_request
@@ -41,7 +44,10 @@ class TestError:
     def test_notes_survive_pickling(self):
         error = MulticloudDbError("it failed", DETAIL)
         error.add_note("page 7")
-        assert pickle.loads(pickle.dumps(error)).__notes__ == ["page 7"]
+        assert pickle.loads(pickle.dumps(error)).__notes__ == [
+            *MulticloudDbError("", DETAIL).__notes__,
+            "page 7",
+        ]
 
     def test_reads_as_category_and_message(self):
         assert str(MulticloudDbError("it failed; do that", DETAIL)) == "[PROVIDER_ERROR] it failed; do that"
@@ -52,6 +58,48 @@ class TestError:
     def test_has_short_ways_to_its_facts(self):
         error = MulticloudDbError("it failed", DETAIL)
         assert (error.category, error.retryable) == (ErrorCategory.PROVIDER_ERROR, True)
+
+
+LINK = "https://multiclouddb.readthedocs.io/reference/errors/#provider_error"
+
+
+def through_pickle(error, times=3):
+    for _ in range(times):
+        error = pickle.loads(pickle.dumps(error))
+    return error
+
+
+class TestHelp:
+    def test_each_category_has_a_place_on_the_page(self):
+        for category in ErrorCategory.known():
+            error = MulticloudDbError("it failed", ErrorDetail(category))
+            assert error.help_url == f"{errors.DOCS_URL}reference/errors/#{category.lower()}"
+
+    def test_a_traceback_ends_with_the_link(self):
+        program = (
+            "from multiclouddb_api import *; import pickle\n"
+            "error = MulticloudDbError('it failed; do that', ErrorDetail(ErrorCategory.PROVIDER_ERROR))\n"
+            "raise pickle.loads(pickle.dumps(error))"
+        )
+        ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert ran.stderr.splitlines()[-2:] == [
+            "multiclouddb_api.errors.MulticloudDbError: [PROVIDER_ERROR] it failed; do that",
+            f"See {LINK}",
+        ]
+
+    def test_the_message_stays_one_line(self):
+        error = MulticloudDbError("it failed; do that", DETAIL)
+        assert LINK not in str(error) + repr(error) + error.message
+
+    @pytest.mark.parametrize("again", [through_pickle, copy.copy, copy.deepcopy])
+    def test_the_link_is_there_once_however_the_error_travels(self, again):
+        error = again(MulticloudDbError("it failed", DETAIL))
+        assert (error.help_url, error.__notes__) == (LINK, [f"See {LINK}"])
+
+    def test_an_error_made_of_another_one_has_its_own_link(self):
+        error = MulticloudDbError("it failed", DETAIL)
+        other = MulticloudDbError(error.message, attrs.evolve(error.detail, category=ErrorCategory.CONFLICT))
+        assert other.__notes__ == [f"See {errors.DOCS_URL}reference/errors/#conflict"]
 
 
 class TestCategory:

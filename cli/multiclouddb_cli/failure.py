@@ -1,8 +1,10 @@
-"""A failure as one line on stderr and an exit code."""
+"""A failure as one line on stderr and an exit code; a person at a terminal gets a link, too."""
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import traceback
 from contextlib import suppress
 from typing import Final
@@ -32,7 +34,14 @@ def report(error: Exception, *, debug: bool) -> int:
         if debug:
             typer.echo(scrub("".join(traceback.format_exception(error)).rstrip()), err=True)
         typer.echo(f"error: {printable(scrub(' '.join(line.split())))}", err=True)
+        if isinstance(error, MulticloudDbError) and not debug and sys.stderr.isatty():
+            # A log keeps its one line; a traceback has the link already.
+            typer.echo(_dim(error.help_url), err=True)
     return code
+
+
+def _dim(text: str) -> str:
+    return text if os.environ.get("NO_COLOR") else typer.style(text, dim=True)
 
 
 def _line(error: Exception) -> tuple[int, str]:

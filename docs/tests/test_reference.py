@@ -6,6 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from multiclouddb_api import (
+    Capability,
+    CapabilitySet,
+    ErrorCategory,
+    ErrorDetail,
+    MulticloudDbError,
+    Support,
+    installed_providers,
+)
+from multiclouddb_api.errors import DOCS_URL
+from multiclouddb_cli.exits import exit_code
+from multiclouddb_embedded.profile import PROFILES
+
 DOCS = Path(__file__).resolve().parents[1]
 GENERATE = runpy.run_path(str(DOCS / "generate.py"))
 AGAIN = "run: python docs/generate.py"
@@ -14,6 +27,9 @@ LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 
 def read(name):
     return (DOCS / name).read_text(encoding="utf-8")
+
+
+ERRORS = read("reference/errors.md")
 
 
 def shape(transcript):
@@ -47,6 +63,62 @@ class TestGeneratedPages:
         kept = read("reference/command-line.md")
         assert "Traceback" not in kept
         assert re.findall(r"\(exit code (\d+)\)", kept) == ["6"]
+
+    def test_the_promises_are_those_of_today(self):
+        assert read("reference/us8.md") == GENERATE["us8_page"](), AGAIN
+
+
+class TestCapabilities:
+    def test_the_table_is_that_of_today(self):
+        made = GENERATE["capabilities_page"](GENERATE["known_capabilities"]())
+        assert read("reference/capabilities.md") == made, AGAIN
+
+    def test_every_capability_says_what_needs_it(self):
+        assert list(GENERATE["GATES"]) == list(Capability)
+
+    @pytest.mark.parametrize("capability", Capability)
+    def test_one_that_a_provider_loses_is_noticed(self, capability):
+        known = GENERATE["known_capabilities"]()
+        for title, has in known.items():
+            lost = CapabilitySet({item: note for item, note in has.notes.items() if item is not capability})
+            assert GENERATE["capabilities_page"]({**known, title: lost}) != read("reference/capabilities.md")
+
+    def test_every_service_is_a_column_and_every_provider_and_profile_has_its_notes(self):
+        page, there = read("reference/capabilities.md"), installed_providers()
+        services = [*there, *(f"as {name}" for name in PROFILES if name not in there)]
+        assert f"|  | {' | '.join(services)} |" in page
+        for title in (*there, *(f"as {name}" for name in PROFILES)):
+            assert page.count(f"\n| {title} | ") == len(Capability)
+
+    @pytest.mark.parametrize("capability", Capability)
+    def test_what_is_missing_or_emulated_has_a_note_to_act_on(self, capability):
+        for title, has in GENERATE["known_capabilities"]().items():
+            assert has[capability].support is Support.NATIVE or has[capability].note, title
+
+
+class TestErrors:
+    def test_every_category_has_a_section_and_every_section_a_category(self):
+        assert re.findall(r"^## (\S+)$", ERRORS, re.MULTILINE) == list(ErrorCategory.known())
+
+    def test_the_table_has_each_with_its_exit_code(self):
+        rows = re.findall(r"^\| \[`(\w+)`\]\(#(\w+)\) \| (yes|no) \| (\d+) \|", ERRORS, re.MULTILINE)
+        assert [(name, anchor, int(code)) for name, anchor, _, code in rows] == [
+            (name, name.lower(), exit_code(name)) for name in ErrorCategory.known()
+        ]
+        assert [name for name, _, retryable, _ in rows if retryable == "yes"] == [
+            "THROTTLED",
+            "TRANSIENT_FAILURE",
+        ]
+
+    @pytest.mark.parametrize("category", ErrorCategory.known())
+    def test_a_section_has_causes_a_way_out_and_a_sample_and_is_where_errors_link_to(self, category):
+        text = re.search(rf"^## {category}\n(.*?)(?=^## |\Z)", ERRORS, re.DOTALL | re.MULTILINE)[1]
+        assert f"\n[{category}] " in text
+        assert "usual causes" in text.lower()
+        assert "**Ways out.**" in text
+        # MkDocs makes the anchor of a heading of one word by lowering it, and a page of a file.
+        link = MulticloudDbError("", ErrorDetail(category)).help_url
+        assert link == f"{DOCS_URL}reference/errors/#{category.lower()}"
 
 
 class TestLinks:

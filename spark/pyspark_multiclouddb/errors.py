@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_spi import ProviderFault, RecordFault
 
 __all__ = ["SourceError", "error_from_query", "told"]
@@ -38,7 +38,7 @@ def error_from_query(error: BaseException | None) -> ErrorCategory | None:
     Returns:
         The category, or None when the failure is not of this source.
 
-    Example:
+    Examples:
         >>> try:
         ...     query.awaitTermination()
         ... except StreamingQueryException as error:
@@ -70,4 +70,6 @@ def _marked(category: ErrorCategory, message: str) -> SourceError:
     message = " ".join(message.split())
     if category == ErrorCategory.CHECKPOINT_EXPIRED:
         message = f"{message}; {_SKIP_TO_OLDEST}"
-    return SourceError(f"[MULTICLOUDDB:{category}] {message}")
+    error = SourceError(f"[MULTICLOUDDB:{category}] {message}")
+    error.add_note(f"See {MulticloudDbError(message, ErrorDetail(category)).help_url}")
+    return error

@@ -38,7 +38,7 @@ def pages_to_dataframe(
     Returns:
         One row an event; no row for pages without events. `sequence` counts them by partition.
 
-    Example:
+    Examples:
         >>> with connect(url) as client:
         ...     pages = [client.read_changes(request)]
         >>> pages_to_dataframe(spark, pages, "status STRING, total DOUBLE").show()

@@ -36,7 +36,7 @@ def local_session(app_name: str, **conf: object) -> SparkSession:
     Raises:
         RuntimeError: There is no Java.
 
-    Example:
+    Examples:
         >>> with local_session("orders") as spark:
         ...     spark.read.format("multiclouddb").option("url", url).option("collection", "orders").load()
     """

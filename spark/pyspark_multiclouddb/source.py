@@ -17,7 +17,9 @@ __all__ = ["DefaultSource"]
 
 
 class DefaultSource(DataSource):
-    """`format("multiclouddb")`, for `spark.readStream` and `spark.read`; `options.py` has the options.
+    """`format("multiclouddb")`, for `spark.readStream` and `spark.read`.
+
+    The module `pyspark_multiclouddb.options` begins with the table of options.
 
     Each row is one change. `key`, `new_item_state` and `old_item_state` are JSON text. Of two changes
     of one key the later has the higher `order_key`; rows of a batch come in no particular order.
@@ -35,13 +37,21 @@ class DefaultSource(DataSource):
         return SPARK_SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """A reader of micro-batches."""
+        """A reader of micro-batches.
+
+        Args:
+            schema: What `schema` gave; Spark passes it.
+        """
         with told():
             _check_schema(schema)
             return ChangeFeedStreamReader(parse_options(self.options).for_stream())
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of one batch."""
+        """A reader of one batch.
+
+        Args:
+            schema: What `schema` gave; Spark passes it.
+        """
         with told():
             _check_schema(schema)
             return ChangeFeedReader(parse_options(self.options).for_batch())

@@ -57,6 +57,9 @@ class SqliteCheckpointStore:
     def load(self, name: str) -> Checkpoint | None:
         """The checkpoint, or None when there is none of that name, or no file yet.
 
+        Args:
+            name: Which checkpoint.
+
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a file that is damaged, empty, something else or of a
                 newer version; `PERMANENT_FAILURE` when it cannot be read; `TRANSIENT_FAILURE` when it
@@ -71,6 +74,11 @@ class SqliteCheckpointStore:
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
         """Replace the checkpoint if its version is still the expected one; durable when it returns.
+
+        Args:
+            name: Which checkpoint.
+            token: The token to keep.
+            expected: The version that `load` or the last `save` gave; None = there must be none.
 
         Raises:
             MulticloudDbError: `CONFLICT` when somebody else has written it; what `load` raises for a file
@@ -91,7 +99,11 @@ class SqliteCheckpointStore:
             return checkpoint
 
     def delete(self, name: str) -> bool:
-        """Forget a checkpoint, also a damaged one; False if there is none. Who expects it conflicts."""
+        """Forget a checkpoint, also a damaged one; False if there is none. Who expects it conflicts.
+
+        Args:
+            name: Which checkpoint.
+        """
         _check_name(name)
         with self._opened("written") as connection:
             if connection is None:

@@ -46,7 +46,11 @@ class EmbeddedOptions(ProviderOptions):
             )
 
     def opts_into(self, capability: Capability) -> bool:
-        """True for a start in the past when `backfill` is set."""
+        """True for a start in the past when `backfill` is set.
+
+        Args:
+            capability: Which one.
+        """
         return self.backfill and capability in _EMULATED
 
 

@@ -84,7 +84,7 @@ class EmbeddedStore:
     Raises:
         MulticloudDbError: `INVALID_REQUEST` when the folder is missing or the file is something else.
 
-    Example:
+    Examples:
         >>> with EmbeddedStore("/tmp/store.db") as store:
         ...     address = store.create_collection("orders", recreate=True)
         ...     store.put("orders", "o-1", {"status": "new"})
@@ -166,7 +166,12 @@ class EmbeddedStore:
         return address
 
     def drop_collection(self, name: str, database: str = MAIN) -> None:
-        """Drop a collection with its documents and changes; readers of it end with `NOT_FOUND`."""
+        """Drop a collection with its documents and changes; readers of it end with `NOT_FOUND`.
+
+        Args:
+            name: Its name.
+            database: The database that it is in; `main` by default.
+        """
         with self._session.writing("drop_collection") as (connection, _):
             remove_collection(connection, find_collection(connection, database, name).id)
 
@@ -174,6 +179,12 @@ class EmbeddedStore:
         self, collection: str, key: Key, document: Mapping[str, Any], *, database: str = MAIN
     ) -> ChangeType:
         """Write one document; returns whether that was a `CREATE` or an `UPDATE`.
+
+        Args:
+            collection: Name of the collection.
+            key: A `MulticloudDbKey`, its components by name, or one value for a component called `id`.
+            document: The whole document; replaces the one that is there.
+            database: The database that it is in; `main` by default.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a value that has no JSON form or a document of
@@ -184,11 +195,22 @@ class EmbeddedStore:
         return kind
 
     def delete(self, collection: str, key: Key, *, database: str = MAIN) -> bool:
-        """Delete one document; False, and nothing written, when there is none."""
+        """Delete one document; False, and nothing written, when there is none.
+
+        Args:
+            collection: Name of the collection.
+            key: As in `put`.
+            database: The database that it is in; `main` by default.
+        """
         return self._write("delete", collection, [Delete(key)], database) != [None]
 
     def batch(self, collection: str, operations: Iterable[Operation], *, database: str = MAIN) -> int:
         """Apply `Put` and `Delete` operations in one transaction, in their order: all or none.
+
+        Args:
+            collection: Name of the collection.
+            operations: What to write, in this order.
+            database: The database that it is in; `main` by default.
 
         Returns:
             How many changes that made; a delete of nothing makes none.
@@ -196,7 +218,13 @@ class EmbeddedStore:
         return sum(kind is not None for kind in self._write("batch", collection, operations, database))
 
     def get(self, collection: str, key: Key, *, database: str = MAIN) -> dict[str, Any] | None:
-        """The document under a key, or None."""
+        """The document under a key, or None.
+
+        Args:
+            collection: Name of the collection.
+            key: As in `put`.
+            database: The database that it is in; `main` by default.
+        """
         with self._session.reading("get") as connection:
             found = find_collection(connection, database, collection)
             row = connection.execute(
@@ -208,7 +236,12 @@ class EmbeddedStore:
     def scan(
         self, collection: str, *, database: str = MAIN
     ) -> Iterator[tuple[MulticloudDbKey, dict[str, Any]]]:
-        """Every document with its key, in the order of the keys' canonical JSON, as of one moment."""
+        """Every document with its key, in the order of the keys' canonical JSON, as of one moment.
+
+        Args:
+            collection: Name of the collection.
+            database: The database that it is in; `main` by default.
+        """
         self._session.check_open()
         with store_errors("scan", self.path):
             connection = connect(self.path)
@@ -227,7 +260,12 @@ class EmbeddedStore:
                 connection.close()
 
     def partitions(self, collection: str, *, database: str = MAIN) -> list[PartitionRange]:
-        """The open partitions in the order of their ranges; neighbours can be merged."""
+        """The open partitions in the order of their ranges; neighbours can be merged.
+
+        Args:
+            collection: Name of the collection.
+            database: The database that it is in; `main` by default.
+        """
         with self._session.reading("partitions") as connection:
             found = find_collection(connection, database, collection)
             rows = [row for row in partition_rows(connection, found.id) if row.is_open]
@@ -262,7 +300,14 @@ class EmbeddedStore:
         return lower, upper
 
     def merge(self, collection: str, a: str, b: str, *, database: str = MAIN) -> str:
-        """Close two neighbouring partitions and open one over both ranges; returns its id."""
+        """Close two neighbouring partitions and open one over both ranges; returns its id.
+
+        Args:
+            collection: Name of the collection.
+            a: One partition: `p0`, or the public id that a client lists.
+            b: Its neighbour.
+            database: The database that it is in; `main` by default.
+        """
         with self._session.writing("merge") as (connection, moment):
             found = find_collection(connection, database, collection)
             rows = [open_partition(connection, found, native_id(name, found)) for name in (a, b)]

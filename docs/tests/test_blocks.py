@@ -1,0 +1,181 @@
+"""The code on the pages and in the README runs as it stands, and prints what is written below it.
+
+On a page, in its order, in one process, in an empty folder, with warnings as errors:
+
+    ```python                      runs
+    ```python title="worker.py"    is written to that file before the next block runs
+    ```text                        directly behind a block that runs: exactly what that printed;
+                                   `…` stands for anything within a line
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import attrs
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# Blocks of one file follow each other there, see test_tutorial.py.
+ELSEWHERE = ROOT / "docs/tutorial/write-a-provider.md"
+FENCE = re.compile(r"^( *)```(\w*)([^\n`]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+TITLE = re.compile(r'title="([^"]+)"')
+MARK = "=== end of block ==="
+# Blocks run in __main__, so that what they define can be pickled. Tracebacks show the page's own lines.
+RUN = f"""
+def run_blocks():
+    import json, sys
+    from pathlib import Path
+    page, steps = json.loads(sys.argv.pop())
+    for line, file, code in steps:
+        if file:
+            Path(file).write_text(code, encoding="utf-8")
+        else:
+            exec(compile("\\n" * line + code, page, "exec"), globals())
+            print({MARK!r}, flush=True)
+run_blocks()
+"""
+
+
+@attrs.frozen
+class Block:
+    """One that runs or, with a file, is written.
+
+    Attributes:
+        line: How many lines of the page are above its code.
+        file: What it is written to, or None.
+        code: Its text.
+        output: What it prints, as the page says, or None when the page does not say.
+    """
+
+    line: int
+    file: str | None
+    code: str
+    output: str | None = None
+
+
+def blocks_of(text):
+    """What a page asks to be run and written, in its order."""
+    found, end = [], None
+    for fence in FENCE.finditer(text):
+        _, language, title, code = fence.groups()
+        code = textwrap.dedent(code)
+        file = TITLE.search(title)
+        if language == "python":
+            line = text.count("\n", 0, fence.start(4))
+            found.append(Block(line, file[1] if file else None, code))
+        elif language == "text" and found and end is not None and not text[end : fence.start()].strip():
+            found[-1] = attrs.evolve(found[-1], output=code)
+        end = fence.end() if language == "python" and not file else None
+    return found
+
+
+def matches(said, printed):
+    """True when the output is what the page says."""
+    pattern = re.escape(said).replace(re.escape("…"), "[^\n]*")
+    return re.fullmatch(pattern, printed) is not None
+
+
+def run(page, blocks, folder):
+    """What each block that runs printed, its own processes included."""
+    steps = json.dumps([str(page), [(block.line, block.file, block.code) for block in blocks]])
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", RUN, steps],
+        cwd=folder, env=ours, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout.split(f"{MARK}\n")[:-1]
+
+
+def pages():
+    """Every page with a block that runs; those that start Spark say so in their id, for conftest.py."""
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        blocks = blocks_of(page.read_text(encoding="utf-8"))
+        if blocks and page != ELSEWHERE:
+            jvm = any("pyspark_multiclouddb" in block.code for block in blocks)
+            yield pytest.param(page, blocks, id=f"{page.relative_to(ROOT)}{'-jvm' if jvm else ''}")
+
+
+PAGES = list(pages())
+
+
+@pytest.mark.parametrize(("page", "blocks"), PAGES)
+def test_a_page_prints_what_it_says(page, blocks, tmp_path):
+    running = [block for block in blocks if block.file is None]
+    for block, printed in zip(running, run(page, blocks, tmp_path), strict=True):
+        if block.output is not None and not matches(block.output, printed):
+            assert printed == block.output, f"{page}, line {block.line}"
+
+
+def test_pages_have_blocks():
+    """The regular expression has not gone blind."""
+    found = {page.id: page.values[1] for page in PAGES}
+    assert {"README.md-jvm", "docs/index.md", "docs/tutorial/first-feed.md"} <= found.keys()
+    assert all(block.output for block in found["README.md-jvm"])
+
+
+def test_the_spark_page_shows_what_the_readme_runs():
+    """Starting Spark once is enough."""
+    page = (ROOT / "docs/reference/spark.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    run_there = [block.code for block in blocks_of((ROOT / "README.md").read_text(encoding="utf-8"))]
+    assert len(shown) == 1
+    assert shown[0] in run_there
+
+
+class TestTheRunner:
+    """A page that is wrong turns red."""
+
+    PAGE = textwrap.dedent(
+        """
+        ```python title="greeting.py"
+        WORD = "hello"
+        ```
+
+        ```python
+        from greeting import WORD
+        print(WORD, 17)
+        ```
+
+        ```text
+        hello …
+        ```
+
+        ```sh
+        exit 1
+        ```
+
+        ```python
+        import subprocess, sys
+        subprocess.run([sys.executable, "-c", "print('from below')"], check=True)
+        WORD
+        ```
+
+        ```text
+        from below
+        ```
+        """
+    )
+
+    def test_a_page_that_is_right_passes(self, tmp_path):
+        test_a_page_prints_what_it_says("page.md", blocks_of(self.PAGE), tmp_path)
+
+    @pytest.mark.parametrize(
+        ("right", "wrong"),
+        [
+            ("hello …", "hallo …"),
+            ("from below\n```\n", "from below\nand more\n```\n"),
+            ("print(WORD, 17)", "print(WORD, 17, end='\\n\\n')"),
+            ("print(WORD, 17)", "print(WORD, 17); 1 / 0"),
+            ("print(WORD, 17)", "print(WORD, 17); import warnings; warnings.warn('old')"),
+        ],
+    )
+    def test_a_page_that_is_wrong_fails(self, right, wrong, tmp_path):
+        assert right in self.PAGE
+        with pytest.raises(AssertionError):
+            test_a_page_prints_what_it_says("page.md", blocks_of(self.PAGE.replace(right, wrong)), tmp_path)

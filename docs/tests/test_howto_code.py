@@ -1,0 +1,184 @@
+"""What the how-tos say of their programs, beyond what their blocks print."""
+
+import json
+import re
+import runpy
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client import CollectorRegistry
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ClientConfig,
+    FromContinuationToken,
+    OperationOptions,
+    PhysicalPartition,
+    ResourceAddress,
+    connect,
+)
+from multiclouddb_conformance.simulation import Simulation, SimulationProvider, ThrottledError
+from multiclouddb_embedded import Delete, EmbeddedStore, Put
+from multiclouddb_spi import Engine
+
+HOW_TO = Path(__file__).resolve().parents[1] / "how-to"
+ORDERS = ResourceAddress("main", "orders")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def store(folder):
+    with EmbeddedStore(folder / "orders.db", durable=False) as store:
+        yield store
+
+
+def write_program(page, name):
+    """A program of a page, in the current folder."""
+    text = (HOW_TO / page).read_text(encoding="utf-8")
+    (code,) = re.findall(rf'^```python title="{re.escape(name)}"\n(.*?)^```$', text, re.DOTALL | re.MULTILINE)
+    Path(name).write_text(code, encoding="utf-8")
+    return code
+
+
+def by_opentelemetry(read):
+    """What the page's observer makes of a reading: metric and labels → value, or how often."""
+    write_program("metrics.md", "to_opentelemetry.py")
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    read(runpy.run_path("to_opentelemetry.py")["OpenTelemetryObserver"](provider.get_meter("it")))
+    (resource,) = reader.get_metrics_data().resource_metrics
+    provider.shutdown()
+    return {
+        (metric.name, *point.attributes.values()): getattr(point, "value", None)
+        for metric in resource.scope_metrics[0].metrics
+        for point in metric.data.data_points
+    }
+
+
+def by_prometheus(read):
+    write_program("metrics.md", "to_prometheus.py")
+    registry = CollectorRegistry()
+    read(runpy.run_path("to_prometheus.py")["PrometheusObserver"](registry))
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+    }
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("metrics", [by_opentelemetry, by_prometheus])
+class TestMetrics:
+    def reading(self, partitions, fault=None):
+        """Every partition of a simulated collection is split and read to its end."""
+
+        def read(observer):
+            sim = Simulation(partitions=partitions)
+            for number in range(5 * partitions):
+                sim.write(f"k{number}", {"n": number})
+            for name in sim.open_partitions:
+                sim.split(name)
+            if fault is not None:
+                sim.fail_next("p0", fault, times=2)
+            engine = Engine(
+                SimulationProvider(sim), ClientConfig("simulation"), observer, pause=lambda seconds: None
+            )
+            place, idle = Beginning(), False
+            while not idle:
+                page = engine.read_changes(ChangeFeedRequest(sim.address, place), OperationOptions())
+                place, idle = FromContinuationToken(page.continuation_token), page.idle
+            engine.close()
+
+        return read
+
+    def test_there_are_not_more_series_with_more_partitions(self, metrics):
+        few, many = metrics(self.reading(1)), metrics(self.reading(40))
+        assert few.keys() == many.keys()
+        assert many != few
+
+    def test_retries_are_counted(self, metrics):
+        found = metrics(self.reading(2, ThrottledError("slow down", 0.0)))
+        assert [
+            value for name, value in found.items() if "retries" in name[0] and "created" not in name[0]
+        ] == [2]
+
+
+class TestSpread:
+    @pytest.fixture
+    def plan(self, store):
+        store.create_collection("orders", partitions=2)
+        with connect(f"embedded://{store.path}") as client:
+            plan = client.plan_partitions(ChangeFeedRequest(ORDERS, Beginning()))
+        Path("plan.json").write_text(json.dumps(plan))
+        store.batch("orders", [Put(f"o-{number}", {"status": "new"}) for number in range(40)])
+        store.merge("orders", "p0", "p1")
+        store.batch("orders", [Delete(f"o-{number}") for number in range(20)])
+        return plan
+
+    def followed(self, store, plan, number):
+        request = ChangeFeedRequest(
+            ORDERS, FromContinuationToken(plan[number][1]), PhysicalPartition(plan[number][0])
+        )
+        with connect(f"embedded://{store.path}") as client:
+            changes = client.iterate_changes(request, follow_children=True, until_idle=True)
+            return list(changes)
+
+    @pytest.mark.parametrize("kept", [True, False])
+    def test_an_older_change_that_comes_late_changes_nothing(self, store, plan, kept):
+        """One follower is through with the merged child before the other has read its own parent."""
+        write_program("spread-over-processes.md", "worker.py")
+        worker = runpy.run_path("worker.py")
+        upsert = worker["UPSERT"] if kept else worker["UPSERT"].partition(" WHERE ")[0]
+        late = [event for event in self.followed(store, plan, 1) if event.partition_id == plan[1][0]]
+        assert 0 < len(late) < 40
+        with closing(sqlite3.connect("copy.db")) as copy:
+            copy.execute(worker["TABLE"])
+            copy.executemany(upsert, map(worker["row"], [*self.followed(store, plan, 0), *late]))
+            found = {name for (name,) in copy.execute("SELECT id FROM copy WHERE document IS NOT NULL")}
+        there = {key.components["id"] for key, _ in store.scan("orders")}
+        assert (found == there) is kept
+
+    def test_a_follower_that_fails_ends_its_process(self, store, plan):
+        """Also when the others have no end."""
+        code = write_program("spread-over-processes.md", "worker.py")
+        assert code.count("until_idle=True,") == 1
+        Path("worker.py").write_text(code.replace("until_idle=True,", "max_outage_seconds=1,"))
+        Path("checkpoints").mkdir()
+        Path("checkpoints/partition-1.checkpoint.json").write_text("{")
+        ran = subprocess.run(
+            [sys.executable, "worker.py", f"embedded://{store.path}", "0", "1"],
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert ran.returncode == 1
+        assert "INVALID_REQUEST" in ran.stderr
+
+
+class TestPoison:
+    @pytest.mark.parametrize("broken", [1, 3, 5], ids=["first", "middle", "last"])
+    def test_a_poison_record_is_buried_wherever_it_is(self, store, broken):
+        write_program("skip-a-poison-record.md", "reader.py")
+        reader = runpy.run_path("reader.py")["Reader"]
+        store.create_collection("orders", partitions=1)
+        store.batch("orders", [Put(f"o-{number}", {"number": number}) for number in range(1, 6)])
+        with closing(sqlite3.connect(store.path)) as database, database:
+            database.execute("UPDATE log SET doc = '{' WHERE seq = ?", (broken,))
+        with closing(sqlite3.connect("letters.db")) as letters, connect(f"embedded://{store.path}") as client:
+            for _ in range(2):  # a second reader finds it again, and buries it once
+                pages = reader(client, ORDERS, Beginning(), letters).pages()
+                numbers = [event.new_item_state["number"] for page in pages for event in page.events]
+                assert sorted({*numbers, broken}) == [1, 2, 3, 4, 5]
+                assert len(numbers) == 4
+            (message,) = letters.execute("SELECT message FROM dead_letters").fetchall()
+        assert f"sequence {broken}:" in message[0]

@@ -1,0 +1,98 @@
+"""The project's papers: changelogs name the version, and what they and CONTRIBUTING speak of is there."""
+
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECTS = sorted(
+    path.parent
+    for pattern in ("pyproject.toml", "*/pyproject.toml", "providers/*/pyproject.toml")
+    for path in ROOT.glob(pattern)
+)
+ENTRY = re.compile(r"^## \[(?P<version>[^\]]+)\] - (?P<date>.+)$", re.MULTILINE)
+QUOTED = re.compile(r"`([^`\n]+)`")
+
+
+def project_of(folder):
+    return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def name_of(folder):
+    return project_of(folder)["name"]
+
+
+@pytest.mark.parametrize("folder", PROJECTS, ids=name_of)
+class TestChangelog:
+    def test_the_newest_entry_is_of_the_version(self, folder):
+        text = (folder / "CHANGELOG.md").read_text(encoding="utf-8")
+        assert text.startswith(f"# Changelog of {name_of(folder)}\n")
+        newest = ENTRY.search(text)
+        assert newest is not None, "write: ## [VERSION] - DATE"
+        assert newest["version"] == project_of(folder)["version"]
+        assert re.fullmatch(r"Unreleased|\d{4}-\d\d-\d\d", newest["date"])
+
+    def test_it_goes_into_the_source_distribution(self, folder, tmp_path):
+        build = [
+            sys.executable,
+            "-m",
+            "hatchling",
+            "build",
+            "--target",
+            "sdist",
+            "--directory",
+            str(tmp_path),
+        ]
+        ran = subprocess.run(build, cwd=folder, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        (made,) = tmp_path.glob("*.tar.gz")
+        with tarfile.open(made) as archive:
+            assert f"{made.name.removesuffix('.tar.gz')}/CHANGELOG.md" in archive.getnames()
+
+
+def test_the_first_changelog_points_to_all_others():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", text, re.MULTILINE))
+    others = [folder for folder in PROJECTS if folder != ROOT]
+    assert rows == {
+        name_of(folder): (folder / "CHANGELOG.md").relative_to(ROOT).as_posix() for folder in others
+    }
+
+
+@pytest.mark.parametrize("paper", ["CONTRIBUTING.md", "SECURITY.md"])
+def test_files_that_are_named_are_there(paper):
+    quoted = QUOTED.findall((ROOT / paper).read_text(encoding="utf-8"))
+    files = {text for text in quoted if re.fullmatch(r"[\w./-]+(\.md|\.py|\.toml|\.txt|/|/run)", text)}
+    assert len(files - {"dist/"}) > 1
+    built = {"dist/"}
+    assert [name for name in files - built if not (ROOT / name).exists()] == []
+
+
+def test_targets_and_knobs_that_are_named_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE))
+    assert targets >= {"setup", "test", "lint", "wheels", "lock"}
+    assert targets <= set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    for knob in re.findall(r"MULTICLOUDDB_[A-Z_]+", text):
+        assert f'"{knob}"' in tests
+
+
+def test_limits_that_are_named_are_those_that_tests_hold():
+    text = " ".join((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split())
+    house = (ROOT / "tests" / "test_house.py").read_text(encoding="utf-8")
+    module, api, function = re.search(r"most (\d+) lines.*most (\d+) without.*most (\d+);", text).groups()
+    assert f"MODULE_LIMIT = {module}\n" in house
+    assert f'"multiclouddb_api": {api}, "multiclouddb_spi": {api}' in house
+    assert f"FUNCTION_LIMIT = {function}\n" in house
+
+
+@pytest.mark.parametrize("name", ["changelog", "contributing", "security"])
+def test_the_site_shows_the_file_itself(name):
+    assert (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") == f'--8<-- "{name.upper()}.md"\n'

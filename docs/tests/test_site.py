@@ -1,0 +1,151 @@
+"""The site builds without a warning, has everything that is public, and loads nothing from elsewhere."""
+
+import json
+import os
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import mkdocs.config
+import pytest
+
+import multiclouddb_api
+import multiclouddb_embedded
+import multiclouddb_spi
+import pyspark_multiclouddb
+from multiclouddb_api.errors import DOCS_URL
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+LOADS = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src", "use": "href"}
+REFERENCE = {
+    "api": multiclouddb_api,
+    "embedded": multiclouddb_embedded,
+    "spark": pyspark_multiclouddb,
+    "spi": multiclouddb_spi,
+}
+PUBLIC = [
+    (page, f"{package.__name__}.{name}") for page, package in REFERENCE.items() for name in package.__all__
+]
+
+
+class Page(HTMLParser):
+    """The ids on a built page, what it loads, and its text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.ids, self.loads, said = set(), [], []
+        self.handle_data = said.append
+        self.feed(text)
+        self.text = "".join(said)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.ids.add(given.get("id"))
+        if given.get("rel") != "canonical" and (source := given.get(LOADS.get(tag))):
+            self.loads.append(source)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The site, and what its build said."""
+    folder = tmp_path_factory.mktemp("site")
+    ran = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+    return folder, ran.stdout
+
+
+@pytest.fixture(scope="module")
+def pages(built):
+    folder, _ = built
+    found = {
+        str(file.relative_to(folder)): Page(file.read_text(encoding="utf-8"))
+        for file in folder.rglob("*.html")
+    }
+    assert len(found) > 20
+    return found
+
+
+@pytest.fixture(scope="module")
+def settings():
+    return mkdocs.config.load_config(str(ROOT / "mkdocs.yml"))
+
+
+def listed(nav):
+    """Files of a nav, at whatever depth."""
+    if isinstance(nav, str):
+        return [nav]
+    parts = nav.values() if isinstance(nav, dict) else nav
+    return [file for part in parts for file in listed(part)]
+
+
+def test_the_build_says_nothing_but_that_it_builds(built):
+    _, said = built
+    lines = [line for line in said.splitlines() if line.strip()]
+    assert [line for line in lines if not line.startswith("INFO")] == []
+    assert len(lines) <= 3, said
+
+
+def test_every_page_is_in_the_nav_once(settings):
+    there = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+    assert sorted(listed(settings["nav"])) == there
+
+
+def test_errors_link_to_this_site(settings):
+    assert settings["site_url"] == DOCS_URL
+
+
+@pytest.mark.parametrize(("page", "name"), PUBLIC)
+def test_a_public_name_is_in_the_reference(page, name, pages):
+    assert name in pages[f"reference/{page}/index.html"].ids
+
+
+def test_portability_is_shown_in_boxes(built):
+    folder, _ = built
+    text = (folder / "reference/api/index.html").read_text(encoding="utf-8")
+    assert (
+        text.count('<details class="portability" open>') == text.count("<summary>Portability</summary>") > 10
+    )
+
+
+def test_the_reference_shows_how_values_are_made(pages):
+    """A field of attrs is a parameter with its default; what attrs does not take is none."""
+    shown = pages["reference/api/index.html"].text
+    assert "max_page_size: int = 0," in shown
+    assert "scope: FeedScope = EntireCollection()," in shown
+    assert "max_idle_backoff_seconds: float = 5.0," in shown
+    for page in REFERENCE:
+        text = pages[f"reference/{page}/index.html"].text
+        assert "attrs.field" not in text
+        assert "validator=" not in text
+        assert "init=False" not in text
+
+
+def test_search_knows_the_pages(built):
+    folder, _ = built
+    entries = json.loads((folder / "search/search_index.json").read_text(encoding="utf-8"))["docs"]
+    found = {entry["location"].partition("#")[0] for entry in entries if "plan_partitions" in entry["text"]}
+    assert {"reference/api/", "how-to/spread-over-processes/"} <= found
+
+
+def test_pages_load_nothing_from_another_host(pages):
+    foreign = {(name, source) for name, page in pages.items() for source in page.loads if "//" in source}
+    assert foreign == set()
+    assert any(page.loads for page in pages.values())
+
+
+def test_style_sheets_load_nothing_from_another_host(built):
+    folder, _ = built
+    for file in folder.rglob("*.css"):
+        text = file.read_text(encoding="utf-8")
+        assert "url(http" not in text.replace('"', "").replace("'", ""), file
+        assert "url(//" not in text, file

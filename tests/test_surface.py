@@ -1,0 +1,241 @@
+"""The public surface is what `surface.txt` says, and every parameter and field of it is described.
+
+A change of the surface is a change for users: renew the file with `python tests/test_surface.py`, and name it
+in the change log.
+"""
+
+import difflib
+import functools
+import importlib
+import inspect
+import re
+import typing
+from enum import Enum
+from pathlib import Path
+
+import attrs
+import griffe
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE = ROOT / "tests" / "surface.txt"
+AGAIN = "python tests/test_surface.py"
+PACKAGES = ("multiclouddb_api", "multiclouddb_spi", "multiclouddb_embedded", "pyspark_multiclouddb")
+PLACES = [ROOT, ROOT / "providers" / "embedded", ROOT / "spark"]
+
+
+class Shown:
+    """A text that is its own `repr`, for annotations and defaults in a signature."""
+
+    def __init__(self, text):
+        self.text = text
+
+    def __repr__(self):
+        return self.text
+
+
+def kind(annotation):
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def value(default):
+    """A default as a person would write it, the same in every process."""
+    if isinstance(default, attrs.Factory):
+        return f"{default.factory.__name__}()"
+    if isinstance(default, Enum):
+        return f"{type(default).__name__}.{default.name}"
+    return (
+        repr(default)
+        if isinstance(default, str | int | float | tuple | None)
+        else f"{type(default).__name__}(…)"
+    )
+
+
+def signature(function, *, bound):
+    """`(name: type = default, …) -> type`, annotations as they stand in the source."""
+    found = inspect.signature(function)
+    parameters = [
+        parameter.replace(
+            annotation=parameter.empty
+            if parameter.annotation is parameter.empty
+            else Shown(kind(parameter.annotation)),
+            default=parameter.empty
+            if parameter.default is parameter.empty
+            else Shown(value(parameter.default)),
+        )
+        for parameter in list(found.parameters.values())[bound:]
+    ]
+    returned = found.return_annotation
+    returns = found.empty if returned is found.empty else Shown(kind(returned))
+    return str(found.replace(parameters=parameters, return_annotation=returns))
+
+
+def ours(owner):
+    return owner.__module__.partition(".")[0] in PACKAGES
+
+
+def members(owner):
+    """Name and definition of what a class has of us, its bases included."""
+    for name in sorted(dir(owner)):
+        definer = next((base for base in owner.__mro__ if name in vars(base)), type)
+        if ours(definer) and (not name.startswith("_") or name == "__init__"):
+            yield name, vars(definer)[name]
+
+
+def member(name, found):
+    """One line for a member of a class, or None for what is told elsewhere."""
+    if isinstance(found, property | functools.cached_property):
+        getter = found.fget if isinstance(found, property) else found.func
+        return f"{name}: {kind(getter.__annotations__['return'])} (property)"
+    if isinstance(found, classmethod | staticmethod):
+        bound = isinstance(found, classmethod)
+        return f"{name}{signature(found.__func__, bound=bound)} ({type(found).__name__})"
+    return f"{name}{signature(found, bound=True)}" if inspect.isfunction(found) else None
+
+
+def field(found):
+    default = "" if found.default is attrs.NOTHING else f" = {value(found.default)}"
+    return f"{found.alias}: {kind(found.type)}{default}{' (keyword)' if found.kw_only else ''}"
+
+
+def class_lines(owner):
+    """The lines of a class: values, fields, annotations, methods."""
+    if issubclass(owner, Enum):
+        return [f"{item.name} = {item.value!r}" for item in owner]
+    if typing.is_typeddict(owner):
+        return [
+            f"{name}: {kind(getattr(type_, '__forward_arg__', type_))}"
+            for name, type_ in owner.__annotations__.items()
+        ]
+    lines = [field(each) for each in attrs.fields(owner) if each.init] if attrs.has(owner) else []
+    named = {each.name for each in attrs.fields(owner)} if attrs.has(owner) else set()
+    lines += [
+        f"{name}: {kind(type_)}"
+        for name, type_ in vars(owner).get("__annotations__", {}).items()
+        if not name.startswith("_") and name not in named
+    ]
+    told = ("__init__",) if attrs.has(owner) or getattr(owner, "_is_protocol", False) else ()
+    return lines + [
+        line
+        for name, found in members(owner)
+        if name not in told and (line := member(name, found)) is not None
+    ]
+
+
+def lines_of(name, element):
+    """What users can rely on of one exported name."""
+    if inspect.isclass(element):
+        return [name, *(f"{name}.{line}" for line in class_lines(element))]
+    if inspect.isfunction(element):
+        return [f"{name}{signature(element, bound=False)}"]
+    cases = typing.get_args(element)
+    if cases:
+        return [f"{name} = {' | '.join(getattr(case, '__name__', str(case)) for case in cases)}"]
+    return [f"{name}: {type(element).__name__}"]
+
+
+def surface():
+    """Everything in `__all__` of the packages, a line for each thing that can be broken."""
+    lines = []
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        for name in module.__all__:
+            lines += [f"{package}.{line}" for line in lines_of(name, getattr(module, name))]
+    return lines
+
+
+def elements():
+    """Path and griffe object of every public class and function, without running the code."""
+    for package in PACKAGES:
+        module = griffe.load(package, search_paths=PLACES, resolve_aliases=True)
+        for name in importlib.import_module(package).__all__:
+            found = module[name].final_target if module[name].is_alias else module[name]
+            if found.is_class or found.is_function:
+                yield f"{package}.{name}", found
+            if found.is_class:
+                yield from (
+                    (f"{package}.{name}.{method.name}", method)
+                    for method in found.functions.values()
+                    if not method.name.startswith("_")
+                )
+
+
+ELEMENTS = dict(elements())
+
+
+def sections(element):
+    """Name of a section → the names it describes."""
+    parsed = element.docstring.parse("google", warnings=False) if element.docstring else []
+    return {
+        part.kind.value: [item.name.lstrip("*") for item in part.value]
+        for part in parsed
+        if part.kind.value in ("parameters", "attributes")
+    }
+
+
+def parameters(function):
+    return [each.name for each in function.parameters if each.name not in ("self", "cls")]
+
+
+def expected(element):
+    """What has to be described: parameters of a function, fields of an attrs class, else of `__init__`."""
+    if element.is_function:
+        return parameters(element)
+    if any("attrs" in str(decorator.value) for decorator in element.decorators):
+        return [
+            name
+            for name, found in element.attributes.items()
+            if not name.startswith("_")
+            and found.annotation
+            and "ClassVar" not in str(found.annotation)
+            and "property" not in found.labels
+        ]
+    return parameters(element.functions["__init__"]) if "__init__" in element.functions else []
+
+
+def described(path):
+    """The names that a docstring describes, in a section or, in the SPI, in its prose.
+
+    `contract.py` has to fit on its page, and its prose says what an argument means.
+    """
+    element = ELEMENTS[path]
+    names = set().union(*sections(element).values())
+    text = element.docstring.value if element.docstring else ""
+    if element.is_class:  # a property of that name says what it is
+        names |= {name for name, found in element.attributes.items() if "property" in found.labels}
+    if path.startswith("multiclouddb_spi."):
+        names |= set(re.findall(r"`(\w+)`", text))
+    if same := re.match(r"(?:Like|As) `([\w.]+)`", text):  # the same parameters, described there
+        near, far = f"{path.rpartition('.')[0]}.{same[1]}", f"multiclouddb_api.{same[1]}"
+        names |= described(near if near in ELEMENTS else far)
+    return names
+
+
+class TestSurface:
+    def test_is_what_the_file_says(self):
+        kept = FILE.read_text(encoding="utf-8").splitlines()
+        changed = "\n".join(difflib.unified_diff(kept, surface(), "surface.txt", "today", n=0, lineterm=""))
+        if changed:
+            pytest.fail(
+                f"the public surface has changed; if it should, run: {AGAIN}\n{changed}", pytrace=False
+            )
+
+    def test_is_the_same_in_every_process(self):
+        assert not [line for line in surface() if " at 0x" in line or "<" in line]
+
+
+class TestDescriptions:
+    @pytest.mark.parametrize("path", ELEMENTS)
+    def test_every_parameter_and_field_is_described(self, path):
+        assert [name for name in expected(ELEMENTS[path]) if name not in described(path)] == []
+
+    @pytest.mark.parametrize("path", ELEMENTS)
+    def test_nothing_is_described_that_is_not_there(self, path):
+        element = ELEMENTS[path]
+        there = {*expected(element), *(element.attributes if element.is_class else ())}
+        wrong = {name for names in sections(element).values() for name in names} - there
+        assert sorted(wrong) == []
+
+
+if __name__ == "__main__":
+    FILE.write_text("\n".join(surface()) + "\n", encoding="utf-8")
