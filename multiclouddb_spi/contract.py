@@ -294,7 +294,7 @@ class Batch(ABC):
         """
 
     def arrow(self, start: int, stop: int) -> pa.RecordBatch | None:
-        """The same records in the fixed event schema (`multiclouddb_spi.arrow.EVENT_SCHEMA`).
+        """The records `start` to `stop` in the fixed event schema (`multiclouddb_spi.arrow.EVENT_SCHEMA`).
 
         Returns:
             None where the provider has no columnar path: the engine builds it from `events`.
@@ -349,14 +349,14 @@ class Feed(ABC):
     identity: FeedIdentity
 
     def public_id(self, partition_id: str) -> str:
-        """The id that applications see, for `ChangeEvent.partition_id`; call it once a reader."""
+        """The id that applications see for the service's `partition_id`; call it once a reader."""
         return encode_partition_id(
             self.identity.provider_id, self.identity.address, self.identity.incarnation, partition_id
         )
 
     @abstractmethod
     def clock(self, deadline: Deadline) -> datetime | None:
-        """The service's own time, aware; None where it does not tell."""
+        """The service's own time, aware, before the `deadline`; None where it does not tell."""
 
     @abstractmethod
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
@@ -386,7 +386,8 @@ class Feed(ABC):
         """Every partition that the service lists: the open ones and, where listed, closed ones.
 
         One that was part of the lineage and is not listed counts as lost to retention: closed
-        partitions are listed as long as the service knows them, also when they are empty.
+        partitions are listed as long as the service knows them, also when they are empty. It has to
+        be over by the `deadline`.
         """
 
     @abstractmethod
@@ -427,11 +428,11 @@ class Feed(ABC):
 
     @abstractmethod
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """-1, 0 or 1 for two positions in one partition; None when they cannot be compared. Pure."""
+        """-1, 0 or 1 as `a` lies before, at or behind `b` in one partition; None = not comparable. Pure."""
 
     @abstractmethod
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Where the given partitions, whose positions have expired, can be read on.
+        """Where `partition_ids`, whose positions have expired, can be read on; over by the `deadline`.
 
         Also asked for parents of a merged child that have not been discovered, to learn whether
         they still can be: one that is neither among the seeds nor listed is waited for no more.
@@ -443,7 +444,7 @@ class Feed(ABC):
 
     @abstractmethod
     def describe(self, cursor: Cursor) -> Position:
-        """A cursor as text and time; pure.
+        """What `cursor` says, as text and time; pure.
 
         Raises:
             InvalidCursor: This provider cannot have made the cursor.
@@ -479,13 +480,13 @@ class SupportsCommands(Protocol):
     """A provider that passes the service's own commands through (`Capability.RUN_COMMAND`)."""
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-        """Run one command unmodified, once; returns the service's reply."""
+        """Run `command` in `database` unmodified, once, with the vendor's `options`; returns the reply."""
         ...
 
     def run_cursor_command(
         self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Any:
-        """Run one command whose reply is a cursor; returns an iterator with `close`."""
+        """Like `run_command`, for one whose reply is a cursor; returns an iterator with `close`."""
         ...
 
 
@@ -508,7 +509,7 @@ class Provider(ABC):
 
     @abstractmethod
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
-        """Open a feed and check that the resource is provisioned for what the spec asks.
+        """Open a feed and check by the `deadline` that the resource is provisioned for `spec`.
 
         Raises:
             ProviderFault: `NOT_FOUND` for a resource that does not exist, `INVALID_REQUEST` or
@@ -517,7 +518,7 @@ class Provider(ABC):
 
     @abstractmethod
     def classify(self, error: Exception) -> Fault:
-        """Say what a vendor's exception means; pure, raises nothing, also for unknown exceptions."""
+        """Say what a vendor's `error` means; pure, raises nothing, also for unknown exceptions."""
 
     @abstractmethod
     def close(self) -> None:

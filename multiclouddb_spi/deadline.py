@@ -21,7 +21,11 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
-        """The deadline that many seconds from now."""
+        """The deadline that many seconds from now.
+
+        Args:
+            seconds: How many.
+        """
         return cls(time.monotonic() + seconds)
 
     def remaining(self) -> float:
@@ -33,5 +37,9 @@ class Deadline:
         return time.monotonic() >= self.at
 
     def sooner(self, seconds: float) -> Deadline:
-        """The earlier of this deadline and `seconds` from now."""
+        """The earlier of this deadline and `seconds` from now.
+
+        Args:
+            seconds: How many, from now.
+        """
         return Deadline(min(self.at, time.monotonic() + seconds))

@@ -100,7 +100,7 @@ class Engine:
         return self._shop.budget.used
 
     def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
-        """One page of events."""
+        """As `MulticloudDbClient.read_changes`: one page of events."""
 
         def view(batch: Batch, start: int, stop: int) -> list[ChangeEvent]:
             return batch.events(start, stop)
@@ -115,6 +115,11 @@ class Engine:
         self, request: ChangeFeedRequest, options: OperationOptions, view: Callable[[Batch, int, int], T]
     ) -> Reading[T]:
         """One page, its records as `view(batch, start, stop)` makes them; it may raise `RecordFault`.
+
+        Args:
+            request: What to read, and from where.
+            options: Time limits.
+            view: Makes what is returned of the records `start` to `stop` (exclusive) of a batch.
 
         Raises:
             MulticloudDbError: As `MulticloudDbClient.read_changes` does.
@@ -148,7 +153,7 @@ class Engine:
     def list_physical_partitions(
         self, address: ResourceAddress, options: OperationOptions
     ) -> tuple[str, ...]:
-        """Ids of the open partitions."""
+        """As `MulticloudDbClient.list_physical_partitions`: ids of the open ones."""
         deadline = Deadline.after(options.timeout_seconds)
 
         def listed(feed: Feed) -> tuple[str, ...]:
@@ -166,7 +171,7 @@ class Engine:
     def plan_partitions(
         self, request: ChangeFeedRequest, options: OperationOptions
     ) -> tuple[tuple[str, str], ...]:
-        """One token a partition, from one resolved start."""
+        """As `MulticloudDbClient.plan_partitions`: one token a partition, from one resolved start."""
         if not isinstance(request.scope, EntireCollection):
             raise invalid_request(
                 "ChangeFeedRequest.scope", "must be EntireCollection() to be planned", "leave the scope out"
@@ -187,14 +192,14 @@ class Engine:
             )
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-        """Pass one command through, once."""
+        """As `MulticloudDbClient.run_command`: pass one command through, once."""
         with self._errors("run_command"):
             return self._commands("run_command").run_command(database, command, options)
 
     def run_cursor_command(
         self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Any:
-        """Pass one cursor command through, once."""
+        """As `MulticloudDbClient.run_cursor_command`: pass one cursor command through, once."""
         with self._errors("run_cursor_command"):
             return self._commands("run_cursor_command").run_cursor_command(database, command, options)
 

@@ -37,6 +37,9 @@ class ProviderFault(Exception):  # noqa: N818
     """Raised by a provider for what it found out itself, without a vendor's exception.
 
     Its fault is taken as it is; `Provider.classify` is not asked.
+
+    Args:
+        fault: The classified failure.
     """
 
     def __init__(self, fault: Fault) -> None:
@@ -93,5 +96,10 @@ class RecordFault(Exception):  # noqa: N818
 
 
 def unsupported(what: str, way_out: str) -> ProviderFault:
-    """The fault for a thing that this database, or this resource as provisioned, cannot do."""
+    """The fault for a thing that this database, or this resource as provisioned, cannot do.
+
+    Args:
+        what: What was asked for, and that it is not there.
+        way_out: What to do instead.
+    """
     return ProviderFault(Fault(ErrorCategory.UNSUPPORTED_CAPABILITY, f"{what}; {way_out}"))

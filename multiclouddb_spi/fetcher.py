@@ -46,7 +46,13 @@ class InlineExecutor(Executor):
     """Runs everything at once in the calling thread: for deterministic tests."""
 
     def submit(self, fn: Callable[..., T], /, *args: object, **kwargs: object) -> Future[T]:
-        """Run it now."""
+        """Run it now.
+
+        Args:
+            fn: What to call.
+            *args: Its positional arguments.
+            **kwargs: Its keyword arguments.
+        """
         future: Future[T] = Future()
         try:
             future.set_result(fn(*args, **kwargs))

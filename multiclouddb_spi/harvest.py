@@ -59,6 +59,7 @@ class Harvest(Generic[T]):
         self._on_expired, self._single = on_expired, single
         self._skips: Counter[str] = Counter()
         self.result: SweepResult[T] = SweepResult()
+        self._discovered: set[str] = set()
 
     def take(self, live: Live, batch: Batch, stop: int) -> bool:
         """Hand out records up to `stop`; False when the provider cannot map its own records."""
@@ -86,11 +87,16 @@ class Harvest(Generic[T]):
         self.result.notices.extend(batch.notices)
         return self._outcome(name, batch.outcome)
 
+    def has_ended(self) -> bool:
+        """Whether a partition has ended in this call whose children have not been asked for."""
+        return self.result.moved and not self._lineage.drained().keys() <= self._discovered
+
     def discover(self) -> list[str]:
         """Ask once for the children of all partitions that ended without naming them."""
         drained = self._lineage.drained()
         if not drained:
             return []
+        self._discovered.update(drained)
         self.result.requests += 1
         try:
             outcomes = self._fetcher.call(

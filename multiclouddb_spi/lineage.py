@@ -88,13 +88,22 @@ class Lineage:
 
     @classmethod
     def from_seeds(cls, seeds: Sequence[Seed], join: Join) -> Lineage:
-        """A fresh lineage; a parent that is no seed itself is gone and counts as drained."""
+        """A fresh lineage; a parent that is no seed itself is gone and counts as drained.
+
+        Args:
+            seeds: What `Feed.start` gave.
+            join: `Feed.join`.
+        """
         present = {seed.partition_id for seed in seeds}
         return cls((_seeded(seed, present) for seed in seeds), join)
 
     @classmethod
     def from_json(cls, value: object, join: Join) -> Lineage:
         """The inverse of `to_json`.
+
+        Args:
+            value: What `to_json` gave.
+            join: `Feed.join`.
 
         Raises:
             InvalidCursor: The value was not made by `to_json`.
@@ -128,34 +137,59 @@ class Lineage:
         return {entry.partition_id: entry.cursor for entry in self if type(entry) is Drained}
 
     def cursor(self, partition_id: str) -> Cursor:
-        """Where an active or drained partition stands."""
+        """Where an active or drained partition stands.
+
+        Args:
+            partition_id: The service's own id.
+        """
         entry = self._entries[partition_id]
         assert not isinstance(entry, Waiting)
         return entry.cursor
 
     def advance(self, partition_id: str, cursor: Cursor) -> None:
-        """Everything up to the cursor has been delivered; an earlier suspicion is over."""
+        """Everything up to the cursor has been delivered; an earlier suspicion is over.
+
+        Args:
+            partition_id: The service's own id.
+            cursor: Behind what has been delivered.
+        """
         self._entries[partition_id] = Active(partition_id, cursor)
 
     def suspect(self, partition_id: str) -> None:
-        """Read this partition first and alone next time."""
+        """Read this partition first and alone next time.
+
+        Args:
+            partition_id: The service's own id.
+        """
         self._entries[partition_id] = Active(partition_id, self.cursor(partition_id), suspect=True)
 
     def rotate(self, partition_ids: Iterable[str]) -> None:
-        """These have had their turn: to the back of the queue, in this order."""
+        """These have had their turn: to the back of the queue, in this order.
+
+        Args:
+            partition_ids: In the order served.
+        """
         for partition_id in partition_ids:
             entry = self._entries.pop(partition_id, None)
             if entry is not None:
                 self._entries[partition_id] = entry
 
     def await_children(self, partition_id: str) -> None:
-        """The partition has ended; its children are not named yet."""
+        """The partition has ended; its children are not named yet.
+
+        Args:
+            partition_id: The service's own id.
+        """
         self._entries[partition_id] = Drained(partition_id, self.cursor(partition_id))
 
     def strangers(self, partition_id: str, children: Sequence[Child]) -> set[str]:
         """Parents, beside the partition, of children that it is the first to name, none known here.
 
         They are not discovered yet, or they were lost to retention and can name nobody any more.
+
+        Args:
+            partition_id: The service's own id.
+            children: What it names.
         """
         fresh = [child for child in children if child.partition_id not in self._entries]
         return {parent for child in fresh for parent in child.parents} - self._entries.keys() - {partition_id}

@@ -30,7 +30,14 @@ def _digest(*parts: str | None) -> str:
 def encode_partition_id(
     provider_id: str, address: ResourceAddress, incarnation: str | None, partition_id: str
 ) -> str:
-    """The public id of a service's partition."""
+    """The public id of a service's partition.
+
+    Args:
+        provider_id: The provider's id.
+        address: The resource.
+        incarnation: The resource's, or None.
+        partition_id: The service's own id.
+    """
     where = _digest(address.database, address.collection)
     return f"{provider_id}:{where}.{_digest(incarnation)}:{partition_id}"
 
@@ -48,11 +55,19 @@ class PartitionId:
     incarnation_digest: str
 
     def is_of(self, incarnation: str | None) -> bool:
-        """True when it belongs to this incarnation of the resource."""
+        """True when it belongs to this incarnation of the resource.
+
+        Args:
+            incarnation: As in `FeedIdentity`.
+        """
         return self.incarnation_digest == _digest(incarnation)
 
     def check_incarnation(self, address: ResourceAddress, incarnation: str | None) -> None:
         """Refuse an id of a resource that was recreated; asked when the feed is open.
+
+        Args:
+            address: The resource, for the message.
+            incarnation: The one that it is by now.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` when the resource is another one by now.
@@ -63,6 +78,11 @@ class PartitionId:
 
 def decode_partition_id(public_id: str, provider_id: str, address: ResourceAddress) -> PartitionId:
     """Take a public id apart, if it belongs to this provider and address.
+
+    Args:
+        public_id: What an application passed.
+        provider_id: The provider that it has to be of.
+        address: The resource that it has to be of.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` that says what does not match.

@@ -131,6 +131,9 @@ class Planner:
     def restore(self, value: Any) -> Lineage:
         """A lineage out of its JSON.
 
+        Args:
+            value: What `Lineage.to_json` gave.
+
         Raises:
             InvalidCursor: It is none.
         """
@@ -154,6 +157,11 @@ class Planner:
         """Every step from a lineage to the present end of the feed, or to the target.
 
         Each partition is asked once, so that it ends however fast records come.
+
+        Args:
+            before: Where reading stands.
+            deadline: When it has to be over.
+            target: Where to stop, or None for the present end.
         """
         asked: set[str] = set()
         while True:
@@ -167,7 +175,12 @@ class Planner:
             before = step.after
 
     def target(self, before: Lineage, deadline: Deadline) -> Target:
-        """The present end of the feed: what is written later lies behind it."""
+        """The present end of the feed: what is written later lies behind it.
+
+        Args:
+            before: Where reading stands.
+            deadline: When it has to be over.
+        """
         last, passed = before, set[str]()
         for step in self.steps(before, deadline):
             passed |= {e.partition_id for e in step.before} - {e.partition_id for e in step.after}

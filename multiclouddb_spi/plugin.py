@@ -42,13 +42,23 @@ class ProviderPlugin(ABC):
         """What the service can do when provisioned as documented: the same as `Provider.capabilities`."""
 
     def open(self, config: ClientConfig, native_client: object | None, observer: Observer | None) -> Engine:
-        """Connect, and put the engine in front."""
+        """Connect, and put the engine in front.
+
+        Args:
+            config: Which provider, and how to reach it.
+            native_client: The application's own vendor client, or None to make one.
+            observer: Told what happens inside.
+        """
         attempts = ATTEMPTS if native_client is None else 1
         return Engine(_connect(self, config, native_client), config, observer, attempts=attempts)
 
 
 def open_provider(config: ClientConfig, native_client: object | None = None) -> Provider:
     """Connect without an engine: for Spark, the command line and the conformance kit.
+
+    Args:
+        config: Which provider, and how to reach it.
+        native_client: The application's own vendor client, or None to make one.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for a provider that is unknown, not installed, or that

@@ -103,6 +103,7 @@ class Sweep(Generic[T]):
             self._ask(self._harvest.discover())
             self._read_suspects()
             self._read(name for name in self._queue if name not in self._turns)
+            self._follow()
             if not self._result.stopped() and not self._result.count:
                 self._wait()
         except BaseException:
@@ -131,6 +132,11 @@ class Sweep(Generic[T]):
                 self._answer(live)
             elif not (self._go_on() if self._flight or self._aside else self._sleep_until_paced()):
                 return
+
+    def _follow(self) -> None:
+        """Before a page stays empty: go on in the children of partitions that have ended in this call."""
+        while not self._result.count and not self._full() and self._harvest.has_ended():
+            self._read(self._harvest.discover())
 
     def _ask(self, partition_ids: Iterable[str]) -> None:
         """To be asked behind all others that are; none twice."""

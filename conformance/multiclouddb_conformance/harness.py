@@ -80,6 +80,7 @@ ABILITIES: Final[Mapping[str, str]] = {
     "poison": "no poison records",
     "keys_only": "no feed of keys only",
     "idle_moves": "an idle position does not move",
+    "read_past_trim": "a position behind all that was trimmed expires with it",
     "fork": "no fork",
     "watermarks": "no watermarks",
     "other_options": "no options that change positions",
@@ -102,6 +103,7 @@ class Harness(ABC):
         patience_seconds: How long to wait for what was written to be shown, at most.
         idle_pages: So many idle pages in a row mean the end; more than 1 where the service shows
             what was written only after a while.
+        expiry_updates: How many changes `expire` makes before the delete.
         value_types: Which values of `multiclouddb_conformance.values` documents keep exactly.
         key_types: Which of them may be keys.
         secrets: Texts of `config()` that nobody may see.
@@ -114,6 +116,7 @@ class Harness(ABC):
     precision_seconds: ClassVar[float] = 0.0
     patience_seconds: ClassVar[float] = 30.0
     idle_pages: ClassVar[int] = 1
+    expiry_updates: ClassVar[int] = 0
     value_types: ClassVar[frozenset[str]] = frozenset(VALUES)
     key_types: ClassVar[frozenset[str]] = frozenset(KEYS)
     secrets: ClassVar[tuple[str, ...]] = ()
@@ -128,6 +131,7 @@ class Harness(ABC):
     can_poison: ClassVar[bool] = True
     can_keys_only: ClassVar[bool] = True
     can_idle_moves: ClassVar[bool] = True
+    can_read_past_trim: ClassVar[bool] = True
     can_fork: ClassVar[bool] = True
     can_watermarks: ClassVar[bool] = True
     can_other_options: ClassVar[bool] = True

@@ -500,11 +500,11 @@ class TestDiagnostics:
 
     def test_calls_for_children_count(self, bench):
         token = bench.page(Now()).continuation_token
-        bench.sim.delay_children("p0", 1)
+        bench.sim.delay_children("p0", 2)
         bench.sim.split("p0")
         token = bench.page(token).continuation_token
         page = bench.page(token)
-        assert (bench.calls.discovers, page.diagnostics.requests) == (1, 1)
+        assert (bench.calls.discovers, page.diagnostics.requests) == (2, 1)
         assert bench.page(page.continuation_token).diagnostics.requests == 1 + 2
 
     def test_retries_are_counted(self, bench):

@@ -129,13 +129,23 @@ class TestRetirement:
         assert [page.partition_retired for page in pages] == [False] * 4 + [True]
         assert len(pages[-1].child_partitions) == 2
 
-    def test_children_that_never_come_are_asked_for_once_a_page(self, bench):
+    def test_children_that_never_come_are_asked_for_at_the_end_and_then_once_a_page(self, bench):
         bench.sim.delay_children("p0", 10**6)
         bench.sim.split("p0")
         token = bench.page().continuation_token
         for _ in range(5):
             token = bench.page(token).continuation_token
-        assert bench.calls.discovers == 5
+        assert bench.calls.discovers == 1 + 5
+
+    def test_children_are_asked_for_in_the_call_in_which_their_parent_ends(self, make_bench):
+        bench = make_bench(partitions=1)
+        bench.connect()
+        token = bench.page().continuation_token
+        bench.sim.delay_children("p0", 1)
+        bench.sim.split("p0")
+        bench.fill(4)
+        token = bench.page(token).continuation_token  # asked for, and not named yet
+        assert len(bench.page(token).events) == 4
 
     def test_open_partition_is_not_retired(self, bench):
         bench.fill(2)

@@ -58,7 +58,7 @@ class _World:
         self.harness.merge(self.address, *pair)
 
     def trim(self) -> None:
-        if self.harness.can_trim:
+        if self.harness.can_trim and self.harness.can_read_past_trim:
             self.harness.trim(self.address)
 
 

@@ -289,7 +289,7 @@ class TestReleasing:
         threads = threading.active_count()
         for number in range(1000):
             page = collection.page(token, 1)
-            token = collection.begin if number % 40 == 39 else page.continuation_token
+            token = collection.begin if number % 22 == 21 else page.continuation_token
             most = max(most, observer.open)
         assert most <= 4 * len(collection.partitions()) + 100
         assert threading.active_count() <= threads + 2 * 32

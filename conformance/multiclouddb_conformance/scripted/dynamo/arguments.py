@@ -1,0 +1,73 @@
+"""The arguments of a call, checked as the service model says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from multiclouddb_conformance.scripted.dynamo.errors import ServiceError, invalid
+
+__all__ = ["Arguments"]
+
+
+class Arguments:
+    """The JSON body of a request.
+
+    Args:
+        body: As it came.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        try:
+            fields = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            fields = None
+        if not isinstance(fields, dict):
+            raise ServiceError("SerializationException", "The body is no JSON object")
+        self._fields: dict[str, Any] = fields
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An argument as it is."""
+        return self._fields.get(name, default)
+
+    def only(self, *names: str) -> None:
+        """Refuse what the script would otherwise leave out in silence."""
+        if unknown := sorted(self._fields.keys() - set(names)):
+            raise invalid(f"The scripted server does not know {', '.join(unknown)}")
+
+    def text(self, name: str, shortest: int, longest: int) -> str:
+        """A text that has to be there."""
+        value = self._fields.get(name)
+        if value is None:
+            raise _refused(name, value, "Member must not be null")
+        if not isinstance(value, str):
+            raise ServiceError("SerializationException", f"{name} is not a text")
+        if len(value) < shortest:
+            raise _refused(name, value, f"Member must have length greater than or equal to {shortest}")
+        if len(value) > longest:
+            raise _refused(name, value, f"Member must have length less than or equal to {longest}")
+        return value
+
+    def optional_text(self, name: str, shortest: int, longest: int) -> str | None:
+        """A text that may be left out."""
+        return None if self._fields.get(name) is None else self.text(name, shortest, longest)
+
+    def limit(self, most: int) -> int:
+        """The argument `Limit`."""
+        value = self._fields.get("Limit", most)
+        if not isinstance(value, int):
+            raise ServiceError("SerializationException", "Limit is not an integer")
+        if value < 1:
+            raise _refused("Limit", value, "Member must have value greater than or equal to 1")
+        if value > most:
+            raise _refused("Limit", value, f"Member must have value less than or equal to {most}")
+        return value
+
+
+def _refused(name: str, value: Any, constraint: str) -> ServiceError:
+    shown = "null" if value is None else f"'{value}'"
+    return invalid(
+        f"1 validation error detected: Value {shown} at '{name[0].lower()}{name[1:]}' "
+        f"failed to satisfy constraint: {constraint}"
+    )

@@ -1,0 +1,203 @@
+"""Items in DynamoDB's typed JSON: checked, normalised as the service does, measured."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from hashlib import blake2b
+from typing import Any, Final, TypeAlias
+
+import attrs
+import orjson
+
+from multiclouddb_conformance.scripted.dynamo.errors import ServiceError, invalid
+
+__all__ = ["HASH_SPACE", "Item", "KeySchema", "item_size", "normalised"]
+
+Item: TypeAlias = dict[str, dict[str, Any]]
+"""Name → one type tag → value."""
+
+HASH_SPACE: Final = 1 << 64
+_DIGITS: Final = 38
+_EXPONENTS: Final = range(-130, 126)
+
+
+def _number(text: Any) -> str:
+    try:
+        number = Decimal(text)
+    except (InvalidOperation, TypeError, ValueError):
+        number = Decimal("NaN")
+    if not isinstance(text, str) or not number.is_finite():
+        raise invalid(f"The parameter cannot be converted to a numeric value: {text}")
+    if not number:
+        return "0"
+    digits = "".join(map(str, number.as_tuple().digits)).strip("0")
+    if len(digits) > _DIGITS:
+        raise invalid("Attempting to store more than 38 significant digits in a Number")
+    if number.adjusted() not in _EXPONENTS:
+        raise invalid("Number overflow or underflow. Magnitude is outside of the supported range")
+    plain = f"{number:f}"
+    return plain.rstrip("0").rstrip(".") if "." in plain else plain
+
+
+def _text(text: Any) -> str:
+    if not isinstance(text, str):
+        raise ServiceError("SerializationException", f"{text!r} is not a text")
+    return text
+
+
+def _binary(text: Any) -> str:
+    try:
+        base64.b64decode(_text(text), validate=True)
+    except binascii.Error:
+        raise ServiceError("SerializationException", "Base64 encoded string is not valid") from None
+    return _text(text)
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ServiceError("SerializationException", f"{value!r} is not a boolean")
+    return value
+
+
+def _null(value: Any) -> bool:
+    if value is not True:
+        raise invalid("Null attribute value types must have the value of true")
+    return True
+
+
+def _set_of(member: Callable[[Any], str]) -> Callable[[Any], list[str]]:
+    def members(values: Any) -> list[str]:
+        if not isinstance(values, list) or not values:
+            raise invalid("One or more parameter values were invalid: An set may not be empty")
+        # Sorted, because two sets with the same members are the same.
+        result = sorted(map(member, values))
+        if len(set(result)) < len(result):
+            raise invalid("One or more parameter values were invalid: Input collection contains duplicates.")
+        return result
+
+    return members
+
+
+def _list(values: Any) -> list[Any]:
+    if not isinstance(values, list):
+        raise ServiceError("SerializationException", f"{values!r} is not a list")
+    return [_value(value) for value in values]
+
+
+_TYPES: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "S": _text,
+    "N": _number,
+    "B": _binary,
+    "BOOL": _boolean,
+    "NULL": _null,
+    "SS": _set_of(_text),
+    "NS": _set_of(_number),
+    "BS": _set_of(_binary),
+    "L": _list,
+    "M": lambda value: normalised(value),
+}
+
+
+def _value(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or len(value) != 1 or not _TYPES.keys() >= value.keys():
+        raise invalid("Supplied AttributeValue has more than one datatypes set or none that is supported")
+    ((tag, content),) = value.items()
+    return {tag: _TYPES[tag](content)}
+
+
+def normalised(item: Any) -> Item:
+    """An item as the service keeps it: `1.50` is `1.5`; the members of a set have no order."""
+    if not isinstance(item, dict):
+        raise ServiceError("SerializationException", f"{item!r} is not an item")
+    return {name: _value(value) for name, value in item.items()}
+
+
+def _value_size(value: Mapping[str, Any]) -> int:
+    ((tag, content),) = value.items()
+    match tag:
+        case "S" | "N":
+            return len(content.encode())
+        case "B":
+            return len(content) * 3 // 4
+        case "SS" | "NS" | "BS":
+            return sum(map(len, content))
+        case "L":
+            return 3 + sum(1 + _value_size(member) for member in content)
+        case "M":
+            return 3 + item_size(content)
+        case _:
+            return 1
+
+
+def item_size(item: Mapping[str, Mapping[str, Any]]) -> int:
+    """About how many bytes the service counts for it."""
+    return sum(len(name) + _value_size(value) for name, value in item.items())
+
+
+@attrs.frozen
+class KeySchema:
+    """The primary key of a table.
+
+    Attributes:
+        types: Name → type tag, the partition key first.
+    """
+
+    types: Mapping[str, str]
+
+    @classmethod
+    def parse(
+        cls, schema: Sequence[Mapping[str, str]], definitions: Sequence[Mapping[str, str]]
+    ) -> KeySchema:
+        """From the members of `CreateTable`."""
+        tags = {each["AttributeName"]: each["AttributeType"] for each in definitions}
+        kinds = [each["KeyType"] for each in schema]
+        names = [each["AttributeName"] for each in schema]
+        if kinds not in (["HASH"], ["HASH", "RANGE"]) or not set(names) == tags.keys():
+            raise invalid("Invalid KeySchema, or AttributeDefinitions that do not match it")
+        return cls({name: tags[name] for name in names})
+
+    def described(self) -> list[dict[str, str]]:
+        """The member `KeySchema` of an answer."""
+        return [
+            {"AttributeName": name, "KeyType": kind}
+            for name, kind in zip(self.types, ("HASH", "RANGE"), strict=False)
+        ]
+
+    def definitions(self) -> list[dict[str, str]]:
+        """The member `AttributeDefinitions` of an answer."""
+        return [{"AttributeName": name, "AttributeType": tag} for name, tag in self.types.items()]
+
+    def key_of(self, item: Item) -> Item:
+        """The key of an item."""
+        for name, tag in self.types.items():
+            value = item.get(name)
+            if value is None:
+                raise invalid(
+                    f"One or more parameter values were invalid: Missing the key {name} in the item"
+                )
+            if tag not in value:
+                actual = next(iter(value))
+                raise invalid(
+                    f"One or more parameter values were invalid: Type mismatch for key {name} "
+                    f"expected: {tag} actual: {actual}"
+                )
+            if value[tag] == "":
+                raise invalid(
+                    "One or more parameter values are not valid. The AttributeValue for a key attribute "
+                    f"cannot contain an empty string value. Key: {name}"
+                )
+        return {name: item[name] for name in self.types}
+
+    def exactly(self, key: Item) -> Item:
+        """A key that was given as such."""
+        if key.keys() != self.types.keys():
+            raise invalid("The provided key element does not match the schema")
+        return self.key_of(key)
+
+    def hash_of(self, key: Item) -> int:
+        """Where in the space of hashes a key is; keys with the same partition key are together."""
+        name = next(iter(self.types))
+        return int.from_bytes(blake2b(orjson.dumps(key[name]), digest_size=8).digest())

@@ -1,0 +1,51 @@
+"""Records that no client can decode."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, assert_never
+
+__all__ = ["Poison"]
+
+
+class Poison(Enum):
+    """What is wrong with a record."""
+
+    NUMBER = "number"
+    """A number that is none."""
+    TAG = "tag"
+    """A value of a type that nobody knows."""
+    BINARY = "binary"
+    """Bytes that are not base64."""
+    EVENT_NAME = "event name"
+    """Neither INSERT nor MODIFY nor REMOVE."""
+    KEYS = "keys"
+    """No keys."""
+
+    def spoil(self, record: dict[str, Any]) -> None:
+        """Make a record so."""
+        change = record["dynamodb"]
+        match self:
+            case Poison.NUMBER:
+                self._spoil_image(change, {"N": "twelve"})
+            case Poison.TAG:
+                self._spoil_image(change, {"Q": "?"})
+            case Poison.BINARY:
+                self._spoil_image(change, {"B": "*"})
+            case Poison.EVENT_NAME:
+                record["eventName"] = "UPSERT"
+            case Poison.KEYS:
+                del change["Keys"]
+            case _:
+                assert_never(self)
+
+    @staticmethod
+    def _spoil_image(change: dict[str, Any], value: dict[str, Any]) -> None:
+        # Where the view has no images, the keys have to do.
+        image = change.get("NewImage") or change.get("OldImage")
+        if image is None:
+            image = change["Keys"] = dict(change["Keys"])
+            name = next(iter(image))
+        else:
+            name = "poison"
+        image[name] = value

@@ -1,0 +1,336 @@
+"""The scripted server: DynamoDB and DynamoDB Streams over the wire, and what a test does to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import count, cycle, islice
+from types import TracebackType
+from typing import Any
+
+import attrs
+
+from multiclouddb_conformance.scripted.dynamo.clock import Clock
+from multiclouddb_conformance.scripted.dynamo.habits import Habits, Remains
+from multiclouddb_conformance.scripted.dynamo.item import Item, normalised
+from multiclouddb_conformance.scripted.dynamo.journal import Journal
+from multiclouddb_conformance.scripted.dynamo.poison import Poison
+from multiclouddb_conformance.scripted.dynamo.service import Service
+from multiclouddb_conformance.scripted.dynamo.shard import Shard
+from multiclouddb_conformance.scripted.dynamo.store import Store
+from multiclouddb_conformance.scripted.dynamo.stream import Stream
+from multiclouddb_conformance.scripted.dynamo.troubles import Troubles
+from multiclouddb_conformance.scripted.http import HttpServer
+
+__all__ = ["ScriptedStreams", "ShardState"]
+
+
+@attrs.frozen
+class ShardState:
+    """A shard as it is, listed or not.
+
+    Attributes:
+        shard_id: Its id.
+        parent: Its parent's id, also when that is gone.
+        start: `StartingSequenceNumber`.
+        end: `EndingSequenceNumber`; None while it is open.
+        records: How many are left in it.
+        last: The number of the newest of these.
+        trimmed_to: The number of the last trimmed record; 0 for none.
+        remains: None unless the shard itself was trimmed.
+    """
+
+    shard_id: str
+    parent: str | None
+    start: int
+    end: int | None
+    records: int
+    last: int | None
+    trimmed_to: int
+    remains: Remains | None
+
+    @property
+    def is_open(self) -> bool:
+        """True while it takes records."""
+        return self.end is None
+
+    @classmethod
+    def of(cls, shard: Shard) -> ShardState:
+        """The state of a shard now."""
+        return cls(
+            shard.shard_id,
+            shard.parent,
+            shard.start,
+            shard.end,
+            shard.records,
+            shard.last,
+            shard.trimmed_to,
+            shard.remains,
+        )
+
+
+class ScriptedStreams:
+    """A DynamoDB with streams for an unmodified boto3, and a script for it. For several threads.
+
+        with ScriptedStreams() as server:
+            client = boto3.client("dynamodbstreams", endpoint_url=server.endpoint_url, …)
+
+    Any credentials do. `stream` arguments are a table's name, for its latest stream, or a stream's ARN.
+
+    Args:
+        start: What the server's clock shows at first; None for the real time.
+        region: Named in ARNs and records; clients may sign for any other.
+        habits: The ways of the server; they may be changed at any time.
+
+    Attributes:
+        endpoint_url: Where it listens: a free port of 127.0.0.1.
+        habits: The ways of the server.
+        clock: The server's clock; `advance` moves it.
+        troubles: What goes wrong, on demand.
+        journal: What was asked of it.
+    """
+
+    def __init__(
+        self, start: datetime | None = None, region: str = "us-east-1", habits: Habits | None = None
+    ) -> None:
+        self.habits = Habits() if habits is None else habits
+        self.clock = Clock(start)
+        self.troubles = Troubles()
+        self.journal = Journal(self.habits)
+        self._store = Store(self.habits, self.clock, region)
+        self._service = Service(self._store, self.troubles, self.journal)
+        self._http = HttpServer(self._service)
+        self.endpoint_url = self._http.url
+
+    def __enter__(self) -> ScriptedStreams:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        # A test that failed already says more than what it broke here.
+        if error is None and self._http.crashes:
+            raise self._http.crashes[0]
+
+    def stop(self) -> None:
+        """End everything, also what hangs, and wait for the threads."""
+        # First of all, or what hangs would be answered now.
+        self._http.break_connections()
+        self._service.stop()
+        self._http.stop()
+
+    @property
+    def connections(self) -> int:
+        """How many connections clients hold open."""
+        return self._http.connections
+
+    def break_connections(self) -> None:
+        """Break off every connection, the idle ones too."""
+        self._http.break_connections()
+
+    # -- Looking
+
+    def stream_arn(self, table: str) -> str:
+        """The ARN of a table's latest stream."""
+        with self._store.lock:
+            return self._stream(table).arn
+
+    def shards(self, stream: str) -> list[ShardState]:
+        """All shards but those that are unlisted for ever, parents first."""
+        with self._store.lock:
+            return [ShardState.of(shard) for shard in self._stream(stream).shards.values()]
+
+    def shard(self, shard_id: str) -> ShardState:
+        """One shard."""
+        with self._store.lock:
+            return ShardState.of(self._store.home(shard_id)[1])
+
+    def open_shards(self, stream: str) -> list[str]:
+        """The ids of those that take records."""
+        with self._store.lock:
+            return [shard.shard_id for shard in self._stream(stream).open_shards]
+
+    def shard_of(self, stream: str, key: Mapping[str, Any]) -> str:
+        """The id of the open shard that takes the records of a key in typed JSON."""
+        with self._store.lock:
+            home = self._stream(stream)
+            return home.shard_of(normalised(dict(key))).shard_id
+
+    def keys_of(self, shard_id: str, number: int, prefix: str = "k-") -> list[Item]:
+        """Partition keys in typed JSON whose records go to an open shard."""
+        with self._store.lock:
+            stream, shard = self._store.home(shard_id)
+        ((name, tag),) = islice(stream.keys.types.items(), 1)
+        if tag == "B":
+            raise ValueError("keys_of makes keys that are texts or numbers")
+
+        def candidates() -> Iterator[Item]:
+            for each in count():
+                yield {name: {tag: str(each) if tag == "N" else f"{prefix}{each}"}}
+
+        fitting = (key for key in candidates() if shard.low <= stream.keys.hash_of(key) < shard.high)
+        return list(islice(fitting, number))
+
+    # -- Lineage
+
+    def split(self, shard_id: str) -> tuple[str, str]:
+        """Close an open shard and share its keys between two children."""
+        with self._store.lock:
+            stream, shard = self._store.home(shard_id)
+            first, second = stream.split(shard)
+            stream.next_generation()
+            return first.shard_id, second.shard_id
+
+    def roll_over(self, shard_id: str) -> str:
+        """Close an open shard and go on with one child."""
+        with self._store.lock:
+            stream, shard = self._store.home(shard_id)
+            child = stream.roll_over(shard)
+            stream.next_generation()
+            return child.shard_id
+
+    def roll_over_all(self, stream: str) -> list[str]:
+        """Roll over every open shard."""
+        with self._store.lock:
+            home = self._stream(stream)
+            children = [home.roll_over(shard).shard_id for shard in list(home.open_shards)]
+            home.next_generation()
+            return children
+
+    def grow(self, stream: str, total: int, open_shards: int, records: int = 0) -> None:
+        """Split until so many shards are open, then roll over until there are so many in all.
+
+        Args:
+            stream: Which.
+            total: How many shards it has in the end.
+            open_shards: How many of them are open.
+            records: `fill` each shard with so many, those apart that were split.
+        """
+        with self._store.lock:
+            home = self._stream(stream)
+            while len(home.open_shards) < open_shards:
+                missing = open_shards - len(home.open_shards)
+                for shard in list(home.open_shards)[:missing]:
+                    home.split(shard)
+            missing = total - len(home.shards)
+            if missing < 0 or len(home.open_shards) > open_shards:
+                raise ValueError(
+                    f"{len(home.shards)} shards, {len(home.open_shards)} of them open, are there already"
+                )
+            tips = cycle(range(open_shards))
+            for place in islice(tips, missing):
+                shard = home.open_shards[place]
+                self.fill(shard.shard_id, records)
+                home.roll_over(shard)
+            for shard in list(home.open_shards):
+                self.fill(shard.shard_id, records)
+            home.next_generation()
+
+    def hide(self, shard_id: str, calls: int) -> None:
+        """Leave a shard out of so many answers of `DescribeStream`."""
+        with self._store.lock:
+            stream, shard = self._store.home(shard_id)
+            stream.hide(shard, calls)
+
+    def hide_children(self, shard_id: str, calls: int) -> None:
+        """Leave the children of a shard out; `Habits.late_children` does so for all to come."""
+        with self._store.lock:
+            stream, _ = self._store.home(shard_id)
+            for shard in stream.shards.values():
+                if shard.parent == shard_id:
+                    stream.hide(shard, calls)
+
+    # -- Time and retention
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock on; iterators expire and what is out of retention is trimmed."""
+        with self._store.lock:
+            self.clock.advance(seconds)
+            self._store.retain()
+
+    def expire_iterators(self) -> None:
+        """Let every iterator expire that was handed out so far."""
+        with self._store.lock:
+            self._store.epoch += 1
+
+    def trim(self, stream: str, older_than: float = 0.0, remains: Remains = Remains.UNLISTED) -> None:
+        """Trim records that are older than so many seconds, and shards that were closed by then."""
+        with self._store.lock:
+            self._store.trim(self._stream(stream), older_than, remains)
+
+    def trim_records(self, shard_id: str, up_to: int | None = None) -> None:
+        """Trim the records of one shard up to a sequence number, itself included; None for all."""
+        with self._store.lock:
+            _, shard = self._store.home(shard_id)
+            if up_to is None:
+                shard.trim_all()
+            else:
+                shard.trim_to(up_to)
+
+    def drop_shards(self, shard_ids: Sequence[str], remains: Remains = Remains.UNLISTED) -> None:
+        """Trim closed shards altogether."""
+        with self._store.lock:
+            for shard_id in shard_ids:
+                stream, shard = self._store.home(shard_id)
+                stream.drop(shard, remains)
+
+    def drop_oldest(self, stream: str, number: int, remains: Remains = Remains.UNLISTED) -> list[str]:
+        """Trim the oldest closed shards altogether; returns their ids."""
+        with self._store.lock:
+            closed = [shard for shard in self._stream(stream).shards.values() if shard.end is not None]
+            shard_ids = [shard.shard_id for shard in closed[:number]]
+            self.drop_shards(shard_ids, remains)
+            return shard_ids
+
+    # -- Records that no client writes
+
+    def fill(self, shard_id: str, records: int, record_bytes: int = 300) -> None:
+        """Write inserts straight into an open shard, for measurements; the table keeps no items.
+
+        Args:
+            shard_id: Where.
+            records: How many.
+            record_bytes: About how large the item of each is.
+        """
+        with self._store.lock:
+            stream, shard = self._store.home(shard_id)
+            if shard.end is not None:
+                raise ValueError(f"{shard_id} is closed")
+            payload = {"S": "x" * max(1, record_bytes - 60)}
+            for number in range(records):
+                unique = str(stream.numbers.last)
+                key: Item = {name: {tag: unique} for name, tag in stream.keys.types.items()}
+                item = {**key, "number": {"N": str(number)}, "payload": payload}
+                stream.write(key, item, None, shard=shard)
+
+    def expire_item(self, table: str, key: Mapping[str, Any]) -> None:
+        """Delete an item because its time to live is over."""
+        with self._store.lock:
+            if self._store.table(table).delete(normalised(dict(key)), expired=True) is None:
+                raise KeyError(f"there is no item {dict(key)} in {table}")
+
+    def poison(self, stream: str, key: Mapping[str, Any], kind: Poison = Poison.NUMBER) -> int:
+        """Write an insert that no client can decode; returns its sequence number."""
+        return self.write_record(stream, key, kind.spoil)
+
+    def write_record(
+        self, stream: str, key: Mapping[str, Any], change: Callable[[dict[str, Any]], None]
+    ) -> int:
+        """Write an insert after changing the record, as it goes over the wire, in place.
+
+        Returns:
+            Its sequence number.
+        """
+        with self._store.lock:
+            home = self._stream(stream)
+            item = normalised(dict(key))
+            return home.write(home.keys.exactly(item), item, None, change=change)
+
+    def _stream(self, stream: str) -> Stream:
+        if stream.startswith("arn:"):
+            return self._store.stream(stream)
+        latest = self._store.table(stream).stream
+        if latest is None:
+            raise KeyError(f"{stream} never had a stream")
+        return latest

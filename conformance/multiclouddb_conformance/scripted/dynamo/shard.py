@@ -1,0 +1,157 @@
+"""One shard: its place in the lineage and its part of the log."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+import orjson
+
+from multiclouddb_conformance.scripted.dynamo.habits import Remains
+
+__all__ = ["Numbers", "Page", "Shard"]
+
+_STEP: Final = 7
+_AHEAD: Final = 6 * _STEP
+_MOST_DIGITS: Final = 38
+
+
+class Numbers:
+    """The sequence numbers of a stream: 21 digits and more.
+
+    As integers they grow; as texts they do not, because their length varies. Each generation of shards
+    starts a few numbers before the next power of ten.
+    """
+
+    def __init__(self) -> None:
+        self.last = 10**20
+        self.leap()
+
+    def next(self) -> int:
+        """A greater one."""
+        self.last += _STEP
+        return self.last
+
+    def leap(self) -> None:
+        """Go on just before the next power of ten."""
+        digits = len(str(self.last))
+        if digits < _MOST_DIGITS:
+            self.last = max(self.last, 10**digits - _AHEAD)
+
+
+@attrs.frozen
+class Page:
+    """Some records of a shard.
+
+    Attributes:
+        bodies: The records as JSON.
+        last: The number of the last one; None on an empty page.
+        more: True when more records lie behind.
+    """
+
+    bodies: Sequence[bytes]
+    last: int | None
+    more: bool
+
+
+class Shard:
+    """A shard; its stream's lock guards it.
+
+    Attributes:
+        shard_id: As in the service, 37 characters.
+        parent: The parent's id, also when the parent is long gone.
+        low: Where its part of the space of hashes starts.
+        high: Where that ends, itself excluded.
+        start: `StartingSequenceNumber`.
+        end: `EndingSequenceNumber`; None while it is open.
+        closed_at: When it was closed.
+        trimmed_to: The number of the last record that was trimmed; 0 for none.
+        remains: None unless the shard itself was trimmed.
+    """
+
+    def __init__(self, shard_id: str, parent: str | None, low: int, high: int, start: int) -> None:
+        self.shard_id, self.parent = shard_id, parent
+        self.low, self.high = low, high
+        self.start = start
+        self.end: int | None = None
+        self.closed_at: float | None = None
+        self.trimmed_to = 0
+        self.remains: Remains | None = None
+        self._numbers: list[int] = []
+        self._bodies: list[bytes] = []
+        self._times: list[float] = []
+        self._ends: list[int] = []  # where each record ends, counted in bytes since the shard began
+        self._trimmed_bytes = 0
+        self._described: bytes | None = None
+
+    @property
+    def records(self) -> int:
+        """How many records are left."""
+        return len(self._numbers)
+
+    @property
+    def last(self) -> int | None:
+        """The number of the newest record that is left."""
+        return self._numbers[-1] if self._numbers else None
+
+    def append(self, number: int, body: bytes, now: float) -> None:
+        """Add a record."""
+        self._ends.append((self._ends[-1] if self._ends else self._trimmed_bytes) + len(body))
+        self._numbers.append(number)
+        self._bodies.append(body)
+        self._times.append(now)
+
+    def close(self, numbers: Numbers, now: float) -> None:
+        """Take no more records. As in the service, an empty shard ends where it starts."""
+        written = bool(self._numbers) or self.trimmed_to > 0
+        self.end = numbers.next() if written else self.start
+        self.closed_at = now
+        self._described = None
+
+    def page(self, after: int, limit: int, most_bytes: int) -> Page:
+        """Records after a number; at least one, if there is one."""
+        first = bisect_right(self._numbers, after)
+        if first == len(self._numbers):
+            return Page((), None, more=False)
+        sent = self._ends[first - 1] if first else self._trimmed_bytes
+        fitting = bisect_right(self._ends, sent + most_bytes)
+        stop = min(first + limit, max(fitting, first + 1), len(self._numbers))
+        return Page(self._bodies[first:stop], self._numbers[stop - 1], stop < len(self._numbers))
+
+    def trim_to(self, number: int) -> None:
+        """Forget the records up to a number, itself included."""
+        self._forget(bisect_right(self._numbers, number))
+
+    def trim_before(self, cutoff: float) -> None:
+        """Forget the records that are as old as that or older."""
+        self._forget(bisect_right(self._times, cutoff))
+
+    def trim_all(self) -> None:
+        """Forget every record."""
+        self._forget(len(self._numbers))
+
+    def clear(self) -> None:
+        """Be at the end: nothing is left to read, and nothing counts as trimmed."""
+        self.trim_all()
+        self.trimmed_to = 0
+
+    def described(self) -> bytes:
+        """What `DescribeStream` says of it."""
+        if self._described is None:
+            numbers = {"StartingSequenceNumber": str(self.start)}
+            if self.end is not None:
+                numbers["EndingSequenceNumber"] = str(self.end)
+            shard: dict[str, Any] = {"ShardId": self.shard_id, "SequenceNumberRange": numbers}
+            if self.parent is not None:
+                shard["ParentShardId"] = self.parent
+            self._described = orjson.dumps(shard)
+        return self._described
+
+    def _forget(self, count: int) -> None:
+        if count:
+            self.trimmed_to = self._numbers[count - 1]
+            self._trimmed_bytes = self._ends[count - 1]
+            for column in (self._numbers, self._bodies, self._times, self._ends):
+                del column[:count]

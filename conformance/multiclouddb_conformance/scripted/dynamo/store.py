@@ -1,0 +1,112 @@
+"""All the state of a scripted DynamoDB."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from multiclouddb_conformance.scripted.dynamo.clock import Clock
+from multiclouddb_conformance.scripted.dynamo.errors import ServiceError, not_found
+from multiclouddb_conformance.scripted.dynamo.habits import Habits, Remains
+from multiclouddb_conformance.scripted.dynamo.item import KeySchema
+from multiclouddb_conformance.scripted.dynamo.shard import Shard
+from multiclouddb_conformance.scripted.dynamo.stream import Stream
+from multiclouddb_conformance.scripted.dynamo.table import Table
+
+__all__ = ["Store"]
+
+_ACCOUNT: Final = "000000000000"
+
+
+class Store:
+    """Tables and streams.
+
+    Args:
+        habits: The ways of the server.
+        clock: Its clock.
+        region: Named in ARNs and records.
+
+    Attributes:
+        lock: Held by whoever looks or writes here.
+        tables: By name.
+        streams: By ARN, the disabled ones and those of deleted tables too, oldest first.
+        epoch: How often all iterators were expired by hand.
+    """
+
+    def __init__(self, habits: Habits, clock: Clock, region: str) -> None:
+        self.habits, self.clock, self.region = habits, clock, region
+        self.lock = threading.RLock()
+        self.tables: dict[str, Table] = {}
+        self.streams: dict[str, Stream] = {}
+        self.epoch = 0
+        self._newest_label = 0
+
+    def table(self, name: str) -> Table:
+        """A table."""
+        if name not in self.tables:
+            raise not_found(f"Requested resource not found: Table: {name} not found")
+        return self.tables[name]
+
+    def create(self, name: str, keys: KeySchema, specification: Mapping[str, Any]) -> Table:
+        """Create a table, with a stream if the specification says so."""
+        if name in self.tables:
+            raise ServiceError("ResourceInUseException", f"Table already exists: {name}")
+        arn = f"arn:aws:dynamodb:{self.region}:{_ACCOUNT}:table/{name}"
+        table = Table(arn, keys, self.clock)
+        if specification.get("StreamEnabled"):
+            self.set_stream(table, specification)
+        self.tables[name] = table
+        return table
+
+    def delete(self, name: str) -> Table:
+        """Delete a table; its stream is disabled."""
+        table = self.table(name)
+        if table.live_stream is not None:
+            table.live_stream.disable()
+        if table.stream is not None and not self.habits.readable_after_delete:
+            for shard in table.stream.shards.values():
+                shard.clear()
+        del self.tables[name]
+        return table
+
+    def set_stream(self, table: Table, specification: Mapping[str, Any]) -> None:
+        """Enable or disable the stream of a table, as `StreamSpecification` says."""
+        if not specification.get("StreamEnabled"):
+            table.disable_stream(specification)
+            return
+        view = table.wanted_view(specification)
+        table.stream = Stream(table.arn, self._label(), view, table.keys, self.habits, self.clock)
+        self.streams[table.stream.arn] = table.stream
+
+    def stream(self, arn: str) -> Stream:
+        """A stream."""
+        if arn not in self.streams:
+            raise not_found(f"Requested resource not found: Stream: {arn} not found")
+        return self.streams[arn]
+
+    def home(self, shard_id: str) -> tuple[Stream, Shard]:
+        """A shard of any stream, and the stream."""
+        for stream in self.streams.values():
+            if shard_id in stream.shards:
+                return stream, stream.shards[shard_id]
+        raise KeyError(f"there is no shard {shard_id}")
+
+    def retain(self) -> None:
+        """Trim what is out of retention."""
+        cutoff = self.clock.seconds() - self.habits.retention_seconds
+        for arn, stream in list(self.streams.items()):
+            stream.trim(cutoff, self.habits.remains)
+            if stream.disabled_at is not None and stream.disabled_at <= cutoff:
+                del self.streams[arn]
+
+    def trim(self, stream: Stream, older_than: float, remains: Remains) -> None:
+        """Trim what is older than so many seconds."""
+        stream.trim(self.clock.seconds() - older_than, remains)
+
+    def _label(self) -> str:
+        # It names one stream, so two of the same millisecond must differ.
+        self._newest_label = max(self._newest_label + 1, int(self.clock.seconds() * 1000))
+        when = datetime.fromtimestamp(self._newest_label / 1000, UTC)
+        return f"{when:%Y-%m-%dT%H:%M:%S}.{self._newest_label % 1000:03d}"

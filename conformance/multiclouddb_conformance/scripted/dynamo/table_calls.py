@@ -1,0 +1,135 @@
+"""The operations of `DynamoDB_20120810`: as much as it takes to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import orjson
+
+from multiclouddb_conformance.scripted.dynamo.arguments import Arguments
+from multiclouddb_conformance.scripted.dynamo.errors import invalid
+from multiclouddb_conformance.scripted.dynamo.item import Item, KeySchema, normalised
+from multiclouddb_conformance.scripted.dynamo.store import Store
+from multiclouddb_conformance.scripted.dynamo.table import Table
+
+__all__ = ["TABLE_CALLS"]
+
+_BATCH: Final = 25
+_TRANSACTION: Final = 100
+_RETURNED: Final = ("ReturnValues", "ReturnConsumedCapacity", "ReturnItemCollectionMetrics")
+
+
+def _table(store: Store, arguments: Arguments) -> Table:
+    # An ARN does as well.
+    return store.table(arguments.text("TableName", 3, 1024).rpartition("/")[2])
+
+
+def _create_table(store: Store, arguments: Arguments) -> dict[str, Any]:
+    name = arguments.text("TableName", 3, 255)
+    keys = KeySchema.parse(arguments.get("KeySchema", []), arguments.get("AttributeDefinitions", []))
+    table = store.create(name, keys, arguments.get("StreamSpecification", {}))
+    return {"TableDescription": table.described()}
+
+
+def _delete_table(store: Store, arguments: Arguments) -> dict[str, Any]:
+    described = _table(store, arguments).described()
+    store.delete(described["TableName"])
+    return {"TableDescription": described | {"TableStatus": "DELETING"}}
+
+
+def _describe_table(store: Store, arguments: Arguments) -> dict[str, Any]:
+    return {"Table": _table(store, arguments).described()}
+
+
+def _list_tables(store: Store, arguments: Arguments) -> dict[str, Any]:
+    limit, start = arguments.limit(100), arguments.get("ExclusiveStartTableName", "")
+    names = sorted(name for name in store.tables if name > start)
+    more = {"LastEvaluatedTableName": names[limit - 1]} if len(names) > limit else {}
+    return {"TableNames": names[:limit], **more}
+
+
+def _update_table(store: Store, arguments: Arguments) -> dict[str, Any]:
+    arguments.only("TableName", "StreamSpecification")
+    table = _table(store, arguments)
+    store.set_stream(table, arguments.get("StreamSpecification", {}))
+    return {"TableDescription": table.described()}
+
+
+def _old(arguments: Arguments, item: Item | None) -> dict[str, Any]:
+    wanted = arguments.get("ReturnValues", "NONE")
+    if wanted not in ("NONE", "ALL_OLD"):
+        raise invalid("Return values set to invalid value")
+    return {"Attributes": item} if item is not None and wanted == "ALL_OLD" else {}
+
+
+def _put_item(store: Store, arguments: Arguments) -> dict[str, Any]:
+    arguments.only("TableName", "Item", *_RETURNED)
+    return _old(arguments, _table(store, arguments).put(normalised(arguments.get("Item"))))
+
+
+def _delete_item(store: Store, arguments: Arguments) -> dict[str, Any]:
+    arguments.only("TableName", "Key", *_RETURNED)
+    return _old(arguments, _table(store, arguments).delete(normalised(arguments.get("Key"))))
+
+
+def _apply(requests: list[tuple[Table, Item, bool]], most: int, refusal: str) -> None:
+    """Write all or, where one request is wrong, nothing."""
+    if not 0 < len(requests) <= most:
+        raise invalid(f"1 to {most} requests are allowed, and these are {len(requests)}")
+    keys = {
+        (table.arn, orjson.dumps(table.keys.key_of(item) if put else table.keys.exactly(item)))
+        for table, item, put in requests
+    }
+    if len(keys) < len(requests):
+        raise invalid(refusal)
+    for table, item, put in requests:
+        if put:
+            table.put(item)
+        else:
+            table.delete(item)
+
+
+def _batch_write_item(store: Store, arguments: Arguments) -> dict[str, Any]:
+    arguments.only("RequestItems", *_RETURNED)
+    requests = []
+    for name, members in arguments.get("RequestItems", {}).items():
+        for member in members:
+            match member:
+                case {"PutRequest": {"Item": item}}:
+                    requests.append((store.table(name), normalised(item), True))
+                case {"DeleteRequest": {"Key": key}}:
+                    requests.append((store.table(name), normalised(key), False))
+                case _:
+                    raise invalid("Supplied request is neither a PutRequest nor a DeleteRequest")
+    _apply(requests, _BATCH, "Provided list of item keys contains duplicates")
+    return {"UnprocessedItems": {}}
+
+
+def _transact_write_items(store: Store, arguments: Arguments) -> dict[str, Any]:
+    arguments.only("TransactItems", "ClientRequestToken", *_RETURNED)
+    requests = []
+    for member in arguments.get("TransactItems", []):
+        match member:
+            case {"Put": {"TableName": name, "Item": item, **rest}} if not rest:
+                requests.append((store.table(name), normalised(item), True))
+            case {"Delete": {"TableName": name, "Key": key, **rest}} if not rest:
+                requests.append((store.table(name), normalised(key), False))
+            case _:
+                raise invalid("The scripted server knows Put and Delete without conditions only")
+    _apply(requests, _TRANSACTION, "Transaction request cannot include multiple operations on one item")
+    return {}
+
+
+TABLE_CALLS: Final[Mapping[str, Callable[[Store, Arguments], dict[str, Any]]]] = {
+    "CreateTable": _create_table,
+    "DeleteTable": _delete_table,
+    "DescribeTable": _describe_table,
+    "ListTables": _list_tables,
+    "UpdateTable": _update_table,
+    "PutItem": _put_item,
+    "DeleteItem": _delete_item,
+    "BatchWriteItem": _batch_write_item,
+    "TransactWriteItems": _transact_write_items,
+}
+"""Operation → what it does; the store's lock is held."""

@@ -1,0 +1,227 @@
+"""Troubles on demand: the next so many calls of an operation do not go as they should."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import attrs
+
+from multiclouddb_conformance.scripted.dynamo.errors import ServiceError
+
+__all__ = ["AFTER", "BEFORE", "Act", "Delay", "Drop", "Empty", "Fail", "Hang", "Trouble", "Troubles"]
+
+
+@attrs.frozen
+class Fail:
+    """Answered with an error."""
+
+    error: ServiceError
+
+
+@attrs.frozen
+class Drop:
+    """The connection is broken off: in the middle of the answer, or before it."""
+
+    mid_body: bool
+    reset: bool = False
+
+
+@attrs.frozen
+class Delay:
+    """Answered late."""
+
+    seconds: float
+
+
+@attrs.frozen
+class Hang:
+    """Not answered until the trouble is over."""
+
+
+@attrs.frozen
+class Empty:
+    """A page without the records that there are."""
+
+
+@attrs.frozen
+class Act:
+    """Something happens between the reading and the answer."""
+
+    act: Callable[[], object]
+
+
+Action: TypeAlias = Fail | Drop | Delay | Hang | Empty | Act
+BEFORE: Final = (Fail, Drop, Delay, Hang, Empty)
+AFTER: Final = (Drop, Act)
+
+
+@attrs.define(eq=False)
+class Trouble:
+    """A trouble that was asked for.
+
+    Attributes:
+        action: What happens.
+        operation: To which calls; None for all.
+        shard: To those of which shard; None for all.
+        times: So often; None for ever.
+        every: 1 for each call; 2 spares every other one, beginning with the first.
+        each_shard: True to count for each shard by itself.
+        renewed_only: True to spare iterators fresh from `GetShardIterator`.
+        with_records: True to spare pages without records.
+        happened: So often it did.
+        over: Set when it is.
+    """
+
+    action: Action
+    operation: str | None = None
+    shard: str | None = None
+    times: int | None = None
+    every: int = 1
+    each_shard: bool = False
+    renewed_only: bool = False
+    with_records: bool = False
+    happened: int = 0
+    over: threading.Event = attrs.field(factory=threading.Event, init=False)
+    _asked: Counter[str | None] = attrs.field(factory=Counter, init=False)
+    _done: Counter[str | None] = attrs.field(factory=Counter, init=False)
+
+    def end(self) -> None:
+        """No more of it; what hangs goes on."""
+        self.over.set()
+
+    def strikes(self, operation: str, shard: str | None, renewed: bool, records: int | None) -> bool:
+        """True when it happens to this call; `records` is None before the answer is known."""
+        if self.over.is_set() or self.operation not in (None, operation) or self.shard not in (None, shard):
+            return False
+        if (self.renewed_only and not renewed) or (self.with_records and not records):
+            return False
+        counter = shard if self.each_shard else None
+        if self.times is not None and self._done[counter] >= self.times:
+            return False
+        self._asked[counter] += 1
+        if self._asked[counter] % self.every:
+            return False
+        self._done[counter] += 1
+        self.happened += 1
+        return True
+
+
+class Troubles:
+    """The troubles of a server; each method asks for one more. For several threads.
+
+    Their arguments are those of `Trouble`. `operation=None` means every operation of both services.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._all: list[Trouble] = []
+
+    def fail(
+        self,
+        operation: str | None,
+        code: str,
+        times: int | None = 1,
+        *,
+        message: str | None = None,
+        status: int | None = None,
+        retry_after: float | None = None,
+        shard: str | None = None,
+        every: int = 1,
+        renewed_only: bool = False,
+    ) -> Trouble:
+        """Answer with an error; `errors.KNOWN` has the codes with their status and message."""
+        error = ServiceError(code, message, status, retry_after)
+        return self._add(
+            Trouble(Fail(error), operation, shard, times, every=every, renewed_only=renewed_only)
+        )
+
+    def expire(self, times: int | None = 1, *, shard: str | None = None, every: int = 1) -> Trouble:
+        """Let iterators expire that `GetRecords` handed out; fresh ones work."""
+        return self.fail(
+            "GetRecords", "ExpiredIteratorException", times, shard=shard, every=every, renewed_only=True
+        )
+
+    def drop(
+        self,
+        operation: str | None,
+        times: int | None = 1,
+        *,
+        mid_body: bool = False,
+        reset: bool = False,
+        with_records: bool = False,
+        shard: str | None = None,
+        every: int = 1,
+    ) -> Trouble:
+        """Break the connection off, before the answer or in the middle of it.
+
+        The middle is nasty: botocore does not compare the length with `Content-Length`, and takes JSON that
+        it cannot parse for an answer without members. With `reset` it raises.
+        """
+        if (with_records or reset) and not mid_body:
+            raise ValueError("with_records and reset go with mid_body")
+        return self._add(
+            Trouble(Drop(mid_body, reset), operation, shard, times, every, with_records=with_records)
+        )
+
+    def delay(
+        self, operation: str | None, seconds: float, times: int | None = None, *, shard: str | None = None
+    ) -> Trouble:
+        """Answer late."""
+        return self._add(Trouble(Delay(seconds), operation, shard, times))
+
+    def hang(self, operation: str | None, times: int | None = None, *, shard: str | None = None) -> Trouble:
+        """Do not answer before `Trouble.end`."""
+        return self._add(Trouble(Hang(), operation, shard, times))
+
+    def empty_pages(self, times: int | None, *, shard: str | None = None) -> Trouble:
+        """Show no records on the next so many pages of each shard; the iterator stays where it is."""
+        return self._add(Trouble(Empty(), "GetRecords", shard, times, each_shard=True))
+
+    def act(
+        self,
+        act: Callable[[], object],
+        times: int | None = 1,
+        *,
+        operation: str = "GetRecords",
+        shard: str | None = None,
+    ) -> Trouble:
+        """Call something when an answer is ready and not sent yet; of `GetRecords`, one with records."""
+        with_records = operation == "GetRecords"
+        return self._add(Trouble(Act(act), operation, shard, times, with_records=with_records))
+
+    def end(self) -> None:
+        """End them all."""
+        with self._lock:
+            for trouble in self._all:
+                trouble.end()
+            self._all.clear()
+
+    def striking(
+        self,
+        kinds: tuple[type[Action], ...],
+        operation: str,
+        shard: str | None,
+        renewed: bool,
+        records: int | None = None,
+    ) -> list[Trouble]:
+        """What happens to a call, in the order it was asked for: nothing behind what ends the call."""
+        struck: list[Trouble] = []
+        after = records is not None
+        with self._lock:
+            for trouble in self._all:
+                wanted = isinstance(trouble.action, kinds)
+                if isinstance(trouble.action, Drop):
+                    wanted = trouble.action.mid_body == after
+                if wanted and trouble.strikes(operation, shard, renewed, records):
+                    struck.append(trouble)
+                    if isinstance(trouble.action, Fail | Drop):
+                        break
+        return struck
+
+    def _add(self, trouble: Trouble) -> Trouble:
+        with self._lock:
+            self._all.append(trouble)
+        return trouble

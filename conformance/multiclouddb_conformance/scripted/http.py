@@ -1,0 +1,188 @@
+"""HTTP/1.1 for scripted servers: a thread a connection, kept alive, and stopped in a moment.
+
+The standard library's `http.server` parses headers as e-mail, which costs more than the whole rest of a
+small answer; and it cannot break off in the middle of one.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from typing import BinaryIO, Final, TypeAlias
+
+import attrs
+
+__all__ = ["Handler", "HttpServer", "Reply", "Request"]
+
+_JOIN_SECONDS: Final = 10.0
+_BACKLOG: Final = 1024
+_RESET: Final = struct.pack("ii", 1, 0)  # linger for no time at all
+
+
+@attrs.frozen
+class Request:
+    """What a client sent.
+
+    Attributes:
+        method: As `POST`.
+        path: With the query.
+        headers: By name in lower case.
+        body: All of it.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@attrs.frozen
+class Reply:
+    """What is answered.
+
+    Attributes:
+        status: As 200.
+        headers: Without `Content-Length`.
+        body: All of it.
+        cut_after: Break the connection off after so many bytes of the body; None to send all.
+        reset: True to break off with a reset, which no client overlooks; False to close as if all had
+            been sent.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = b""
+    cut_after: int | None = None
+    reset: bool = False
+
+    def head(self) -> bytes:
+        """The status line and the headers."""
+        lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        lines += [f"Content-Length: {len(self.body)}", "", ""]
+        return "\r\n".join(lines).encode("latin-1")
+
+
+Handler: TypeAlias = Callable[[Request], Reply | None]
+"""Answers a request; None breaks the connection off without a word. Called by many threads."""
+
+
+def _read_request(reader: BinaryIO) -> Request | None:
+    """The next request of a connection, or None at its end or where it makes no sense."""
+    first = reader.readline().split()
+    if len(first) != 3:
+        return None
+    headers = {}
+    while (line := reader.readline()) not in (b"\r\n", b"\n"):
+        if not line:
+            return None
+        name, _, value = line.decode("latin-1").partition(":")
+        headers[name.strip().lower()] = value.strip()
+    length = headers.get("content-length", "0")
+    if not length.isdecimal() or "transfer-encoding" in headers:
+        return None
+    body = reader.read(int(length))
+    if len(body) < int(length):
+        return None
+    return Request(first[0].decode("latin-1"), first[1].decode("latin-1"), headers, body)
+
+
+class HttpServer:
+    """A server on a free port of 127.0.0.1.
+
+    Args:
+        handler: Answers the requests.
+
+    Attributes:
+        url: Where it listens.
+        crashes: What the handler raised; each was answered by breaking the connection off.
+    """
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self.crashes: list[Exception] = []
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
+        self._address = self._listener.getsockname()
+        self.url = f"http://127.0.0.1:{self._address[1]}"
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._open: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+        self._acceptor = threading.Thread(target=self._accept, name="scripted-accept", daemon=True)
+        self._acceptor.start()
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        with self._lock:
+            return len(self._open)
+
+    def break_connections(self) -> None:
+        """Break every connection off, at whatever it is."""
+        with self._lock:
+            for connection in self._open:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def stop(self) -> None:
+        """Break everything off and wait for the threads; again does nothing."""
+        with self._lock:
+            if self._stopping:
+                return
+            self._stopping = True
+        # Closing a listener wakes a waiting accept on Linux only; a connection does so everywhere.
+        with suppress(OSError):
+            socket.create_connection(self._address, timeout=_JOIN_SECONDS).close()
+        self._acceptor.join(_JOIN_SECONDS)
+        self._listener.close()
+        self.break_connections()
+        for thread in self._threads:
+            thread.join(_JOIN_SECONDS)
+        if any(thread.is_alive() for thread in self._threads):
+            raise RuntimeError(f"a request is still being served {_JOIN_SECONDS:.0f} s after the stop")
+
+    def _accept(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            with self._lock:
+                if self._stopping:
+                    connection.close()
+                    return
+                self._open.add(connection)
+            thread = threading.Thread(
+                target=self._serve, args=(connection,), name="scripted-connection", daemon=True
+            )
+            self._threads = [other for other in self._threads if other.is_alive()] + [thread]
+            thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        # A client may go away at any time.
+        with suppress(OSError), connection:
+            try:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._converse(connection)
+            finally:
+                with self._lock:
+                    self._open.discard(connection)
+
+    def _converse(self, connection: socket.socket) -> None:
+        with connection.makefile("rb") as reader:
+            while (request := _read_request(reader)) is not None:
+                try:
+                    reply = self._handler(request)
+                except Exception as error:  # noqa: BLE001 - a mistake of the script; its owner looks here
+                    self.crashes.append(error)
+                    return
+                if reply is None:
+                    return
+                connection.sendall(reply.head() + reply.body[: reply.cut_after])
+                if reply.cut_after is not None:
+                    if reply.reset:
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                    return
+                if request.headers.get("connection", "").lower() == "close":
+                    return
