@@ -6,13 +6,13 @@ WORKERS ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
 
-DISTRIBUTIONS := . ./providers/embedded ./conformance ./spark ./cli
+DISTRIBUTIONS := . ./providers/embedded ./providers/dynamo ./conformance ./spark ./cli
 PROJECTS := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test lint format demo wheels lock clean
+.PHONY: help setup test lint format demo bench docs wheels lock clean
 
 help: ## list these targets
 	@echo "make TARGET, where TARGET is one of"
@@ -37,6 +37,13 @@ demo: setup ## follow 336,776 flights into a Delta table; ROWS=20000 bounds it, 
 	@# ROWS and FAST reach it through the environment, where make puts what its command line sets.
 	$(BIN)/python -m demo
 
+bench: setup ## measure us beside doing it by hand; ARGS="--only NAME", ARGS=--record renews the page in docs/
+	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: setup ## build the documentation into site/
+	@# mkdocs-material announces MkDocs 2 in every build unless it is told not to.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 wheels: setup ## build a wheel of every distribution into dist/
 	rm -rf dist
 	$(PIP) wheel -q --no-deps --no-build-isolation -w dist $(DISTRIBUTIONS)
@@ -49,7 +56,7 @@ lock: ## renew requirements.txt, the pins of .venv (needs uv)
 	rm -f uv.lock
 
 clean: ## remove .venv and everything built
-	rm -rf $(VENV) dist build demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist build site demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Two stamps: the pinned packages, which take a minute, and the distributions of this workspace, which take

@@ -1,0 +1,14 @@
+"""The multiclouddb provider for Amazon DynamoDB Streams.
+
+Applications need this package only to pass their own boto3 clients:
+
+    from multiclouddb_dynamo import DynamoClients
+
+    connect("dynamo://eu-west-1", native_client=DynamoClients(dynamodb, dynamodbstreams))
+"""
+
+from __future__ import annotations
+
+from multiclouddb_dynamo.config import DynamoClients
+
+__all__ = ["DynamoClients"]

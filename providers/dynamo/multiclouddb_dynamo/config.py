@@ -1,0 +1,183 @@
+"""How a client names a region, and the boto3 clients that are made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
+
+import attrs
+import boto3
+from botocore.config import Config
+
+from multiclouddb_api import ClientConfig, invalid_request
+from multiclouddb_api.check import suggestion, unknown_name
+
+__all__ = ["DynamoClients", "DynamoConfig"]
+
+_OPTIONS: Final = ("config", "endpoint_url", "region", "session", "url")
+_URL: Final = "write dynamo://REGION or dynamo://REGION?endpoint_url=http://localhost:8000"
+_SECRET: Final = ("key", "secret", "token", "password", "credential", "profile")
+_CONNECT_SECONDS: Final = 5
+_READ_SECONDS: Final = 10
+_SPARE_CONNECTIONS: Final = 8
+
+
+@attrs.frozen
+class DynamoClients:
+    """The application's own boto3 clients, for `connect(…, native_client=…)`.
+
+    They are used as they are: never reconfigured, never closed, and each call is tried once by us, so that
+    their own retries are all there are. Both must be of one account and region.
+
+    Attributes:
+        dynamodb: `boto3.client("dynamodb")`; describes tables.
+        streams: `boto3.client("dynamodbstreams")`; reads.
+    """
+
+    dynamodb: Any = attrs.field(repr=False)
+    streams: Any = attrs.field(repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        for name, service in (("dynamodb", "dynamodb"), ("streams", "dynamodbstreams")):
+            model = getattr(getattr(getattr(self, name), "meta", None), "service_model", None)
+            if getattr(model, "service_name", None) != service:
+                raise invalid_request(
+                    f"DynamoClients.{name}",
+                    f"is a {type(getattr(self, name)).__name__}",
+                    f'pass boto3.client("{service}")',
+                )
+
+
+@attrs.frozen
+class DynamoConfig:
+    """What a client was configured with, checked.
+
+    Attributes:
+        region: The region, or None to leave it to boto3.
+        endpoint_url: Where to call instead of the region's endpoint, or None.
+        session: The application's own `boto3.Session`, or None for the default chain.
+        config: The application's own `botocore.config.Config`, or None.
+    """
+
+    region: str | None = None
+    endpoint_url: str | None = None
+    session: Any = attrs.field(default=None, repr=False)
+    config: Any = attrs.field(default=None, repr=False)
+
+    @classmethod
+    def from_client(cls, config: ClientConfig) -> DynamoConfig:
+        """Check the `connection` of a client.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` that names the option and the way out.
+        """
+        options = dict(config.connection)
+        for name in options:
+            if name in _OPTIONS:
+                continue
+            if any(word in name.lower() for word in _SECRET):
+                raise invalid_request(
+                    "connection",
+                    f"the option {name!r} is not taken: credentials come from boto3's own chain",
+                    "set AWS_PROFILE or the environment, or pass a boto3 Session: connection={'session': …}",
+                )
+            raise unknown_name("connection", name, _OPTIONS)
+        url = options.pop("url", None)
+        if url is not None:
+            options = _merged(_parsed(url), options)
+        _check_texts(options)
+        _check_objects(options)
+        return cls(**options)
+
+    @property
+    def own_retries(self) -> bool:
+        """True when the application's `Config` asks botocore to retry; we add none then."""
+        return getattr(self.config, "retries", None) is not None
+
+    def clients(self, concurrency: int) -> DynamoClients:
+        """Make boto3's clients; no I/O but what boto3 reads from its own files.
+
+        Args:
+            concurrency: How many calls run at a time.
+        """
+        ours = Config(
+            retries={"mode": "standard", "total_max_attempts": 1},
+            connect_timeout=_CONNECT_SECONDS,
+            read_timeout=_READ_SECONDS,
+            max_pool_connections=concurrency + _SPARE_CONNECTIONS,
+            user_agent_extra="multiclouddb",
+        )
+        session = self.session if self.session is not None else boto3.Session()
+        settings = {
+            "region_name": self.region,
+            "endpoint_url": self.endpoint_url,
+            "config": ours if self.config is None else ours.merge(self.config),
+        }
+        return DynamoClients(
+            session.client("dynamodb", **settings), session.client("dynamodbstreams", **settings)
+        )
+
+
+def _parsed(url: object) -> dict[str, Any]:
+    if not isinstance(url, str):
+        raise invalid_request("connection.url", f"must be text, not {type(url).__name__}", _URL)
+    parts = urlsplit(url)
+    if parts.scheme != "dynamo":
+        raise invalid_request("connection.url", f"has the scheme {parts.scheme!r}", _URL)
+    if "@" in parts.netloc:
+        raise invalid_request(
+            "connection.url",
+            "has something before an @, as if it were a password",
+            f"{_URL}; credentials come from boto3's own chain",
+        )
+    if parts.path not in ("", "/") or ":" in parts.netloc or parts.fragment:
+        raise invalid_request("connection.url", "has more than a region", _URL)
+    found: dict[str, Any] = {"region": parts.netloc} if parts.netloc else {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name != "endpoint_url":
+            raise invalid_request(
+                "connection.url", f"has the unknown option {name!r}", suggestion(name, ["endpoint_url"])
+            )
+        if name in found:
+            raise invalid_request("connection.url", f"names the {name!r} a second time", "name it once")
+        found[name] = value
+    return found
+
+
+def _merged(found: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    for name in found:
+        if name in others:
+            raise invalid_request("connection", f"names the {name} beside the url", "name it once")
+    return {**found, **others}
+
+
+def _check_texts(options: Mapping[str, Any]) -> None:
+    for name, example in (("region", "eu-west-1"), ("endpoint_url", "http://localhost:8000")):
+        value = options.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, str) or not value.strip():
+            raise invalid_request(f"connection.{name}", f"is {value!r}", f"write it like {example!r}")
+    endpoint = options.get("endpoint_url")
+    if endpoint is None:
+        return
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise invalid_request(
+            "connection.endpoint_url", "is no http or https address", "write it like 'http://localhost:8000'"
+        )
+    if parts.username or parts.password:
+        raise invalid_request(
+            "connection.endpoint_url", "holds a user or password", "credentials come from boto3's own chain"
+        )
+
+
+def _check_objects(options: Mapping[str, Any]) -> None:
+    session, config = options.get("session"), options.get("config")
+    if session is not None and not isinstance(session, boto3.Session):
+        raise invalid_request("connection.session", f"is a {type(session).__name__}", "pass a boto3.Session")
+    if config is not None and not isinstance(config, Config):
+        raise invalid_request(
+            "connection.config", f"is a {type(config).__name__}", "pass a botocore.config.Config"
+        )

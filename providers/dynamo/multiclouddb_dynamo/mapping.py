@@ -1,0 +1,241 @@
+"""Stream records as events and as Arrow; pure.
+
+A record is a dict as it is on the wire, or as boto3 parses it: times are numbers there and datetimes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import attrs
+import orjson
+
+from multiclouddb_api import ChangeEvent, ChangeType, ResourceAddress
+from multiclouddb_api.key import trusted_key
+from multiclouddb_dynamo.position import After, cursor_of
+from multiclouddb_dynamo.values import decode, decode_map, json_map
+from multiclouddb_spi import RecordFault
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Record", "View", "order_key", "seconds_of", "seq_of", "to_arrow", "to_events"]
+
+Record: TypeAlias = Mapping[str, Any]
+
+_TYPES: Final = {"INSERT": ChangeType.CREATE, "MODIFY": ChangeType.UPDATE, "REMOVE": ChangeType.DELETE}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MOST_DIGITS: Final = 40
+# What a record that is no record makes of the code below.
+_DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
+
+
+@attrs.frozen
+class View:
+    """What all events of one shard share.
+
+    Attributes:
+        address: Where the items are.
+        partition_id: The public id of the shard.
+        shard_id: The service's own id.
+        key_names: The attributes of the table's key: the partition key, then the sort key if there is one.
+        with_new: True when events have the new item.
+        with_old: True when events have the old item.
+        native: True when events carry the record.
+    """
+
+    address: ResourceAddress
+    partition_id: str
+    shard_id: str
+    key_names: tuple[str, ...]
+    with_new: bool = True
+    with_old: bool = False
+    native: bool = False
+
+
+def seq_of(record: Record) -> str:
+    """The record's sequence number.
+
+    Raises:
+        ValueError: It is none (or `LookupError`, `TypeError`).
+    """
+    seq = record["dynamodb"]["SequenceNumber"]
+    if not (seq.isascii() and seq.isdecimal() and len(seq) <= _MOST_DIGITS):
+        raise ValueError("its sequence number is none")
+    return str(seq)
+
+
+def seconds_of(record: Record) -> float | None:
+    """The record's time in seconds since 1970; None when it has none that makes sense."""
+    moment = record["dynamodb"].get("ApproximateCreationDateTime")
+    if isinstance(moment, datetime):
+        return moment.timestamp()
+    return moment if isinstance(moment, int | float) and moment >= 0 else None
+
+
+def order_key(seq: str) -> str:
+    """Text that sorts as the number does: how many digits it has, then the digits."""
+    digits = seq.lstrip("0")
+    return f"{len(digits):02}{digits}"
+
+
+def to_events(records: Sequence[Record], start: int, stop: int, view: View) -> list[ChangeEvent]:
+    """Map records to events.
+
+    Raises:
+        RecordFault: The first record that cannot be decoded.
+    """
+    try:
+        return _events(records[start:stop], view)
+    except _DAMAGED:
+        raise _first_fault(records, start, stop, view, _events) from None
+
+
+def to_arrow(records: Sequence[Record], start: int, stop: int, view: View) -> pa.RecordBatch:
+    """Map records to Arrow: items become JSON text without an event in between.
+
+    Raises:
+        RecordFault: The first record that cannot be decoded.
+    """
+    try:
+        return _arrow(records[start:stop], view)
+    except _DAMAGED:
+        raise _first_fault(records, start, stop, view, _arrow) from None
+
+
+def _events(records: Sequence[Record], view: View) -> list[ChangeEvent]:
+    # By column: one call an event, and none for what a request leaves out.
+    datas = [record["dynamodb"] for record in records]
+    types = [_TYPES[record["eventName"]] for record in records]
+    columns: list[Iterable[Any]] = [
+        _event_ids(records, datas, view),
+        map(trusted_key, _keys(datas, view.key_names)),
+        types,
+        _times(datas),
+        _items(datas, "NewImage", decode_map) if view.with_new else repeat(None),
+        _items(datas, "OldImage", decode_map) if view.with_old else repeat(None),
+        [order_key(data["SequenceNumber"]) for data in datas],
+        _expiries(records, types),
+        repeat(False),
+        repeat(view.address),
+        repeat(view.partition_id),
+        records if view.native else repeat(None),
+    ]
+    return list(map(ChangeEvent, *columns))
+
+
+def _event_ids(records: Sequence[Record], datas: Sequence[Record], view: View) -> list[str]:
+    ids = [record.get("eventID") for record in records]
+    if all(ids):
+        return ids  # type: ignore[return-value]
+    return [
+        given or f"{view.shard_id}:{data['SequenceNumber']}" for given, data in zip(ids, datas, strict=True)
+    ]
+
+
+def _keys(datas: Sequence[Record], names: tuple[str, ...]) -> list[dict[str, Any]]:
+    if len(names) == 1:
+        (name,) = names
+        return [{name: decode(data["Keys"][name])} for data in datas]
+    return [{name: decode(data["Keys"][name]) for name in names} for data in datas]
+
+
+def _times(datas: Sequence[Record]) -> list[datetime]:
+    """Times; records of one second share theirs."""
+    previous, moment, moments = None, _EPOCH, []
+    for data in datas:
+        value = data["ApproximateCreationDateTime"]
+        if value != previous:
+            previous = value
+            moment = (
+                value.astimezone(UTC) if isinstance(value, datetime) else _EPOCH + timedelta(seconds=value)
+            )
+        moments.append(moment)
+    return moments
+
+
+def _items(datas: Sequence[Record], name: str, decoded: Callable[[Any], Any]) -> list[Any]:
+    return [decoded(data[name]) if data.get(name) is not None else None for data in datas]
+
+
+def _expiries(records: Sequence[Record], types: Sequence[ChangeType]) -> list[bool]:
+    delete = ChangeType.DELETE
+    return [
+        kind is delete and "userIdentity" in record and _by_service(record["userIdentity"])
+        for record, kind in zip(records, types, strict=True)
+    ]
+
+
+def _by_service(identity: Any) -> bool:
+    """True for the identity that time-to-live deletes with; its fields are seen in both spellings."""
+    fields = {name.lower(): value for name, value in (identity or {}).items()}
+    return fields.get("principalid") == "dynamodb.amazonaws.com" and fields.get("type") == "Service"
+
+
+def _arrow(records: Sequence[Record], view: View) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    from multiclouddb_spi.arrow import EVENT_SCHEMA
+
+    datas = [record["dynamodb"] for record in records]
+    types = [_TYPES[record["eventName"]] for record in records]
+    count, text = len(records), pa.string()
+    keys = [{name: data["Keys"][name] for name in view.key_names} for data in datas]
+    columns = [
+        pa.array(_event_ids(records, datas, view), text),
+        pa.array([kind.value for kind in types], text),
+        pa.array(map(_json_text, keys), text),
+        pa.array(_micros(datas), pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+        _texts(datas, "NewImage") if view.with_new else pa.nulls(count, text),
+        _texts(datas, "OldImage") if view.with_old else pa.nulls(count, text),
+        pa.array([order_key(data["SequenceNumber"]) for data in datas], text),
+        pa.array(_expiries(records, types), pa.bool_()),
+        pa.repeat(pa.scalar(False), count),
+        *(
+            pa.repeat(pa.scalar(value, text), count)
+            for value in (view.address.database, view.address.collection, view.partition_id)
+        ),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
+
+
+def _json_text(attributes: Mapping[str, Any]) -> bytes:
+    return orjson.dumps(json_map(attributes))
+
+
+def _texts(datas: Sequence[Record], name: str) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.array(_items(datas, name, _json_text), pa.string())
+
+
+def _micros(datas: Sequence[Record]) -> list[int]:
+    return [(moment - _EPOCH) // timedelta(microseconds=1) for moment in _times(datas)]
+
+
+def _first_fault(
+    records: Sequence[Record],
+    start: int,
+    stop: int,
+    view: View,
+    mapped: Callable[[Sequence[Record], View], Any],
+) -> RecordFault:
+    """The fault of the first record that cannot be mapped by itself."""
+    for index in range(start, stop):
+        try:
+            mapped(records[index : index + 1], view)
+        except _DAMAGED as error:
+            return _fault(records, index, type(error).__name__)
+    return _fault(records, start, "the records behind it cannot be told apart")
+
+
+def _fault(records: Sequence[Record], index: int, reason: str) -> RecordFault:
+    seq = seq_of(records[index])
+    seconds = seconds_of(records[index])
+    where = cursor_of(After(seq, None if seconds is None else int(seconds)))
+    return RecordFault(
+        index, f"sequence {seq}", f"it is no stream record that can be decoded ({reason})", where
+    )

@@ -1,0 +1,293 @@
+"""The provider `dynamo`: feeds over the stream of a DynamoDB table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import ClassVar, Final
+
+from botocore.exceptions import BotoCoreError
+
+from multiclouddb_api import (
+    Beginning,
+    Capability,
+    CapabilityNote,
+    CapabilitySet,
+    ClientConfig,
+    ErrorCategory,
+    NewItemStateMode,
+    Now,
+    OldItemStateMode,
+    Support,
+    invalid_request,
+)
+from multiclouddb_dynamo.calls import Calls, Table
+from multiclouddb_dynamo.config import DynamoClients, DynamoConfig
+from multiclouddb_dynamo.errors import PROVIDER_ID, classify, fault
+from multiclouddb_dynamo.mapping import View
+from multiclouddb_dynamo.partitions import (
+    Shard,
+    ShardMap,
+    check_table,
+    end_of,
+    find_table,
+    gone,
+    oldest_left,
+    seed_at_end,
+    seeds_at_oldest,
+    to_partition,
+)
+from multiclouddb_dynamo.position import Latest, compare, cursor_of, describe, join, place_of
+from multiclouddb_dynamo.reader import DynamoReader, Stream
+from multiclouddb_spi import (
+    Cursor,
+    Deadline,
+    Fault,
+    Feed,
+    FeedIdentity,
+    FeedSpec,
+    FeedStart,
+    Outcome,
+    Partition,
+    Position,
+    Provider,
+    ProviderFault,
+    ProviderPlugin,
+    Seed,
+    unsupported,
+)
+
+__all__ = ["CAPABILITIES", "PLUGIN", "DynamoFeed", "DynamoPlugin", "DynamoProvider"]
+
+_NATIVE, _UNSUPPORTED = Support.NATIVE, Support.UNSUPPORTED
+_NO_WIDER: Final = "a stream is of one table; read each table with EntireCollection()"
+
+CAPABILITIES: Final = CapabilitySet(
+    {
+        Capability.CHANGE_FEED: CapabilityNote(
+            _NATIVE,
+            "enable the table's stream (StreamSpecification); new items need NEW_IMAGE or NEW_AND_OLD_IMAGES",
+        ),
+        Capability.CHANGE_FEED_BEGINNING: CapabilityNote(_NATIVE, "a stream keeps 24 hours"),
+        Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
+            _UNSUPPORTED,
+            "a stream starts at its beginning, at now or at a token; start at Beginning() and leave out "
+            "events whose event.timestamp is earlier",
+        ),
+        Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
+            _UNSUPPORTED,
+            "its feed knows no partition keys; read PhysicalPartition(…) or EntireCollection() and keep the "
+            "events whose event.key.partition_key is wanted",
+        ),
+        Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
+            _NATIVE, "for streams of type OLD_IMAGE or NEW_AND_OLD_IMAGES"
+        ),
+        Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
+        Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
+        Capability.RUN_COMMAND: CapabilityNote(_UNSUPPORTED, "call boto3 for anything but the feed"),
+    }
+)
+"""What a table can do whose stream is enabled."""
+
+_LATEST_AT_ONCE: Final = 16
+_MOST_ITERATORS: Final = 64
+"""With more open shards than that a token of `Now` holds no iterators: they are hundreds of bytes each."""
+
+
+class DynamoProvider(Provider):
+    """One region.
+
+    Args:
+        clients: boto3's clients.
+        ours: True when we made them.
+        vendor_retried: True when botocore retries by itself.
+    """
+
+    provider_id: ClassVar[str] = PROVIDER_ID
+
+    def __init__(self, clients: DynamoClients, *, ours: bool, vendor_retried: bool) -> None:
+        self._calls = Calls(clients, ours=ours)
+        self._vendor_retried = vendor_retried
+
+    def capabilities(self) -> CapabilitySet:
+        """What a table can do whose stream is enabled."""
+        return CAPABILITIES
+
+    def open_feed(self, spec: FeedSpec, deadline: Deadline) -> DynamoFeed:
+        """Find the table and its stream, and check what the stream's records hold."""
+        table, arn = find_table(self._calls, spec.address)
+        check_table(table, spec)
+        return DynamoFeed(self._calls, spec, table, arn)
+
+    def classify(self, error: Exception) -> Fault:
+        """What an exception of boto3 means."""
+        return classify(error, vendor_retried=self._vendor_retried)
+
+    def close(self) -> None:
+        """Free the connections of clients that we made; calls in flight end by their read timeout, 10 s."""
+        self._calls.close()
+
+
+class DynamoFeed(Feed):
+    """The stream of one table.
+
+    Args:
+        calls: Makes the calls.
+        spec: What was asked for.
+        table: The table.
+        arn: Its stream, which tells it from one that was made before or after.
+    """
+
+    def __init__(self, calls: Calls, spec: FeedSpec, table: Table, arn: str) -> None:
+        self.spec = spec
+        self.identity = FeedIdentity(PROVIDER_ID, spec.address, arn)
+        self._calls, self._table = calls, table
+        self._shards = ShardMap(calls, arn)
+        self._stream = Stream(calls, arn, self._shards, lambda shard: gone(calls, spec.address, arn, shard))
+
+    def clock(self, deadline: Deadline) -> datetime | None:
+        """The `Date` of the service's last answer, carried on; None where it sends none."""
+        return self._calls.now() if self._calls.tells_time else None
+
+    def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
+        """List the shards, and for `Now` take an iterator at the end of each open one.
+
+        A shard that has ended and whose children are not listed yet is among the seeds of `Now`: nothing else
+        would lead to them.
+        """
+        table, arn = find_table(self._calls, self.spec.address)
+        if arn != self._stream.arn:
+            raise fault(
+                ErrorCategory.NOT_FOUND,
+                f"the stream of table {self.spec.address.collection!r} is another by now",
+            )
+        if not table.enabled:
+            raise fault(
+                ErrorCategory.INVALID_REQUEST,
+                f"the stream of table {self.spec.address.collection!r} is disabled "
+                "(StreamSpecification.StreamEnabled); enable it, or go on from a token to read what it holds",
+            )
+        shards = self._shards.read(deadline)
+        # Behind the listing, so that what a shard got since counts as later than Now.
+        since = self._stream.seconds()
+        if partition_id is not None:
+            shards = {name: shard for name, shard in shards.items() if name == partition_id}
+        match position:
+            case Beginning():
+                return seeds_at_oldest(shards, since)
+            case Now():
+                return self._at_end(shards, since, alone=partition_id is not None)
+            case _:
+                raise unsupported(
+                    "AtTime(…) is not supported on dynamo", "start at Beginning(), at Now() or at a token"
+                )
+
+    def partitions(self, deadline: Deadline) -> list[Partition]:
+        """Every shard that the service lists; it lists closed ones for 24 hours and sometimes longer."""
+        return [to_partition(shard) for shard in self._shards.read(deadline).values()]
+
+    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> DynamoReader:
+        """A reader of one shard."""
+        spec = self.spec
+        view = View(
+            spec.address,
+            self.public_id(partition_id),
+            partition_id,
+            self._table.key_names,
+            with_new=spec.new_item_state_mode is not NewItemStateMode.OMIT,
+            with_old=spec.old_item_state_mode is not OldItemStateMode.OMIT,
+            native=spec.include_native,
+        )
+        bound = place_of(until) if until is not None else None
+        return DynamoReader(self._stream, view, place_of(cursor), bound)
+
+    def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
+        """The children of drained shards; a disabled stream makes no more of them."""
+        found = self._shards.discover(awaiting.keys(), deadline)
+        enabled = self._shards.enabled()
+        return {
+            name: end_of(found[name], place_of(cursor), enabled=enabled) for name, cursor in awaiting.items()
+        }
+
+    def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
+        """At the child's start; a shard has one parent at most."""
+        return cursor_of(join(map(place_of, cursors)))
+
+    def compare(self, a: Cursor, b: Cursor) -> int | None:
+        """By sequence number, as integers."""
+        return compare(place_of(a), place_of(b))
+
+    def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
+        """What is left of these shards, or of what came from them."""
+        shards = self._shards.read(deadline)
+        return oldest_left(shards, partition_ids, self._stream.seconds())
+
+    def describe(self, cursor: Cursor) -> Position:
+        """`sequence 4711`, and a time that nothing behind it is older than."""
+        return describe(place_of(cursor))
+
+    def _at_end(self, shards: Mapping[str, Shard], since: int, *, alone: bool) -> list[Seed]:
+        parents = {shard.parent for shard in shards.values()}
+        live = [shard for shard in shards.values() if shard.last is None]
+        ended = [
+            shard
+            for shard in shards.values()
+            if shard.last is not None and (alone or shard.shard_id not in parents)
+        ]
+        iterators = self._latest(live)
+        if len(live) > _MOST_ITERATORS:
+            self._stream.iterators.update(iterators)
+            iterators = {}
+        seeds = [
+            Seed(shard.shard_id, (), cursor_of(Latest(since, iterators.get(shard.shard_id))))
+            for shard in live
+        ]
+        return seeds + [seed_at_end(shard) for shard in ended]
+
+    def _latest(self, shards: Sequence[Shard]) -> dict[str, str]:
+        """An iterator at the end of each shard; one call each, several at a time."""
+
+        def ask(shard: Shard) -> tuple[str, str]:
+            return shard.shard_id, self._calls.iterator(self._stream.arn, shard.shard_id, "LATEST")
+
+        if not shards:
+            return {}
+        with ThreadPoolExecutor(min(_LATEST_AT_ONCE, len(shards)), "multiclouddb-latest") as pool:
+            return dict(pool.map(ask, shards))
+
+
+class DynamoPlugin(ProviderPlugin):
+    """What the entry point names."""
+
+    provider_id: ClassVar[str] = PROVIDER_ID
+
+    def capabilities(self) -> CapabilitySet:
+        """What a table can do whose stream is enabled."""
+        return CAPABILITIES
+
+    def connect(self, config: ClientConfig, native_client: object | None) -> DynamoProvider:
+        """Make boto3's clients; nothing is called yet.
+
+        Args:
+            config: `connection` has a `url`, `dynamo://REGION?endpoint_url=…`, or `region` and
+                `endpoint_url`; and maybe the application's own boto3 `session` and botocore `config`.
+            native_client: `DynamoClients`, used as they are.
+        """
+        checked = DynamoConfig.from_client(config)
+        if native_client is None:
+            try:
+                clients = checked.clients(config.max_concurrency)
+            except (BotoCoreError, ValueError) as error:
+                raise ProviderFault(classify(error)) from error
+            return DynamoProvider(clients, ours=True, vendor_retried=checked.own_retries)
+        if not isinstance(native_client, DynamoClients):
+            raise invalid_request(
+                "native_client",
+                f"is a {type(native_client).__name__}",
+                "pass DynamoClients(dynamodb=…, streams=…) of multiclouddb_dynamo",
+            )
+        return DynamoProvider(native_client, ours=False, vendor_retried=True)
+
+
+PLUGIN: Final = DynamoPlugin()

@@ -1,0 +1,335 @@
+"""Reads one shard."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+from botocore.exceptions import ClientError, ParamValidationError
+
+from multiclouddb_api import ChangeEvent, ErrorCategory
+from multiclouddb_dynamo.calls import Calls
+from multiclouddb_dynamo.errors import EXPIRED_ITERATOR, GONE, REJECTED, code_of, expired, fault
+from multiclouddb_dynamo.mapping import Record, View, seconds_of, seq_of, to_arrow, to_events
+from multiclouddb_dynamo.partitions import ShardMap, end_of
+from multiclouddb_dynamo.position import (
+    EARLY_SECONDS,
+    After,
+    Horizon,
+    Latest,
+    Place,
+    Start,
+    cursor_of,
+    seconds_at,
+)
+from multiclouddb_spi import (
+    Batch,
+    Continue,
+    Cursor,
+    Deadline,
+    Outcome,
+    ProviderFault,
+    Reached,
+    Reader,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["DynamoBatch", "DynamoReader", "Stream"]
+
+_MOST_RECORDS: Final = 1000  # the service's bound on Limit
+_RETENTION_SECONDS: Final = 24 * 3600
+# A start at Beginning has to get to each shard in that time: what is trimmed meanwhile is not missed.
+_START_SECONDS: Final = 3600
+# How often an idle position at the start of a shard is made younger, lest it fall out of retention.
+_REFRESH_SECONDS: Final = 3600
+# An answer without records may be followed by one with: a new reader looks a little further at once.
+_LOOKS: Final = 3
+_STALE: Final = GONE | {EXPIRED_ITERATOR}
+_FIRST_PAUSE: Final = 0.1
+_MOST_PAUSE: Final = 1.0
+# What a parsed record takes in memory, as a multiple of its text, and what one is taken for at first.
+_SWELLING: Final = 6
+_RECORD_BYTES: Final = 4096
+
+
+@attrs.frozen(eq=False)
+class Stream:
+    """What the readers of one feed share.
+
+    Attributes:
+        calls: Makes the calls.
+        arn: The stream.
+        shards: Its shards.
+        missing: Says why a shard is not there.
+        iterators: Shard → an iterator that stands at the end of it as of `Now`, for positions that have none
+            in their token because there are too many.
+    """
+
+    calls: Calls
+    arn: str
+    shards: ShardMap
+    missing: Callable[[str], ProviderFault]
+    iterators: dict[str, str] = attrs.field(factory=dict)
+
+    def seconds(self) -> int:
+        """The service's clock, in whole seconds since 1970."""
+        return int(self.calls.now().timestamp())
+
+
+class DynamoBatch(Batch):
+    """Records of one shard.
+
+    Args:
+        records: The records.
+        view: What their events share.
+        begin: The position in front of them.
+        end: The position behind them.
+        nbytes: What they take.
+    """
+
+    def __init__(
+        self, records: Sequence[Record], view: View, begin: Place, end: Place, nbytes: int = 0
+    ) -> None:
+        self._records, self._view, self._begin, self._end = records, view, begin, end
+        self.nbytes = nbytes
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def cursor_after(self, count: int) -> Cursor:
+        """The position behind the first `count` records."""
+        if count == len(self._records):
+            return cursor_of(self._end)
+        return cursor_of(_behind(self._records[count - 1]) if count else self._begin)
+
+    def events(self, start: int, stop: int) -> list[ChangeEvent]:
+        """Map records to events."""
+        return to_events(self._records, start, stop, self._view)
+
+    def arrow(self, start: int, stop: int) -> pa.RecordBatch:
+        """Map records to Arrow."""
+        return to_arrow(self._records, start, stop, self._view)
+
+
+class DynamoReader(Reader):
+    """Reads one shard forward, one GetRecords a fetch.
+
+    Args:
+        stream: What the readers of the feed share.
+        view: What the shard's events share.
+        place: Where to read from.
+        until: Stop behind this, or None.
+    """
+
+    def __init__(self, stream: Stream, view: View, place: Place, until: Place | None) -> None:
+        self._stream, self._view, self._place, self._until = stream, view, place, until
+        self._iterator: str | None = None
+        self._walks = self._fresh = False
+        self._outcome: Outcome = Continue()
+        self._requests = self._empty = 0
+        self._looks = 0 if isinstance(place, Latest) else _LOOKS
+        self._record_bytes = _RECORD_BYTES
+        self._cancelled = threading.Event()
+
+    def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> DynamoBatch:
+        """The next records; there is no long poll, so it never blocks for news.
+
+        An expired iterator is renewed from the position. That is no retry: the position is as good as ever.
+        """
+        if self._cancelled.is_set():
+            raise fault(ErrorCategory.TRANSIENT_FAILURE, "the read was cancelled; try again", retryable=True)
+        if self._until is not None and _reached(self._place, self._until):
+            self._outcome = Reached()
+        self._requests = 0
+        if not isinstance(self._outcome, Continue):
+            return self._batch([], self._place)
+        answer = self._answer(min(max_records, _MOST_RECORDS, max(1, max_bytes // self._record_bytes)))
+        if answer is None:  # trimmed while reading began: what follows it is read
+            self._outcome = self._end()
+            return self._batch([], self._place)
+        self._iterator, self._fresh = answer.get("NextShardIterator"), False
+        return self._taken(answer)
+
+    def cancel(self) -> None:
+        """Keep another fetch from beginning; a call in flight ends by boto3's read timeout, 10 s."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """Leave the iterator of an untouched `Now` for the next reader of this shard."""
+        untouched = isinstance(self._place, Latest) and self._place.iterator is None and not self._walks
+        if untouched and self._iterator is not None:
+            self._stream.iterators[self._view.shard_id] = self._iterator
+
+    # -- Calls
+
+    def _answer(self, limit: int) -> Mapping[str, Any] | None:
+        """A page; None when the shard is gone and nobody misses it.
+
+        Raises:
+            ProviderFault: Records behind the position were trimmed, or the stream is another.
+            Exception: What boto3 raised.
+        """
+        while True:
+            try:
+                if self._iterator is None:
+                    self._iterator = self._open()
+                self._requests += 1
+                return self._stream.calls.records(self._iterator, limit, native=self._view.native)
+            except (ClientError, ParamValidationError) as error:
+                code, self._iterator = code_of(error), None
+                if isinstance(error, ClientError):
+                    self._stream.calls.hear(error.response)
+                if code in _STALE and not self._fresh:
+                    # A position is as good as ever when an iterator at it is not: DynamoDB Local calls one
+                    # trimmed that was made while its shard was empty.
+                    if isinstance(self._place, Latest):
+                        self._place = attrs.evolve(self._place, iterator=None)
+                elif code in GONE and isinstance(self._place, Horizon) and not self._is_old(self._place):
+                    return None
+                else:
+                    raise self._translated(code) or error from error
+
+    def _open(self) -> str:
+        """An iterator at the position.
+
+        Raises:
+            ProviderFault: `CHECKPOINT_EXPIRED` when records may have been trimmed that nobody has read.
+        """
+        shard_id = self._view.shard_id
+        kind, seq = "TRIM_HORIZON", None
+        match self._place:
+            case Latest(_, str() as iterator, _):
+                return iterator
+            case Latest(_, _, walked):
+                kept = self._stream.iterators.pop(shard_id, None) if walked is None else None
+                if kept is not None:
+                    return kept
+                self._walks, self._looks, seq = True, _LOOKS, walked
+            case After(last, _):
+                seq = last
+            case _:
+                pass
+        if self._is_old(self._place):
+            raise expired(f"records in {shard_id} that were never read may have been trimmed")
+        self._requests, self._fresh = self._requests + 1, True
+        kind = kind if seq is None else "AFTER_SEQUENCE_NUMBER"
+        return self._stream.calls.iterator(self._stream.arn, shard_id, kind, seq)
+
+    def _is_old(self, place: Place) -> bool:
+        """True when a shard's oldest record need not be the one that was the oldest when this was its place.
+
+        The service says so of a sequence number, not of a start.
+        """
+        match place:
+            case After():
+                return False
+            case Horizon(since):
+                return self._stream.seconds() - since > _START_SECONDS
+            case _:
+                time = seconds_at(place)
+                return time is not None and self._stream.seconds() - time > _RETENTION_SECONDS
+
+    def _translated(self, code: str) -> ProviderFault | None:
+        shard_id = self._view.shard_id
+        if code in GONE:
+            return self._stream.missing(shard_id)
+        if code in REJECTED and isinstance(self._place, After):
+            # A number in front of the shard's first is refused like nonsense.
+            shard = self._stream.shards.find(shard_id)
+            if shard is not None and int(self._place.seq) < int(shard.first):
+                return expired(f"records behind sequence {self._place.seq} in {shard_id} were trimmed")
+        return None
+
+    # -- What an answer means
+
+    def _taken(self, answer: Mapping[str, Any]) -> DynamoBatch:
+        found: list[Record] = answer.get("Records") or []
+        nbytes = _size(answer, len(found))
+        if found:
+            self._record_bytes = max(1, nbytes // len(found))
+        records, begin = self._without_early(found)
+        if self._until is not None:
+            bound = self._until
+            kept = [record for record in records if not _is_behind(record, bound)]
+            records, cut = kept, len(kept) < len(records)
+        else:
+            cut = False
+        self._place = _behind(records[-1]) if records else self._moved(begin)
+        if cut or (self._until is not None and _reached(self._place, self._until)):
+            self._outcome = Reached()
+        elif self._iterator is None:
+            self._outcome = self._end()
+        self._empty = 0 if found else self._empty + 1
+        return self._batch(records, begin, nbytes)
+
+    def _without_early(self, records: list[Record]) -> tuple[list[Record], Place]:
+        """Without what is older than the `Now` whose iterator has expired, and where that leaves us."""
+        begin = self._place
+        if not isinstance(begin, Latest) or not self._walks:
+            return records, begin
+        count = 0
+        for record in records:
+            seconds = seconds_of(record)
+            if seconds is None or seconds + EARLY_SECONDS > begin.since:
+                break
+            count += 1
+        return records[count:], attrs.evolve(begin, seq=seq_of(records[count - 1])) if count else begin
+
+    def _moved(self, begin: Place) -> Place:
+        """Where an answer without records leaves the position: an open shard had nothing until now."""
+        if self._iterator is None:
+            return begin
+        if isinstance(begin, Latest) and begin.iterator is not None:
+            return attrs.evolve(begin, iterator=self._iterator)
+        if isinstance(begin, Start | Horizon) and self._empty >= self._looks:
+            now = self._stream.seconds() - EARLY_SECONDS
+            if now - (seconds_at(begin) or 0) > _REFRESH_SECONDS:
+                return Start(now)
+        return begin
+
+    def _end(self) -> Outcome:
+        return end_of(self._stream.shards.children(self._view.shard_id), self._place)
+
+    def _batch(self, records: list[Record], begin: Place, nbytes: int = 0) -> DynamoBatch:
+        batch = DynamoBatch(records, self._view, begin, self._place, nbytes)
+        batch.outcome, batch.requests = self._outcome, self._requests
+        looked = self._empty - self._looks
+        if isinstance(self._outcome, Continue) and not records:
+            batch.caught_up = False if looked <= 0 else None
+            batch.poll_after = min(_MOST_PAUSE, _FIRST_PAUSE * 2 ** min(looked - 1, 8)) if looked > 0 else 0.0
+        time = seconds_at(self._place)
+        if time is not None:
+            batch.watermark = datetime.fromtimestamp(time, UTC)
+            age = (self._stream.calls.now() - batch.watermark).total_seconds()
+            batch.headroom = max(0.0, _RETENTION_SECONDS - max(0.0, age))
+        return batch
+
+
+def _size(answer: Mapping[str, Any], count: int) -> int:
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    length = headers.get("content-length", "")
+    return _SWELLING * int(length) if count and length.isdecimal() else _RECORD_BYTES * count
+
+
+def _behind(record: Record) -> After:
+    seconds = seconds_of(record)
+    return After(seq_of(record), None if seconds is None else int(seconds))
+
+
+def _reached(place: Place, until: Place) -> bool:
+    """True at or behind the bound."""
+    match until:
+        case After(seq, _):
+            return isinstance(place, After) and int(place.seq) >= int(seq)
+        case _:
+            return True  # a bound without a record lies in front of every record
+
+
+def _is_behind(record: Record, until: Place) -> bool:
+    assert isinstance(until, After)  # any other bound was reached at once
+    return int(seq_of(record)) > int(until.seq)

@@ -1,0 +1,153 @@
+"""DynamoDB's typed attribute values as Python values, and as our JSON; pure.
+
+The stream speaks `{"N": "1.5"}`. Both forms of it are understood: as it is on the wire (binary as base64
+text) and as boto3 parses it (binary as bytes).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any, Final
+
+import orjson
+
+from multiclouddb_api import encode_json
+from multiclouddb_api.codec import JsonValue
+
+__all__ = ["decode", "decode_map", "json_map"]
+
+_INT64: Final = 2**63
+
+
+def decode(value: Mapping[str, Any]) -> Any:
+    """One attribute value: str, int, Decimal, bytes, bool, None, list, dict or frozenset.
+
+    A number is an int where it is integral, else a Decimal: never a float, so that all 38 digits are kept.
+
+    Raises:
+        ValueError: It is no attribute value (or `KeyError`, `TypeError`, `ArithmeticError`).
+    """
+    ((tag, raw),) = value.items()
+    return _DECODERS[tag](raw)
+
+
+def decode_map(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """A document or a key: name → value."""
+    found = {}
+    for name, value in attributes.items():
+        ((tag, raw),) = value.items()
+        found[name] = _DECODERS[tag](raw)
+    return found
+
+
+def _text(raw: Any) -> str:
+    if type(raw) is not str:
+        raise TypeError("not text")
+    return raw
+
+
+def _number(raw: Any) -> int | Decimal:
+    try:
+        return int(raw)
+    except ValueError:
+        number = Decimal(raw)
+    if not number.is_finite():
+        raise ValueError("not a number")
+    return int(number) if number == number.to_integral_value() else number
+
+
+def _bytes(raw: Any) -> bytes:
+    return raw if type(raw) is bytes else base64.b64decode(raw, validate=True)
+
+
+def _bool(raw: Any) -> bool:
+    if type(raw) is not bool:
+        raise TypeError("not a truth value")
+    return raw
+
+
+def _null(_: Any) -> None:
+    return None
+
+
+def _list(raw: Any) -> list[Any]:
+    return [decode(value) for value in raw]
+
+
+def _set_of(one: Callable[[Any], Any]) -> Callable[[Any], frozenset[Any]]:
+    def decode_set(raw: Any) -> frozenset[Any]:
+        return frozenset(one(value) for value in raw)
+
+    return decode_set
+
+
+_DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "S": _text,
+    "N": _number,
+    "B": _bytes,
+    "BOOL": _bool,
+    "NULL": _null,
+    "L": _list,
+    "M": decode_map,
+    "SS": _set_of(_text),
+    "NS": _set_of(_number),
+    "BS": _set_of(_bytes),
+}
+
+
+# -- The same as JSON, without Python values in between
+
+
+def json_map(attributes: Mapping[str, Any]) -> dict[str, JsonValue]:
+    """What `orjson.loads(encode_json(decode_map(attributes)))` gives, made directly."""
+    found = {}
+    marked = False
+    for name, value in attributes.items():
+        ((tag, raw),) = value.items()
+        found[name] = _JSON[tag](raw)
+        marked = marked or name[:1] == "$"
+    return {"$map": found} if marked else found
+
+
+def _json(value: Mapping[str, Any]) -> JsonValue:
+    ((tag, raw),) = value.items()
+    return _JSON[tag](raw)
+
+
+def _json_number(raw: Any) -> JsonValue:
+    number = _number(raw)
+    if type(number) is int:
+        return number if -_INT64 <= number < _INT64 else {"$int": str(number)}
+    return {"$decimal": str(number)}
+
+
+def _json_bytes(raw: Any) -> JsonValue:
+    return {"$bytes": base64.b64encode(_bytes(raw)).decode("ascii")}
+
+
+def _json_list(raw: Any) -> JsonValue:
+    return [_json(value) for value in raw]
+
+
+def _json_set(tag: str) -> Callable[[Any], JsonValue]:
+    def encode_set(raw: Any) -> JsonValue:
+        value: JsonValue = orjson.loads(encode_json(_DECODERS[tag](raw)))
+        return value
+
+    return encode_set
+
+
+_JSON: Final[Mapping[str, Callable[[Any], JsonValue]]] = {
+    "S": _text,
+    "N": _json_number,
+    "B": _json_bytes,
+    "BOOL": _bool,
+    "NULL": _null,
+    "L": _json_list,
+    "M": json_map,
+    "SS": _json_set("SS"),
+    "NS": _json_set("NS"),
+    "BS": _json_set("BS"),
+}

@@ -1,0 +1,117 @@
+"""What the conformance suite needs of a DynamoDB, whichever server plays it."""
+
+import itertools
+import time
+from decimal import Decimal
+
+from multiclouddb_api import ClientConfig, ResourceAddress
+from multiclouddb_conformance.harness import Harness, Kind
+from multiclouddb_dynamo.provider import CAPABILITIES, PLUGIN
+
+from .servers.server import CREDENTIALS, REGION
+
+VIEWS = {Kind.PLAIN: "NEW_IMAGE", Kind.KEYS_ONLY: "KEYS_ONLY", Kind.OLD_IMAGES: "NEW_AND_OLD_IMAGES"}
+COUNTER = itertools.count()
+
+
+def typed(value):
+    """A Python value as an attribute value; boto3's own serializer refuses some that are fine."""
+    match value:
+        case None:
+            return {"NULL": True}
+        case bool():
+            return {"BOOL": value}
+        case int() | Decimal():
+            return {"N": str(value)}
+        case str():
+            return {"S": value}
+        case bytes():
+            return {"B": value}
+        case list():
+            return {"L": [typed(each) for each in value]}
+        case dict():
+            return {"M": {name: typed(each) for name, each in value.items()}}
+        case frozenset():
+            return {"SS": sorted(value)}
+
+
+class DynamoHarness(Harness):
+    """Writes with boto3; a subclass says which server."""
+
+    capabilities = CAPABILITIES
+    plugin = PLUGIN
+    can_merge = can_other_options = False
+    key_types = frozenset({"text", "unicode"})
+    # A number has no scale and no infinity, a document no float, and names are not empty.
+    value_types = frozenset(
+        {
+            "null", "true", "false", "zero", "integer", "largest 64-bit integer", "integer over 64 bit",
+            "empty text", "text", "long text", "bytes", "set", "dollar name",
+        }
+    )  # fmt: skip
+    secrets = (CREDENTIALS["AWS_SECRET_ACCESS_KEY"],)
+    server = None
+
+    @property
+    def dynamodb(self):
+        return self.server.client()
+
+    def config(self):
+        return ClientConfig("dynamo", {"region": REGION, "endpoint_url": self.server.endpoint_url})
+
+    def create(self, name, kind, partitions):
+        """A table of its own: the server outlives the test."""
+        return self.make_table(f"{name}-{next(COUNTER)}", kind, partitions)
+
+    def make_table(self, table, kind, partitions):
+        arn = self.server.create_table(table, VIEWS[kind], partition_key="id")
+        if partitions > 1:
+            (root,) = self.server.open_shards(arn)
+            self.server.split(root, partitions)
+        return ResourceAddress(collection=table)
+
+    def document(self, key, fields):
+        return {"id": key, **fields}
+
+    def write(self, address, writes):
+        table = address.collection
+        calls = [self._operation(table, write) for write in writes]
+        if len(calls) == 1:
+            ((name, asked),) = calls[0].items()
+            getattr(self.dynamodb, f"{name.lower()}_item")(**asked)
+        else:
+            self.dynamodb.transact_write_items(TransactItems=calls)
+
+    def _operation(self, table, write):
+        key = {"id": typed(write.key)}
+        if write.document is None:
+            return {"Delete": {"TableName": table, "Key": key}}
+        item = key | {name: typed(value) for name, value in write.document.items()}
+        return {"Put": {"TableName": table, "Item": item}}
+
+    def split(self, address, partition_id):
+        self.server.split(self.native_id(partition_id))
+
+    def recreate(self, address):
+        before = self.dynamodb.describe_table(TableName=address.collection)["Table"]["LatestStreamArn"]
+        self.dynamodb.delete_table(TableName=address.collection)
+        self.dynamodb.get_waiter("table_not_exists").wait(TableName=address.collection)
+        while True:
+            self.make_table(address.collection, Kind.PLAIN, self.partitions)
+            after = self.dynamodb.describe_table(TableName=address.collection)["Table"]["LatestStreamArn"]
+            if after != before:  # its label is a time, and the clock may not have moved
+                return
+            time.sleep(0.002)
+            self.dynamodb.delete_table(TableName=address.collection)
+
+    expiry_updates = 1
+
+    def expire(self, address, key):
+        """Its time is over; the service looks every few seconds."""
+        self.server.expire_by(address.collection, "ttl")
+        item = {"id": typed(key), "ttl": {"N": str(int(time.time()) - 60)}}
+        self.dynamodb.put_item(TableName=address.collection, Item=item)
+
+    @staticmethod
+    def native_id(partition_id):
+        return partition_id.split(":", 2)[2]

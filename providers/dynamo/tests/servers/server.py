@@ -1,0 +1,106 @@
+"""What every DynamoDB server of the tests offers: its clients, and tables with a stream."""
+
+from types import TracebackType
+from typing import Any, Self
+
+import boto3
+from botocore.config import Config
+
+REGION = "eu-west-1"
+# For whatever looks for credentials itself; the servers take any.
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "a/secret/that/nobody/may/see"}
+
+
+class Server:
+    """A server that boto3 can talk to.
+
+    Attributes:
+        endpoint_url: Where it listens.
+    """
+
+    def __init__(self, endpoint_url: str) -> None:
+        """Connect lazily: nothing is sent before the first call of a client."""
+        self.endpoint_url = endpoint_url
+        self._clients: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the clients and stop the server. May be called twice."""
+        while self._clients:
+            self._clients.popitem()[1].close()
+
+    def session(self) -> boto3.Session:
+        """A new session of boto3 with a region and keys that the server takes."""
+        key, secret = CREDENTIALS.values()
+        return boto3.Session(aws_access_key_id=key, aws_secret_access_key=secret, region_name=REGION)
+
+    def client(self) -> Any:
+        """The client for tables and items, one a server; it tries each call once."""
+        return self._client("dynamodb")
+
+    def streams(self) -> Any:
+        """The client for streams, one a server; it tries each call once."""
+        return self._client("dynamodbstreams")
+
+    def _client(self, service: str) -> Any:
+        if service not in self._clients:
+            once = Config(retries={"mode": "standard", "total_max_attempts": 1})
+            made = self.session().client(service, endpoint_url=self.endpoint_url, config=once)
+            self._clients[service] = made
+        return self._clients[service]
+
+    def create_table(
+        self,
+        name: str,
+        view_type: str | None = "NEW_AND_OLD_IMAGES",
+        sort_key: str | None = None,
+        *,
+        partition_key: str = "pk",
+        types: dict[str, str] | None = None,
+    ) -> str | None:
+        """Create a table and return the ARN of its stream, None without one.
+
+        Args:
+            name: At least three characters.
+            view_type: What the stream carries; None for no stream.
+            sort_key: The second attribute of the key, if it has one.
+            partition_key: The first.
+            types: `N` or `B` for an attribute of the key that is no string.
+        """
+        keys = {partition_key: "HASH"} | ({sort_key: "RANGE"} if sort_key else {})
+        kinds = {key: (types or {}).get(key, "S") for key in keys}
+        view = {"StreamViewType": view_type} if view_type else {}
+        made = self.client().create_table(
+            TableName=name,
+            KeySchema=[{"AttributeName": key, "KeyType": role} for key, role in keys.items()],
+            AttributeDefinitions=[{"AttributeName": key, "AttributeType": kinds[key]} for key in keys],
+            BillingMode="PAY_PER_REQUEST",
+            StreamSpecification={"StreamEnabled": bool(view), **view},
+        )
+        arn: str | None = made["TableDescription"].get("LatestStreamArn")
+        return arn
+
+    def shards(self, stream: str) -> list[dict[str, Any]]:
+        """Every shard of a stream as the service describes it, from all pages."""
+        found: list[dict[str, Any]] = []
+        start: dict[str, str] = {}
+        while True:
+            page = self.streams().describe_stream(StreamArn=stream, **start)["StreamDescription"]
+            found += page["Shards"]
+            if "LastEvaluatedShardId" not in page:
+                return found
+            start = {"ExclusiveStartShardId": page["LastEvaluatedShardId"]}
+
+    def open_shards(self, stream: str) -> list[str]:
+        """The ids of the shards that still take records."""
+        found = self.shards(stream)
+        return [
+            shard["ShardId"] for shard in found if "EndingSequenceNumber" not in shard["SequenceNumberRange"]
+        ]

@@ -1,0 +1,71 @@
+"""Shard splits, which DynamoDB Local cannot make: written into its file while it runs.
+
+The tables `ss` (shards) and `us` (records) are the server's. It puts every record of a stream into the first
+open shard; our trigger moves the record to the open shard that has its key.
+"""
+
+import secrets
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+# A shard that was split, and what comes of it, has a range of hashes; a roll-over by the server hands it on.
+# The hash, 0 to 63, is of the key's last characters: keys that end in a number spread.
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS shard_range (ShardID TEXT PRIMARY KEY, Low INTEGER, High INTEGER);
+CREATE TRIGGER IF NOT EXISTS inherit_range AFTER INSERT ON ss BEGIN
+    INSERT INTO shard_range SELECT NEW.ShardID, Low, High FROM shard_range WHERE ShardID = NEW.ParentShardID;
+END;
+CREATE TRIGGER IF NOT EXISTS route_record AFTER INSERT ON us BEGIN
+    UPDATE us SET ShardID = coalesce((
+        SELECT ss.ShardID FROM ss JOIN shard_range USING (ShardID), (
+            SELECT (37 * unicode(substr(keys, -3)) + 23 * unicode(substr(keys, -4))) % 64 AS hash FROM (
+                SELECT substr(tail, 1, instr(tail, '}}')) AS keys FROM (
+                    SELECT substr(record, instr(record, '"Keys":')) AS tail FROM (
+                        SELECT CAST(NEW.StreamRecord AS TEXT) AS record))))
+        WHERE ss.StreamID = NEW.StreamID AND ss.DeletionDateTime IS NULL AND hash BETWEEN Low AND High
+    ), ShardID) WHERE SequenceNumber = NEW.SequenceNumber;
+END;
+"""
+OPEN = """SELECT StreamID, CreationDateTime, InitialSequenceNumberStart FROM ss
+    WHERE ShardID = ? AND DeletionDateTime IS NULL"""
+CLOSE = """UPDATE ss SET CreationDateTime = min(?1, CreationDateTime), DeletionDateTime = ?1,
+    SequenceNumberEnd = max(InitialSequenceNumberStart,
+        coalesce((SELECT max(SequenceNumber) FROM us WHERE ShardID = ?2), 0)) WHERE ShardID = ?2"""
+NEXT_NUMBER = "SELECT coalesce(max(SequenceNumber), 0) + 1 FROM us"
+RANGE = "SELECT Low, High FROM shard_range WHERE ShardID = ?"
+# The server refuses to roll a stream over that has two open shards of the age for it. One with a birthday in
+# the far future is no candidate, but is read and written as any other: all open shards but one have it.
+UNBORN = 1 << 53
+LONG_UNBORN = 1 << 52  # what is left of it after any travel in time
+
+
+def split_shard(database: Path, shard_id: str, into: int) -> list[str]:
+    """Close an open shard and open children that share its keys; return their ids.
+
+    Raises:
+        ValueError: It is not an open shard.
+    """
+    with closing(sqlite3.connect(database, isolation_level=None)) as sql:
+        sql.executescript(SCHEMA)
+        with sql:
+            sql.execute("BEGIN IMMEDIATE")
+            row = sql.execute(OPEN, [shard_id]).fetchone()
+            if row is None:
+                raise ValueError(f"{shard_id} is not an open shard")
+            stream, created, start = row
+            sql.execute("INSERT OR IGNORE INTO shard_range VALUES (?, 0, 63)", [shard_id])
+            low, high = sql.execute(RANGE, [shard_id]).fetchone()
+            bounds = [low + (high + 1 - low) * part // into for part in range(into + 1)]
+            first = max(start, sql.execute(NEXT_NUMBER).fetchone()[0])
+            now = time.time_ns() // 1_000_000
+            sql.execute(CLOSE, [now, shard_id])
+            children = [f"shardId-{now:020}-{secrets.token_hex(4)}" for _ in range(into)]
+            for part, child in enumerate(children):
+                birth = now if part == 0 and created < LONG_UNBORN else UNBORN
+                shard = [stream, child, birth, first, shard_id]
+                sql.execute("INSERT INTO ss VALUES (?, ?, ?, NULL, ?, NULL, ?)", shard)
+                own = [bounds[part], bounds[part + 1] - 1, child]
+                sql.execute("UPDATE shard_range SET Low = ?, High = ? WHERE ShardID = ?", own)
+    return children

@@ -1,0 +1,235 @@
+"""What each failure of boto3 and of the service means, and that no secret of it gets out."""
+
+import pickle
+
+import pytest
+from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
+
+from multiclouddb_api import ErrorCategory, MulticloudDbError, invalid_request
+from multiclouddb_dynamo.errors import EXPIRED_ITERATOR, GONE, REJECTED, classify, code_of, expired, fault
+from multiclouddb_spi import Fault, InvalidCursor, ProviderFault
+from multiclouddb_spi.failure import to_error
+
+INVALID = ErrorCategory.INVALID_REQUEST
+AUTHENTICATION = ErrorCategory.AUTHENTICATION_FAILED
+AUTHORIZATION = ErrorCategory.AUTHORIZATION_FAILED
+TRANSIENT = ErrorCategory.TRANSIENT_FAILURE
+PERMANENT = ErrorCategory.PERMANENT_FAILURE
+THROTTLED = ErrorCategory.THROTTLED
+TOKEN = "IQoJb3JpZ2luX2VjEXAMPLETOKEN"
+URL = "https://dynamodb.eu-west-1.amazonaws.com/"
+
+# The service's code, its status → category, retryable, a part of the way out.
+CODES = [
+    ("ResourceNotFoundException", 400, ErrorCategory.NOT_FOUND, False, "table's name, the region"),
+    ("TrimmedDataAccessException", 400, ErrorCategory.CHECKPOINT_EXPIRED, False, "24 hours"),
+    ("ExpiredIteratorException", 400, TRANSIENT, True, "15 minutes"),
+    ("LimitExceededException", 400, THROTTLED, True, "two readers"),
+    ("ThrottlingException", 400, THROTTLED, True, "two readers"),
+    ("Throttling", 400, THROTTLED, True, "two readers"),
+    ("ProvisionedThroughputExceededException", 400, THROTTLED, True, "two readers"),
+    ("RequestLimitExceeded", 400, THROTTLED, True, "two readers"),
+    ("TooManyRequestsException", 429, THROTTLED, True, "two readers"),
+    ("InternalServerError", 500, TRANSIENT, True, "try again"),
+    ("InternalFailure", 500, TRANSIENT, True, "try again"),
+    ("ServiceUnavailable", 503, TRANSIENT, True, "try again"),
+    ("ServiceUnavailableException", 503, TRANSIENT, True, "try again"),
+    ("RequestTimeout", 408, TRANSIENT, True, "try again"),
+    ("ValidationException", 400, INVALID, False, "unchanged"),
+    ("SerializationException", 400, INVALID, False, "report"),
+    ("AccessDeniedException", 400, AUTHORIZATION, False, "docs/how-to/dynamodb.md"),
+    ("AccessDenied", 403, AUTHORIZATION, False, "docs/how-to/dynamodb.md"),
+    ("OptInRequired", 403, AUTHORIZATION, False, "docs/how-to/dynamodb.md"),
+    ("UnrecognizedClientException", 400, AUTHENTICATION, False, "credential chain"),
+    ("InvalidSignatureException", 400, AUTHENTICATION, False, "credential chain"),
+    ("IncompleteSignature", 400, AUTHENTICATION, False, "credential chain"),
+    ("IncompleteSignatureException", 400, AUTHENTICATION, False, "credential chain"),
+    ("MissingAuthenticationToken", 403, AUTHENTICATION, False, "credential chain"),
+    ("MissingAuthenticationTokenException", 400, AUTHENTICATION, False, "credential chain"),
+    ("InvalidClientTokenId", 403, AUTHENTICATION, False, "credential chain"),
+    ("ExpiredToken", 400, AUTHENTICATION, False, "credential chain"),
+    ("ExpiredTokenException", 400, AUTHENTICATION, False, "credential chain"),
+    # Codes that nobody has listed, and pages of proxies, whose code is their status.
+    ("NewTroubleException", 400, PERMANENT, False, "report"),
+    ("NewTroubleException", 500, TRANSIENT, True, "try again"),
+    ("NewTroubleException", 503, TRANSIENT, True, "try again"),
+    ("404", 404, PERMANENT, False, "report"),
+    ("500", 500, TRANSIENT, True, "try again"),
+    ("504", 504, TRANSIENT, True, "try again"),
+    ("", 0, PERMANENT, False, "report"),
+]
+# botocore's own → category, retryable, a part of the way out.
+EXCEPTIONS = [
+    (boto.ParamValidationError(report="Invalid length for ShardId"), INVALID, False, "unchanged"),
+    (boto.NoCredentialsError(), AUTHENTICATION, False, "credential chain"),
+    (boto.PartialCredentialsError(provider="env", cred_var="x"), AUTHENTICATION, False, "credential chain"),
+    (boto.CredentialRetrievalError(provider="x", error_msg="x"), AUTHENTICATION, False, "credential chain"),
+    (boto.UnauthorizedSSOTokenError(), AUTHENTICATION, False, "credential chain"),
+    (boto.SSOTokenLoadError(error_msg="x"), AUTHENTICATION, False, "credential chain"),
+    (boto.TokenRetrievalError(provider="sso", error_msg="x"), AUTHENTICATION, False, "credential chain"),
+    (boto.ProfileNotFound(profile="nobody"), AUTHENTICATION, False, "credential chain"),
+    (boto.NoRegionError(), INVALID, False, "dynamo://eu-west-1"),
+    (boto.InvalidRegionError(region_name="eu_west"), INVALID, False, "dynamo://eu-west-1"),
+    (boto.EndpointConnectionError(endpoint_url=URL), TRANSIENT, True, "endpoint_url"),
+    (boto.ConnectTimeoutError(endpoint_url=URL), TRANSIENT, True, "endpoint_url"),
+    (boto.ReadTimeoutError(endpoint_url=URL), TRANSIENT, True, "endpoint_url"),
+    (boto.ConnectionClosedError(endpoint_url=URL), TRANSIENT, True, "endpoint_url"),
+    (boto.ProxyConnectionError(proxy_url="http://proxy"), TRANSIENT, True, "proxy"),
+    (boto.SSLError(endpoint_url=URL, error="x"), TRANSIENT, True, "endpoint_url"),
+    (boto.ResponseStreamingError(error="x"), TRANSIENT, True, "endpoint_url"),
+    (boto.HTTPClientError(error="x"), TRANSIENT, True, "endpoint_url"),
+    (boto.DataNotFoundError(data_path="x"), PERMANENT, False, "report"),
+    (ConnectionResetError(104, "reset"), TRANSIENT, True, "try again"),
+    (TimeoutError("late"), TRANSIENT, True, "try again"),
+    (ResponseParserError("no JSON"), PERMANENT, False, "report"),
+    (KeyError("Table"), PERMANENT, False, "report"),
+    (RuntimeError(), PERMANENT, False, "report"),
+]
+
+
+def answered(code, message="it is so", status=400):
+    """A failure as boto3 raises it for an answer of the service."""
+    return boto.ClientError(
+        {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}},
+        "GetRecords",
+    )
+
+
+def is_one_line(text):
+    return len(text.splitlines()) == 1 and text.isprintable()
+
+
+@pytest.mark.parametrize("vendor_retried", [False, True])
+class TestTable:
+    @pytest.mark.parametrize(("code", "status", "category", "retryable", "way_out"), CODES)
+    def test_a_code(self, code, status, category, retryable, way_out, vendor_retried):
+        found = classify(answered(code, status=status), vendor_retried=vendor_retried)
+        assert (found.category, found.retryable, found.code) == (category, retryable, code)
+        assert found.vendor_retried is (retryable and vendor_retried)
+        assert found.message.startswith(f"GetRecords: {code}")
+        assert way_out in found.message
+
+    @pytest.mark.parametrize(("error", "category", "retryable", "way_out"), EXCEPTIONS, ids=repr)
+    def test_an_exception(self, error, category, retryable, way_out, vendor_retried):
+        found = classify(error, vendor_retried=vendor_retried)
+        assert (found.category, found.retryable) == (category, retryable)
+        assert found.vendor_retried is (retryable and vendor_retried)
+        assert way_out in found.message
+        assert is_one_line(found.message)
+
+    @pytest.mark.parametrize(
+        ("asked", "seconds"),
+        [("2", 2.0), ("0.5", 0.5), ("-3", 0.0), ("soon", None), ("", None), (None, None)],
+    )
+    def test_the_service_may_ask_to_wait(self, asked, seconds, vendor_retried):
+        headers = {} if asked is None else {"retry-after": asked}
+        error = answered("ThrottlingException")
+        error.response["ResponseMetadata"]["HTTPHeaders"] = headers
+        assert classify(error, vendor_retried=vendor_retried).retry_after == seconds
+
+    def test_what_was_classified_already_stays_as_it_is(self, vendor_retried):
+        ours = fault(THROTTLED, "slowly", retryable=True)
+        assert classify(ours, vendor_retried=vendor_retried) is ours.fault
+        error = classify(invalid_request("region", "is odd", "mend it"), vendor_retried=vendor_retried)
+        assert (error.category, error.message, error.retryable) == (INVALID, "region: is odd; mend it", False)
+
+    def test_a_position_that_is_none(self, vendor_retried):
+        found = classify(InvalidCursor("7 is none"), vendor_retried=vendor_retried)
+        assert (found.category, found.retryable) == (INVALID, False)
+        assert "7 is none" in found.message
+
+
+class TestText:
+    @pytest.mark.parametrize(
+        "message",
+        ["first\nsecond", "first\r\n\r\nsecond", "\n first", "first\x85second", "first\u2028second"],
+    )
+    def test_a_message_of_several_lines_is_cut_to_one(self, message):
+        found = classify(answered("ValidationException", message))
+        assert "first" in found.message
+        assert "second" not in found.message
+        assert is_one_line(found.message)
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            answered("ValidationException", "long " * 10_000),
+            boto.ParamValidationError(report="long " * 10_000),
+            OSError("long " * 10_000),
+            RuntimeError("long " * 10_000),
+        ],
+        ids=lambda error: type(error).__name__,
+    )
+    def test_a_long_message_is_cut(self, error):
+        assert len(classify(error).message) < 700
+
+    @pytest.mark.parametrize(
+        "error",
+        [OSError("one\ntwo"), RuntimeError("one\ntwo"), boto.HTTPClientError(error="one\ntwo")],
+        ids=repr,
+    )
+    def test_others_are_on_one_line_too(self, error):
+        assert is_one_line(classify(error).message)
+
+    @pytest.mark.parametrize("message", ["", " ", "\n"])
+    def test_no_message(self, message):
+        found = classify(answered("AccessDeniedException", message))
+        assert found.message.startswith("GetRecords: AccessDeniedException; ")
+
+    def test_an_answer_without_anything(self):
+        found = classify(boto.ClientError({}, "GetRecords"))
+        assert (found.category, found.code) == (PERMANENT, "")
+        assert code_of(boto.ClientError({}, "GetRecords")) == ""
+
+
+class TestSecrets:
+    """The service quotes the request whose signature is wrong, headers included."""
+
+    MESSAGE = (
+        "The request signature we calculated does not match the signature you provided.\n\n"
+        "The Canonical String for this request should have been\n'POST\n/\n\nhost:dynamodb\n"
+        f"x-amz-security-token:{TOKEN}\n'"
+    )
+
+    @pytest.mark.parametrize(
+        "code", ["InvalidSignatureException", "IncompleteSignature", "IncompleteSignatureException"]
+    )
+    @pytest.mark.parametrize("message", [MESSAGE, MESSAGE.replace("\n", " ")], ids=["lines", "one line"])
+    def test_a_session_token_does_not_get_out(self, code, message):
+        cause = answered(code, message)
+        found = classify(cause)
+        assert TOKEN not in found.message
+        assert found.category == AUTHENTICATION
+        error = to_error("dynamo", "read_changes", found, cause)
+        assert error.detail.native_class == "botocore.exceptions.ClientError"
+        assert error.detail.native_code == code
+        for text in (str(error), repr(error), repr(error.detail), str(pickle.dumps(error))):
+            assert TOKEN not in text
+
+    def test_the_text_of_other_failures_is_kept(self):
+        cause = answered("AccessDeniedException", "User: arn:aws:iam::1:user/me is not authorized")
+        error = to_error("dynamo", "read_changes", classify(cause), cause)
+        assert "arn:aws:iam::1:user/me" in error.detail.native_text
+        assert "arn:aws:iam::1:user/me" in error.message
+
+
+class TestNames:
+    def test_codes(self):
+        assert code_of(answered("ThrottlingException")) == "ThrottlingException"
+        assert code_of(boto.ParamValidationError(report="x")) in REJECTED
+        assert code_of(answered("ValidationException")) in REJECTED
+        assert code_of(answered("TrimmedDataAccessException")) in GONE
+        assert code_of(answered("ResourceNotFoundException")) in GONE
+        assert code_of(answered("ExpiredIteratorException")) == EXPIRED_ITERATOR
+        assert code_of(KeyError("Code")) == code_of(boto.NoRegionError()) == ""
+
+    def test_faults_of_our_own(self):
+        made = expired("records were trimmed")
+        assert isinstance(made, ProviderFault)
+        assert made.fault.category == ErrorCategory.CHECKPOINT_EXPIRED
+        assert not made.fault.retryable
+        assert "24 hours" in made.fault.message
+        assert "SkipToOldest()" in made.fault.message
+        assert fault(INVALID, "wrong").fault == Fault(INVALID, "wrong")
+        assert isinstance(to_error("dynamo", "read_changes", made.fault, made), MulticloudDbError)

@@ -1,0 +1,61 @@
+"""The whole conformance suite on DynamoDB Local, read with the unmodified boto3."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from multiclouddb_conformance.us8 import *  # noqa: F403
+
+from .harness import DynamoHarness
+from .servers.local import LocalDynamo
+
+SERVERS = []
+FOLDERS = []
+
+
+class LocalHarness(DynamoHarness):
+    """One server for the tests of a worker, until one of them has moved its clock."""
+
+    moved = False
+
+    can_poison = False  # it cannot be made to send a record that is damaged
+    can_idle_moves = False  # the position in a shard is that of its last record
+
+    value_types = DynamoHarness.value_types - {"empty text"}  # this old server refuses it
+
+    def open(self):
+        if not SERVERS:
+            FOLDERS.append(Path(tempfile.mkdtemp()))
+            SERVERS.append(LocalDynamo(FOLDERS[-1]))
+        self.server = SERVERS[0]
+
+    can_read_past_trim = False  # whether anything was trimmed behind a position is not told
+
+    def trim(self, address):
+        """Close every open shard, for an open one is not trimmed, and let a day pass."""
+        arn = self.dynamodb.describe_table(TableName=address.collection)["Table"]["LatestStreamArn"]
+        for shard in self.server.open_shards(arn):
+            self.server.split(shard, 1)
+        self.server.dilate_time(25)
+        self.moved = True
+
+    def close(self):
+        if self.moved:
+            stop()
+
+
+def stop():
+    while SERVERS:
+        SERVERS.pop().close()
+        shutil.rmtree(FOLDERS.pop())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_server():
+    yield
+    stop()
+
+
+HARNESS = LocalHarness

@@ -1,0 +1,123 @@
+"""The whole conformance suite on the scripted server: troubles happen at the wire, to unmodified boto3."""
+
+from multiclouddb_conformance.faults import (
+    ChildrenFirst,
+    DropMidPage,
+    ExpireIterator,
+    LateChildren,
+    ServerFailure,
+    Silent,
+    Slow,
+    SplitMidPage,
+    Throttle,
+    Trimmed,
+)
+from multiclouddb_conformance.scripted.dynamo import Order, ScriptedStreams
+from multiclouddb_conformance.us8 import *  # noqa: F403
+
+from .harness import DynamoHarness, typed
+from .servers.server import Server
+
+READ = "GetRecords"
+
+
+class Scripted(Server):
+    """The scripted server as the other servers of these tests are used."""
+
+    def __init__(self) -> None:
+        """Start it."""
+        self.script = ScriptedStreams()
+        super().__init__(self.script.__enter__().endpoint_url)
+
+    def close(self) -> None:
+        """Stop it."""
+        super().close()
+        self.script.stop()
+
+
+class ScriptedHarness(DynamoHarness):
+    """A server a test."""
+
+    expiry_updates = 0
+    can_idle_moves = False
+
+    def open(self):
+        self.server = Scripted()
+        self.script = self.server.script
+        self.tables = []
+
+    def close(self):
+        self.server.close()
+
+    def make_table(self, table, kind, partitions):
+        self.script.habits.initial_shards = partitions
+        self.tables.append(table)
+        return super().make_table(table, kind, 1)
+
+    def split(self, address, partition_id):
+        self.script.split(self.native_id(partition_id))
+
+    def trim(self, address):
+        """A day passes."""
+        self.script.advance(25 * 3600)
+
+    def poison(self, address, key):
+        self.script.poison(address.collection, {"id": typed(key)})
+
+    def expire(self, address, key):
+        self.script.expire_item(address.collection, {"id": typed(key)})
+
+    def now(self):
+        return self.script.clock.now()
+
+    def troubled(self, script, act):
+        """The trouble is over when the client is closed."""
+        client = self.connect()
+        close = client.close
+
+        def end():
+            self.script.troubles.end()
+            self.hide_children(0)
+            close()
+
+        client.close = end
+        self.trouble(script, act)
+        return client
+
+    def hide_children(self, calls):
+        """Those that are there and those that come."""
+        self.script.habits.late_children = calls
+        for table in self.tables:
+            for shard in self.script.shards(table):
+                if not shard.is_open:
+                    self.script.hide_children(shard.shard_id, calls)
+
+    def trouble(self, script, act):
+        troubles, habits = self.script.troubles, self.script.habits
+        match script:
+            case Throttle(retry_after, times):
+                troubles.fail(READ, "ThrottlingException", times, every=2, retry_after=retry_after)
+            case ServerFailure(times, partition_id):
+                shard = self.native_id(partition_id) if partition_id else None
+                troubles.fail(
+                    READ, "InternalServerError", times, every=1 if times is None else 2, shard=shard
+                )
+            case DropMidPage(times):
+                troubles.drop(READ, times, mid_body=True, with_records=True, every=2)
+            case Slow(seconds):
+                troubles.delay(READ, seconds)
+            case Silent(from_the_start):
+                troubles.hang(None if from_the_start else READ)
+            case ExpireIterator(times):
+                troubles.expire(times)
+            case SplitMidPage() | Trimmed():
+                troubles.act(act)
+            case ChildrenFirst():
+                habits.order = Order.CHILDREN_FIRST
+            case LateChildren(calls):
+                self.hide_children(calls)
+            case _:
+                raise NotImplementedError(script)
+
+
+HARNESS = ScriptedHarness
