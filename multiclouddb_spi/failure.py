@@ -62,7 +62,7 @@ def to_error(
         retryable=fault.retryable,
         native_class=None if native is None else f"{type(native).__module__}.{type(native).__qualname__}",
         native_code=fault.code,
-        native_text=None if native is None else str(native),
+        native_text=None if native is None or fault.confidential else str(native),
         oldest_position=oldest_position,
     )
     return MulticloudDbError(message, detail)

@@ -23,6 +23,7 @@ class Fault:
         retry_after: Seconds that the service asked to wait, or None.
         vendor_retried: True when the vendor's client has already retried this call: the engine
             adds no retry of its own on top.
+        confidential: True when the vendor's text may quote a secret: the user's error is without it.
     """
 
     category: ErrorCategory
@@ -31,6 +32,7 @@ class Fault:
     retryable: bool = False
     retry_after: float | None = None
     vendor_retried: bool = False
+    confidential: bool = False
 
 
 class ProviderFault(Exception):  # noqa: N818

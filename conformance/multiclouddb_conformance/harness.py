@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn
@@ -103,6 +103,7 @@ class Harness(ABC):
         patience_seconds: How long to wait for what was written to be shown, at most.
         idle_pages: So many idle pages in a row mean the end; more than 1 where the service shows
             what was written only after a while.
+        rounding: To what the service rounds the times of events down.
         expiry_updates: How many changes `expire` makes before the delete.
         value_types: Which values of `multiclouddb_conformance.values` documents keep exactly.
         key_types: Which of them may be keys.
@@ -116,6 +117,7 @@ class Harness(ABC):
     precision_seconds: ClassVar[float] = 0.0
     patience_seconds: ClassVar[float] = 30.0
     idle_pages: ClassVar[int] = 1
+    rounding: ClassVar[timedelta] = timedelta()
     expiry_updates: ClassVar[int] = 0
     value_types: ClassVar[frozenset[str]] = frozenset(VALUES)
     key_types: ClassVar[frozenset[str]] = frozenset(KEYS)

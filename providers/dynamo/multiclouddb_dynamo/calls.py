@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Mapping
@@ -171,7 +172,8 @@ class Calls:
         date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
         if date is not None and date != self._date:
             self._date = date
-            self._ahead = parsedate_to_datetime(date).astimezone(UTC) - datetime.now(UTC)
+            with contextlib.suppress(ValueError):  # a proxy's, perhaps
+                self._ahead = parsedate_to_datetime(date).astimezone(UTC) - datetime.now(UTC)
 
     def _told(self, answer: dict[str, Any]) -> dict[str, Any]:
         self.hear(answer)
@@ -191,7 +193,7 @@ class Calls:
         try:
             customized_response_dict.update(orjson.loads(response_dict["body"]))
         except (orjson.JSONDecodeError, TypeError, ValueError):
-            return  # botocore says what is wrong with it
+            return  # botocore makes an empty object of it, see _whole
         response_dict["body"] = b"{}"
 
 

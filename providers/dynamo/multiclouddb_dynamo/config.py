@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import attrs
 import boto3
@@ -122,7 +122,9 @@ class DynamoConfig:
 def _parsed(url: object) -> dict[str, Any]:
     if not isinstance(url, str):
         raise invalid_request("connection.url", f"must be text, not {type(url).__name__}", _URL)
-    parts = urlsplit(url)
+    parts = _split(url)
+    if parts is None:
+        raise invalid_request("connection.url", "is no address", _URL)
     if parts.scheme != "dynamo":
         raise invalid_request("connection.url", f"has the scheme {parts.scheme!r}", _URL)
     if "@" in parts.netloc:
@@ -145,6 +147,16 @@ def _parsed(url: object) -> dict[str, Any]:
     return found
 
 
+def _split(url: str) -> SplitResult | None:
+    """The parts of a URL; None when it is none, its port included."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return None
+    return parts
+
+
 def _merged(found: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
     for name in found:
         if name in others:
@@ -162,8 +174,8 @@ def _check_texts(options: Mapping[str, Any]) -> None:
     endpoint = options.get("endpoint_url")
     if endpoint is None:
         return
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    parts = _split(endpoint)
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
         raise invalid_request(
             "connection.endpoint_url", "is no http or https address", "write it like 'http://localhost:8000'"
         )

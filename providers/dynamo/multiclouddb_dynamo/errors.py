@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import attrs
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -14,6 +15,7 @@ from botocore.exceptions import (
     NoRegionError,
     ParamValidationError,
     PartialCredentialsError,
+    ProfileNotFound,
     SSOError,
     TokenRetrievalError,
 )
@@ -50,6 +52,7 @@ _SLOWER: Final = (
     "read with fewer processes: a shard serves two readers at a time, DescribeStream ten calls a second"
 )
 _LATER: Final = "the service is in trouble; try again"
+_MOST_TEXT: Final = 300
 _OURS: Final = "this should not happen; please report it with the text of this error"
 
 _AUTHENTICATION: Final = (ErrorCategory.AUTHENTICATION_FAILED, False, _WHO)
@@ -83,6 +86,7 @@ _CODES: Final[dict[str, tuple[ErrorCategory, bool, str]]] = {
     "UnrecognizedClientException": _AUTHENTICATION,
     "InvalidSignatureException": _AUTHENTICATION,
     "IncompleteSignature": _AUTHENTICATION,
+    "IncompleteSignatureException": _AUTHENTICATION,
     "MissingAuthenticationToken": _AUTHENTICATION,
     "MissingAuthenticationTokenException": _AUTHENTICATION,
     "InvalidClientTokenId": _AUTHENTICATION,
@@ -102,7 +106,9 @@ _CODES: Final[dict[str, tuple[ErrorCategory, bool, str]]] = {
     "RequestTimeoutException": _UNAVAILABLE,
 }
 # Their text may quote the request that was signed, and with it a session token.
-_SIGNED: Final = frozenset({"InvalidSignatureException", "IncompleteSignature"})
+_SIGNED: Final = frozenset(
+    {"InvalidSignatureException", "IncompleteSignature", "IncompleteSignatureException"}
+)
 
 
 def fault(category: ErrorCategory, message: str, *, retryable: bool = False) -> ProviderFault:
@@ -149,9 +155,15 @@ def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
         case BotoCoreError():
             return _client_fault(error, vendor_retried)
         case OSError():
-            return _fault(_UNAVAILABLE, f"{type(error).__name__}: {error}", None, vendor_retried)
+            return _fault(_UNAVAILABLE, _short(f"{type(error).__name__}: {error}"), None, vendor_retried)
         case _:
-            return Fault(ErrorCategory.PERMANENT_FAILURE, f"{type(error).__name__}: {error}; {_OURS}")
+            text = _short(f"{type(error).__name__}: {error}")
+            return Fault(ErrorCategory.PERMANENT_FAILURE, f"{text}; {_OURS}")
+
+
+def _short(text: str) -> str:
+    """On one line, and not too long."""
+    return " ".join(text.split())[:_MOST_TEXT]
 
 
 def _fault(
@@ -172,8 +184,9 @@ def _service_fault(error: ClientError, vendor_retried: bool) -> Fault:
     if row is None:
         row = _UNAVAILABLE if status >= 500 else (ErrorCategory.PERMANENT_FAILURE, False, _OURS)
     text = "" if code in _SIGNED else str(error.response.get("Error", {}).get("Message", "")).strip()
-    words = f"{error.operation_name}: {code}" + (f" ({text.splitlines()[0][:300]})" if text else "")
-    return _fault(row, words, code, vendor_retried, _retry_after(error))
+    words = f"{error.operation_name}: {code}" + (f" ({text.splitlines()[0][:_MOST_TEXT]})" if text else "")
+    found = _fault(row, words, code, vendor_retried, _retry_after(error))
+    return attrs.evolve(found, confidential=code in _SIGNED)
 
 
 def _retry_after(error: ClientError) -> float | None:
@@ -186,11 +199,11 @@ def _retry_after(error: ClientError) -> float | None:
 
 
 def _client_fault(error: BotoCoreError, vendor_retried: bool) -> Fault:
-    text, code = " ".join(str(error).split()), type(error).__name__
+    text, code = _short(str(error)), type(error).__name__
     match error:
         case NoCredentialsError() | PartialCredentialsError() | CredentialRetrievalError():
             return _fault(_AUTHENTICATION, text, code, False)
-        case SSOError() | TokenRetrievalError():
+        case SSOError() | TokenRetrievalError() | ProfileNotFound():
             return _fault(_AUTHENTICATION, text, code, False)
         case NoRegionError() | InvalidRegionError():
             row = (ErrorCategory.INVALID_REQUEST, False, "name the region: dynamo://eu-west-1")

@@ -15,7 +15,7 @@ import orjson
 
 from multiclouddb_api import ChangeEvent, ChangeType, ResourceAddress
 from multiclouddb_api.key import trusted_key
-from multiclouddb_dynamo.position import After, cursor_of
+from multiclouddb_dynamo.position import MOST_SECONDS, After, cursor_of
 from multiclouddb_dynamo.values import decode, decode_map, json_map
 from multiclouddb_spi import RecordFault
 
@@ -30,7 +30,7 @@ _TYPES: Final = {"INSERT": ChangeType.CREATE, "MODIFY": ChangeType.UPDATE, "REMO
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST_DIGITS: Final = 40
 # What a record that is no record makes of the code below.
-_DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
+_DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
 
 
 @attrs.frozen
@@ -73,7 +73,7 @@ def seconds_of(record: Record) -> float | None:
     moment = record["dynamodb"].get("ApproximateCreationDateTime")
     if isinstance(moment, datetime):
         return moment.timestamp()
-    return moment if isinstance(moment, int | float) and moment >= 0 else None
+    return moment if isinstance(moment, int | float) and 0 <= moment <= MOST_SECONDS else None
 
 
 def order_key(seq: str) -> str:

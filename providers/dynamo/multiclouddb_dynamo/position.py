@@ -14,6 +14,7 @@ at it is refused then as if it were trimmed.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
@@ -24,6 +25,7 @@ from multiclouddb_spi import Cursor, InvalidCursor, Position
 
 __all__ = [
     "EARLY_SECONDS",
+    "MOST_SECONDS",
     "After",
     "Horizon",
     "Latest",
@@ -42,7 +44,8 @@ EARLY_SECONDS: Final = 120
 the time of a record down (to the second, DynamoDB Local to the minute), and two machines' clocks differ."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MOST_SECONDS: Final = 253_402_300_799  # the end of the year 9999
+MOST_SECONDS: Final = 253_402_300_799
+"""The end of the year 9999."""
 _MOST_DIGITS: Final = 40  # botocore's bound
 _MOST_ITERATOR: Final = 2048  # the service model's bound
 
@@ -137,7 +140,7 @@ def place_of(cursor: Cursor) -> Place:
         case [str() as seq, (int() | None) as time] if _is_seq(seq) and _is_time(time):
             return After(seq, time)
         case _:
-            raise InvalidCursor(f"{str(cursor)[:60]} is no sequence number and time")
+            raise InvalidCursor(f"{reprlib.repr(cursor)[:60]} is no sequence number and time")
 
 
 def _is_seq(seq: str) -> bool:
@@ -145,7 +148,7 @@ def _is_seq(seq: str) -> bool:
 
 
 def _is_time(time: int | None) -> bool:
-    return time is None or (type(time) is int and 0 <= time <= _MOST_SECONDS)
+    return time is None or (type(time) is int and 0 <= time <= MOST_SECONDS)
 
 
 def _is_iterator(iterator: str) -> bool:

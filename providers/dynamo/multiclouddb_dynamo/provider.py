@@ -237,7 +237,8 @@ class DynamoFeed(Feed):
         ]
         iterators = self._latest(live)
         if len(live) > _MOST_ITERATORS:
-            self._stream.iterators.update(iterators)
+            for name, iterator in iterators.items():
+                self._stream.kept.put(name, since, iterator)
             iterators = {}
         seeds = [
             Seed(shard.shard_id, (), cursor_of(Latest(since, iterators.get(shard.shard_id))))

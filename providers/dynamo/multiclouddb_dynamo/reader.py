@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -39,9 +41,10 @@ from multiclouddb_spi import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DynamoBatch", "DynamoReader", "Stream"]
+__all__ = ["DynamoBatch", "DynamoReader", "KeptIterators", "Stream"]
 
 _MOST_RECORDS: Final = 1000  # the service's bound on Limit
+_ITERATOR_SECONDS: Final = 15 * 60
 _RETENTION_SECONDS: Final = 24 * 3600
 # A start at Beginning has to get to each shard in that time: what is trimmed meanwhile is not missed.
 _START_SECONDS: Final = 3600
@@ -57,6 +60,30 @@ _SWELLING: Final = 6
 _RECORD_BYTES: Final = 4096
 
 
+class KeptIterators:
+    """Iterators that stand at the end of shards as of a `Now`, where there are too many for its token.
+
+    They are of one process and live as long as the service lets them; without its iterator a shard is walked.
+    """
+
+    def __init__(self) -> None:
+        self._iterators: OrderedDict[tuple[str, int], tuple[str, float]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def put(self, shard_id: str, since: int, iterator: str) -> None:
+        """Keep one; of two starts in one second the earlier iterator serves both."""
+        with self._lock:
+            self._iterators.setdefault((shard_id, since), (iterator, time.monotonic()))
+            oldest = time.monotonic() - _ITERATOR_SECONDS
+            while self._iterators and next(iter(self._iterators.values()))[1] < oldest:
+                self._iterators.popitem(last=False)
+
+    def take(self, shard_id: str, since: int) -> str | None:
+        """The iterator of a position, for one reader."""
+        with self._lock:
+            return self._iterators.pop((shard_id, since), (None, 0.0))[0]
+
+
 @attrs.frozen(eq=False)
 class Stream:
     """What the readers of one feed share.
@@ -66,15 +93,14 @@ class Stream:
         arn: The stream.
         shards: Its shards.
         missing: Says why a shard is not there.
-        iterators: Shard → an iterator that stands at the end of it as of `Now`, for positions that have none
-            in their token because there are too many.
+        kept: Iterators of `Now` that are in no token.
     """
 
     calls: Calls
     arn: str
     shards: ShardMap
     missing: Callable[[str], ProviderFault]
-    iterators: dict[str, str] = attrs.field(factory=dict)
+    kept: KeptIterators = attrs.field(factory=KeptIterators)
 
     def seconds(self) -> int:
         """The service's clock, in whole seconds since 1970."""
@@ -161,9 +187,10 @@ class DynamoReader(Reader):
 
     def close(self) -> None:
         """Leave the iterator of an untouched `Now` for the next reader of this shard."""
-        untouched = isinstance(self._place, Latest) and self._place.iterator is None and not self._walks
-        if untouched and self._iterator is not None:
-            self._stream.iterators[self._view.shard_id] = self._iterator
+        if not isinstance(self._place, Latest) or self._place.iterator is not None or self._walks:
+            return
+        if self._iterator is not None:
+            self._stream.kept.put(self._view.shard_id, self._place.since, self._iterator)
 
     # -- Calls
 
@@ -205,8 +232,8 @@ class DynamoReader(Reader):
         match self._place:
             case Latest(_, str() as iterator, _):
                 return iterator
-            case Latest(_, _, walked):
-                kept = self._stream.iterators.pop(shard_id, None) if walked is None else None
+            case Latest(since, _, walked):
+                kept = self._stream.kept.take(shard_id, since) if walked is None else None
                 if kept is not None:
                     return kept
                 self._walks, self._looks, seq = True, _LOOKS, walked
@@ -231,8 +258,8 @@ class DynamoReader(Reader):
             case Horizon(since):
                 return self._stream.seconds() - since > _START_SECONDS
             case _:
-                time = seconds_at(place)
-                return time is not None and self._stream.seconds() - time > _RETENTION_SECONDS
+                seconds = seconds_at(place)
+                return seconds is not None and self._stream.seconds() - seconds > _RETENTION_SECONDS
 
     def _translated(self, code: str) -> ProviderFault | None:
         shard_id = self._view.shard_id
@@ -302,9 +329,9 @@ class DynamoReader(Reader):
         if isinstance(self._outcome, Continue) and not records:
             batch.caught_up = False if looked <= 0 else None
             batch.poll_after = min(_MOST_PAUSE, _FIRST_PAUSE * 2 ** min(looked - 1, 8)) if looked > 0 else 0.0
-        time = seconds_at(self._place)
-        if time is not None:
-            batch.watermark = datetime.fromtimestamp(time, UTC)
+        seconds = seconds_at(self._place)
+        if seconds is not None:
+            batch.watermark = datetime.fromtimestamp(seconds, UTC)
             age = (self._stream.calls.now() - batch.watermark).total_seconds()
             batch.headroom = max(0.0, _RETENTION_SECONDS - max(0.0, age))
         return batch

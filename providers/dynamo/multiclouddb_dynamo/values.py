@@ -19,6 +19,10 @@ from multiclouddb_api.codec import JsonValue
 __all__ = ["decode", "decode_map", "json_map"]
 
 _INT64: Final = 2**63
+# DynamoDB has 38 digits and powers of ten from -130 to 125. What is far beyond is
+# damage, and making an int of it may take for ever.
+_MOST_NUMBER: Final = 400
+_MOST_POWER: Final = 400
 
 
 def decode(value: Mapping[str, Any]) -> Any:
@@ -29,16 +33,18 @@ def decode(value: Mapping[str, Any]) -> Any:
     Raises:
         ValueError: It is no attribute value (or `KeyError`, `TypeError`, `ArithmeticError`).
     """
-    ((tag, raw),) = value.items()
-    return _DECODERS[tag](raw)
+    (tag,) = value
+    return _DECODERS[tag](value[tag])
 
 
 def decode_map(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """A document or a key: name → value."""
     found = {}
     for name, value in attributes.items():
-        ((tag, raw),) = value.items()
-        found[name] = _DECODERS[tag](raw)
+        (tag,) = value
+        raw = value[tag]
+        # Most values are texts: they need no call.
+        found[name] = raw if tag == "S" and type(raw) is str else _DECODERS[tag](raw)
     return found
 
 
@@ -49,11 +55,13 @@ def _text(raw: Any) -> str:
 
 
 def _number(raw: Any) -> int | Decimal:
+    if type(raw) is not str or len(raw) > _MOST_NUMBER:
+        raise TypeError("not a number's text")
     try:
         return int(raw)
     except ValueError:
         number = Decimal(raw)
-    if not number.is_finite():
+    if not number.is_finite() or abs(number.adjusted()) > _MOST_POWER:
         raise ValueError("not a number")
     return int(number) if number == number.to_integral_value() else number
 
@@ -73,12 +81,18 @@ def _null(_: Any) -> None:
 
 
 def _list(raw: Any) -> list[Any]:
-    return [decode(value) for value in raw]
+    return [decode(value) for value in _elements(raw)]
+
+
+def _elements(raw: Any) -> list[Any]:
+    if type(raw) is not list:
+        raise TypeError("not a list")
+    return raw
 
 
 def _set_of(one: Callable[[Any], Any]) -> Callable[[Any], frozenset[Any]]:
     def decode_set(raw: Any) -> frozenset[Any]:
-        return frozenset(one(value) for value in raw)
+        return frozenset(one(value) for value in _elements(raw))
 
     return decode_set
 
@@ -105,15 +119,16 @@ def json_map(attributes: Mapping[str, Any]) -> dict[str, JsonValue]:
     found = {}
     marked = False
     for name, value in attributes.items():
-        ((tag, raw),) = value.items()
-        found[name] = _JSON[tag](raw)
+        (tag,) = value
+        raw = value[tag]
+        found[name] = raw if tag == "S" and type(raw) is str else _JSON[tag](raw)
         marked = marked or name[:1] == "$"
     return {"$map": found} if marked else found
 
 
 def _json(value: Mapping[str, Any]) -> JsonValue:
-    ((tag, raw),) = value.items()
-    return _JSON[tag](raw)
+    (tag,) = value
+    return _JSON[tag](value[tag])
 
 
 def _json_number(raw: Any) -> JsonValue:
@@ -128,7 +143,7 @@ def _json_bytes(raw: Any) -> JsonValue:
 
 
 def _json_list(raw: Any) -> JsonValue:
-    return [_json(value) for value in raw]
+    return [_json(value) for value in _elements(raw)]
 
 
 def _json_set(tag: str) -> Callable[[Any], JsonValue]:

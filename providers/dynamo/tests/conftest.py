@@ -15,3 +15,10 @@ def credentials(monkeypatch, tmp_path_factory):
         monkeypatch.setenv(name, str(nowhere))
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """An empty shard is asked again soon: there is no service to spare."""
+    monkeypatch.setattr("multiclouddb_dynamo.reader._FIRST_PAUSE", 0.005)
+    monkeypatch.setattr("multiclouddb_dynamo.reader._MOST_PAUSE", 0.02)

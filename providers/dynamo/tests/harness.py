@@ -104,14 +104,6 @@ class DynamoHarness(Harness):
             time.sleep(0.002)
             self.dynamodb.delete_table(TableName=address.collection)
 
-    expiry_updates = 1
-
-    def expire(self, address, key):
-        """Its time is over; the service looks every few seconds."""
-        self.server.expire_by(address.collection, "ttl")
-        item = {"id": typed(key), "ttl": {"N": str(int(time.time()) - 60)}}
-        self.dynamodb.put_item(TableName=address.collection, Item=item)
-
     @staticmethod
     def native_id(partition_id):
         return partition_id.split(":", 2)[2]

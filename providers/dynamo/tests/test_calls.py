@@ -369,12 +369,32 @@ class TestClock:
         assert ours.records("it", 7, native=False)["Records"]
         assert not ours.tells_time
 
-    def test_it_is_looked_at_again_when_it_is_old(self, service, ours, clock):
-        for passed, ahead in ((0, 0), (1, 0), (10, 100)):
-            clock.now += passed
-            service.date = formatdate(time.time() + (100 if passed else 0), usegmt=True)
+    def test_it_follows_the_service_s(self, service, ours):
+        for ahead in (0, 100, -50):
+            service.date = formatdate(time.time() + ahead, usegmt=True)
             ours.records("it", 7, native=False)
             assert seconds_ahead(ours) == pytest.approx(ahead, abs=2)
+
+    def test_a_date_that_stands_still_does_not_stop_it(self, service, ours, monkeypatch):
+        """A date is in whole seconds: the first answer of a second tells it best."""
+        passed = 0.0
+
+        class Passing(datetime):
+            @classmethod
+            def now(cls, zone):
+                return datetime.fromtimestamp(SECONDS + passed, zone)
+
+        monkeypatch.setattr(module, "datetime", Passing)
+        service.date = formatdate(SECONDS, usegmt=True)
+        for passed in (0.0, 0.4, 0.9):
+            ours.records("it", 7, native=False)
+            assert ours.now().timestamp() == pytest.approx(SECONDS + passed)
+
+    def test_a_refusal_tells_it_too(self, ours):
+        ours.hear({"ResponseMetadata": {"HTTPHeaders": {"date": formatdate(time.time() + 500, usegmt=True)}}})
+        assert seconds_ahead(ours) == pytest.approx(500, abs=2)
+        ours.hear({})
+        assert seconds_ahead(ours) == pytest.approx(500, abs=2)
 
     def test_every_call_tells_it(self, service, clients):
         service.date = formatdate(time.time() + 500, usegmt=True)

@@ -198,4 +198,6 @@ class TestJoin:
         assert join([Start(5), Horizon(7)]) == Start(5)
         assert join([Start(5), Start(9)]) == Start(9)
         assert join([Start(None), Start(9)]) == Start(9)
+        assert join([Horizon(7), Start(None)]) == Start(None)
+        assert join([Latest(5000), Start(9)]) == Start(9)
         assert join([Horizon(7)]) == Horizon(7)

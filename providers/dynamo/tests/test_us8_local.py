@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from multiclouddb_conformance.us8 import *  # noqa: F403
 from .harness import DynamoHarness
 from .servers.local import LocalDynamo
 
+pytestmark = pytest.mark.usefixtures("hasty")
+
 SERVERS = []
 FOLDERS = []
 
@@ -19,6 +22,8 @@ class LocalHarness(DynamoHarness):
     """One server for the tests of a worker, until one of them has moved its clock."""
 
     moved = False
+    rounding = timedelta(minutes=1)
+    can_expire = False  # it can, after half a minute on a busy day: see test_local.py
 
     can_poison = False  # it cannot be made to send a record that is damaged
     can_idle_moves = False  # the position in a shard is that of its last record

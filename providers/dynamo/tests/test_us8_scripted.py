@@ -1,5 +1,9 @@
 """The whole conformance suite on the scripted server: troubles happen at the wire, to unmodified boto3."""
 
+from datetime import timedelta
+
+import pytest
+
 from multiclouddb_conformance.faults import (
     ChildrenFirst,
     DropMidPage,
@@ -17,6 +21,8 @@ from multiclouddb_conformance.us8 import *  # noqa: F403
 
 from .harness import DynamoHarness, typed
 from .servers.server import Server
+
+pytestmark = pytest.mark.usefixtures("hasty")
 
 READ = "GetRecords"
 
@@ -38,7 +44,8 @@ class Scripted(Server):
 class ScriptedHarness(DynamoHarness):
     """A server a test."""
 
-    expiry_updates = 0
+    can_read_past_trim = False  # nothing tells whether more was trimmed behind a position
+    rounding = timedelta(seconds=1)
     can_idle_moves = False
 
     def open(self):

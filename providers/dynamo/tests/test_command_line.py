@@ -1,0 +1,383 @@
+"""The command line on DynamoDB: real processes, killed and started again."""
+
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from multiclouddb_api import event_from_json
+
+from .servers.local import LocalDynamo
+from .servers.server import CREDENTIALS
+from .test_us8_scripted import Scripted
+
+PROGRAM = [sys.executable, "-m", "multiclouddb_cli"]
+SOON = 60.0
+TABLE = "orders"
+SECRET = CREDENTIALS["AWS_SECRET_ACCESS_KEY"]
+
+
+def url_of(server):
+    return f"dynamo://eu-west-1?endpoint_url={server.endpoint_url}"
+
+
+def put(server, *keys):
+    for key in keys:
+        server.client().put_item(TableName=TABLE, Item={"pk": {"S": key}, "secret": {"S": "a document"}})
+
+
+def run(*words, **environment):
+    """What a command says and ends with."""
+    return subprocess.run(
+        [*PROGRAM, *map(str, words)], capture_output=True, text=True, check=False, timeout=SOON,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def said(*words):
+    ran = run(*words)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return ran.stdout
+
+
+def wait_until(true):
+    pause = threading.Event()
+    for _ in range(int(SOON / 0.02)):
+        if true():
+            return
+        pause.wait(0.02)
+    raise TimeoutError("it did not happen")
+
+
+def stamp(file):
+    """Another one whenever the file is saved."""
+    return file.stat().st_mtime_ns if file.exists() else None
+
+
+class Tail:
+    """`multiclouddb tail --json` until it is killed, and all that it ever printed."""
+
+    def __init__(self, server, checkpoint, start="now"):
+        words = ["tail", url_of(server), TABLE, "--from", start, "--checkpoint", checkpoint, "--json"]
+        self.words, self.checkpoint = words, checkpoint
+        self.seen = []
+
+    @contextmanager
+    def running(self):
+        """A process for a while, ended by SIGKILL; its lines come in a queue, as they are printed."""
+        lines, words = queue.Queue(), [*PROGRAM, *map(str, self.words)]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+        def read():
+            for line in process.stdout:
+                if line.endswith("\n"):  # the last one may have been cut by the kill
+                    event = event_from_json(line)
+                    self.seen.append(event)
+                    lines.put(event)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            yield lines
+        finally:
+            process.kill()
+            reader.join(SOON)
+            said, code = process.stderr.read(), process.wait()
+            process.stdout.close()
+            process.stderr.close()
+        assert (code, re.findall("^error.*", said, re.MULTILINE)) == (-signal.SIGKILL, [])
+
+    def finish(self):
+        """Go on until there is nothing more."""
+        self.seen += [event_from_json(line) for line in said(*self.words, "--until-idle").splitlines()]
+
+    def keys(self):
+        return [event.key.components["pk"] for event in self.seen]
+
+
+class Writer:
+    """Writes new items, without a break, until it is stopped."""
+
+    def __init__(self, server):
+        self.server, self.written = server, []
+        self.between = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._write)
+
+    def _write(self):
+        while not self._over.wait(0.01):
+            with self.between:
+                key = f"k-{len(self.written):05}"
+                put(self.server, key)
+                self.written.append(key)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join(SOON)
+
+
+def open_shards(server):
+    if isinstance(server, Scripted):
+        return server.script.open_shards(TABLE)
+    return server.open_shards(server.client().describe_table(TableName=TABLE)["Table"]["LatestStreamArn"])
+
+
+def split(server, into):
+    """Close the first open shard: a roll-over with one child, a split with two."""
+    shard = open_shards(server)[0]
+    if isinstance(server, LocalDynamo):
+        server.split(shard, into)
+    elif into == 1:
+        server.script.roll_over(shard)
+    else:
+        server.script.split(shard)
+
+
+@pytest.fixture
+def scripted():
+    with Scripted() as server:
+        server.create_table(TABLE)
+        yield server
+
+
+@pytest.fixture(params=["scripted", "local"])
+def server(request, tmp_path):
+    made = Scripted() if request.param == "scripted" else LocalDynamo(tmp_path)
+    with made:
+        made.create_table(TABLE)
+        yield made
+
+
+class TestTail:
+    def test_killed_again_and_again_it_misses_nothing(self, server, tmp_path):
+        """Under a writer, over roll-overs and splits, killed at once and in the middle of much."""
+        put(server, "before")
+        tail = Tail(server, tmp_path / "position")
+        with tail.running():
+            wait_until(tail.checkpoint.exists)
+        with Writer(server) as writer:
+            for children, events in ((None, 1), (1, 40), (None, 200), (2, 1), (1, 40), (2, 7)):
+                with tail.running() as lines:
+                    lines.get(timeout=SOON)
+                    if children:
+                        with writer.between:
+                            split(server, children)
+                    for _ in range(events):
+                        lines.get(timeout=SOON)
+        tail.finish()
+        assert sorted(set(tail.keys())) == writer.written
+        assert len(writer.written) > 200
+        # What came twice is the same event.
+        assert len({(event.event_id, event.key) for event in tail.seen}) == len(writer.written)
+        assert len(open_shards(server)) == 3
+
+    @pytest.mark.parametrize("minutes", [0, 20])
+    def test_killed_before_the_first_event_it_misses_nothing(self, scripted, tmp_path, minutes):
+        """Again and again, over a roll-over, and longer than an iterator lives."""
+        put(scripted, "before")
+        scripted.script.advance(300)
+        tail = Tail(scripted, tmp_path / "position")
+        for children in (None, 1, 2):
+            if children:
+                split(scripted, children)
+            saved = stamp(tail.checkpoint)
+            with tail.running():
+                wait_until(lambda saved=saved: stamp(tail.checkpoint) != saved)
+        keys = [f"o-{number}" for number in range(10)]
+        put(scripted, *keys)
+        scripted.script.advance(60 * minutes)
+        tail.finish()
+        assert sorted(tail.keys()) == keys
+
+    def test_killed_while_it_prints_it_misses_nothing(self, scripted, tmp_path):
+        put(scripted, *(f"o-{number:04}" for number in range(1500)))
+        tail = Tail(scripted, tmp_path / "position", "beginning")
+        for _ in range(3):
+            with tail.running() as lines:
+                lines.get(timeout=SOON)
+        tail.finish()
+        assert len(set(tail.keys())) == 1500
+
+    def test_its_lines_have_whole_documents_and_types(self, scripted):
+        put(scripted, "o-1")
+        item = {"pk": {"S": "o-1"}, "total": {"N": "30"}, "share": {"N": "0.50"}}
+        scripted.client().put_item(TableName=TABLE, Item=item)
+        scripted.client().delete_item(TableName=TABLE, Key={"pk": {"S": "o-1"}})
+        lines = said("tail", url_of(scripted), TABLE, "--from", "beginning", "--until-idle").splitlines()
+        assert [line.split()[1:3] for line in lines] == [
+            [kind, 'pk="o-1"'] for kind in ("CREATE", "UPDATE", "DELETE")
+        ]
+        assert '"total":30' in lines[1]
+        assert lines[2].endswith('pk="o-1"')
+
+    def test_of_one_shard_has_the_keys_of_that_shard(self, scripted):
+        split(scripted, 2)
+        put(scripted, *(f"o-{number}" for number in range(20)))
+        found = {}
+        for item in json.loads(said("partitions", url_of(scripted), TABLE, "--json")):
+            scope = f"partition:{item['partition_id']}"
+            words = ("--from", "beginning", "--until-idle", "--json", "--scope", scope)
+            lines = said("tail", url_of(scripted), TABLE, *words).splitlines()
+            found[item["native_id"]] = {event_from_json(line).key.components["pk"] for line in lines}
+        for number in range(20):
+            shard = scripted.script.shard_of(TABLE, {"pk": {"S": f"o-{number}"}})
+            assert [name for name, keys in found.items() if f"o-{number}" in keys] == [shard]
+
+
+class TestPartitions:
+    def test_are_the_shards_below_their_parents(self, server):
+        split(server, 1)
+        split(server, 2)
+        first, *lines = said("partitions", url_of(server), TABLE).splitlines()
+        assert first == "4 partitions: 2 open, 2 closed"
+        shapes = [re.fullmatch(r"( *)shardId-[\w-]+  (open|closed)(?:  dynamo:\S+)?", line) for line in lines]
+        assert [(len(shape[1]), shape[2]) for shape in shapes] == [
+            (0, "closed"), (2, "closed"), (4, "open"), (4, "open"),
+        ]  # fmt: skip
+
+
+class TestToken:
+    @pytest.fixture
+    def token(self, scripted, tmp_path):
+        """Of `now`, before the first event, as an argument."""
+        said("tail", url_of(scripted), TABLE, "--until-idle", "--checkpoint", tmp_path / "position")
+        return f"@{tmp_path}/position"
+
+    def test_of_now_resumes_before_the_first_event(self, scripted, token):
+        out = said("token", "check", url_of(scripted), token)
+        assert re.search(r"^resumes +yes$", out, re.MULTILINE)
+        assert re.search(r"^changes +none at present$", out, re.MULTILINE)
+        put(scripted, "o-1")
+        out = said("token", "check", url_of(scripted), token)
+        assert re.search(r"^changes +waiting$", out, re.MULTILINE)
+        assert "a document" not in out
+
+    def test_a_day_later_has_expired(self, scripted, token):
+        put(scripted, "o-1")
+        said("tail", url_of(scripted), TABLE, "--until-idle", "--checkpoint", token[1:])
+        put(scripted, "o-2")
+        split(scripted, 1)
+        scripted.script.advance(25 * 3600)
+        ran = run("token", "check", url_of(scripted), token)
+        assert (ran.returncode, ran.stderr.count("\n")) == (6, 1)
+        assert ran.stderr.startswith("error: [CHECKPOINT_EXPIRED] ")
+        assert "24 hours" in ran.stderr
+        assert re.search(r"^resumes +no$", ran.stdout, re.MULTILINE)
+
+    def test_of_a_table_that_was_made_anew_is_refused(self, scripted, token):
+        scripted.client().delete_table(TableName=TABLE)
+        scripted.script.advance(1)
+        scripted.create_table(TABLE)
+        ran = run("token", "check", url_of(scripted), token)
+        assert ran.returncode == 3
+        assert "recreated" in ran.stderr
+
+    def test_is_inspected_without_a_service(self, scripted, token):
+        scripted.close()
+        out = said("token", "inspect", token)
+        for line in ("provider +dynamo", "resource +orders", r"partitions +1 \(1 active\)"):
+            assert re.search(f"^{line}$", out, re.MULTILINE)
+        assert "stream/" in re.search("^incarnation.*", out, re.MULTILINE)[0]
+
+
+class TestCapabilities:
+    def test_are_told_with_their_ways_out(self, scripted):
+        scripted.script.journal.clear()
+        out = said("capabilities", url_of(scripted))
+        assert re.search("^CHANGE_FEED_BEGINNING +native$", out, re.MULTILINE)
+        assert re.search("^CHANGE_FEED_POINT_IN_TIME +unsupported$", out, re.MULTILINE)
+        assert re.search("^dynamo CHANGE_FEED_POINT_IN_TIME: .*Beginning", out, re.MULTILINE)
+        assert list(scripted.script.journal.calls()) == []
+
+
+NOBODY = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_EC2_METADATA_DISABLED": "true"}
+CLOSED = "dynamo://eu-west-1?endpoint_url=http://127.0.0.1:9"
+FAILURES = {
+    "no such table": ("no-such", "URL", {}, 4, "NOT_FOUND", "no-such"),
+    "no stream": ("bare", "URL", {}, 3, "INVALID_REQUEST", "update-table"),
+    "a database": ("main/orders", "URL", {}, 3, "INVALID_REQUEST", "no databases"),
+    "no credentials": (TABLE, "URL", NOBODY, 5, "AUTHENTICATION_FAILED", "credential chain"),
+    "half of the credentials": (
+        TABLE, "URL", {**NOBODY, "AWS_ACCESS_KEY_ID": "a-hidden-key"}, 5, "AUTHENTICATION_FAILED", "missing",
+    ),
+    "nobody at the endpoint": (TABLE, CLOSED, {}, 8, "TRANSIENT_FAILURE", "endpoint_url"),
+    "a password in the endpoint": (
+        TABLE, "dynamo://r?endpoint_url=http://me:a-hidden-key@h", {}, 3, "INVALID_REQUEST", "own chain",
+    ),
+    "a key in the url": (
+        TABLE, "dynamo://me:a-hidden-key@eu-west-1", {}, 3, "INVALID_REQUEST", "own chain",
+    ),
+}  # fmt: skip
+ANSWERS = {
+    "AccessDeniedException": (5, "AUTHORIZATION_FAILED"),
+    "UnrecognizedClientException": (5, "AUTHENTICATION_FAILED"),
+    "InvalidSignatureException": (5, "AUTHENTICATION_FAILED"),
+    "ExpiredTokenException": (5, "AUTHENTICATION_FAILED"),
+    "ThrottlingException": (8, "THROTTLED"),
+    "InternalServerError": (8, "TRANSIENT_FAILURE"),
+}
+
+
+class TestFailures:
+    """One line on stderr, the exit code of its category, a way out, and no secret."""
+
+    def check(self, ran, code, category, *words):
+        assert (ran.returncode, ran.stdout) == (code, "")
+        lines = [line for line in ran.stderr.splitlines() if not line.startswith("warning: ")]
+        assert len(lines) == 1
+        assert lines[0].startswith(f"error: [{category}] ")
+        assert all(word in lines[0] for word in words)
+        for hidden in (SECRET, "a-hidden-key"):
+            assert hidden not in ran.stderr
+
+    @pytest.mark.parametrize("case", FAILURES)
+    def test_of_the_set_up(self, scripted, case):
+        scripted.create_table("bare", None)
+        table, url, environment, *expected = FAILURES[case]
+        url = url.replace("URL", url_of(scripted))
+        self.check(run("tail", url, table, "--until-idle", **environment), *expected)
+        self.check(run("partitions", url, table, **environment), *expected)
+
+    def test_of_a_stream_that_was_switched_off(self, scripted):
+        """What it held is still there, and then the feed is over; there is no more to wait for."""
+        put(scripted, "o-1")
+        scripted.client().update_table(TableName=TABLE, StreamSpecification={"StreamEnabled": False})
+        words = ("tail", url_of(scripted), TABLE)
+        self.check(run(*words, "--from", "now"), 3, "INVALID_REQUEST", "disabled")
+        ran = run(*words, "--from", "beginning")
+        assert (ran.returncode, ran.stderr.partition(":")[0]) == (0, "notice")
+        assert 'pk="o-1"' in ran.stdout
+
+    @pytest.mark.parametrize("code", ANSWERS)
+    def test_of_the_service(self, scripted, code):
+        quoted = f"The canonical string was 'x-amz-security-token:{SECRET}'"
+        message = quoted if code == "InvalidSignatureException" else None
+        scripted.script.troubles.fail(None, code, None, message=message)
+        words = ("tail", url_of(scripted), TABLE, "--until-idle")
+        self.check(run(*words), *ANSWERS[code], code)
+        assert SECRET not in run(*words, "--debug").stderr
+
+    def test_in_the_middle_leaves_the_checkpoint_good(self, scripted, tmp_path):
+        put(scripted, "o-1")
+        words = (
+            "tail", url_of(scripted), TABLE, "--from", "beginning", "--until-idle",
+            "--checkpoint", tmp_path / "position", "--json",
+        )  # fmt: skip
+        said(*words)
+        put(scripted, "o-2")
+        trouble = scripted.script.troubles.fail("GetRecords", "AccessDeniedException", None)
+        self.check(run(*words), 5, "AUTHORIZATION_FAILED", "GetRecords")
+        trouble.end()
+        (line,) = said(*words).splitlines()
+        assert event_from_json(line).key.components == {"pk": "o-2"}

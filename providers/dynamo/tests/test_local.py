@@ -1,0 +1,82 @@
+"""What DynamoDB Local does by itself, seen through the provider."""
+
+import time
+
+import pytest
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ChangeType,
+    ClientConfig,
+    FromContinuationToken,
+    OperationOptions,
+    ResourceAddress,
+    connect,
+)
+
+from .servers.local import LocalDynamo
+from .servers.moto import MotoDynamo
+from .servers.server import REGION
+
+PATIENCE = 90.0
+
+
+def client_of(server):
+    return connect(ClientConfig("dynamo", {"region": REGION, "endpoint_url": server.endpoint_url}))
+
+
+def read(client, table, count):
+    """So many events from the beginning, as they come."""
+    position, events, until = Beginning(), [], time.monotonic() + PATIENCE
+    while len(events) < count and time.monotonic() < until:
+        request = ChangeFeedRequest(ResourceAddress(collection=table), position)
+        page = client.read_changes(request, OperationOptions(wait_seconds=5))
+        position = FromContinuationToken(page.continuation_token)
+        events += page.events
+    return events
+
+
+class TestTimeToLive:
+    def test_a_delete_by_the_service_says_so_and_one_by_hand_does_not(self):
+        with LocalDynamo() as server, client_of(server) as client:
+            server.create_table("mortal")
+            past = {"N": str(int(time.time()) - 60)}
+            for key in ("by hand", "by time"):
+                server.client().put_item(TableName="mortal", Item={"pk": {"S": key}, "ttl": past})
+            server.client().delete_item(TableName="mortal", Key={"pk": {"S": "by hand"}})
+            server.expire_by("mortal", "ttl")
+            deletes = [event for event in read(client, "mortal", 4) if event.type is ChangeType.DELETE]
+        assert [(event.key.components["pk"], event.by_expiry) for event in deletes] == [
+            ("by hand", False),
+            ("by time", True),
+        ]
+
+
+class TestKeys:
+    @pytest.mark.parametrize(
+        ("kind", "value"), [("N", 7), ("N", 2**100), ("B", b"\x00\xff")], ids=["int", "large", "bytes"]
+    )
+    def test_a_key_of_any_type_comes_back(self, kind, value):
+        text = value if kind == "B" else str(value)
+        with LocalDynamo() as server, client_of(server) as client:
+            server.create_table("keyed", sort_key="sk", types={"pk": kind})
+            server.client().put_item(TableName="keyed", Item={"sk": {"S": "a"}, "pk": {kind: text}})
+            (event,) = read(client, "keyed", 1)
+        assert event.key.partition_key == {"pk": value}
+        assert event.key.sort_key == {"sk": "a"}
+
+
+class TestMoto:
+    def test_a_machine_without_npm_has_a_dynamodb_too(self):
+        with MotoDynamo() as server, client_of(server) as client:
+            server.create_table("smoke")
+            for key in ("a", "b"):
+                server.client().put_item(TableName="smoke", Item={"pk": {"S": key}})
+            server.client().delete_item(TableName="smoke", Key={"pk": {"S": "a"}})
+            events = read(client, "smoke", 3)
+        assert [(event.type.value, event.key.components["pk"]) for event in events] == [
+            ("CREATE", "a"),
+            ("CREATE", "b"),
+            ("DELETE", "a"),
+        ]

@@ -1,0 +1,201 @@
+"""One table on the scripted server, written natively and read through the client; for tests that break things."""
+
+import attrs
+import boto3
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ClientConfig,
+    FromContinuationToken,
+    MulticloudDbClient,
+    OperationOptions,
+    ResourceAddress,
+    connect,
+)
+from multiclouddb_conformance.scripted.dynamo import Habits, ScriptedStreams
+from multiclouddb_dynamo.provider import PLUGIN
+from multiclouddb_spi import Deadline, FeedSpec
+
+from .servers.server import CREDENTIALS, REGION, Server
+
+TABLE = "orders"
+ADDRESS = ResourceAddress(collection=TABLE)
+MANY_PAGES = 2000
+SESSIONS = []
+
+
+def session():
+    """One for all clients: boto3 reads its models once a session."""
+    if not SESSIONS:
+        key, secret = CREDENTIALS.values()
+        SESSIONS.append(
+            boto3.Session(aws_access_key_id=key, aws_secret_access_key=secret, region_name=REGION)
+        )
+    return SESSIONS[0]
+
+
+def seconds(number):
+    """Options of a call."""
+    return OperationOptions(timeout_seconds=number)
+
+
+class World:
+    """A scripted server with one table.
+
+    Attributes:
+        script: The server's script.
+        server: Its boto3 clients.
+        arn: The table's first stream.
+    """
+
+    def __init__(self, shards=1, view="NEW_AND_OLD_IMAGES", **habits):
+        self.script = ScriptedStreams(habits=Habits(initial_shards=shards, **habits))
+        self.server = Server(self.script.endpoint_url)
+        self.arn = self.server.create_table(TABLE, view, partition_key="id")
+        self._clients = []
+        self.written = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *raised):
+        for client in self._clients:
+            client.close()
+        self.server.close()
+        self.script.__exit__(*raised)
+
+    @property
+    def journal(self):
+        return self.script.journal
+
+    @property
+    def habits(self):
+        return self.script.habits
+
+    @property
+    def troubles(self):
+        return self.script.troubles
+
+    # -- Writing
+
+    def put(self, *keys):
+        """One item each, with a marker that counts up; returns the markers."""
+        markers = []
+        for key in keys:
+            self.written += 1
+            item = {"id": {"S": key}, "n": {"N": str(self.written)}}
+            self.server.client().put_item(TableName=TABLE, Item=item)
+            markers.append(self.written)
+        return markers
+
+    def put_in(self, shard, number=1):
+        """Items whose records go to an open shard; returns their markers."""
+        keys = [key["id"]["S"] for key in self.script.keys_of(shard, number, f"w{self.written}-")]
+        return self.put(*keys)
+
+    def put_everywhere(self):
+        """One item in each open shard; returns their markers."""
+        return [marker for shard in self.open() for marker in self.put_in(shard)]
+
+    def open(self):
+        """The open shards."""
+        return self.script.open_shards(TABLE)
+
+    def roll_over(self):
+        """Roll over every open shard."""
+        return self.script.roll_over_all(TABLE)
+
+    def chain(self):
+        """The only open shard."""
+        (shard,) = self.open()
+        return shard
+
+    # -- Reading
+
+    def config(self, **others):
+        """A client's configuration."""
+        connection = {"session": session(), "region": REGION, "endpoint_url": self.script.endpoint_url}
+        return ClientConfig("dynamo", connection, **others)
+
+    def client(self, **others) -> MulticloudDbClient:
+        """A client, closed with the world."""
+        made = connect(self.config(**others))
+        self._clients.append(made)
+        return made
+
+    def consumer(self, start=None, client=None, **request):
+        """One that reads with a client of its own."""
+        return Consumer(self, client or self.client(), start or Beginning(), request)
+
+    def feed(self, **spec):
+        """A provider and a feed, without the engine."""
+        provider = PLUGIN.connect(self.config(), None)
+        return provider, provider.open_feed(FeedSpec(ADDRESS, **spec), soon())
+
+
+def soon(number=30.0):
+    """A deadline."""
+    return Deadline.after(number)
+
+
+@attrs.define
+class Consumer:
+    """Reads on from its token; `restart` is another process.
+
+    Attributes:
+        world: Where.
+        client: The client.
+        start: Where the next read starts.
+        request: Other fields of the requests.
+        events: Everything delivered so far.
+        notices: Everything told so far.
+    """
+
+    world: World
+    client: MulticloudDbClient
+    start: object
+    request: dict
+    events: list = attrs.field(factory=list)
+    notices: list = attrs.field(factory=list)
+    pages: list = attrs.field(factory=list)
+
+    def read(self, options=None):
+        """One page."""
+        page = self.client.read_changes(ChangeFeedRequest(ADDRESS, self.start, **self.request), options)
+        self.start = FromContinuationToken(page.continuation_token)
+        self.events += page.events
+        self.notices += page.notices
+        self.pages.append(page)
+        return page
+
+    def until_idle(self, most=MANY_PAGES):
+        """Pages until one is idle; returns the markers that were delivered on the way."""
+        before = len(self.events)
+        for _ in range(most):
+            if self.read().idle:
+                return markers(self.events[before:])
+        raise AssertionError(f"not idle after {most} pages")
+
+    def restart(self):
+        """Another process with the same token."""
+        self.client.close()
+        self.client = self.world.client()
+        return self
+
+    def again(self):
+        """A second process with the same token; this one lives on."""
+        return Consumer(self.world, self.world.client(), self.start, self.request)
+
+    @property
+    def token(self):
+        return self.start.token
+
+    @property
+    def markers(self):
+        return markers(self.events)
+
+
+def markers(events):
+    """The markers of events, in order."""
+    return [event.new_item_state["n"] for event in events if event.new_item_state is not None]
