@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiclouddb_spi.collector import collector_paused
 from multiclouddb_spi.contract import (
     Awaiting,
     Batch,
@@ -75,6 +76,7 @@ __all__ = [
     "SupportsCommands",
     "SupportsHeads",
     "Target",
+    "collector_paused",
     "decode_partition_id",
     "encode_partition_id",
     "open_provider",

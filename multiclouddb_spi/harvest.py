@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-from multiclouddb_api import ErrorCategory, Gap, OnExpired, SkipToOldest
+from multiclouddb_api import ErrorCategory, FeedEnded, Gap, OnExpired, SkipToOldest
+from multiclouddb_spi.collector import collector_paused
 from multiclouddb_spi.contract import Awaiting, Batch, Child, Drained, Ended, Feed, Outcome, Partition, Seed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.fault import RecordFault
@@ -142,11 +143,16 @@ class Harvest(Generic[T]):
     def _viewed(self, name: str, batch: Batch, first: int, stop: int) -> tuple[T | None, int]:
         """What the view makes of the records, up to the first that is poison."""
         try:
-            return (self._view(batch, first, stop) if stop > first else None), stop
+            return self._mapped(batch, first, stop), stop
         except RecordFault as fault:
             self.result.poison = (name, fault)
-            stop = fault.index
-            return (self._view(batch, first, stop) if stop > first else None), stop
+            return self._mapped(batch, first, fault.index), fault.index
+
+    def _mapped(self, batch: Batch, first: int, stop: int) -> T | None:
+        if stop <= first:
+            return None
+        with collector_paused():
+            return self._view(batch, first, stop)
 
     def _outcome(self, name: str, outcome: Outcome) -> list[str] | None:
         started: list[str] = []
@@ -161,7 +167,8 @@ class Harvest(Generic[T]):
             case Awaiting():
                 self._lineage.await_children(name)
             case Ended(notice):
-                if notice not in self.result.notices:  # all partitions of a dropped collection say so
+                # All partitions of a dropped collection say so; that the feed is over, the last one does.
+                if notice not in self.result.notices and not isinstance(notice, FeedEnded):
                     self.result.notices.append(notice)
                 started = self._lineage.retire(name)
                 if not len(self._lineage):

@@ -20,8 +20,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "tests" / "surface.txt"
 AGAIN = "python tests/test_surface.py"
-PACKAGES = ("multiclouddb_api", "multiclouddb_spi", "multiclouddb_embedded", "pyspark_multiclouddb")
-PLACES = [ROOT, ROOT / "providers" / "embedded", ROOT / "spark"]
+PACKAGES = (
+    "multiclouddb_api",
+    "multiclouddb_spi",
+    "multiclouddb_dynamo",
+    "multiclouddb_embedded",
+    "pyspark_multiclouddb",
+)
+PLACES = [ROOT, ROOT / "providers" / "dynamo", ROOT / "providers" / "embedded", ROOT / "spark"]
 
 
 class Shown:

@@ -19,6 +19,8 @@ from multiclouddb_cli.screen import printable
 __all__ = ["report", "scrub"]
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
+_BEGIN: Final = "Traceback (most recent call last):\n"
+_BEHIND: Final = "\nwhich led to\n\n"
 _ENDS: Final = re.compile(r"['\"`)\].,;]*$")
 
 
@@ -32,12 +34,31 @@ def report(error: Exception, *, debug: bool) -> int:
     code, line = _line(error)
     with suppress(BrokenPipeError):
         if debug:
-            typer.echo(scrub("".join(traceback.format_exception(error)).rstrip()), err=True)
+            typer.echo(scrub(_traces(error).rstrip()), err=True)
         typer.echo(f"error: {printable(scrub(' '.join(line.split())))}", err=True)
         if isinstance(error, MulticloudDbError) and not debug and sys.stderr.isatty():
             # A log keeps its one line; a traceback has the link already.
             typer.echo(_dim(error.help_url), err=True)
     return code
+
+
+def _traces(error: BaseException) -> str:
+    """The traceback of an error and of all behind it, in Python's form.
+
+    What a vendor says is in our message where it is fit to be shown. Its exception has the class alone: the
+    text may quote the request that it refused, with a session token in it.
+    """
+    told = isinstance(error, MulticloudDbError)
+    parts: list[str] = []
+    link: BaseException | None = error
+    while link is not None:
+        lines = traceback.format_exception(link, chain=False)
+        if told and not isinstance(link, MulticloudDbError):
+            kind = f"{type(link).__module__}.{type(link).__qualname__}\n"
+            lines = [_BEGIN, *traceback.format_tb(link.__traceback__), kind]
+        parts.append("".join(lines))
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return _BEHIND.join(reversed(parts))
 
 
 def _dim(text: str) -> str:

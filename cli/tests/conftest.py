@@ -14,6 +14,8 @@ PLUGIN = """
 from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ErrorCategory, Support
 from multiclouddb_spi import Fault, ProviderFault, ProviderPlugin
 
+VENDOR = "refused what was signed with a secret"
+
 
 class Plugin(ProviderPlugin):
     provider_id = "fake"
@@ -23,7 +25,7 @@ class Plugin(ProviderPlugin):
         if kind == "DEFECT":
             raise KeyError("a defect")
         message = "first line of " + config.connection["url"] + "\\nsecond"
-        raise ProviderFault(Fault(ErrorCategory(kind), message))
+        raise ProviderFault(Fault(ErrorCategory(kind), message)) from OSError(VENDOR)
 
     def capabilities(self):
         return CapabilitySet({Capability.CHANGE_FEED: CapabilityNote(Support.EMULATED, "opt in with x")})

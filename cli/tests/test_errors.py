@@ -173,6 +173,7 @@ class TestDebug:
         assert result.exit_code == 9
         assert "Traceback (most recent call last)" in result.stderr
         assert result.stderr.splitlines()[-1].startswith("error: [CONFLICT]")
+        assert "builtins.OSError\n" in result.stderr  # without what it says
         assert "secret" not in result.stderr
 
 

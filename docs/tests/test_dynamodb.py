@@ -1,5 +1,6 @@
 """What the page about DynamoDB says, on DynamoDB Local: its commands, programs, policy and tables."""
 
+import functools
 import json
 import os
 import queue
@@ -8,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from datetime import UTC, datetime
 from importlib import import_module
 from importlib.machinery import ModuleSpec
@@ -47,6 +49,7 @@ SOON = 60.0
 ORDERS = ResourceAddress(collection="orders")
 
 
+@functools.cache
 def servers():
     """The servers of the provider's tests, which are no package of their own."""
     spec = ModuleSpec("dynamodb_servers", None, is_package=True)
@@ -55,14 +58,19 @@ def servers():
     return import_module(f"{spec.name}.local")
 
 
+@pytest.fixture(autouse=True)
+def nobody(tmp_path, monkeypatch):
+    """boto3 finds nothing of the person who runs the tests."""
+    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+
+
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     """An empty account, found by boto3's own variables."""
     local = servers()
-    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-        monkeypatch.setenv(name, str(tmp_path / "none"))
     for name, value in import_module("dynamodb_servers.server").CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
@@ -81,7 +89,7 @@ def commands(start):
 def by_boto3(words):
     """Make the call of an `aws dynamodb` command with boto3, which checks every name and value."""
     region = words.index("--region")
-    client = boto3.client("dynamodb", region_name=words[region + 1])
+    region_name = words[region + 1]
     words = words[2:region] + words[region + 2 :]
     arguments = {}
     for name, value in zip(words[1::2], words[2::2], strict=True):
@@ -91,7 +99,8 @@ def by_boto3(words):
         if name in ("--attribute-definitions", "--key-schema"):
             pairs = [pairs]
         arguments["".join(part.title() for part in name.split("-"))] = pairs or value
-    return getattr(client, words[0].replace("-", "_"))(**arguments)
+    with closing(boto3.client("dynamodb", region_name=region_name)) as client:
+        getattr(client, words[0].replace("-", "_"))(**arguments)
 
 
 @pytest.fixture
@@ -146,12 +155,13 @@ class TestPrograms:
         assert run("worker.py") == ""
 
     def test_all_programs_are_run_here(self):
-        ran = set(re.findall(r'run\("([^"]+)"\)', Path(__file__).read_text(encoding="utf-8")))
+        ran = set(re.findall(r'(?:run|param)\("([^"]+\.py)"', Path(__file__).read_text(encoding="utf-8")))
         assert PROGRAMS.keys() == ran
 
-    def test_spark(self, orders):
+    @pytest.mark.parametrize("name", [pytest.param("stream.py", id="stream.py-jvm")])  # for conftest.py
+    def test_spark(self, orders, name):
         run("write.py")
-        assert run("stream.py") == "3\n"
+        assert run(name) == "3\n"
 
     def test_a_table_gets_its_stream_later(self, server):
         server.create_table("orders", None, partition_key="id")
@@ -309,7 +319,7 @@ class TestViewTypes:
 ASKED = {
     "`AtTime(…)`": {"start_position": AtTime(datetime(2026, 1, 31, tzinfo=UTC))},
     "`LogicalPartition(…)`": {"scope": LogicalPartition(MulticloudDbKey({"id": "o-1"}))},
-    "`EntireDatabase()`": {"scope": EntireDatabase(), "address": ResourceAddress()},
+    "`EntireDatabase()`": {"scope": EntireDatabase(), "address": ResourceAddress("shop")},
     "`EntireCluster()`": {"scope": EntireCluster(), "address": ResourceAddress()},
 }
 
@@ -321,7 +331,7 @@ class TestRefusals:
         with connect("dynamo://eu-west-1") as client:
             for name, asked in ASKED.items():
                 assert name in said
-                with refused(unsupported, "dynamo"):
+                with refused(unsupported, "; "):
                     client.read_changes(
                         ChangeFeedRequest(**{"address": ORDERS, "start_position": Beginning()} | asked)
                     )
@@ -354,7 +364,7 @@ class TestRefusals:
             client.read_changes(ChangeFeedRequest(ORDERS, Now()))
         (update,) = commands("aws dynamodb update-table")
         by_boto3(update)
-        with connect("dynamo://eu-west-1") as client, refused(ErrorCategory.INVALID_REQUEST, "another"):
+        with connect("dynamo://eu-west-1") as client, refused(ErrorCategory.INVALID_REQUEST, "recreated"):
             client.read_changes(ChangeFeedRequest(ORDERS, token(page.continuation_token)))
 
 
@@ -364,7 +374,6 @@ class TestHosts:
     @pytest.mark.parametrize("mode", ["preferred", "disabled"])
     def test_streams_are_called_where_the_page_says(self, monkeypatch, mode):
         monkeypatch.setenv("AWS_ACCOUNT_ID_ENDPOINT_MODE", mode)
-        monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
         session = boto3.Session(aws_access_key_id="local", aws_secret_access_key="local")
         streams = session.client("dynamodbstreams", region_name="eu-west-1")
         hosts = []
@@ -380,3 +389,14 @@ class TestHosts:
         pattern = host.replace("111122223333", "ACCOUNT").replace("eu-west-1", "REGION")
         assert f"`{pattern}`" in PAGE
         assert ("ACCOUNT" in pattern) is (mode == "preferred")
+
+    def test_each_service_has_an_address_of_its_own(self, monkeypatch):
+        exports = {}
+        for _, word in commands("export AWS_ENDPOINT_URL_"):
+            name, _, value = word.partition("=")
+            monkeypatch.setenv(name, value)
+            exports[name] = value
+        session = boto3.Session(aws_access_key_id="local", aws_secret_access_key="local")
+        for service, name in (("dynamodb", "DYNAMODB"), ("dynamodbstreams", "DYNAMODB_STREAMS")):
+            with closing(session.client(service, region_name="eu-west-1")) as client:
+                assert client.meta.endpoint_url == exports[f"AWS_ENDPOINT_URL_{name}"]

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import mkdocs.config
 import pytest
 
 import multiclouddb_api
+import multiclouddb_dynamo
 import multiclouddb_embedded
 import multiclouddb_spi
 import pyspark_multiclouddb
@@ -21,10 +23,12 @@ DOCS = ROOT / "docs"
 LOADS = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src", "use": "href"}
 REFERENCE = {
     "api": multiclouddb_api,
+    "dynamo": multiclouddb_dynamo,
     "embedded": multiclouddb_embedded,
     "spark": pyspark_multiclouddb,
     "spi": multiclouddb_spi,
 }
+PROJECTS = [ROOT / "pyproject.toml", *ROOT.glob("*/pyproject.toml"), *ROOT.glob("providers/*/pyproject.toml")]
 PUBLIC = [
     (page, f"{package.__name__}.{name}") for page, package in REFERENCE.items() for name in package.__all__
 ]
@@ -102,6 +106,14 @@ def test_every_page_is_in_the_nav_once(settings):
 
 def test_errors_link_to_this_site(settings):
     assert settings["site_url"] == DOCS_URL
+
+
+@pytest.mark.parametrize("project", PROJECTS, ids=lambda file: file.parent.name)
+def test_a_distribution_links_to_pages_that_are_there(project, pages):
+    urls = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["urls"]
+    assert urls.keys() == {"Changelog", "Documentation"}
+    for url in urls.values():
+        assert f"{url.removeprefix(DOCS_URL)}index.html" in pages
 
 
 @pytest.mark.parametrize(("page", "name"), PUBLIC)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -21,6 +22,7 @@ from multiclouddb_spi import Deadline
 __all__ = ["Calls", "Pace", "Table"]
 
 _DESCRIBES_A_SECOND: Final = 10
+_WINDOW_SECONDS: Final = 1.05  # on the way calls come closer together
 _JSON: Final = "application/x-amz-json"
 
 
@@ -42,16 +44,15 @@ class Table:
 
 
 class Pace:
-    """Keeps calls below so many a second, with as many at once after a rest; for several threads.
+    """Keeps calls to so many in any second; for several threads.
 
     Args:
         a_second: How many.
     """
 
     def __init__(self, a_second: int) -> None:
-        self._gap, self._burst = 1 / a_second, 1.0 - 1 / a_second
         self._lock = threading.Lock()
-        self._due = 0.0
+        self._turns = deque([-_WINDOW_SECONDS] * a_second, a_second)
 
     def wait(self, deadline: Deadline) -> None:
         """Wait for a turn.
@@ -61,7 +62,7 @@ class Pace:
         """
         with self._lock:
             now = time.monotonic()
-            due = max(self._due, now - self._burst)
+            due = max(now, self._turns[0] + _WINDOW_SECONDS)
             if due > deadline.at:
                 raise fault(
                     ErrorCategory.THROTTLED,
@@ -69,7 +70,7 @@ class Pace:
                     "front; raise timeout_seconds, or try again",
                     retryable=True,
                 )
-            self._due = due + self._gap
+            self._turns.append(due)
         if due > now:
             time.sleep(due - now)
 

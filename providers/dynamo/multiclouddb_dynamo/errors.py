@@ -23,8 +23,8 @@ from botocore.exceptions import (
     ConnectionError as BotoConnectionError,
 )
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError
-from multiclouddb_spi import Fault, InvalidCursor, ProviderFault
+from multiclouddb_api import ErrorCategory
+from multiclouddb_spi import Fault, ProviderFault
 
 __all__ = [
     "EXPIRED_ITERATOR",
@@ -142,14 +142,6 @@ def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
         vendor_retried: True when botocore was configured to retry by itself.
     """
     match error:
-        case ProviderFault():
-            return error.fault
-        case MulticloudDbError():
-            return Fault(error.category, error.message, retryable=error.retryable)
-        case InvalidCursor():
-            return Fault(
-                ErrorCategory.INVALID_REQUEST, f"a position that this provider cannot have made: {error}"
-            )
         case ClientError():
             return _service_fault(error, vendor_retried)
         case BotoCoreError():

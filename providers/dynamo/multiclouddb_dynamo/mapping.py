@@ -27,8 +27,10 @@ __all__ = ["Record", "View", "order_key", "seconds_of", "seq_of", "to_arrow", "t
 Record: TypeAlias = Mapping[str, Any]
 
 _TYPES: Final = {"INSERT": ChangeType.CREATE, "MODIFY": ChangeType.UPDATE, "REMOVE": ChangeType.DELETE}
+_TYPE_TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST_DIGITS: Final = 40
+_LENGTHS: Final = tuple(f"{length:02}" for length in range(100))
 # What a record that is no record makes of the code below.
 _DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
 
@@ -79,7 +81,7 @@ def seconds_of(record: Record) -> float | None:
 def order_key(seq: str) -> str:
     """Text that sorts as the number does: how many digits it has, then the digits."""
     digits = seq.lstrip("0")
-    return f"{len(digits):02}{digits}"
+    return _LENGTHS[len(digits)] + digits
 
 
 def to_events(records: Sequence[Record], start: int, stop: int, view: View) -> list[ChangeEvent]:
@@ -186,9 +188,9 @@ def _arrow(records: Sequence[Record], view: View) -> pa.RecordBatch:
     keys = [{name: data["Keys"][name] for name in view.key_names} for data in datas]
     columns = [
         pa.array(_event_ids(records, datas, view), text),
-        pa.array([kind.value for kind in types], text),
+        pa.array([_TYPE_TEXTS[record["eventName"]] for record in records], text),
         pa.array(map(_json_text, keys), text),
-        pa.array(_micros(datas), pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+        pa.array(_times(datas), pa.timestamp("us", tz="UTC")),
         _texts(datas, "NewImage") if view.with_new else pa.nulls(count, text),
         _texts(datas, "OldImage") if view.with_old else pa.nulls(count, text),
         pa.array([order_key(data["SequenceNumber"]) for data in datas], text),
@@ -210,10 +212,6 @@ def _texts(datas: Sequence[Record], name: str) -> pa.Array:
     import pyarrow as pa
 
     return pa.array(_items(datas, name, _json_text), pa.string())
-
-
-def _micros(datas: Sequence[Record]) -> list[int]:
-    return [(moment - _EPOCH) // timedelta(microseconds=1) for moment in _times(datas)]
 
 
 def _first_fault(

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Final
 
-import attrs
-from botocore.exceptions import ClientError, ParamValidationError
+from botocore.exceptions import ClientError
 
 from multiclouddb_api import (
     ErrorCategory,
@@ -19,12 +16,20 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_dynamo.calls import Calls, Table
-from multiclouddb_dynamo.errors import GONE, REJECTED, code_of, expired, fault
-from multiclouddb_dynamo.position import After, Horizon, Place, Start, cursor_of, seconds_at
+from multiclouddb_dynamo.errors import GONE, code_of, expired, fault
+from multiclouddb_dynamo.position import (
+    EARLY_SECONDS,
+    After,
+    Horizon,
+    Place,
+    Start,
+    cursor_of,
+    seconds_at,
+)
+from multiclouddb_dynamo.shards import Shard
 from multiclouddb_spi import (
     Awaiting,
     Child,
-    Deadline,
     Drained,
     Ended,
     FeedSpec,
@@ -37,15 +42,15 @@ from multiclouddb_spi import (
 )
 
 __all__ = [
-    "Shard",
-    "ShardMap",
     "check_table",
     "end_of",
     "find_table",
     "gone",
+    "lost",
     "oldest_left",
     "seed_at_end",
     "seeds_at_oldest",
+    "seeds_of_late",
     "to_partition",
 ]
 
@@ -55,141 +60,9 @@ _ENABLE: Final = (
     "enable it: aws dynamodb update-table --table-name {table} "
     "--stream-specification StreamEnabled=true,StreamViewType=NEW_AND_OLD_IMAGES"
 )
-_STALE_GROWTH: Final = 2
-
-
-@attrs.frozen
-class Shard:
-    """One shard as the service lists it.
-
-    Attributes:
-        shard_id: Its id.
-        parent: The shard that it came from, listed or not, or None.
-        first: The sequence number that it begins with.
-        last: The one that it ended with; None while it is open.
-    """
-
-    shard_id: str
-    parent: str | None
-    first: str
-    last: str | None
-
-
-def _shard(listed: Mapping[str, Any]) -> Shard:
-    numbers = listed["SequenceNumberRange"]
-    return Shard(
-        listed["ShardId"],
-        listed.get("ParentShardId"),
-        numbers["StartingSequenceNumber"],
-        numbers.get("EndingSequenceNumber"),
-    )
-
-
-class ShardMap:
-    """The shards of one stream: listed in full once, then by what is asked for; for several threads.
-
-    Args:
-        calls: Makes the calls.
-        arn: The stream.
-    """
-
-    def __init__(self, calls: Calls, arn: str) -> None:
-        self._calls, self._arn = calls, arn
-        self._lock = threading.Lock()
-        self._shards: dict[str, Shard] = {}
-        self._children: dict[str, tuple[Shard, ...]] = {}
-        self._pages = self._listed = 0
-        self._filters = True
-        self._enabled = True
-
-    def read(self, deadline: Deadline) -> dict[str, Shard]:
-        """Every shard that the service lists, asked now; a parent may come on a later page than its child."""
-        found: dict[str, Shard] = {}
-        behind, pages = None, 0
-        while True:
-            page = self._calls.describe_stream(self._arn, deadline, behind=behind)
-            pages += 1
-            found |= {shard.shard_id: shard for shard in map(_shard, page["Shards"])}
-            behind = page.get("LastEvaluatedShardId")
-            if behind is None:
-                break
-        with self._lock:
-            self._enabled = page["StreamStatus"] in ("ENABLED", "ENABLING")
-            self._shards, self._pages, self._listed = found, pages, len(found)
-            self._children = _by_parent(found.values())
-        return dict(found)
-
-    def enabled(self) -> bool:
-        """Whether the stream takes records, as of the last look."""
-        return self._enabled
-
-    def find(self, shard_id: str) -> Shard | None:
-        """A shard, from memory."""
-        with self._lock:
-            return self._shards.get(shard_id)
-
-    def children(self, shard_id: str) -> tuple[Shard, ...]:
-        """The children of a drained shard, from memory.
-
-        Empty unless they were seen together with their parent's end: while a shard is open, half of a split
-        may be listed.
-        """
-        with self._lock:
-            parent = self._shards.get(shard_id)
-            if parent is None or parent.last is None:
-                return ()
-            return self._children.get(shard_id, ())
-
-    def discover(self, shard_ids: Collection[str], deadline: Deadline) -> dict[str, tuple[Shard, ...]]:
-        """The children of drained shards, asked now.
-
-        One call a shard, or the whole list where that is fewer calls or the list is old.
-        """
-        with self._lock:
-            stale = len(self._shards) > _STALE_GROWTH * max(self._listed, 100)
-            few = self._filters and len(shard_ids) <= self._pages and not stale
-        if not few or not self._ask(shard_ids, deadline):
-            self.read(deadline)
-        with self._lock:
-            return {name: self._children.get(name, ()) for name in shard_ids}
-
-    def _ask(self, shard_ids: Iterable[str], deadline: Deadline) -> bool:
-        """Ask for the children of each; False when the service does not know how."""
-        for name in shard_ids:
-            behind = None
-            while True:
-                try:
-                    page = self._calls.describe_stream(self._arn, deadline, behind=behind, parent=name)
-                except (ClientError, ParamValidationError) as error:
-                    if code_of(error) not in REJECTED:
-                        raise
-                    self._filters = False
-                    return False
-                self._add(
-                    map(_shard, page["Shards"]), enabled=page["StreamStatus"] in ("ENABLED", "ENABLING")
-                )
-                behind = page.get("LastEvaluatedShardId")
-                if behind is None:
-                    break
-        return True
-
-    def _add(self, shards: Iterable[Shard], *, enabled: bool) -> None:
-        with self._lock:
-            self._enabled = enabled
-            added = {shard.shard_id: shard for shard in shards}
-            self._shards |= added
-            for parent in {shard.parent for shard in added.values() if shard.parent is not None}:
-                known = {shard.shard_id: shard for shard in self._children.get(parent, ())}
-                known |= {name: shard for name, shard in added.items() if shard.parent == parent}
-                self._children[parent] = tuple(known.values())
-
-
-def _by_parent(shards: Iterable[Shard]) -> dict[str, tuple[Shard, ...]]:
-    found: defaultdict[str, list[Shard]] = defaultdict(list)
-    for shard in shards:
-        if shard.parent is not None:
-            found[shard.parent].append(shard)
-    return {parent: tuple(children) for parent, children in found.items()}
+# A shard is rolled over after about four hours: what an open one holds is younger than this.
+_LIFE_SECONDS: Final = 6 * 3600
+_ENDED: Final = "the stream was disabled or its table deleted; all that it held has been read"
 
 
 def end_of(children: Iterable[Shard], place: Place, *, enabled: bool = True) -> Outcome:
@@ -200,16 +73,42 @@ def end_of(children: Iterable[Shard], place: Place, *, enabled: bool = True) -> 
         place: Where reading has ended in it.
         enabled: False when the stream takes no more records: what is not there by then never comes.
     """
-    # A parent without a record at `Beginning` says nothing about the age of its children's.
-    start = cursor_of(place if isinstance(place, Horizon) else Start(seconds_at(place)))
     found = tuple(
-        Child(shard.shard_id, (shard.parent,), start) for shard in children if shard.parent is not None
+        Child(shard.shard_id, (shard.parent,), cursor_of(_start_of(shard, place)))
+        for shard in children
+        if shard.parent is not None
     )
     if found:
         return Drained(found)
-    if enabled:
-        return Awaiting()
-    return Ended(FeedEnded("the stream was disabled or its table deleted; all that it held has been read"))
+    return Awaiting() if enabled else Ended(FeedEnded(_ENDED))
+
+
+def _start_of(shard: Shard, place: Place) -> Place:
+    """The start of a shard, and how old what is in it can be: younger than its parent, or open."""
+    ages = [seconds for seconds in (seconds_at(place), _age(shard)) if seconds is not None]
+    if isinstance(place, Horizon) and not ages:
+        return place  # a parent without a record at `Beginning` tells nothing
+    return Start(max(ages, default=None))
+
+
+def _age(shard: Shard) -> int | None:
+    return max(0, shard.seen - _LIFE_SECONDS) if shard.last is None else None
+
+
+def lost(shard_id: str, shards: Mapping[str, Shard]) -> Drained:
+    """How a drained shard goes on that is not listed any more and whose children nobody has named.
+
+    What came of it may be gone as well: reading what is left says that the position has expired.
+    """
+    left = _orphans(shards) or set(shards)
+    return Drained(tuple(Child(name, (shard_id,), cursor_of(Start(0))) for name in sorted(left)))
+
+
+def _orphans(shards: Mapping[str, Shard]) -> set[str]:
+    """The shards whose parent is not listed any more."""
+    return {
+        shard.shard_id for shard in shards.values() if shard.parent is not None and shard.parent not in shards
+    }
 
 
 def seeds_at_oldest(shards: Mapping[str, Shard], since: int) -> list[Seed]:
@@ -218,7 +117,7 @@ def seeds_at_oldest(shards: Mapping[str, Shard], since: int) -> list[Seed]:
         Seed(
             shard.shard_id,
             (shard.parent,) if shard.parent in shards and shard.parent is not None else (),
-            cursor_of(Horizon(since)),
+            cursor_of(_start_of(shard, Horizon(since))),
         )
         for shard in shards.values()
     ]
@@ -233,19 +132,32 @@ def oldest_left(shards: Mapping[str, Shard], shard_ids: Iterable[str], since: in
     """
     found = set(shard_ids)
     if not found <= shards.keys():
-        found.update(
-            shard.shard_id
-            for shard in shards.values()
-            if shard.parent is not None and shard.parent not in shards
-        )
+        found |= _orphans(shards)
     oldest = {seed.partition_id: seed for seed in seeds_at_oldest(shards, since)}
     return [oldest[name] for name in shards if name in found]
 
 
-def seed_at_end(shard: Shard) -> Seed:
-    """Behind everything in a shard that has ended."""
+def seed_at_end(shard: Shard, since: int) -> Seed:
+    """Behind everything in a shard that has ended; nothing is wanted that is older than `since`."""
     assert shard.last is not None
-    return Seed(shard.shard_id, (), cursor_of(After(shard.last, None)))
+    return Seed(shard.shard_id, (), cursor_of(After(shard.last, max(0, since - EARLY_SECONDS))))
+
+
+def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, Shard]) -> bool:
+    """Whether a seed of the first listing, or of the second, leads to a shard."""
+    if shard.parent is None:
+        return False
+    parent = shards.get(shard.parent)
+    return shard.parent in later if parent is None else parent.last is None
+
+
+def seeds_of_late(shards: Mapping[str, Shard], later: Mapping[str, Shard], since: int) -> list[Seed]:
+    """The shards of a second listing that nothing of the first leads to: halves of a split in between."""
+    return [
+        Seed(shard.shard_id, (), cursor_of(Start(max(0, since - EARLY_SECONDS))))
+        for shard in later.values()
+        if shard.shard_id not in shards and not _is_reached(shard, shards, later)
+    ]
 
 
 def to_partition(shard: Shard) -> Partition:

@@ -27,19 +27,20 @@ from multiclouddb_dynamo.config import DynamoClients, DynamoConfig
 from multiclouddb_dynamo.errors import PROVIDER_ID, classify, fault
 from multiclouddb_dynamo.mapping import View
 from multiclouddb_dynamo.partitions import (
-    Shard,
-    ShardMap,
     check_table,
     end_of,
     find_table,
     gone,
+    lost,
     oldest_left,
     seed_at_end,
     seeds_at_oldest,
+    seeds_of_late,
     to_partition,
 )
-from multiclouddb_dynamo.position import Latest, compare, cursor_of, describe, join, place_of
+from multiclouddb_dynamo.position import Latest, compare, cursor_of, describe, join, place_of, seconds_at
 from multiclouddb_dynamo.reader import DynamoReader, Stream
+from multiclouddb_dynamo.shards import Shard, ShardMap
 from multiclouddb_spi import (
     Cursor,
     Deadline,
@@ -177,7 +178,8 @@ class DynamoFeed(Feed):
             case Beginning():
                 return seeds_at_oldest(shards, since)
             case Now():
-                return self._at_end(shards, since, alone=partition_id is not None)
+                late = [] if partition_id is not None else self._late(shards, since, deadline)
+                return self._at_end(shards, since, alone=partition_id is not None) + late
             case _:
                 raise unsupported(
                     "AtTime(…) is not supported on dynamo", "start at Beginning(), at Now() or at a token"
@@ -204,11 +206,17 @@ class DynamoFeed(Feed):
 
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
         """The children of drained shards; a disabled stream makes no more of them."""
-        found = self._shards.discover(awaiting.keys(), deadline)
-        enabled = self._shards.enabled()
-        return {
-            name: end_of(found[name], place_of(cursor), enabled=enabled) for name, cursor in awaiting.items()
-        }
+        written = {name: seconds_at(place_of(cursor)) for name, cursor in awaiting.items()}
+        found = self._shards.discover(written, deadline)
+        outcomes: dict[str, Outcome] = {}
+        for name, cursor in awaiting.items():
+            children = found[name]
+            outcomes[name] = (
+                lost(name, self._shards.listed())
+                if children is None
+                else end_of(children, place_of(cursor), enabled=self._shards.enabled())
+            )
+        return outcomes
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
         """At the child's start; a shard has one parent at most."""
@@ -237,6 +245,7 @@ class DynamoFeed(Feed):
         ]
         iterators = self._latest(live)
         if len(live) > _MOST_ITERATORS:
+            since = self._stream.kept.name_start(since)
             for name, iterator in iterators.items():
                 self._stream.kept.put(name, since, iterator)
             iterators = {}
@@ -244,7 +253,13 @@ class DynamoFeed(Feed):
             Seed(shard.shard_id, (), cursor_of(Latest(since, iterators.get(shard.shard_id))))
             for shard in live
         ]
-        return seeds + [seed_at_end(shard) for shard in ended]
+        return seeds + [seed_at_end(shard, since) for shard in ended]
+
+    def _late(self, shards: Mapping[str, Shard], since: int, deadline: Deadline) -> list[Seed]:
+        """What a listing of several pages may have left out."""
+        if self._shards.pages == 1:
+            return []
+        return seeds_of_late(shards, self._shards.read(deadline), since)
 
     def _latest(self, shards: Sequence[Shard]) -> dict[str, str]:
         """An iterator at the end of each shard; one call each, several at a time."""

@@ -16,17 +16,17 @@ from multiclouddb_api import ChangeEvent, ErrorCategory
 from multiclouddb_dynamo.calls import Calls
 from multiclouddb_dynamo.errors import EXPIRED_ITERATOR, GONE, REJECTED, code_of, expired, fault
 from multiclouddb_dynamo.mapping import Record, View, seconds_of, seq_of, to_arrow, to_events
-from multiclouddb_dynamo.partitions import ShardMap, end_of
+from multiclouddb_dynamo.partitions import end_of
 from multiclouddb_dynamo.position import (
     EARLY_SECONDS,
     After,
     Horizon,
     Latest,
     Place,
-    Start,
     cursor_of,
     seconds_at,
 )
+from multiclouddb_dynamo.shards import ShardMap
 from multiclouddb_spi import (
     Batch,
     Continue,
@@ -48,10 +48,10 @@ _ITERATOR_SECONDS: Final = 15 * 60
 _RETENTION_SECONDS: Final = 24 * 3600
 # A start at Beginning has to get to each shard in that time: what is trimmed meanwhile is not missed.
 _START_SECONDS: Final = 3600
-# How often an idle position at the start of a shard is made younger, lest it fall out of retention.
-_REFRESH_SECONDS: Final = 3600
 # An answer without records may be followed by one with: a new reader looks a little further at once.
 _LOOKS: Final = 3
+# A reader with a bound ahead of it knows that there is more.
+_BOUND_LOOKS: Final = 1000
 _STALE: Final = GONE | {EXPIRED_ITERATOR}
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 1.0
@@ -68,12 +68,22 @@ class KeptIterators:
 
     def __init__(self) -> None:
         self._iterators: OrderedDict[tuple[str, int], tuple[str, float]] = OrderedDict()
+        self._starts: set[int] = set()
         self._lock = threading.Lock()
 
-    def put(self, shard_id: str, since: int, iterator: str) -> None:
-        """Keep one; of two starts in one second the earlier iterator serves both."""
+    def name_start(self, since: int) -> int:
+        """The second of a start, or one a little earlier: no two starts may take each other's iterators."""
         with self._lock:
-            self._iterators.setdefault((shard_id, since), (iterator, time.monotonic()))
+            self._starts = {start for start in self._starts if start > since - _ITERATOR_SECONDS}
+            while since in self._starts:
+                since -= 1
+            self._starts.add(since)
+        return since
+
+    def put(self, shard_id: str, since: int, iterator: str) -> None:
+        """Keep one."""
+        with self._lock:
+            self._iterators[shard_id, since] = (iterator, time.monotonic())
             oldest = time.monotonic() - _ITERATOR_SECONDS
             while self._iterators and next(iter(self._iterators.values()))[1] < oldest:
                 self._iterators.popitem(last=False)
@@ -158,7 +168,7 @@ class DynamoReader(Reader):
         self._walks = self._fresh = False
         self._outcome: Outcome = Continue()
         self._requests = self._empty = 0
-        self._looks = 0 if isinstance(place, Latest) else _LOOKS
+        self._looks = _BOUND_LOOKS if until is not None else 0 if isinstance(place, Latest) else _LOOKS
         self._record_bytes = _RECORD_BYTES
         self._cancelled = threading.Event()
 
@@ -218,6 +228,9 @@ class DynamoReader(Reader):
                         self._place = attrs.evolve(self._place, iterator=None)
                 elif code in GONE and isinstance(self._place, Horizon) and not self._is_old(self._place):
                     return None
+                elif code in GONE and isinstance(self._place, Latest) and self._place.seq is not None:
+                    # What was looked at is trimmed; how much of the rest is wanted, its age tells.
+                    self._place = attrs.evolve(self._place, seq=None)
                 else:
                     raise self._translated(code) or error from error
 
@@ -236,7 +249,7 @@ class DynamoReader(Reader):
                 kept = self._stream.kept.take(shard_id, since) if walked is None else None
                 if kept is not None:
                     return kept
-                self._walks, self._looks, seq = True, _LOOKS, walked
+                self._walks, self._looks, seq = True, max(_LOOKS, self._looks), walked
             case After(last, _):
                 seq = last
             case _:
@@ -308,15 +321,9 @@ class DynamoReader(Reader):
         return records[count:], attrs.evolve(begin, seq=seq_of(records[count - 1])) if count else begin
 
     def _moved(self, begin: Place) -> Place:
-        """Where an answer without records leaves the position: an open shard had nothing until now."""
-        if self._iterator is None:
-            return begin
-        if isinstance(begin, Latest) and begin.iterator is not None:
+        """Where an answer without records leaves the position: an iterator in the token is replaced."""
+        if isinstance(begin, Latest) and begin.iterator is not None and self._iterator is not None:
             return attrs.evolve(begin, iterator=self._iterator)
-        if isinstance(begin, Start | Horizon) and self._empty >= self._looks:
-            now = self._stream.seconds() - EARLY_SECONDS
-            if now - (seconds_at(begin) or 0) > _REFRESH_SECONDS:
-                return Start(now)
         return begin
 
     def _end(self) -> Outcome:

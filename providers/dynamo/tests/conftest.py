@@ -22,3 +22,4 @@ def hasty(monkeypatch):
     """An empty shard is asked again soon: there is no service to spare."""
     monkeypatch.setattr("multiclouddb_dynamo.reader._FIRST_PAUSE", 0.005)
     monkeypatch.setattr("multiclouddb_dynamo.reader._MOST_PAUSE", 0.02)
+    monkeypatch.setattr("multiclouddb_dynamo.shards._ALONE_SECONDS", 0.0)

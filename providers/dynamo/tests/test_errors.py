@@ -6,9 +6,9 @@ import pytest
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError, invalid_request
+from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_dynamo.errors import EXPIRED_ITERATOR, GONE, REJECTED, classify, code_of, expired, fault
-from multiclouddb_spi import Fault, InvalidCursor, ProviderFault
+from multiclouddb_spi import Fault, ProviderFault
 from multiclouddb_spi.failure import to_error
 
 INVALID = ErrorCategory.INVALID_REQUEST
@@ -127,17 +127,6 @@ class TestTable:
         error = answered("ThrottlingException")
         error.response["ResponseMetadata"]["HTTPHeaders"] = headers
         assert classify(error, vendor_retried=vendor_retried).retry_after == seconds
-
-    def test_what_was_classified_already_stays_as_it_is(self, vendor_retried):
-        ours = fault(THROTTLED, "slowly", retryable=True)
-        assert classify(ours, vendor_retried=vendor_retried) is ours.fault
-        error = classify(invalid_request("region", "is odd", "mend it"), vendor_retried=vendor_retried)
-        assert (error.category, error.message, error.retryable) == (INVALID, "region: is odd; mend it", False)
-
-    def test_a_position_that_is_none(self, vendor_retried):
-        found = classify(InvalidCursor("7 is none"), vendor_retried=vendor_retried)
-        assert (found.category, found.retryable) == (INVALID, False)
-        assert "7 is none" in found.message
 
 
 class TestText:

@@ -1,4 +1,4 @@
-"""One table on the scripted server, written natively and read through the client; for tests that break things."""
+"""One table on the scripted server: written natively, read through the client."""
 
 import attrs
 import boto3

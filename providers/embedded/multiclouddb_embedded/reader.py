@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -59,35 +58,6 @@ class Source:
     now: Callable[[], int]
 
 
-class _CollectorPause:
-    """Keeps the cyclic garbage collector from running inside; several threads may be inside.
-
-    Mapping makes some ten containers an event and no cycle. The collector would look through them
-    again and again while they are made: a quarter of the time that reading takes.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._resume = False
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._inside == 0:
-                self._resume = gc.isenabled()
-                gc.disable()
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0 and self._resume:
-                gc.enable()
-
-
-_collector_paused: Final = _CollectorPause()
-
-
 class EmbeddedBatch(Batch):
     """Rows of one partition, as columns of text.
 
@@ -116,8 +86,7 @@ class EmbeddedBatch(Batch):
 
     def events(self, start: int, stop: int) -> list[ChangeEvent]:
         """Map rows to events."""
-        with _collector_paused:
-            return to_events(self._records, start, stop, self._view)
+        return to_events(self._records, start, stop, self._view)
 
     def arrow(self, start: int, stop: int) -> pa.RecordBatch:
         """Map rows to Arrow without parsing the documents; a part is cut from all of them."""

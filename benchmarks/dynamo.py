@@ -1,0 +1,201 @@
+"""DynamoDB servers that rows read from, and the cores that they and the client run on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from functools import cache
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
+from multiprocessing.connection import Connection
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from multiclouddb_api import ClientConfig, ResourceAddress
+
+__all__ = ["ADDRESS", "Local", "Scripted", "item", "local", "on_client_core", "on_server_core", "scripted"]
+
+ADDRESS: Final = ResourceAddress(collection="items")
+_SERVERS: Final = Path(__file__).parents[1] / "providers" / "dynamo" / "tests" / "servers"
+_BATCH: Final = 25  # the service's bound on BatchWriteItem
+_START_SECONDS: Final = 60.0
+# With the thorough compiler too, unlike in the tests: the less the server takes, the more the client shows.
+_JAVA_OPTIONS: Final = ("-Xmx512m", "-XX:+UseSerialGC")
+
+
+def item(number: int) -> dict[str, dict[str, str]]:
+    """300 bytes as DynamoDB counts them, in nine attributes."""
+    fields = {f"field{index}": {"S": "x" * 33} for index in range(7)}
+    return {"pk": {"S": f"key-{number:07}"}, "number": {"N": str(number)}, **fields}
+
+
+# -- Two cores: one for the client, one for the server
+
+
+@contextmanager
+def on_core(place: int) -> Iterator[None]:
+    """Let this thread, and the threads and processes that it starts inside, run on one core.
+
+    Nothing where a process cannot choose, or there is one core only.
+    """
+    if sys.platform != "linux" or len(cores := sorted(os.sched_getaffinity(0))) < 2:
+        yield
+        return
+    os.sched_setaffinity(0, {cores[place]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def on_client_core() -> Any:
+    """For whatever reads."""
+    return on_core(0)
+
+
+def on_server_core() -> Any:
+    """For whatever starts a server."""
+    return on_core(-1)
+
+
+# -- DynamoDB Local
+
+
+@attrs.frozen
+class Local:
+    """A table in DynamoDB Local whose stream has one shard.
+
+    Attributes:
+        server: The server, of the provider's tests.
+        arn: The stream.
+    """
+
+    server: Any
+    arn: str
+
+    @property
+    def config(self) -> ClientConfig:
+        """What `connect` takes."""
+        session, endpoint = self.server.session(), self.server.endpoint_url
+        return ClientConfig("dynamo", {"endpoint_url": endpoint, "session": session})
+
+    def streams(self) -> Any:
+        """A new client of boto3 that retries as little as ours."""
+        from botocore.config import Config
+
+        once = Config(retries={"mode": "standard", "total_max_attempts": 1})
+        session, endpoint = self.server.session(), self.server.endpoint_url
+        return session.client("dynamodbstreams", endpoint_url=endpoint, config=once)
+
+
+@cache
+def _servers() -> Any:
+    """The servers of the provider's tests, which are no package of their own."""
+    spec = ModuleSpec("benchmarks_dynamodb_servers", None, is_package=True)
+    spec.submodule_search_locations = [str(_SERVERS)]
+    sys.modules[spec.name] = module_from_spec(spec)
+    return import_module(f"{spec.name}.local")
+
+
+@contextmanager
+def local(items: int) -> Iterator[Local]:
+    """A server with so many items in `ADDRESS`, written once each.
+
+    Raises:
+        ServerUnavailableError: There is no npm to fetch it with, or it did not start.
+    """
+    with on_server_core():
+        server = _servers().LocalDynamo(java_options=_JAVA_OPTIONS)
+    table = ADDRESS.collection
+    with server:
+        arn = server.create_table(table, "NEW_IMAGE")
+        for first in range(0, items, _BATCH):
+            numbers = range(first, min(items, first + _BATCH))
+            puts = [{"PutRequest": {"Item": item(number)}} for number in numbers]
+            server.client().batch_write_item(RequestItems={table: puts})
+        yield Local(server, arn)
+
+
+# -- The scripted server, in a process of its own: boto3 and it would wait for each other's lock
+
+
+@attrs.frozen
+class Scripted:
+    """A scripted server in another process.
+
+    Attributes:
+        config: What `connect` takes.
+    """
+
+    config: ClientConfig
+    _pipe: Connection
+
+    def create(self, table: str) -> ResourceAddress:
+        """A table with a stream; it has as many open shards as the server's habits say."""
+        with closing(
+            _session().client("dynamodb", endpoint_url=self.config.connection["endpoint_url"])
+        ) as client:
+            client.create_table(
+                TableName=table,
+                KeySchema=[{"AttributeName": "pk", "KeyType": "HASH"}],
+                AttributeDefinitions=[{"AttributeName": "pk", "AttributeType": "S"}],
+                BillingMode="PAY_PER_REQUEST",
+                StreamSpecification={"StreamEnabled": True, "StreamViewType": "NEW_IMAGE"},
+            )
+        return ResourceAddress(collection=table)
+
+    def fill(self, address: ResourceAddress, records: int) -> None:
+        """Write so many records more into each open shard."""
+        for shard in self.ask("open_shards", address.collection):
+            self.ask("fill", shard, records)
+
+    def calls(self, *operations: str) -> int:
+        """How many calls of these operations there were."""
+        return sum(self.ask("journal.count", operation) for operation in operations)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method of `ScriptedStreams`, also of what it has: `troubles.end`."""
+        self._pipe.send((method, arguments))
+        return self._pipe.recv()
+
+
+def _serve(pipe: Connection, habits: Mapping[str, Any]) -> None:
+    from multiclouddb_conformance.scripted.dynamo import Habits, ScriptedStreams
+
+    with ScriptedStreams(habits=Habits(**habits)) as server, suppress(EOFError):
+        pipe.send(server.endpoint_url)
+        while True:
+            method, arguments = pipe.recv()
+            found = attrgetter(method)(server)(*arguments)
+            pipe.send(found if isinstance(found, int | str | list) else None)
+
+
+def _session() -> Any:
+    import boto3
+
+    return boto3.Session(aws_access_key_id="any", aws_secret_access_key="any", region_name="us-east-1")
+
+
+@contextmanager
+def scripted(width: int, **habits: Any) -> Iterator[Scripted]:
+    """A scripted server with these habits, for clients that read so many shards at once."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, habits))
+    with on_server_core():
+        process.start()
+    theirs.close()
+    try:
+        if not ours.poll(_START_SECONDS):
+            raise TimeoutError("the scripted server did not start")
+        connection = {"endpoint_url": ours.recv(), "session": _session()}
+        yield Scripted(ClientConfig("dynamo", connection, max_concurrency=width), ours)
+    finally:
+        ours.close()  # it ends at that
+        process.join()

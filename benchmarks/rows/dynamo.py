@@ -1,0 +1,306 @@
+"""The DynamoDB provider beside boto3 by hand, and on streams of many shards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, Final
+
+import attrs
+
+from benchmarks.dynamo import ADDRESS, Local, Scripted, local, on_client_core, scripted
+from benchmarks.row import Bench, Done, Sides, row
+from benchmarks.stores import pages
+from multiclouddb_api import (
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    FromContinuationToken,
+    MulticloudDbClient,
+    Now,
+    OperationOptions,
+    ResourceAddress,
+    connect,
+)
+
+_ITEMS: Final = 24_000
+_LOCAL: Final = (
+    "24,000 items of 300 bytes, from one shard of DynamoDB Local. The client has one core and the server "
+    "another, for both sides alike."
+)
+_BARE: Final = (
+    "A loop over boto3's `get_records` that decodes nothing: 1,000 records a call, each call from the "
+    "iterator that the one before has brought."
+)
+
+
+# -- DynamoDB Local
+
+
+def bare_loop(streams: Any, arn: str) -> Done:
+    """Records as boto3 gives them."""
+    (shard,) = streams.describe_stream(StreamArn=arn)["StreamDescription"]["Shards"]
+    start = {"StreamArn": arn, "ShardId": shard["ShardId"], "ShardIteratorType": "TRIM_HORIZON"}
+    iterator = streams.get_shard_iterator(**start)["ShardIterator"]
+    ids: list[str] = []
+    while iterator:
+        page = streams.get_records(ShardIterator=iterator, Limit=1000)
+        if not page["Records"]:
+            break
+        ids += [record["eventID"] for record in page["Records"]]
+        iterator = page.get("NextShardIterator")
+    return Done(len(ids), ids)
+
+
+def decoding_loop(streams: Any, arn: str) -> Done:
+    """The same with keys and items as Python values."""
+    from boto3.dynamodb.types import TypeDeserializer
+
+    decode = TypeDeserializer().deserialize
+    (shard,) = streams.describe_stream(StreamArn=arn)["StreamDescription"]["Shards"]
+    start = {"StreamArn": arn, "ShardId": shard["ShardId"], "ShardIteratorType": "TRIM_HORIZON"}
+    iterator = streams.get_shard_iterator(**start)["ShardIterator"]
+    ids: list[str] = []
+    while iterator:
+        page = streams.get_records(ShardIterator=iterator, Limit=1000)
+        if not page["Records"]:
+            break
+        for record in page["Records"]:
+            change = record["dynamodb"]
+            {name: decode(value) for name, value in change["Keys"].items()}
+            {name: decode(value) for name, value in change["NewImage"].items()}
+            ids.append(record["eventID"])
+        iterator = page.get("NextShardIterator")
+    return Done(len(ids), ids)
+
+
+def _by_hand(table: Local, loop: Any) -> Done:
+    with on_client_core(), closing(table.streams()) as streams:
+        done: Done = loop(streams, table.arn)
+        return done
+
+
+def _through_the_client(table: Local) -> Done:
+    ids: list[str] = []
+    with on_client_core(), connect(table.config) as client:
+        for page in pages(client.read_changes, ADDRESS):
+            ids += [event.event_id for event in page.events]
+    return Done(len(ids), ids)
+
+
+def _through_arrow(table: Local) -> Done:
+    from multiclouddb_spi import open_provider
+    from multiclouddb_spi.engine import Engine
+
+    columns: list[Any] = []
+    config = table.config
+    with on_client_core(), closing(Engine(open_provider(config), config)) as engine:
+
+        def read(request: ChangeFeedRequest) -> ChangeFeedPage:
+            reading = engine.read(request, OperationOptions(), lambda batch, i, j: batch.arrow(i, j))
+            columns.extend(arrow.column("event_id") for arrow in reading.values if arrow is not None)
+            return reading.page
+
+        for _ in pages(read, ADDRESS):
+            pass
+    return Done(
+        sum(len(column) for column in columns),
+        ids=(text for column in columns for text in column.to_pylist()),
+    )
+
+
+@row(
+    "dynamo-events",
+    title="DynamoDB Local, events",
+    goal=2.0,
+    about=f"The client reads {_LOCAL}",
+    against=_BARE,
+    shown=(bare_loop,),
+)
+def dynamo_events(bench: Bench) -> Iterator[Sides]:
+    """Decoded events, where the loop has none."""
+    with local(bench.size(_ITEMS)) as table:
+        yield Sides(lambda: _through_the_client(table), lambda: _by_hand(table, bare_loop))
+
+
+@row(
+    "dynamo-decoded",
+    title="DynamoDB Local, events beside decoded records",
+    goal=2.5,
+    about=f"The client reads {_LOCAL}",
+    against=(
+        "What people write: the same loop, with boto3's `TypeDeserializer` for the key and the item of each "
+        "record."
+    ),
+    shown=(decoding_loop,),
+)
+def dynamo_decoded(bench: Bench) -> Iterator[Sides]:
+    """Like beside like."""
+    with local(bench.size(_ITEMS)) as table:
+        yield Sides(lambda: _through_the_client(table), lambda: _by_hand(table, decoding_loop))
+
+
+@row(
+    "dynamo-arrow",
+    title="DynamoDB Local, Arrow",
+    goal=3.0,
+    about=f"The engine reads, as Arrow batches with items as JSON text, {_LOCAL}",
+    against=_BARE,
+)
+def dynamo_arrow(bench: Bench) -> Iterator[Sides]:
+    """As Spark takes them."""
+    with local(bench.size(_ITEMS)) as table:
+        yield Sides(lambda: _through_arrow(table), lambda: _by_hand(table, bare_loop))
+
+
+# -- The scripted server
+
+_SHARDS: Final = 64
+_LATENCY: Final = 0.02
+_PAGE_BYTES: Final = 64 * 1024  # some 100 records
+
+
+def _read_shards(server: Scripted, address: ResourceAddress, latency: float) -> tuple[Done, int]:
+    """Everything in a stream, and how many calls that took."""
+    operations = ("GetShardIterator", "GetRecords", "DescribeStream", "DescribeTable")
+    server.ask("troubles.end")
+    if latency:
+        server.ask("troubles.delay", None, latency)
+    before = server.calls(*operations)
+    began, cpu = time.perf_counter(), time.process_time()
+    ids: list[str] = []
+    with on_client_core(), connect(server.config) as client:
+        for page in pages(client.read_changes, address):
+            ids += [event.event_id for event in page.events]
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+    return Done(len(ids), ids, seconds=seconds, cpu=cpu), server.calls(*operations) - before
+
+
+def ideal(server: Scripted, address: ResourceAddress) -> Done:
+    """Whichever is larger: what the latency costs on all threads, or what the CPU costs."""
+    done, calls = _read_shards(server, address, latency=0.0)
+    assert done.cpu is not None
+    return attrs.evolve(done, seconds=max(calls * _LATENCY / _SHARDS, done.cpu))
+
+
+@row(
+    "dynamo-fan-out",
+    title="DynamoDB, 64 shards",
+    goal=0.8,
+    about=(
+        "The client reads 32,000 events from 64 shards of a scripted server, all at once "
+        "(`max_concurrency=64`), some 100 a call. The server runs in another process, on another core, and "
+        "takes 20 ms for each call."
+    ),
+    against=(
+        "The ideal, computed from a run of the same calls with no latency. It is the larger of two times: "
+        "calls * latency / 64, and the client's CPU time in that run."
+    ),
+    shown=(ideal,),
+)
+def dynamo_fan_out(bench: Bench) -> Iterator[Sides]:
+    """What waiting for many shards costs."""
+    with scripted(_SHARDS, initial_shards=_SHARDS, page_bytes=_PAGE_BYTES) as server:
+        address = server.create("items")
+        server.fill(address, bench.size(500))
+        yield Sides(
+            lambda: _read_shards(server, address, _LATENCY)[0],
+            lambda: ideal(server, address),
+        )
+
+
+class _Follower:
+    """Follows a table's stream from now on, through one client.
+
+    Args:
+        server: Has the table.
+        client: Reads it.
+        table: Its name.
+        listed: So many shards it has, 64 of them open.
+    """
+
+    def __init__(self, server: Scripted, client: MulticloudDbClient, table: str, listed: int) -> None:
+        self._server, self._client = server, client
+        self._address = server.create(table)
+        server.ask("grow", table, listed, _SHARDS)
+        with on_client_core():
+            self._token = client.read_changes(ChangeFeedRequest(self._address, Now())).continuation_token
+
+    def cost_of_pages(self, records: int) -> Done:
+        """The CPU time of a page call, over pages of 64 events, with so many events from each shard."""
+        self._server.fill(self._address, records)
+        listings = self._server.calls("DescribeStream")
+        cpu, calls, events = time.process_time(), 0, 0
+        with on_client_core():
+            while events < _SHARDS * records:
+                events += self._page()
+                calls += 1
+        cpu = time.process_time() - cpu
+        if self._server.calls("DescribeStream") != listings:
+            raise ValueError("shards were listed although none had ended")
+        return Done(calls, value=1000 * cpu / calls, cpu=cpu)
+
+    def cost_of_children(self, times: int) -> Done:
+        """How often shards are listed for each that ends."""
+        before = self._server.calls("DescribeStream")
+        for _ in range(times):
+            self._server.ask("roll_over", self._server.ask("open_shards", self._address.collection)[0])
+            self._server.fill(self._address, 1)
+            events = 0
+            while events < _SHARDS:
+                events += self._page()
+        return Done(times, value=(self._server.calls("DescribeStream") - before) / times)
+
+    def _page(self) -> int:
+        position = FromContinuationToken(self._token)
+        page = self._client.read_changes(
+            ChangeFeedRequest(self._address, position, max_page_size=_SHARDS), OperationOptions()
+        )
+        self._token = page.continuation_token
+        return len(page.events)
+
+
+@row(
+    "dynamo-active",
+    title="DynamoDB, 64 active of 5,000 shards",
+    unit="ms",
+    goal=1.5,
+    at_most=True,
+    about=(
+        "CPU time of a page call that goes on from a token, with 64 open shards that all have news, in a "
+        "stream that lists 5,000 shards. Pages have 64 events. It is checked that no call lists shards."
+    ),
+    against="The same in a stream that lists those 64 alone.",
+    same_work=False,
+)
+def dynamo_active(bench: Bench) -> Iterator[Sides]:
+    """A page call costs by the shards that are read, not by those that are listed."""
+    records = bench.size(100)
+    with (
+        scripted(_SHARDS, initial_shards=_SHARDS) as server,
+        connect(server.config) as ours,
+        connect(server.config) as other,
+    ):
+        many = _Follower(server, ours, "many", bench.size(5000, _SHARDS))
+        few = _Follower(server, other, "few", _SHARDS)
+        yield Sides(lambda: many.cost_of_pages(records), lambda: few.cost_of_pages(records))
+
+
+@row(
+    "dynamo-discovery",
+    title="DynamoDB, discovery in 5,000 shards",
+    unit="calls",
+    goal=1.0,
+    at_most=True,
+    about=(
+        "DescribeStream calls for each shard that ends, in a stream of 5,000 shards; the service takes ten a "
+        "second. Its 50 pages are read once, when the feed starts; how many calls that took stands beside."
+    ),
+    against="",
+)
+def dynamo_discovery(bench: Bench) -> Iterator[Sides]:
+    """After the first listing, only children are asked for."""
+    with scripted(_SHARDS, initial_shards=_SHARDS) as server, connect(server.config) as client:
+        follower = _Follower(server, client, "many", bench.size(5000, _SHARDS))
+        notes = {"at the start": float(server.calls("DescribeStream"))}
+        yield Sides(lambda: attrs.evolve(follower.cost_of_children(bench.size(5)), notes=notes))

@@ -1,0 +1,109 @@
+"""What the rows of DynamoDB stand on: cores, servers, and that a missing server breaks these rows alone."""
+
+import multiprocessing
+import os
+import threading
+
+import pytest
+
+from benchmarks.command import run_all
+from benchmarks.dynamo import ADDRESS, item, local, on_client_core, on_server_core, scripted
+from benchmarks.row import load_rows
+from benchmarks.rows.dynamo import _Follower, _read_shards
+from multiclouddb_api import Beginning, ChangeFeedRequest, connect
+
+
+def cores(pid=0):
+    """Where a process may run; nothing where the system does not tell."""
+    return sorted(getattr(os, "sched_getaffinity", lambda _: ())(pid))
+
+
+ALL_CORES = cores()
+
+
+class TestCores:
+    @pytest.mark.parametrize(
+        ("on_core", "place"), [(on_client_core, slice(1)), (on_server_core, slice(-1, None))]
+    )
+    def test_client_and_server_have_one_each(self, on_core, place):
+        with on_core():
+            assert cores() == ALL_CORES[place]
+        assert cores() == ALL_CORES
+
+    def test_a_thread_that_starts_inside_stays_there(self):
+        found = []
+        with on_client_core():
+            thread = threading.Thread(target=lambda: found.append(cores()))
+            thread.start()
+            thread.join()
+        assert found == [ALL_CORES[:1]]
+
+    def test_an_error_gives_the_others_back(self):
+        with pytest.raises(ValueError, match="inside"), on_client_core():
+            raise ValueError("inside")
+        assert cores() == ALL_CORES
+
+    def test_the_scripted_server_has_its_own(self):
+        with scripted(1):
+            (server,) = multiprocessing.active_children()
+            assert cores(server.pid) == ALL_CORES[-1:]
+            assert cores() == ALL_CORES
+
+
+class TestItems:
+    def test_an_item_has_300_bytes_as_the_service_counts_them(self):
+        from multiclouddb_conformance.scripted.dynamo.item import item_size
+
+        assert len(item(23_999)) == 9
+        assert item_size(item(23_999)) == pytest.approx(300, abs=5)
+
+    def test_each_item_is_one_event(self):
+        with local(30) as table, connect(table.config) as client:
+            events = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning())).events
+        assert [event.new_item_state["number"] for event in events] == list(range(30))
+
+
+class TestScripted:
+    def test_the_other_process_ends_with_the_row(self):
+        with scripted(1) as server:
+            assert multiprocessing.active_children()
+            assert server.calls("ListStreams") == 0
+        assert not multiprocessing.active_children()
+
+    def test_it_ends_when_the_row_breaks(self):
+        with pytest.raises(ValueError, match="inside"), scripted(1):
+            raise ValueError("inside")
+        assert not multiprocessing.active_children()
+
+    def test_latency_is_the_server_s(self):
+        with scripted(1, initial_shards=1) as server:
+            address = server.create("items")
+            server.fill(address, 10)
+            quick, calls = _read_shards(server, address, latency=0.0)
+            slow, _ = _read_shards(server, address, latency=0.05)
+        assert quick.count == slow.count == 10
+        assert slow.seconds >= 0.05 * calls
+
+    def test_a_listing_that_is_not_due_breaks_the_row(self, monkeypatch):
+        with scripted(64, initial_shards=64) as server, connect(server.config) as client:
+            follower = _Follower(server, client, "items", 64)
+            assert follower.cost_of_pages(1).count >= 1
+
+            def page(self, read=_Follower._page):
+                client.list_physical_partitions(self._address)
+                return read(self)
+
+            monkeypatch.setattr(_Follower, "_page", page)
+            with pytest.raises(ValueError, match="shards were listed"):
+                follower.cost_of_pages(1)
+
+
+class TestWithoutNpm:
+    def test_its_rows_break_with_the_reason_and_the_others_go_on(self, monkeypatch, tmp_path):
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        rows = load_rows()
+        broken, other = run_all([rows["dynamo-events"], rows["dynamo-fan-out"]], 0.002)
+        assert broken.verdict == "failed"
+        assert "comes from npm, and there is no npm: install Node.js" in broken.reason
+        assert other.verdict != "failed"

@@ -1,0 +1,228 @@
+"""The shards of a stream, as the service lists them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+from botocore.exceptions import ClientError, ParamValidationError
+
+from multiclouddb_dynamo.calls import Calls
+from multiclouddb_dynamo.errors import GONE, REJECTED, code_of
+from multiclouddb_spi import Deadline
+
+__all__ = ["Shard", "ShardMap"]
+
+_STALE_GROWTH: Final = 2
+_LISTINGS: Final = 3
+_FULL_LOOK_SECONDS: Final = 60.0
+# One open child may be half of a split whose other half is listed a little later. It is believed when it has
+# been alone for this long, or when its parent has had no record for this long.
+_ALONE_SECONDS: Final = 1.0
+_QUIET_SECONDS: Final = 60
+
+
+@attrs.frozen
+class Shard:
+    """One shard as the service lists it.
+
+    Attributes:
+        shard_id: Its id.
+        parent: The shard that it came from, listed or not, or None.
+        last: The sequence number that it ended with; None while it is open.
+        first: The sequence number that it begins with.
+        seen: When it was listed, in seconds since 1970.
+    """
+
+    shard_id: str
+    parent: str | None
+    last: str | None
+    first: str
+    seen: int
+
+
+class ShardMap:
+    """The shards of one stream: listed in full once, then by what is asked for; for several threads.
+
+    Args:
+        calls: Makes the calls.
+        arn: The stream.
+    """
+
+    def __init__(self, calls: Calls, arn: str) -> None:
+        self._calls, self._arn = calls, arn
+        self._lock = threading.Lock()
+        self._shards: dict[str, Shard] = {}
+        self._children: dict[str, tuple[Shard, ...]] = {}
+        self._listed: dict[str, Shard] = {}
+        self._read_at = -_FULL_LOOK_SECONDS
+        self._alone: dict[str, float] = {}
+        self._filters = self._enabled = True
+        self.pages = 0
+
+    def read(self, deadline: Deadline) -> dict[str, Shard]:
+        """Every shard that the service lists, asked now; a parent may come on a later page than its child.
+
+        Pages are of different moments: of a split between two of them one child may be left out.
+        """
+        for attempt in range(1, _LISTINGS + 1):
+            try:
+                found, pages = self._list(deadline)
+                break
+            except ClientError as error:
+                # The shard that a page goes on behind may be gone by then. The first page has none.
+                if code_of(error) not in GONE or attempt == _LISTINGS or self.pages == 1:
+                    raise
+        with self._lock:
+            self._shards, self._listed, self.pages = dict(found), found, pages
+            self._children = _by_parent(found.values())
+            self._read_at = time.monotonic()
+        return dict(found)
+
+    def _list(self, deadline: Deadline) -> tuple[dict[str, Shard], int]:
+        found: dict[str, Shard] = {}
+        behind, pages = None, 0
+        while pages == 0 or behind is not None:
+            page = self._page(deadline, behind=behind)
+            found |= {shard.shard_id: shard for shard in self._shards_on(page)}
+            behind, pages = page.get("LastEvaluatedShardId"), pages + 1
+        return found, pages
+
+    def _page(self, deadline: Deadline, **asked: str | None) -> dict[str, Any]:
+        page = self._calls.describe_stream(self._arn, deadline, **asked)
+        self._enabled = page["StreamStatus"] != "DISABLED"
+        return page
+
+    def _shards_on(self, page: Mapping[str, Any]) -> list[Shard]:
+        seen = int(self._calls.now().timestamp())
+        return [
+            Shard(
+                shard_id=listed["ShardId"],
+                parent=listed.get("ParentShardId"),
+                last=listed["SequenceNumberRange"].get("EndingSequenceNumber"),
+                first=listed["SequenceNumberRange"]["StartingSequenceNumber"],
+                seen=seen,
+            )
+            for listed in page["Shards"]
+        ]
+
+    def listed(self) -> Mapping[str, Shard]:
+        """What the last whole listing had."""
+        return self._listed
+
+    def enabled(self) -> bool:
+        """Whether the stream takes records, as of the last look."""
+        return self._enabled
+
+    def find(self, shard_id: str) -> Shard | None:
+        """A shard, from memory."""
+        with self._lock:
+            return self._shards.get(shard_id)
+
+    def children(self, shard_id: str) -> tuple[Shard, ...]:
+        """The children of a drained shard, from memory; empty where it may know half of a split.
+
+        A parent that was listed open says nothing of its children, and one child that is open may be the half
+        of a split whose other half was left out of the listing.
+        """
+        with self._lock:
+            parent = self._shards.get(shard_id)
+            found = self._children.get(shard_id, ())
+        if parent is None or parent.last is None or (len(found) == 1 and found[0].last is None):
+            return ()
+        return found
+
+    def discover(
+        self, shard_ids: Mapping[str, int | None], deadline: Deadline
+    ) -> dict[str, tuple[Shard, ...] | None]:
+        """The children of drained shards, asked now.
+
+        One call a shard, or the whole list where that is fewer calls or the list is old.
+
+        Args:
+            shard_ids: The shards, and when the last record of each was written, in seconds since 1970.
+            deadline: When it has to be over.
+
+        Returns:
+            For each id its children, empty while they are not all listed; None when the shard itself is not
+            listed any more, which is looked after once a minute.
+        """
+        with self._lock:
+            stale = len(self._shards) > _STALE_GROWTH * max(len(self._listed), 100)
+            few = self._filters and len(shard_ids) <= self.pages and not stale
+        whole = not (few and self._ask(shard_ids, deadline))
+        if whole:
+            self.read(deadline)
+        childless = not all(self._children_of(name) for name in shard_ids)
+        # Of a disabled stream it is asked twice: no children are its end.
+        late = time.monotonic() - self._read_at >= _FULL_LOOK_SECONDS
+        if childless and (not self._enabled or (late and not whole)):
+            whole = True
+            self.read(deadline)
+        return {
+            name: self._complete(name, written) or (None if whole and self._is_gone(name) else ())
+            for name, written in shard_ids.items()
+        }
+
+    def _is_gone(self, shard_id: str) -> bool:
+        return shard_id not in self._listed and not self._children_of(shard_id)
+
+    def _complete(self, shard_id: str, written: int | None) -> tuple[Shard, ...]:
+        """The children of a shard; none while there may be one more."""
+        found = self._children_of(shard_id)
+        if len(found) != 1 or found[0].last is not None:
+            self._alone.pop(shard_id, None)
+            return found
+        now = time.monotonic()
+        since = self._alone.setdefault(shard_id, now)
+        quiet = written is not None and found[0].seen - written > _QUIET_SECONDS
+        if not quiet and (since == now or now - since < _ALONE_SECONDS):
+            return ()
+        del self._alone[shard_id]
+        return found
+
+    def _children_of(self, shard_id: str) -> tuple[Shard, ...]:
+        with self._lock:
+            return self._children.get(shard_id, ())
+
+    def _ask(self, shard_ids: Iterable[str], deadline: Deadline) -> bool:
+        """Ask for the children of each; False when the service does not know how, or not the shard."""
+        for name in shard_ids:
+            behind, first = None, True
+            while first or behind is not None:
+                try:
+                    page = self._page(deadline, behind=behind, parent=name)
+                except (ClientError, ParamValidationError) as error:
+                    code = code_of(error)
+                    if code not in REJECTED | GONE:
+                        raise
+                    self._filters = self._filters and code in GONE
+                    return False
+                shards = self._shards_on(page)
+                if any(shard.parent != name for shard in shards):
+                    self._filters = False  # it was ignored: one listing answers for all
+                    return False
+                self._add(shards)
+                behind, first = page.get("LastEvaluatedShardId"), False
+        return True
+
+    def _add(self, shards: Iterable[Shard]) -> None:
+        added = {shard.shard_id: shard for shard in shards}
+        with self._lock:
+            self._shards |= added
+            for parent in {shard.parent for shard in added.values() if shard.parent is not None}:
+                known = {shard.shard_id: shard for shard in self._children.get(parent, ())}
+                known |= {name: shard for name, shard in added.items() if shard.parent == parent}
+                self._children[parent] = tuple(known.values())
+
+
+def _by_parent(shards: Iterable[Shard]) -> dict[str, tuple[Shard, ...]]:
+    found: defaultdict[str, list[Shard]] = defaultdict(list)
+    for shard in shards:
+        if shard.parent is not None:
+            found[shard.parent].append(shard)
+    return {parent: tuple(children) for parent, children in found.items()}

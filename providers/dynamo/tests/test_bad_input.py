@@ -1,0 +1,390 @@
+"""What people and networks get wrong: a category, a message with the way out, no secret, and nothing lost."""
+
+import http.server
+import threading
+import traceback
+
+import attrs
+import boto3
+import pytest
+from botocore.config import Config
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ClientConfig,
+    ErrorCategory,
+    FromContinuationToken,
+    MulticloudDbError,
+    Now,
+    PhysicalPartition,
+    ResourceAddress,
+    connect,
+)
+from multiclouddb_spi import encode_partition_id
+from multiclouddb_spi.token import decode_token, encode_token
+
+from .servers.server import CREDENTIALS, REGION
+from .world import ADDRESS, TABLE, World, markers, seconds
+
+SECRETS = (CREDENTIALS["AWS_SECRET_ACCESS_KEY"], "a-session-token")
+OPERATIONS = ["DescribeTable", "DescribeStream", "GetShardIterator", "GetRecords"]
+
+
+@pytest.fixture
+def world():
+    with World() as made:
+        yield made
+
+
+def refused(act, category, *words):
+    """The error of an act, which is of a category, says these words and no secret."""
+    with pytest.raises(MulticloudDbError) as caught:
+        act()
+    error = caught.value
+    assert error.category == category, error
+    text = str(error)
+    for word in words:
+        assert word in text
+    shown = text + repr(error) + repr(error.detail) + "".join(traceback.format_exception(error))
+    assert not any(secret in shown for secret in SECRETS)
+    # What a person reads comes first and last in what Python prints.
+    assert traceback.format_exception_only(error)[0].startswith("multiclouddb_api.errors.MulticloudDbError")
+    return error
+
+
+def reading(client, start=None, **request):
+    asked = {"address": ADDRESS, "start_position": start or Beginning()} | request
+    return lambda: client.read_changes(ChangeFeedRequest(**asked), seconds(3))
+
+
+def client_of(**connection):
+    return connect(ClientConfig("dynamo", connection))
+
+
+class TestTheWay:
+    """To the service."""
+
+    def test_nobody_listens_at_the_endpoint(self):
+        with client_of(region=REGION, endpoint_url="http://127.0.0.1:9") as client:
+            refused(reading(client), ErrorCategory.TRANSIENT_FAILURE, "endpoint_url", "127.0.0.1:9")
+
+    def test_what_answers_is_no_dynamodb(self, world):
+        """A web server, for example."""
+
+        class Page(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.send_response(200)
+                self.send_header("Content-Length", "13")
+                self.end_headers()
+                self.wfile.write(b"<html></html>")
+
+            def log_message(self, *_):
+                """Nothing on the terminal."""
+
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+            thread.start()
+            url = f"http://127.0.0.1:{server.server_port}"
+            with client_of(region=REGION, endpoint_url=url) as client:
+                refused(reading(client), ErrorCategory.TRANSIENT_FAILURE, "try again")
+            server.shutdown()
+            thread.join()
+
+    @pytest.mark.parametrize("region", ["eu west 1", "eu_west_1", "-", "eu-west-1/x"])
+    def test_a_region_that_cannot_be_one(self, region):
+        refused(
+            lambda: reading(client_of(region=region))(), ErrorCategory.INVALID_REQUEST, "region", "eu-west-1"
+        )
+
+    def test_no_region_at_all(self):
+        refused(
+            lambda: reading(connect("dynamo://"))(),
+            ErrorCategory.INVALID_REQUEST,
+            "region",
+            "dynamo://eu-west-1",
+        )
+
+    def test_a_table_of_another_region(self, world):
+        """The service knows no such table there."""
+        with world.client() as client:
+            error = refused(
+                reading(client, address=ResourceAddress(collection="elsewhere")),
+                ErrorCategory.NOT_FOUND,
+                "elsewhere",
+                "region",
+            )
+        assert error.detail.native_code in (None, "ResourceNotFoundException")
+
+
+class TestTheIdentity:
+    """Nothing is guessed, and no secret is shown."""
+
+    def test_no_credentials(self, world, monkeypatch):
+        for name in CREDENTIALS:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        with client_of(region=REGION, endpoint_url=world.script.endpoint_url) as client:
+            refused(reading(client), ErrorCategory.AUTHENTICATION_FAILED, "credential")
+        assert world.journal.count("DescribeStream") == 0
+
+    def test_half_of_the_credentials(self, world, monkeypatch):
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+
+        def act():
+            with client_of(region=REGION, endpoint_url=world.script.endpoint_url) as client:
+                reading(client)()
+
+        refused(act, ErrorCategory.AUTHENTICATION_FAILED, "AWS_SECRET_ACCESS_KEY")
+
+    def test_a_profile_that_is_not_there(self, world, monkeypatch):
+        monkeypatch.setenv("AWS_PROFILE", "nobody")
+        refused(
+            lambda: client_of(region=REGION, endpoint_url=world.script.endpoint_url),
+            ErrorCategory.AUTHENTICATION_FAILED,
+            "nobody",
+        )
+
+    @pytest.mark.parametrize("operation", OPERATIONS)
+    @pytest.mark.parametrize(
+        ("code", "category", "word"),
+        [
+            ("ExpiredTokenException", ErrorCategory.AUTHENTICATION_FAILED, "credential"),
+            ("UnrecognizedClientException", ErrorCategory.AUTHENTICATION_FAILED, "get-caller-identity"),
+            ("InvalidSignatureException", ErrorCategory.AUTHENTICATION_FAILED, "credential"),
+            ("AccessDeniedException", ErrorCategory.AUTHORIZATION_FAILED, "permissions"),
+        ],
+    )
+    def test_refused_by_the_service(self, world, operation, code, category, word):
+        """Tried once; when it is put right, reading goes on with nothing lost."""
+        consumer = world.consumer(max_page_size=1)
+        written = world.put("a", "b")
+        consumer.read()
+        consumer.restart()
+        key, secret = CREDENTIALS.values()
+        session = boto3.Session(key, secret, SECRETS[1], REGION)
+        connection = {"session": session, "endpoint_url": world.script.endpoint_url}
+        trouble = world.troubles.fail(operation, code, None)
+        start = Now() if operation == "DescribeStream" else consumer.start
+        with client_of(**connection) as client:
+            error = refused(reading(client, start), category, word, code)
+        assert not error.retryable
+        assert trouble.happened == 1
+        world.troubles.end()
+        consumer.until_idle()
+        assert consumer.markers == written
+
+    def test_a_signature_is_not_quoted(self, world):
+        said = f"The Canonical String should have been 'x-amz-security-token:{SECRETS[1]}'"
+        world.troubles.fail("DescribeTable", "InvalidSignatureException", None, message=said)
+        refused(reading(world.client()), ErrorCategory.AUTHENTICATION_FAILED, "credential")
+
+    def test_a_config_shows_no_secret(self, world):
+        key, secret = CREDENTIALS.values()
+        config = ClientConfig("dynamo", {"session": boto3.Session(key, secret), "region": REGION})
+        assert secret not in repr(config)
+        refused(
+            lambda: client_of(aws_secret_access_key=secret),
+            ErrorCategory.INVALID_REQUEST,
+            "AWS_PROFILE",
+        )
+
+
+class TestAddresses:
+    @pytest.mark.parametrize("name", ["x", "x" * 2000, ""])
+    def test_a_name_that_is_none(self, world, name):
+        def act():
+            reading(world.client(), address=ResourceAddress(collection=name))()
+
+        refused(act, ErrorCategory.INVALID_REQUEST)
+
+    @pytest.mark.parametrize("name", ["a b", "söng", "arn:aws:dynamodb:eu-west-1:1:table/none"])
+    def test_a_name_that_only_the_service_refuses(self, world, name):
+        refused(reading(world.client(), address=ResourceAddress(collection=name)), ErrorCategory.NOT_FOUND)
+
+    def test_a_database(self, world):
+        refused(
+            reading(world.client(), address=ResourceAddress("shop", TABLE)),
+            ErrorCategory.INVALID_REQUEST,
+            "address.database",
+            "leave it out",
+        )
+
+    def test_a_table_without_a_stream(self, world):
+        world.server.create_table("plain", None)
+        refused(
+            reading(world.client(), address=ResourceAddress(collection="plain")),
+            ErrorCategory.INVALID_REQUEST,
+            "StreamEnabled=true",
+            "plain",
+        )
+
+    @pytest.mark.parametrize("shard", ["shardId-00000001541626099285-f35f62ef", "x", "é" * 40, "s" * 100])
+    def test_a_shard_that_is_unknown(self, world, shard):
+        name = encode_partition_id("dynamo", ADDRESS, world.arn, shard)
+        refused(
+            reading(world.client(), scope=PhysicalPartition(name)),
+            ErrorCategory.INVALID_REQUEST,
+            "list_physical_partitions",
+        )
+
+    @pytest.mark.parametrize("name", ["", "x", "dynamo:1:2", "shardId-00000001541626099285-f35f62ef"])
+    def test_an_id_that_is_none(self, world, name):
+        def act():
+            reading(world.client(), scope=PhysicalPartition(name))()
+
+        refused(act, ErrorCategory.INVALID_REQUEST)
+
+    def test_an_id_of_another_table(self, world):
+        world.server.create_table("others")
+        (name,) = world.client().list_physical_partitions(ResourceAddress(collection="others"))
+        refused(reading(world.client(), scope=PhysicalPartition(name)), ErrorCategory.INVALID_REQUEST)
+
+
+def tampered(token, change):
+    """A valid token whose state was changed."""
+    envelope = decode_token(token)
+    return FromContinuationToken(encode_token(attrs.evolve(envelope, state=change(envelope.state))))
+
+
+CURSORS = {
+    "a short number": ["123", 1],
+    "a long number": ["1" * 41, 1],
+    "letters": ["12x" * 8, 1],
+    "a negative number": ["-" + "1" * 21, 1],
+    "a number of another shard": ["9" * 38, 1],
+    "zero": ["0" * 21, 1],
+    "Arabic digits": ["٣" * 21, 1],
+    "a huge iterator": ["n", 1_700_000_000, "x" * 2049],
+    "no iterator": ["n", 1_700_000_000, "nonsense"],
+    "an unknown form": ["z", 1],
+    "nothing": None,
+    "a nest": [[[[]]]],
+    "a time of the year 99999": ["h", 10**13],
+    "a time in front of 1970": ["s", -5],
+    "an object": {"seq": "1"},
+}
+
+
+class TestTokens:
+    """Each is refused with a way out, never with a crash, and the token it was made from still works."""
+
+    @pytest.mark.parametrize("name", CURSORS)
+    @pytest.mark.parametrize("fresh", [True, False], ids=["other process", "same process"])
+    def test_a_cursor_that_was_changed(self, world, name, fresh):
+        written = world.put("a")
+        consumer = world.consumer()
+        consumer.until_idle()
+        shard = world.chain()
+        start = tampered(consumer.token, lambda _: [[shard, CURSORS[name]]])
+        client = world.client() if fresh else consumer.client
+        with pytest.raises(MulticloudDbError) as caught:
+            reading(client, start)()
+        # A number in front of the shard's first may have been trimmed.
+        allowed = {ErrorCategory.INVALID_REQUEST} | (
+            {ErrorCategory.CHECKPOINT_EXPIRED} if name in ("zero", "a short number") else set()
+        )
+        assert caught.value.category in allowed, caught.value
+        assert "\n" not in caught.value.message
+        assert len(caught.value.message) < 800
+        assert consumer.markers == written
+        assert consumer.restart().until_idle() == []
+        after = world.put("b")
+        assert consumer.until_idle() == after
+
+    @pytest.mark.parametrize(
+        "state",
+        [None, 7, [], "x", [["x"]], [[1, 2]], [["a", ["1" * 21, 1]], ["a", ["1" * 21, 1]]], {"over": 1}],
+    )
+    def test_a_state_that_was_changed(self, world, state):
+        world.put("a")
+        consumer = world.consumer()
+        consumer.until_idle()
+        start = tampered(consumer.token, lambda _: state)
+        if state == []:
+            return  # a feed with no partition: nothing to read, and nothing that could be lost
+        refused(reading(world.client(), start), ErrorCategory.INVALID_REQUEST)
+
+    def test_a_shard_that_was_never_there(self, world):
+        world.put("a")
+        consumer = world.consumer()
+        consumer.until_idle()
+        unknown = "shardId-00000001541626099285-f35f62ef"
+        for shard in (unknown, "x", "y" * 200):
+            start = tampered(consumer.token, lambda state, shard=shard: [[shard, state[0][1]]])
+            with pytest.raises(MulticloudDbError) as caught:
+                reading(world.client(), start)()
+            assert caught.value.category in (ErrorCategory.CHECKPOINT_EXPIRED, ErrorCategory.INVALID_REQUEST)
+
+    def test_a_token_of_another_table(self, world):
+        world.put("a")
+        consumer = world.consumer()
+        consumer.read()
+        world.server.create_table("others")
+        refused(
+            reading(world.client(), consumer.start, address=ResourceAddress(collection="others")),
+            ErrorCategory.INVALID_REQUEST,
+            "orders",
+        )
+
+    def test_a_token_of_another_provider(self, world):
+        consumer = world.consumer()
+        consumer.read()
+        envelope = attrs.evolve(decode_token(consumer.token), provider_id="spanner")
+        start = FromContinuationToken(encode_token(envelope))
+        refused(reading(world.client(), start), ErrorCategory.INVALID_REQUEST, "spanner")
+
+    def test_a_token_of_another_stream(self, world):
+        consumer = world.consumer()
+        consumer.read()
+        envelope = attrs.evolve(decode_token(consumer.token), incarnation=world.arn + "0")
+        start = FromContinuationToken(encode_token(envelope))
+        refused(reading(world.client(), start), ErrorCategory.INVALID_REQUEST, "recreated")
+
+    @pytest.mark.parametrize("token", ["x", "eyJ9", "é", "a" * 5000])
+    def test_what_is_no_token(self, world, token):
+        refused(
+            lambda: reading(world.client(), FromContinuationToken(token))(), ErrorCategory.INVALID_REQUEST
+        )
+
+
+class TestRecords:
+    """What the service sends."""
+
+    def test_a_record_that_cannot_be_decoded_loses_nothing(self, world):
+        consumer = world.consumer()
+        before = world.put("a")
+        world.script.poison(TABLE, {"id": {"S": "p"}})
+        after = world.put("b")
+        assert markers(consumer.read().events) == before
+        error = refused(consumer.read, ErrorCategory.PROVIDER_ERROR, "skip_token")
+        refused(consumer.restart().read, ErrorCategory.PROVIDER_ERROR, "skip_token")
+        consumer.start = FromContinuationToken(error.detail.skip_token)
+        assert consumer.until_idle() == after
+
+    @pytest.mark.parametrize("part", ["SequenceNumber", "ApproximateCreationDateTime", "Keys"])
+    def test_a_record_without_a_part(self, world, part):
+        before = world.put("a")
+        world.script.write_record(TABLE, {"id": {"S": "p"}}, lambda record: record["dynamodb"].pop(part))
+        consumer = world.consumer(max_page_size=1)
+        consumer.read()
+        with pytest.raises(MulticloudDbError) as caught:
+            consumer.read()
+        assert consumer.markers == before
+        assert "\n" not in caught.value.message
+
+
+def test_options_of_the_application_that_contradict_each_other():
+    refused(
+        lambda: connect(ClientConfig("dynamo", {"url": "dynamo://eu-west-1", "region": "eu-west-2"})),
+        ErrorCategory.INVALID_REQUEST,
+        "region",
+    )
+    refused(
+        lambda: connect(ClientConfig("dynamo", {"region": REGION, "config": {"retries": 3}})),
+        ErrorCategory.INVALID_REQUEST,
+        "botocore.config.Config",
+    )
+    with connect(ClientConfig("dynamo", {"region": REGION, "config": Config(connect_timeout=1)})):
+        pass

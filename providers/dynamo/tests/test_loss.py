@@ -1,0 +1,285 @@
+"""Nothing is lost, wherever a consumer is killed: lives with everything that a stream can do to a reader."""
+
+import itertools
+from contextlib import contextmanager
+
+import pytest
+
+from multiclouddb_api import Beginning, ChangeFeedRequest, ClientConfig, Now, ResourceAddress, connect
+from multiclouddb_conformance.loss import (
+    Act,
+    Change,
+    LossOracle,
+    Read,
+    ReadUntilIdle,
+    iterator_consumer,
+    page_consumer,
+)
+from multiclouddb_conformance.scripted.dynamo import Order
+from multiclouddb_dynamo import calls, reader
+
+from .servers.local import LocalDynamo
+from .world import ADDRESS, TABLE, World, session
+
+HOUR = 3600
+KEYS = 12
+TABLES = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    """Lives are long; how a consumer is paced is tested elsewhere."""
+    monkeypatch.setattr(reader, "_MOST_PAUSE", 0.001)
+    monkeypatch.setattr(calls, "_DESCRIBES_A_SECOND", 1000)
+
+
+class Living(World):
+    """A world that a life acts on; it remembers every shard that ever was."""
+
+    address = ADDRESS
+
+    def __init__(self):
+        super().__init__(shards=2)
+        self.parents = {}
+        self.note()
+
+    def note(self):
+        self.parents |= {shard.shard_id: shard.parent for shard in self.script.shards(TABLE)}
+
+    def write(self, changes):
+        for key, marker in changes:
+            put_or_delete(self.server.client(), TABLE, key, marker)
+
+    def split(self):
+        self.script.split(self.open()[0])
+        self.note()
+
+    def roll_over(self):
+        super().roll_over()
+        self.note()
+
+    def pass_hours(self, hours):
+        self.script.advance(hours * HOUR)
+
+    def consumer_client(self):
+        return connect(self.config())
+
+    def lineage(self):
+        with self.consumer_client() as client:
+            front = client.list_physical_partitions(ADDRESS)[0].rpartition(":")[0]
+        return lineage_of(front, self.parents)
+
+
+def put_or_delete(client, table, key, marker):
+    if marker is None:
+        client.delete_item(TableName=table, Key={"id": {"S": key}})
+    else:
+        client.put_item(TableName=table, Item={"id": {"S": key}, "n": {"N": str(marker)}})
+
+
+def lineage_of(front, parents):
+    return {
+        f"{front}:{name}": (f"{front}:{parent}",) if parent is not None else ()
+        for name, parent in parents.items()
+    }
+
+
+class Author:
+    """Writes a life: every key gets its turn, and every seventh change is a delete."""
+
+    def __init__(self):
+        self._number = 0
+        self._there = set()
+
+    def write(self, count):
+        changes = [self._change() for _ in range(count)]
+        name = f"write {', '.join(f'{key}={marker}' for key, marker in changes)}"
+        return Act(name, lambda world: self._done(world, changes))
+
+    def _change(self):
+        self._number += 1
+        key = f"k{self._number * 5 % KEYS}"
+        if key in self._there and self._number % 7 == 0:
+            self._there.discard(key)
+            return key, None
+        self._there.add(key)
+        return key, self._number
+
+    @staticmethod
+    def _done(world, changes):
+        world.write(changes)
+        return [Change(key, marker) for key, marker in changes]
+
+
+def act(name, run, **others):
+    """Something that writes nothing."""
+
+    def done(world):
+        run(world)
+
+    return Act(name, done, **others)
+
+
+def habit(**values):
+    """From here on the server has these ways."""
+
+    def change(world):
+        for name, value in values.items():
+            setattr(world.habits, name, value)
+
+    return act(f"habits {values}", change)
+
+
+def cut_answers(world):
+    world.troubles.drop("GetRecords", 2, mid_body=True, with_records=True)
+
+
+ROLL_OVER = act("roll over", lambda world: world.roll_over())
+SPLIT = act("split", lambda world: world.split())
+
+
+def day_passes():
+    """A day as the service lives it, which rolls shards over every four hours: the past is trimmed."""
+    hours = act("four hours pass", lambda world: world.pass_hours(4), forgets=True)
+    return [ROLL_OVER, hours, ReadUntilIdle()] * 7
+
+
+def scripted_life():
+    """Everything that the scripted server can do."""
+    write = Author().write
+    return [
+        # A Now whose iterator has expired may repeat two minutes.
+        write(4), act("minutes pass", lambda world: world.script.advance(300)), Read(1),
+        ROLL_OVER, write(3), Read(1), write(2),
+        # Children that are listed late, and before their parents.
+        habit(late_children=2, order=Order.CHILDREN_FIRST), SPLIT, write(5), Read(2), write(1),
+        act("iterators expire", lambda world: world.script.expire_iterators()), write(2), Read(1),
+        # Empty pages on open shards, answers that are cut off, the end of a shard on a page of its own.
+        act("empty pages", lambda world: world.troubles.empty_pages(6)), write(3), Read(2),
+        act("no more empty pages", lambda world: world.troubles.end()),
+        act("cut answers", cut_answers),
+        write(4), Read(1), habit(separate_end=True, null_iterator=True), ROLL_OVER, ROLL_OVER, write(3),
+        Read(1),
+        # Three generations while nobody looks, in small listings.
+        habit(late_children=0, shards_per_page=2, order=Order.SHUFFLED), SPLIT, write(4), ROLL_OVER, write(4),
+        SPLIT, write(4), ReadUntilIdle(),
+        *day_passes(), write(3), Read(1), ROLL_OVER, habit(separate_end=False), write(3), SPLIT, write(2),
+    ]  # fmt: skip
+
+
+@contextmanager
+def scripted_world():
+    with Living() as world:
+        yield world
+        world.troubles.end()
+
+
+def assert_kept(report):
+    """Nothing lost, every other promise kept, but for idle pages: the service was made to lie about these."""
+    report.assert_nothing_lost()
+    for run in report.runs:
+        assert not [text for text in run.broken_promises() if not text.startswith("hasty")], str(report)
+
+
+def oracle_of(world, living, life, start, consumer, size):
+    return LossOracle(
+        world=world,
+        client=living.consumer_client,
+        request=lambda world: ChangeFeedRequest(world.address, start, max_page_size=size),
+        life=life,
+        consumer=consumer,
+        lineage=living.lineage,
+    )
+
+
+@pytest.mark.parametrize("start", [Beginning(), Now()], ids=["beginning", "now"])
+@pytest.mark.parametrize(
+    ("consumer", "size"),
+    [(page_consumer, 0), (page_consumer, 1), (page_consumer, 3), (iterator_consumer(), 3)],
+    ids=["pages", "single events", "pages of 3", "iterator"],
+)
+def test_a_consumer_that_is_killed_loses_nothing(start, consumer, size):
+    report = oracle_of(scripted_world, Living, scripted_life(), start, consumer, size).run(max_kills=2)
+    assert_kept(report)
+    assert report.kills > 3
+
+
+class LocalWorld:
+    """One table on DynamoDB Local.
+
+    Attributes:
+        server: The server, which outlives the life.
+        table: The table's name.
+    """
+
+    def __init__(self, server):
+        self.server, self.table = server, f"life-{next(TABLES)}"
+        self.address = ResourceAddress(collection=self.table)
+        self.arn = server.create_table(self.table, "NEW_IMAGE", partition_key="id")
+        self.parents = {}
+        self.note()
+
+    def note(self):
+        for shard in self.server.shards(self.arn):
+            self.parents[shard["ShardId"]] = shard.get("ParentShardId")
+
+    def write(self, changes):
+        for key, marker in changes:
+            put_or_delete(self.server.client(), self.table, key, marker)
+
+    def split(self):
+        self.server.split(self.server.open_shards(self.arn)[0])
+        self.note()
+
+    def roll_over(self):
+        for shard in self.server.open_shards(self.arn):
+            self.server.split(shard, 1)
+        self.note()
+
+    def pass_hours(self, hours):
+        self.server.dilate_time(hours)
+        self.note()
+
+    def consumer_client(self):
+        connection = {"session": session(), "endpoint_url": self.server.endpoint_url}
+        return connect(ClientConfig("dynamo", connection))
+
+    def lineage(self):
+        self.note()
+        with self.consumer_client() as client:
+            front = client.list_physical_partitions(self.address)[0].rpartition(":")[0]
+        return lineage_of(front, self.parents)
+
+
+def local_life():
+    """What DynamoDB Local does by itself, and the splits that are written into its file."""
+    write = Author().write
+    hour = act("an hour passes, iterators expire", lambda world: world.pass_hours(1))
+    day = act("a day passes", lambda world: world.pass_hours(25), forgets=True)
+    return [
+        write(2), Read(1), write(2), Read(1), ROLL_OVER, write(3), Read(1), hour, write(2), SPLIT, write(4),
+        # Shards are trimmed with all their records: by then the consumer is in their children.
+        Read(1), ROLL_OVER, ROLL_OVER, write(3), ROLL_OVER, ReadUntilIdle(), day, write(3), Read(1),
+        ROLL_OVER, write(2),
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    with LocalDynamo(tmp_path_factory.mktemp("local")) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("start", "consumer", "size"),
+    [(Beginning(), page_consumer, 0), (Now(), page_consumer, 1), (Now(), iterator_consumer(), 3)],
+    ids=["pages from the beginning", "single events from now", "iterator from now"],
+)
+def test_nothing_is_lost_on_dynamodb_local(local, start, consumer, size):
+    @contextmanager
+    def world():
+        yield LocalWorld(local)
+
+    report = oracle_of(world, LocalWorld, local_life(), start, consumer, size).run(max_kills=1)
+    report.assert_nothing_lost()
+    assert report.kills > 3

@@ -1,0 +1,329 @@
+"""`Now` before any record is there: whatever comes after the call, in whichever process it is read."""
+
+import time
+
+import pytest
+
+from multiclouddb_api import (
+    ChangeFeedRequest,
+    ErrorCategory,
+    FromContinuationToken,
+    MulticloudDbError,
+    Now,
+    PhysicalPartition,
+)
+from multiclouddb_spi.token import decode_token
+
+from .world import ADDRESS, World, markers
+
+HOUR = 3600
+EXPIRED = 16 * 60  # an iterator lives 15 minutes
+MANY = 70  # more open shards than those whose iterators a token holds
+
+
+@pytest.fixture
+def world():
+    with World(shards=3) as made:
+        yield made
+
+
+def started(world, **request):
+    """A consumer that has called once, and found nothing."""
+    consumer = world.consumer(Now(), **request)
+    assert consumer.read().events == ()
+    return consumer
+
+
+def cursors(token):
+    return {entry[0]: entry[1] for entry in decode_token(token).state}
+
+
+class TestWithinAQuarterOfAnHour:
+    """The iterator in the token is good: neither a loss nor an early event."""
+
+    def test_what_was_there_before_is_not_read(self, world):
+        world.put_everywhere()
+        assert started(world).until_idle() == []
+
+    @pytest.mark.parametrize("restarts", [0, 1, 3])
+    def test_exactly_what_comes_after_it_in_every_process(self, world, restarts):
+        world.put_everywhere()
+        consumer = started(world)
+        after = world.put_everywhere()
+        for _ in range(restarts):
+            consumer.restart()
+        assert sorted(consumer.until_idle()) == after
+
+    def test_a_restart_on_each_page_while_nothing_comes(self, world):
+        world.put_everywhere()
+        consumer = started(world)
+        for _ in range(4):
+            assert consumer.restart().read().events == ()
+        after = world.put_everywhere()
+        assert sorted(consumer.restart().until_idle()) == after
+
+    def test_the_first_token_is_as_good_as_the_last(self, world):
+        world.put_everywhere()
+        consumer = started(world)
+        first = consumer.start
+        after = world.put_everywhere()
+        consumer.until_idle()
+        assert sorted(world.consumer(first).until_idle()) == after
+
+    def test_an_idle_feed_renews_its_iterators(self, world):
+        world.put_everywhere()
+        consumer = started(world)
+        for _ in range(4):
+            world.script.advance(10 * 60)
+            consumer.restart().read()
+        after = world.put_everywhere()
+        world.script.advance(10 * 60)
+        assert sorted(consumer.restart().until_idle()) == after
+        assert "TRIM_HORIZON" not in {call.iterator_type for call in world.journal.calls("GetShardIterator")}
+
+    def test_the_first_record_takes_the_place_of_the_iterator(self, world):
+        consumer = started(world)
+        large = len(consumer.token)
+        world.put_everywhere()
+        consumer.until_idle()
+        assert len(consumer.token) < large / 2
+        assert all(len(cursor) == 2 and cursor[0].isdecimal() for cursor in cursors(consumer.token).values())
+
+
+class TestLater:
+    """The iterator has expired: nothing is lost, and what is early is at most two minutes old."""
+
+    @pytest.mark.parametrize("fresh", [False, True], ids=["same process", "other process"])
+    @pytest.mark.parametrize("hours", [EXPIRED / HOUR, 5, 23.5])
+    def test_nothing_is_lost_and_nothing_old_repeated(self, world, hours, fresh):
+        world.put_everywhere()
+        world.script.advance(121)
+        consumer = started(world)
+        after = world.put_everywhere()
+        world.script.advance(hours * HOUR)
+        if fresh:
+            consumer.restart()
+        assert sorted(consumer.until_idle()) == after
+
+    def test_what_is_early_is_at_most_two_minutes_old(self, world):
+        old = world.put_everywhere()
+        world.script.advance(125)
+        young = world.put_everywhere()
+        world.script.advance(100)
+        consumer = started(world)
+        after = world.put_everywhere()
+        world.script.advance(EXPIRED)
+        found = consumer.restart().until_idle()
+        assert sorted(found) == young + after
+        assert not set(old) & set(found)
+
+    def test_times_that_are_rounded_to_the_minute_lose_nothing(self, world):
+        world.habits.timestamp_seconds = 60
+        consumer = started(world)
+        after = world.put_everywhere()
+        world.script.advance(EXPIRED)
+        assert sorted(consumer.restart().until_idle()) == after
+
+    def test_what_is_old_is_walked_over_once(self):
+        with World() as world:
+            world.script.fill(world.chain(), 3000)
+            world.script.advance(HOUR)
+            consumer = started(world)
+            world.script.advance(EXPIRED)
+            while not consumer.restart().read().idle:
+                pass
+            world.journal.clear()
+            after = world.put("a")
+            assert consumer.restart().until_idle() == after
+            assert sum(call.records for call in world.journal.calls("GetRecords")) <= 2
+        assert consumer.markers == after
+
+    def test_walking_survives_a_kill_in_the_middle(self):
+        with World(page_bytes=4000) as world:
+            world.script.fill(world.chain(), 50)
+            world.script.advance(HOUR)
+            consumer = started(world, max_page_size=2)
+            after = world.put("a", "b", "c")
+            world.script.advance(EXPIRED)
+            while len(consumer.markers) < 3:
+                consumer.restart().read()
+        assert consumer.markers == after
+
+    def test_what_was_walked_over_may_be_trimmed(self):
+        """It is older than what the token stands for, and nobody misses it."""
+        with World() as world:
+            world.put("old")
+            world.script.advance(4 * HOUR)
+            consumer = started(world)
+            world.script.advance(EXPIRED)
+            consumer.restart().read()
+            world.script.advance(20 * HOUR)
+            after = world.put("a")
+            world.troubles.fail("GetShardIterator", "TrimmedDataAccessException", 1)
+            assert consumer.restart().until_idle() == after
+
+    def test_a_token_that_is_older_than_a_day_is_an_expired_checkpoint(self, world):
+        consumer = started(world)
+        world.put_everywhere()
+        world.script.advance(24 * HOUR + 180)
+        with pytest.raises(MulticloudDbError) as caught:
+            consumer.restart().read()
+        assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
+        assert "24 hours" in str(caught.value)
+
+    def test_a_token_of_an_idle_table_is_good_for_a_day_and_no_longer(self, world):
+        consumer = started(world)
+        world.script.advance(23 * HOUR)
+        after = world.put_everywhere()
+        assert sorted(world.consumer(consumer.start).until_idle()) == after
+        world.script.advance(2 * HOUR)
+        with pytest.raises(MulticloudDbError) as caught:
+            world.consumer(consumer.start).read()
+        assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
+
+
+class TestLineage:
+    """Shards end before the first record is read."""
+
+    @pytest.mark.parametrize("late", [0, EXPIRED], ids=["iterator", "no iterator"])
+    @pytest.mark.parametrize("act", ["roll over", "split", "both"])
+    def test_a_shard_ends_before_its_first_record(self, world, act, late):
+        consumer = started(world)
+        after = world.put_everywhere()
+        if act != "split":
+            world.roll_over()
+            after += world.put_everywhere()
+        if act != "roll over":
+            for shard in world.open():
+                world.script.split(shard)
+            after += world.put_everywhere()
+        world.script.advance(late)
+        assert sorted(consumer.restart().until_idle()) == after
+
+    def test_an_empty_shard_ends(self, world):
+        consumer = started(world)
+        for _ in range(3):
+            world.roll_over()
+        after = world.put_everywhere()
+        assert sorted(consumer.restart().until_idle()) == after
+
+    def test_a_shard_that_closes_between_the_listing_and_its_iterator(self, world):
+        written = []
+
+        def closes():
+            for shard in world.open():
+                world.script.split(shard)
+            written.extend(world.put_everywhere())
+
+        world.put_everywhere()
+        world.troubles.act(closes, operation="DescribeStream")
+        consumer = started_anywhere(world)
+        written += world.put_everywhere()
+        assert sorted(markers(consumer.events) + consumer.restart().until_idle()) == sorted(written)
+
+    @pytest.mark.parametrize("calls", [1, 3])
+    def test_a_closed_shard_whose_children_are_not_listed_yet(self, world, calls):
+        old = world.put_everywhere()
+        world.habits.late_children = calls
+        world.roll_over()
+        consumer = started_anywhere(world)
+        after = world.put_everywhere()
+        found = sorted(markers(consumer.events) + consumer.restart().until_idle())
+        assert found == after
+        assert not set(old) & set(found)
+
+    def test_closed_shards_whose_children_are_listed_are_left_alone(self, world):
+        for _ in range(4):
+            world.put_everywhere()
+            world.roll_over()
+        consumer = started(world)
+        assert set(cursors(consumer.token)) == set(world.open())
+        assert world.journal.count("GetRecords") <= 2 * 3
+
+
+def started_anywhere(world):
+    """A consumer that has called once."""
+    consumer = world.consumer(Now())
+    consumer.read()
+    return consumer
+
+
+class TestManyShards:
+    """No iterators in the token: it would be large."""
+
+    @pytest.fixture
+    def world(self):
+        with World(shards=MANY) as made:
+            yield made
+
+    def test_the_token_stays_small(self, world):
+        consumer = started(world)
+        assert all(len(cursor) == 2 and cursor[0] == "n" for cursor in cursors(consumer.token).values())
+        assert len(consumer.token) < MANY * 40
+
+    def test_it_is_exact_in_one_process(self, world):
+        world.put_everywhere()
+        consumer = started(world)
+        after = world.put_everywhere()
+        assert sorted(consumer.until_idle()) == after
+
+    def test_readers_that_are_given_up_leave_their_iterators(self, world):
+        world.put_everywhere()
+        consumer = started(world)
+        after = world.put_everywhere()
+        consumer.client._backend._lives.forget()
+        assert sorted(consumer.until_idle()) == after
+
+    def test_nothing_is_lost_after_a_restart(self, world):
+        world.put_everywhere()
+        world.script.advance(121)
+        consumer = started(world)
+        after = world.put_everywhere()
+        assert sorted(consumer.restart().until_idle()) == after
+
+    @pytest.mark.parametrize("forget", [False, True])
+    @pytest.mark.parametrize("pause", [0, 2])
+    def test_a_second_start_takes_nothing_from_the_first(self, world, pause, forget):
+        """On one client, also in the same second."""
+        client = world.client()
+        while time.time() % 1 > 0.3:  # so that both are in one second
+            time.sleep(0.01)
+        one = world.consumer(Now(), client)
+        one.read()
+        between = world.put_in(world.open()[3])
+        world.script.advance(pause)
+        two = world.consumer(Now(), client)
+        two.read()
+        if forget:
+            client._backend._lives.forget()
+        after = world.put_in(world.open()[5])
+        assert set(after) <= set(two.until_idle()) | set(two.markers)
+        one.until_idle()
+        assert sorted(one.markers) == between + after
+
+
+class TestPartitionTokens:
+    """Planned for several processes."""
+
+    @pytest.mark.parametrize("shards", [3, MANY])
+    def test_the_plan_of_one_start_loses_nothing(self, shards):
+        with World(shards=shards) as world:
+            world.put_everywhere()
+            world.script.advance(121)
+            plan = world.client().plan_partitions(ChangeFeedRequest(ADDRESS, Now()))
+            after = world.put_everywhere()
+            client, found = world.client(), []
+            for name, token in plan:
+                consumer = world.consumer(FromContinuationToken(token), client, scope=PhysicalPartition(name))
+                found += consumer.until_idle()
+        assert sorted(found) == after
+        assert len(plan) == shards
+
+
+def test_a_failure_while_iterators_are_fetched_is_tried_again():
+    with World(shards=20) as world:
+        world.troubles.fail("GetShardIterator", "InternalServerError", 2)
+        consumer = world.consumer(Now())
+        consumer.read()
+        after = world.put_everywhere()
+        assert sorted(consumer.restart().until_idle()) == after

@@ -1,0 +1,459 @@
+"""Lineage: whatever happens to shards while nobody looks, each is read, behind its parent."""
+
+import pytest
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ErrorCategory,
+    FeedEnded,
+    FromContinuationToken,
+    Gap,
+    MulticloudDbError,
+    Now,
+    PhysicalPartition,
+    SkipToOldest,
+)
+from multiclouddb_conformance.scripted.dynamo import ChildFilter, Order, Remains
+from multiclouddb_spi.token import decode_token
+
+from .world import ADDRESS, TABLE, World, markers, seconds
+
+HOUR = 3600
+FOR_EVER = 10**9
+FILTERS = pytest.mark.parametrize("child_filter", ChildFilter)
+
+
+@pytest.fixture
+def world():
+    with World() as made:
+        yield made
+
+
+def disable(world):
+    world.server.client().update_table(TableName=TABLE, StreamSpecification={"StreamEnabled": False})
+
+
+def enable(world):
+    view = {"StreamEnabled": True, "StreamViewType": "NEW_AND_OLD_IMAGES"}
+    world.server.client().update_table(TableName=TABLE, StreamSpecification=view)
+
+
+def states(token):
+    """What a token says of its shards."""
+    return decode_token(token).state
+
+
+def assert_parents_first(events, world):
+    """No event of a shard behind one of its child."""
+    parents = {shard.shard_id: shard.parent for shard in world.script.shards(TABLE)}
+    seen = set()
+    for event in events:
+        shard = event.partition_id.rpartition(":")[2]
+        seen.add(shard)
+        heirs = {name for name, parent in parents.items() if parent == shard}
+        assert not heirs & seen
+
+
+class TestLateChildren:
+    """A shard has ended, and the service does not list its children yet."""
+
+    @FILTERS
+    @pytest.mark.parametrize("calls", [1, 2, 5])
+    def test_children_are_read_when_they_are_listed(self, world, calls, child_filter):
+        world.habits.child_filter = child_filter
+        consumer = world.consumer()
+        before = world.put("a", "b")
+        assert consumer.until_idle() == before
+        world.habits.late_children = calls
+        world.script.split(world.chain())
+        after = world.put_everywhere()
+        assert sorted(consumer.until_idle()) == after
+
+    def test_they_are_read_by_another_process_that_never_saw_the_parent(self, world):
+        consumer = world.consumer()
+        world.put("a")
+        consumer.until_idle()
+        world.habits.late_children = 3
+        world.script.split(world.chain())
+        after = world.put_everywhere()
+        assert not consumer.read().idle
+        assert sorted(consumer.restart().until_idle()) == after
+
+    def test_a_feed_is_not_idle_while_it_waits_for_them(self, world):
+        consumer = world.consumer()
+        world.put("a")
+        consumer.until_idle()
+        world.habits.late_children = 4
+        world.roll_over()
+        assert [consumer.read().idle for _ in range(2)] == [False, False]
+
+    def test_a_partition_retires_only_when_its_children_are_known(self, world):
+        (name,) = world.client().list_physical_partitions(ADDRESS)
+        consumer = world.consumer(scope=PhysicalPartition(name))
+        world.put("a")
+        consumer.until_idle()
+        world.habits.late_children = 3
+        children = world.script.split(world.chain())
+        pages = [consumer.read()]
+        while not pages[-1].partition_retired:
+            assert not pages[-1].idle
+            pages.append(consumer.read())
+            assert len(pages) < 10
+        found = {child.partition_id.rpartition(":")[2] for child in pages[-1].child_partitions}
+        assert found == set(children)
+
+    @pytest.mark.parametrize("calls", [1, 2])
+    def test_the_second_half_of_a_split_may_be_listed_later(self, world, calls):
+        """The listing that shows the end may miss it, and so may the first answer about its children."""
+        consumer = world.consumer()
+        world.put("a")
+        consumer.until_idle()
+        _, late = world.script.split(world.chain())
+        world.script.hide(late, calls)
+        after = world.put_everywhere()
+        assert sorted(consumer.until_idle()) == after
+
+    def test_the_second_half_is_not_lost_when_the_first_listing_of_a_process_misses_it(self, world):
+        consumer = world.consumer()
+        world.put("a")
+        consumer.until_idle()
+        _, late = world.script.split(world.chain())
+        after = world.put_everywhere()
+        consumer.restart()
+        world.script.hide(late, 1)
+        consumer.client.list_physical_partitions(ADDRESS)
+        assert sorted(consumer.until_idle()) == after
+
+    def test_a_child_that_was_not_listed_when_the_stream_was_disabled(self, world):
+        consumer = world.consumer()
+        world.put("a")
+        consumer.until_idle()
+        world.habits.late_children = 1
+        world.roll_over()
+        last = world.put("b")
+        disable(world)
+        assert consumer.until_idle() == last
+
+    def test_children_that_were_trimmed_before_they_were_seen_are_an_expired_checkpoint(self, world):
+        """Not a wait for ever: the shard is not listed any more, and its grandchildren are."""
+        consumer = self.left_for_two_days(world)
+        with pytest.raises(MulticloudDbError) as caught:
+            consumer.until_idle(10)
+        assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
+        assert "24 hours" in str(caught.value)
+
+    def test_and_skipping_goes_on_with_their_descendants(self, world):
+        consumer = self.left_for_two_days(world)
+        consumer.request["on_expired"] = SkipToOldest()
+        left = consumer.until_idle(20)
+        assert left == world.left
+        assert [type(notice) for notice in consumer.notices] == [Gap]
+
+    @staticmethod
+    def left_for_two_days(world):
+        consumer = world.consumer()
+        world.put("a")
+        consumer.until_idle()
+        world.habits.late_children = FOR_EVER
+        world.roll_over()
+        consumer.read()
+        assert states(consumer.token)[0][2:] == [1]
+        world.habits.late_children = 0
+        for shard in world.script.shards(TABLE):
+            world.script.hide(shard.shard_id, 0)
+        world.put("lost")
+        world.roll_over()
+        world.script.advance(23 * HOUR)
+        world.left = world.put("left")
+        world.roll_over()
+        world.script.advance(2 * HOUR)
+        return consumer.restart()
+
+
+class TestListing:
+    """Pages of shards in any order, with a stream that changes meanwhile."""
+
+    @pytest.mark.parametrize("order", Order)
+    @pytest.mark.parametrize("size", [1, 3, 100])
+    def test_a_parent_may_come_on_a_later_page_than_its_child(self, order, size):
+        with World(shards=3, order=order, shards_per_page=size) as world:
+            written = world.put_everywhere()
+            world.script.split(world.open()[1])
+            written += world.put_everywhere()
+            world.roll_over()
+            written += world.put_everywhere()
+            consumer = world.consumer()
+            assert sorted(consumer.until_idle()) == written
+            assert_parents_first(consumer.events, world)
+
+    def test_three_generations_while_nobody_looked(self):
+        with World(shards=2) as world:
+            consumer = world.consumer()
+            world.put_everywhere()
+            consumer.until_idle()
+            written = []
+            for _ in range(3):
+                for shard in world.open():
+                    world.script.split(shard)
+                written += world.put_everywhere()
+            assert sorted(consumer.restart().until_idle()) == written
+            assert_parents_first(consumer.events, world)
+
+    def test_empty_closed_shards_in_the_middle_of_a_chain(self, world):
+        consumer = world.consumer()
+        world.put("a")
+        consumer.until_idle()
+        for _ in range(4):
+            world.roll_over()
+        written = world.put("b")
+        assert consumer.restart().until_idle() == written
+
+    @pytest.mark.parametrize("start", [Beginning(), Now()], ids=["beginning", "now"])
+    def test_shards_that_split_while_they_are_listed(self, start):
+        """A page was read before the split, another behind it: half of the children are on the first."""
+        with World(shards=60, order=Order.SHUFFLED, shards_per_page=10) as world:
+            world.troubles.act(
+                lambda: [world.script.split(shard) for shard in world.open()[:20]], operation="DescribeStream"
+            )
+            consumer = world.consumer(start)
+            consumer.read()
+            written = world.put_everywhere()
+            assert sorted(consumer.until_idle()) == written
+
+    def test_a_shard_that_vanishes_while_shards_are_listed(self, world):
+        world.script.grow(TABLE, 30, 1)
+        world.habits.shards_per_page = 10
+        world.troubles.act(lambda: world.script.drop_oldest(TABLE, 15), operation="DescribeStream")
+        consumer = world.consumer(Now())
+        consumer.read()
+        written = world.put("a")
+        assert consumer.until_idle() == written
+
+    def test_children_are_asked_for_one_by_one_and_not_by_listing_all(self):
+        with World(shards=50, shards_per_page=10) as world:
+            consumer = world.consumer()
+            consumer.until_idle()
+            world.journal.clear()
+            world.script.split(world.open()[0])
+            written = world.put_everywhere()
+            assert sorted(consumer.until_idle()) == written
+            assert world.journal.count("DescribeStream") <= 2
+
+    @pytest.mark.parametrize("child_filter", [ChildFilter.IGNORED, ChildFilter.REFUSED])
+    def test_where_that_cannot_be_asked_all_are_listed_once(self, child_filter):
+        with World(shards=50, shards_per_page=10, child_filter=child_filter) as world:
+            consumer = world.consumer()
+            consumer.until_idle()
+            world.journal.clear()
+            for shard in world.open()[:4]:
+                world.script.split(shard)
+            written = world.put_everywhere()
+            assert sorted(consumer.until_idle()) == written
+            assert world.journal.count("DescribeStream") <= 4 + 2 * 6
+
+    @pytest.mark.parametrize("code", ["ResourceNotFoundException", "ValidationException"])
+    def test_a_service_that_knows_no_children_of_a_trimmed_parent(self, world, code):
+        consumer = world.consumer()
+        world.put("a")
+        consumer.until_idle()
+        world.roll_over()
+        written = world.put("b")
+        world.troubles.fail("DescribeStream", code, 1, shard=None)
+        assert consumer.until_idle() == written
+
+    def test_latest_is_never_used_for_a_child(self):
+        with World(shards=3) as world:
+            consumer = world.consumer(Now())
+            consumer.read()
+            alive = set(world.open())
+            for _ in range(3):
+                world.roll_over()
+                world.script.split(world.open()[0])
+                world.put_everywhere()
+                consumer.restart().until_idle()
+            latest = [
+                call for call in world.journal.calls("GetShardIterator") if call.iterator_type == "LATEST"
+            ]
+            assert {call.shard for call in latest} == alive
+            assert len(latest) == len(alive)
+
+
+class TestTrimmed:
+    """What is out of retention."""
+
+    @pytest.mark.parametrize("remains", Remains)
+    def test_shards_that_are_trimmed_when_reading_at_the_beginning_starts(self, remains):
+        with World(shards=2, remains=remains) as world:
+            world.put_everywhere()
+            world.roll_over()
+            world.script.advance(25 * HOUR)
+            written = world.put_everywhere()
+            assert sorted(world.consumer().until_idle()) == written
+
+    @pytest.mark.parametrize("remains", Remains)
+    def test_shards_that_are_trimmed_between_the_listing_and_the_reading(self, remains):
+        with World(shards=2) as world:
+            world.put_everywhere()
+            world.roll_over()
+            world.roll_over()
+            written = world.put_everywhere()
+            gone = [shard.shard_id for shard in world.script.shards(TABLE) if not shard.is_open]
+            world.troubles.act(lambda: world.script.drop_shards(gone, remains), operation="DescribeStream")
+            assert sorted(world.consumer().until_idle()) == written
+
+    @pytest.mark.parametrize("remains", Remains)
+    def test_an_old_token_is_an_expired_checkpoint(self, remains):
+        with World(remains=remains) as world:
+            consumer = world.consumer(max_page_size=1)
+            world.put("a", "b")
+            consumer.read()
+            world.roll_over()
+            world.script.advance(25 * HOUR)
+            world.put("c")
+            with pytest.raises(MulticloudDbError) as caught:
+                consumer.restart().read()
+            assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
+            assert "24 hours" in str(caught.value)
+            assert caught.value.detail.oldest_position
+
+    @pytest.mark.parametrize("remains", Remains)
+    def test_skipping_loses_nothing_of_what_is_left(self, remains):
+        """One branch has been read up to now, of the other only what is left can be read."""
+        with World(shards=2, remains=remains) as world:
+            consumer = world.consumer(max_page_size=1, on_expired=SkipToOldest())
+            left, right = world.open()
+            world.put_in(left, 2)
+            world.put_in(right, 2)
+            consumer.read()
+            world.roll_over()
+            world.script.advance(23 * HOUR)
+            written = world.put_everywhere()
+            world.script.split(world.open()[0])
+            written += world.put_everywhere()
+            world.script.advance(2 * HOUR)
+            assert set(written) <= set(consumer.restart().until_idle())
+            assert Gap in {type(notice) for notice in consumer.notices}
+
+    def test_a_child_found_at_now_that_nobody_read_for_a_day_is_an_expired_checkpoint(self, world):
+        """Its parent has no time, for no record of it was read: the loss has to be told all the same."""
+        world.put("a")
+        world.habits.late_children = 2
+        world.roll_over()
+        consumer = world.consumer(Now())
+        consumer.read()
+        world.habits.late_children = 0
+        world.troubles.fail("GetRecords", "InternalServerError", None, shard=world.chain())
+        while states(consumer.token)[0][2:]:
+            consumer.read(seconds(1))
+        world.troubles.end()
+        world.put("lost")
+        world.script.advance(25 * HOUR)
+        world.put("left")
+        with pytest.raises(MulticloudDbError) as caught:
+            consumer.restart().until_idle()
+        assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
+
+    def test_a_child_of_a_closed_partition_that_nobody_read_for_a_day(self, world):
+        (name,) = world.client().list_physical_partitions(ADDRESS)
+        world.put("a")
+        world.roll_over()
+        consumer = world.consumer(Now(), scope=PhysicalPartition(name))
+        while not consumer.pages or not consumer.pages[-1].partition_retired:
+            consumer.read()
+        (child,) = consumer.pages[-1].child_partitions
+        world.put("lost")
+        world.script.advance(25 * HOUR)
+        request = ChangeFeedRequest(
+            ADDRESS, FromContinuationToken(child.continuation_token), PhysicalPartition(child.partition_id)
+        )
+        with pytest.raises(MulticloudDbError) as caught:
+            world.client().read_changes(request)
+        assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
+
+
+class TestIncarnations:
+    """Disabled, enabled again, deleted, recreated."""
+
+    def test_a_disabled_stream_ends_the_feed_when_all_of_it_is_read(self):
+        with World(shards=2) as world:
+            consumer = world.consumer(max_page_size=1)
+            written = world.put_everywhere()
+            consumer.read()
+            world.roll_over()
+            written += world.put_everywhere()
+            disable(world)
+            assert sorted(markers(consumer.events) + consumer.restart().until_idle()) == written
+            assert {type(notice) for notice in consumer.notices} == {FeedEnded}
+            assert consumer.read().idle
+
+    def test_a_disabled_stream_cannot_be_started_in(self, world):
+        disable(world)
+        for start in (Beginning(), Now()):
+            with pytest.raises(MulticloudDbError) as caught:
+                world.consumer(start).read()
+            assert caught.value.category == ErrorCategory.INVALID_REQUEST
+            assert "enable" in str(caught.value)
+
+    @pytest.mark.parametrize("fresh", [False, True], ids=["same process", "other process"])
+    def test_a_stream_that_was_enabled_again_is_another(self, world, fresh):
+        consumer = world.consumer()
+        world.put("a")
+        consumer.until_idle()
+        disable(world)
+        enable(world)
+        world.put("b")
+        if fresh:
+            consumer.restart()
+            with pytest.raises(MulticloudDbError) as caught:
+                consumer.until_idle()
+            assert caught.value.category == ErrorCategory.INVALID_REQUEST
+            assert "recreated" in str(caught.value)
+        else:  # the old stream is read to its end, which is told
+            assert consumer.until_idle() == []
+            assert FeedEnded in {type(notice) for notice in consumer.notices}
+
+    @pytest.mark.parametrize("start", [Beginning(), Now()], ids=["beginning", "now"])
+    def test_a_client_that_knew_the_old_stream_starts_in_the_new_one(self, world, start):
+        client = world.client()
+        world.consumer(start, client).read()
+        disable(world)
+        enable(world)
+        consumer = world.consumer(start, client)
+        consumer.read()
+        written = world.put("b")
+        assert markers(consumer.events) + consumer.until_idle() == written
+
+    def test_a_deleted_table(self, world):
+        consumer = world.consumer()
+        world.put("a")
+        consumer.until_idle()
+        world.server.client().delete_table(TableName=TABLE)
+        consumer.until_idle()
+        assert FeedEnded in {type(notice) for notice in consumer.notices}
+        with pytest.raises(MulticloudDbError) as caught:
+            world.consumer().read()
+        assert caught.value.category == ErrorCategory.NOT_FOUND
+
+    def test_what_a_deleted_table_held_is_read_where_the_service_keeps_it(self, world):
+        world.habits.readable_after_delete = True
+        consumer = world.consumer(max_page_size=1)
+        written = world.put("a", "b", "c")
+        consumer.read()
+        world.server.client().delete_table(TableName=TABLE)
+        consumer.until_idle()
+        assert consumer.markers == written
+
+    def test_a_recreated_table_refuses_tokens_and_partition_ids(self, world):
+        consumer = world.consumer()
+        world.put("a")
+        consumer.until_idle()
+        (name,) = consumer.client.list_physical_partitions(ADDRESS)
+        world.server.client().delete_table(TableName=TABLE)
+        world.script.advance(1)
+        world.server.create_table(TABLE, partition_key="id")
+        for start, scope in ((consumer.start, {}), (Beginning(), {"scope": PhysicalPartition(name)})):
+            with pytest.raises(MulticloudDbError) as caught:
+                world.consumer(start, **scope).read()
+            assert caught.value.category == ErrorCategory.INVALID_REQUEST
+            assert "recreated" in str(caught.value)

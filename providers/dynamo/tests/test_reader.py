@@ -1,0 +1,498 @@
+"""Reading one shard: ends, empty answers, pace, throttling, and ranges that read the same again."""
+
+import itertools
+import threading
+import time
+
+import pytest
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ErrorCategory,
+    MulticloudDbError,
+    Now,
+    OperationOptions,
+)
+from multiclouddb_conformance.scripted.dynamo import Order
+from multiclouddb_dynamo import reader as module
+from multiclouddb_spi import (
+    Continue,
+    Drained,
+    InvalidCursor,
+    Planner,
+    ProviderFault,
+    Range,
+    Reached,
+    read_range,
+)
+
+from .world import ADDRESS, TABLE, World, markers, seconds, soon
+
+READ = "GetRecords"
+HOUR = 3600
+
+
+@pytest.fixture
+def world():
+    with World() as made:
+        yield made
+
+
+def fetch(reader, records=1000):
+    return reader.fetch(records, 1 << 20, 0.0, soon())
+
+
+def all_of(batch):
+    return markers(batch.events(0, len(batch)))
+
+
+def seed_of(feed, position=None):
+    (seed,) = feed.start(position or Beginning(), None, soon())
+    return seed
+
+
+class TestEnds:
+    """A closed shard's last answer may carry records, and says in several ways that nothing follows."""
+
+    @pytest.mark.parametrize("null", [False, True], ids=["absent", "null"])
+    @pytest.mark.parametrize("separate", [False, True], ids=["with records", "on a page of its own"])
+    @pytest.mark.parametrize("limit", [1, 2, 3, 0])
+    def test_records_of_the_last_page_are_delivered(self, null, separate, limit):
+        with World(null_iterator=null, separate_end=separate) as world:
+            before = world.put("a", "b", "c")
+            world.roll_over()
+            after = world.put("d")
+            consumer = world.consumer(max_page_size=limit)
+            assert consumer.until_idle() == before + after
+
+    def test_an_end_is_repeated(self, world):
+        world.put("a")
+        shard = world.chain()
+        children = set(world.script.split(shard))
+        _, feed = world.feed()
+        feed.partitions(soon())
+        reader = feed.open(shard, ["h", int(time.time())])
+        first, second = fetch(reader), fetch(reader)
+        assert isinstance(first.outcome, Drained)
+        assert second.outcome == first.outcome
+        assert (len(first), len(second)) == (1, 0)
+        assert {child.partition_id for child in first.outcome.children} == children
+        end = feed.open(shard, first.cursor_after(1))
+        assert fetch(end).outcome == first.outcome
+
+    def test_a_batch_that_is_cut_goes_on_behind_its_last_event(self, world):
+        written = world.put("a", "b", "c", "d")
+        _, feed = world.feed()
+        seed = seed_of(feed)
+        batch = fetch(feed.open(seed.partition_id, seed.cursor))
+        for count in range(len(written) + 1):
+            rest = fetch(feed.open(seed.partition_id, batch.cursor_after(count)))
+            assert all_of(rest) == written[count:]
+
+    def test_a_large_page_is_many_answers(self):
+        with World(page_bytes=3000) as world:
+            world.script.fill(world.chain(), 200, 300)
+            consumer = world.consumer()
+            while not consumer.read().idle:
+                pass
+            assert len(consumer.events) == 200
+            assert world.journal.count(READ) > 20
+
+    def test_a_cancelled_reader_reads_no_more(self, world):
+        _, feed = world.feed()
+        seed = seed_of(feed)
+        reader = feed.open(seed.partition_id, seed.cursor)
+        reader.cancel()
+        with pytest.raises(ProviderFault) as caught:
+            fetch(reader)
+        assert "cancelled" in caught.value.fault.message
+        assert world.journal.count(READ) == 0
+        reader.close()
+        reader.close()
+
+
+class TestIterators:
+    """Expired ones are renewed from the position."""
+
+    @pytest.mark.parametrize("size", [0, 1])
+    def test_an_expired_iterator_is_renewed_without_a_repeat(self, world, size):
+        consumer = world.consumer(max_page_size=size)
+        written = world.put("a", "b", "c")
+        consumer.read()
+        world.script.expire_iterators()
+        written += world.put("d")
+        consumer.until_idle()
+        assert consumer.markers == written
+
+    def test_iterators_that_expire_all_the_time(self, world):
+        world.troubles.expire(None, every=2)
+        consumer = world.consumer(max_page_size=1)
+        written = world.put("a", "b", "c", "d", "e")
+        consumer.until_idle()
+        assert consumer.markers == written
+
+    def test_fresh_iterators_that_are_refused_end_the_call_at_its_deadline(self, world):
+        world.put("a")
+        world.troubles.fail(READ, "ExpiredIteratorException", None)
+        begin = time.monotonic()
+        with pytest.raises(MulticloudDbError) as caught:
+            world.consumer().read(seconds(2))
+        assert time.monotonic() - begin < 4
+        assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
+        assert world.journal.count(READ) < 15
+
+    def test_the_next_iterator_is_used_and_not_another_asked_for(self, world):
+        consumer = world.consumer(max_page_size=2)
+        for _ in range(5):
+            world.put("a", "b")
+            consumer.until_idle()
+        assert world.journal.count("GetShardIterator") == 1
+
+
+class TestEmptyAnswers:
+    """No records and an iterator: nothing is proved by that."""
+
+    @pytest.mark.parametrize("count", [1, 3, 20])
+    def test_nothing_is_lost_and_nothing_ended(self, world, count, monkeypatch):
+        monkeypatch.setattr(module, "_MOST_PAUSE", 0.01)
+        consumer = world.consumer()
+        written = world.put("a", "b")
+        world.troubles.empty_pages(count)
+        pages = 0
+        while not consumer.events:
+            consumer.read()
+            pages += 1
+            assert pages <= count
+        assert consumer.markers == written
+
+    def test_a_new_reader_looks_further_at_once(self, world):
+        written = world.put("a")
+        world.troubles.empty_pages(3)
+        assert markers(world.consumer().read().events) == written
+
+    def test_empty_answers_of_a_shard_with_records_do_not_make_its_position_younger(self, world):
+        """An hour later the records are trimmed, and that must be told."""
+        consumer = world.consumer()
+        world.put("a")
+        consumer.until_idle()
+        world.script.advance(60)
+        world.roll_over()
+        world.put("lost")
+        world.script.advance(23 * HOUR)
+        world.troubles.empty_pages(12, shard=world.chain())
+        consumer.restart()
+        for _ in range(3):
+            consumer.read()
+        assert consumer.markers == [1]
+        assert consumer.pages[-1].diagnostics.watermark <= consumer.events[0].timestamp
+        world.troubles.end()
+        world.script.advance(2 * HOUR)
+        with pytest.raises(MulticloudDbError) as caught:
+            consumer.restart().read()
+        assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
+
+    def test_an_idle_table_does_not_fall_out_of_retention(self, world):
+        """Its shards are rolled over every four hours, and nobody writes for days."""
+        consumer = world.consumer()
+        world.put("a")
+        consumer.until_idle()
+        for _ in range(10):
+            world.script.advance(4 * HOUR)
+            world.roll_over()
+            consumer.restart().until_idle()
+        written = world.put("b")
+        assert consumer.restart().until_idle() == written
+
+
+class TestPace:
+    """An empty shard is asked about once a second, one that is behind is not held back."""
+
+    def test_an_idle_second_costs_few_calls(self, world):
+        consumer = world.consumer()
+        consumer.until_idle()
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            consumer.read()
+        world.journal.clear()
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            consumer.read()
+        assert 1 <= world.journal.count() <= 4
+
+    def test_a_long_poll_costs_few_calls(self, world):
+        consumer = world.consumer()
+        consumer.until_idle()
+        world.journal.clear()
+        consumer.read(OperationOptions(wait_seconds=2))
+        assert world.journal.count() <= 8
+
+    def test_a_long_poll_ends_when_there_is_something(self, world):
+        consumer = world.consumer()
+        consumer.until_idle()
+        writer = threading.Timer(0.3, world.put, ["a"])
+        writer.start()
+        begin = time.monotonic()
+        page = consumer.read(OperationOptions(wait_seconds=20))
+        writer.join()
+        assert markers(page.events) == [1]
+        assert time.monotonic() - begin < 5
+
+    def test_a_shard_that_is_behind_is_read_without_a_pause(self):
+        with World(page_bytes=3000) as world:
+            world.script.fill(world.chain(), 300, 300)
+            consumer = world.consumer()
+            while not consumer.read().idle:
+                pass
+            calls = [call for call in world.journal.calls(READ) if call.records]
+            assert len(calls) >= 30
+            gaps = [b.began - a.began - a.seconds for a, b in itertools.pairwise(calls)]
+            assert sorted(gaps)[len(gaps) // 2] < 0.05
+
+    def test_a_shard_that_pauses_holds_nobody_back(self):
+        with World(shards=2) as world:
+            quiet, busy = world.open()
+            consumer = world.consumer()
+            consumer.until_idle()
+            for _ in range(4):
+                consumer.read()
+            begin = time.monotonic()
+            for _ in range(3):
+                written = world.put_in(busy)
+                while markers(consumer.read().events) != written:
+                    pass
+            assert time.monotonic() - begin < 8
+            assert world.journal.count(READ, quiet) <= 4 + 30
+
+    def test_one_reader_a_shard(self):
+        with World(shards=4, enforce_limits=True) as world:
+            consumer = world.consumer(max_page_size=3)
+            written = []
+            for _ in range(4):
+                written += world.put_everywhere()
+                world.roll_over()
+                consumer.read()
+            written += world.put_everywhere()
+            consumer.until_idle()
+            assert sorted(consumer.markers) == sorted(written)
+            assert world.journal.most_readers == 1
+            assert [each for each in world.journal.violations if each.operation == READ] == []
+
+
+class TestFailures:
+    """Retried inside the deadline, by us alone."""
+
+    @pytest.mark.parametrize("code", ["ThrottlingException", "LimitExceededException", "InternalServerError"])
+    def test_a_short_trouble_is_not_seen(self, world, code):
+        written = world.put("a")
+        world.troubles.fail(READ, code, 2)
+        page = world.consumer().read()
+        assert markers(page.events) == written
+        assert page.diagnostics.retries == 2
+
+    @pytest.mark.parametrize(
+        ("code", "category"),
+        [
+            ("ThrottlingException", ErrorCategory.THROTTLED),
+            ("ProvisionedThroughputExceededException", ErrorCategory.THROTTLED),
+            ("LimitExceededException", ErrorCategory.THROTTLED),
+            ("ServiceUnavailable", ErrorCategory.TRANSIENT_FAILURE),
+        ],
+    )
+    def test_a_long_one_is_named_at_the_deadline(self, world, code, category):
+        world.put("a")
+        world.troubles.fail(READ, code, None)
+        begin = time.monotonic()
+        with pytest.raises(MulticloudDbError) as caught:
+            world.consumer().read(seconds(1.5))
+        assert time.monotonic() - begin < 3
+        assert (caught.value.category, caught.value.retryable) == (category, True)
+        assert caught.value.detail.native_code == code
+
+    def test_botocore_does_not_multiply_our_tries(self, world):
+        world.put("a")
+        world.troubles.fail(READ, "InternalServerError", None)
+        with pytest.raises(MulticloudDbError):
+            world.consumer().read()
+        assert 3 <= world.journal.count(READ) <= 6
+
+    def test_what_is_no_trouble_of_the_service_is_tried_once(self, world):
+        world.put("a")
+        world.troubles.fail(READ, "AccessDeniedException", None)
+        with pytest.raises(MulticloudDbError) as caught:
+            world.consumer().read()
+        assert caught.value.category == ErrorCategory.AUTHORIZATION_FAILED
+        assert world.journal.count(READ) == 1
+
+    def test_retry_after_is_waited_for(self, world):
+        written = world.put("a")
+        world.troubles.fail(READ, "ThrottlingException", 1, retry_after=0.8)
+        begin = time.monotonic()
+        assert markers(world.consumer().read().events) == written
+        assert time.monotonic() - begin >= 0.8
+
+    def test_one_shard_in_trouble_does_not_stop_the_others(self):
+        with World(shards=3) as world:
+            bad = world.open()[0]
+            lost = world.put_in(bad)
+            fine = world.put_in(world.open()[1]) + world.put_in(world.open()[2])
+            world.troubles.fail(READ, "InternalServerError", None, shard=bad)
+            consumer = world.consumer()
+            while len(consumer.events) < 2:
+                consumer.read(seconds(5))
+            assert sorted(consumer.markers) == fine
+            world.troubles.end()
+            assert consumer.until_idle() == lost
+
+    @pytest.mark.parametrize("reset", [False, True])
+    def test_an_answer_that_is_cut_off_is_no_end_of_a_shard(self, world, reset):
+        written = world.put("a", "b", "c")
+        world.troubles.drop(READ, 2, mid_body=True, with_records=True, reset=reset)
+        consumer = world.consumer(max_page_size=2)
+        consumer.until_idle()
+        assert consumer.markers == written
+
+    @pytest.mark.parametrize("operation", ["DescribeTable", "DescribeStream", "GetShardIterator"])
+    def test_cut_answers_of_other_calls(self, world, operation):
+        written = world.put("a")
+        world.troubles.drop(operation, 2, mid_body=True)
+        assert world.consumer().until_idle() == written
+
+    def test_a_service_that_is_silent_ends_at_the_deadline(self, world):
+        world.put("a")
+        world.troubles.hang(READ)
+        begin = time.monotonic()
+        with pytest.raises(MulticloudDbError) as caught:
+            world.consumer().read(seconds(1))
+        assert time.monotonic() - begin < 3
+        assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
+        world.troubles.end()
+
+
+class TestRanges:
+    """`(cursor, until]` gives the same events whatever comes later."""
+
+    def bounds(self, world, feed):
+        seed = seed_of(feed)
+        batch = fetch(feed.open(seed.partition_id, seed.cursor))
+        return seed.partition_id, seed.cursor, batch
+
+    def read(self, provider, feed, part):
+        return [
+            marker
+            for batch in read_range(provider, feed, part)
+            for marker in markers(batch.events(0, len(batch)))
+        ]
+
+    @pytest.mark.parametrize("later", ["nothing", "writes", "roll over", "split", "iterators"])
+    def test_whatever_comes_later(self, world, later):
+        written = world.put("a", "b", "c")
+        provider, feed = world.feed()
+        shard, start, batch = self.bounds(world, feed)
+        match later:
+            case "writes":
+                world.put("d", "e")
+            case "roll over":
+                world.put("d")
+                world.roll_over()
+                world.put("e")
+            case "split":
+                world.script.split(shard)
+            case "iterators":
+                world.script.expire_iterators()
+        for first in range(4):
+            for last in range(first, 4):
+                begin = batch.cursor_after(first) if first else start
+                part = Range(shard, begin, batch.cursor_after(last) if last else start)
+                assert self.read(provider, feed, part) == written[first:last]
+
+    def test_a_bound_is_hard_and_told(self, world):
+        world.put("a", "b", "c")
+        _, feed = world.feed()
+        shard, start, batch = self.bounds(world, feed)
+        reader = feed.open(shard, start, batch.cursor_after(2))
+        first = fetch(reader)
+        assert (len(first), first.outcome) == (2, Reached())
+        assert (len(fetch(reader)), fetch(reader).outcome) == (0, Reached())
+        one = feed.open(shard, start, batch.cursor_after(2))
+        assert fetch(one, 1).outcome == Continue()
+        assert fetch(one, 1).outcome == Reached()
+
+    @pytest.mark.parametrize("count", [1, 10])
+    def test_empty_answers_in_front_of_the_bound(self, world, count):
+        written = world.put("a", "b", "c")
+        provider, feed = world.feed()
+        shard, start, batch = self.bounds(world, feed)
+        world.troubles.empty_pages(count)
+        assert self.read(provider, feed, Range(shard, start, batch.cursor_after(3))) == written
+
+    def test_a_range_whose_records_are_trimmed_is_told(self, world):
+        world.put("a", "b", "c")
+        provider, feed = world.feed()
+        shard, _, batch = self.bounds(world, feed)
+        world.script.advance(25 * HOUR)
+        with pytest.raises(MulticloudDbError) as caught:
+            self.read(provider, feed, Range(shard, batch.cursor_after(1), batch.cursor_after(3)))
+        assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
+
+    @pytest.mark.parametrize("most", [1, 3, None])
+    def test_all_ranges_of_a_plan_are_all_events(self, most):
+        """The stream splits and rolls over between planning and reading."""
+        with World(shards=2, order=Order.SHUFFLED) as world:
+            provider, feed = world.feed()
+            planner = Planner(provider, feed)
+            lineage = planner.start(Beginning(), soon())
+            written, found = world.put_everywhere(), []
+            for number in range(40):
+                step = planner.advance(lineage, most, soon())
+                if number in (1, 4):
+                    world.script.split(world.open()[0])
+                    written += world.put_everywhere()
+                elif number == 6:
+                    world.roll_over()
+                    written += world.put_everywhere()
+                for part in reversed(step.ranges()):
+                    once = self.read(provider, feed, part)
+                    assert self.read(provider, feed, part) == once
+                    found += once
+                    assert most is None or len(once) <= most
+                lineage = planner.restore(step.after.to_json())
+        assert sorted(found) == sorted(written)
+
+    def test_a_plan_from_now(self):
+        with World(shards=2) as world:
+            world.put_everywhere()
+            provider, feed = world.feed()
+            planner = Planner(provider, feed)
+            lineage = planner.start(Now(), soon())
+            written, found = world.put_everywhere(), []
+            world.roll_over()
+            written += world.put_everywhere()
+            for _ in range(5):
+                step = planner.advance(lineage, None, soon())
+                found += [m for part in step.ranges() for m in self.read(provider, feed, part)]
+                lineage = step.after
+        assert sorted(found) == written
+
+
+class TestCursors:
+    @pytest.mark.parametrize(
+        "cursor",
+        [None, [], 7, "n", ["n"], ["s"], ["h", None], ["n", -1], ["x", 1], ["1" * 41, 1], ["12a", 1], [12, 1],
+         ["n", 1, "x" * 2049], ["n", 1, ""], ["n", 1, "é"], ["n", 1, None, "x"], ["h", 10**12], [["n"], 1],
+         ["1" * 21, 1, 2], {"n": 1}, ["s", True], ["n", 1, "it", "1" * 21]],
+    )  # fmt: skip
+    def test_what_this_provider_cannot_have_made(self, world, cursor):
+        _, feed = world.feed()
+        for ask in (lambda: feed.open(world.chain(), cursor), lambda: feed.describe(cursor)):
+            with pytest.raises(InvalidCursor):
+                ask()
+
+
+def test_a_page_asks_for_no_more_records_than_it_may_hold(world):
+    world.script.fill(world.chain(), 50)
+    request = ChangeFeedRequest(ADDRESS, Beginning(), max_page_size=7)
+    assert len(world.client().read_changes(request).events) == 7
+    assert world.journal.calls(READ)[0].limit == 7
+    assert all(1 <= call.limit <= module._MOST_RECORDS for call in world.journal.calls(READ))
+    assert world.script.shards(TABLE)[0].records == 50

@@ -1,0 +1,179 @@
+"""Thousands of shards: what a call asks for, what a token takes, and what is remembered."""
+
+import time
+import tracemalloc
+
+import orjson
+import pytest
+
+from multiclouddb_api import Beginning, FromContinuationToken, MulticloudDbError, Now, PhysicalPartition
+from multiclouddb_dynamo import calls
+from multiclouddb_spi.token import decode_token
+
+from .world import ADDRESS, TABLE, World, seconds
+
+ACTIVE = 1000
+LISTED = 5000
+PAGES = LISTED // 100
+SHARD_BYTES = 28 + 9  # the service's ids here are 37 characters
+SEQUENCE_BYTES = 40
+OUR_BYTES = 24
+LONG = 120
+
+
+@pytest.fixture(autouse=True)
+def no_pace(monkeypatch):
+    """Except where it is about the pace, which is tested elsewhere too."""
+    monkeypatch.setattr(calls, "_DESCRIBES_A_SECOND", 1000)
+
+
+def json_bytes(token):
+    """What a token's lineage takes before it is deflated."""
+    return len(orjson.dumps(decode_token(token).state))
+
+
+def until_all(consumer, count):
+    """Pages until so many events are there."""
+    while len(consumer.events) < count:
+        consumer.read(seconds(LONG))
+
+
+@pytest.fixture(scope="module")
+def thousand():
+    """A world that takes a while to make, and that no test breaks."""
+    with World(shards=ACTIVE) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def listed():
+    """As above; five thousand shards in fifty pages, two hundred of them open."""
+    with World() as made:
+        made.script.grow(TABLE, LISTED, 200, records=1)
+        yield made
+
+
+class TestActiveShards:
+    """A thousand that take records."""
+
+    def test_a_page_call_is_linear_in_them(self, thousand):
+        """One iterator and few answers for each, and one listing."""
+        for shard in thousand.open():
+            thousand.script.fill(shard, 1)
+        thousand.journal.clear()
+        consumer = thousand.consumer()
+        until_all(consumer, ACTIVE)
+        assert thousand.journal.count("GetShardIterator") <= ACTIVE + 10
+        assert thousand.journal.count("DescribeStream") == ACTIVE / 100
+        assert thousand.journal.count("DescribeTable") <= 3
+        assert thousand.journal.most_readers == 1
+        assert json_bytes(consumer.token) <= ACTIVE * (SHARD_BYTES + SEQUENCE_BYTES + OUR_BYTES)
+
+        for shard in thousand.open()[:5]:
+            thousand.script.fill(shard, 1)
+        thousand.journal.clear()
+        until_all(consumer, ACTIVE + 5)
+        assert thousand.journal.count("GetRecords") <= 4 * ACTIVE + 10
+        assert thousand.journal.count("DescribeStream") == 0
+
+    def test_now_asks_once_for_each(self, thousand):
+        thousand.journal.clear()
+        consumer = thousand.consumer(Now())
+        page = consumer.read(seconds(LONG))
+        assert page.events == ()
+        asked = thousand.journal.calls("GetShardIterator")
+        assert [call.iterator_type for call in asked].count("LATEST") == len(asked) == ACTIVE
+        assert thousand.journal.count("DescribeStream") <= 2 * ACTIVE / 100
+        assert json_bytes(consumer.token) <= ACTIVE * (SHARD_BYTES + OUR_BYTES)
+
+    def test_memory_is_bounded(self, thousand):
+        consumer = thousand.consumer()
+        consumer.read(seconds(LONG))
+        tracemalloc.start()
+        fresh = thousand.consumer()
+        fresh.read(seconds(LONG))
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert size < ACTIVE * 40_000
+
+    def test_one_partition_costs_one_partition(self, thousand):
+        client = thousand.client()
+        name = client.list_physical_partitions(ADDRESS)[0]
+        thousand.journal.clear()
+        consumer = thousand.consumer(Now(), client, scope=PhysicalPartition(name))
+        consumer.read()
+        thousand.journal.clear()
+        consumer.read()
+        assert thousand.journal.count() <= 2
+
+
+class TestManyListed:
+    """Five thousand."""
+
+    def test_pages_are_read_once_and_then_what_is_asked_for(self, listed):
+        consumer = listed.consumer(Now())
+        consumer.read(seconds(LONG))
+        assert listed.journal.count("DescribeStream") > 0
+        listed.journal.clear()
+        shard = listed.open()[0]
+        listed.script.split(shard)
+        for child in listed.open():
+            if listed.script.shard(child).parent == shard:
+                listed.script.fill(child, 1)
+        until_all(consumer, 2)
+        assert listed.journal.count("DescribeStream") <= 2
+
+    def test_after_a_restart_nothing_is_listed_until_a_shard_ends(self, listed):
+        consumer = listed.consumer(Now())
+        consumer.read(seconds(LONG))
+        listed.journal.clear()
+        again = listed.consumer(FromContinuationToken(consumer.token))
+        again.read(seconds(LONG))
+        assert listed.journal.count("DescribeStream") == 0
+
+    def test_the_token_has_the_active_ones_only(self, listed):
+        consumer = listed.consumer(Now())
+        consumer.read(seconds(LONG))
+        assert len(decode_token(consumer.token).state) == len(listed.open())
+
+
+def test_a_long_history_is_read_parents_first():
+    """Fifteen hundred shards in fifty pages, sixty of them open."""
+    with World(shards_per_page=1500 // PAGES) as world:
+        world.script.grow(TABLE, 1500, 60, records=1)
+        shards = {shard.shard_id: shard for shard in world.script.shards(TABLE)}
+        total = sum(shard.records for shard in shards.values())
+        world.journal.clear()
+        consumer = world.consumer()
+        until_all(consumer, total)
+        assert len({event.event_id for event in consumer.events}) == total == len(consumer.events)
+        seen = set()
+        for event in consumer.events:
+            name = event.partition_id.rpartition(":")[2]
+            parent = shards[name].parent
+            assert parent is None or parent in seen or not shards[parent].records
+            seen.add(name)
+        # One more for the children of the last closed ones: half of a split may have been left out.
+        assert world.journal.count("DescribeStream") <= 3 * PAGES
+
+
+def test_listing_keeps_to_ten_calls_a_second(monkeypatch):
+    monkeypatch.setattr(calls, "_DESCRIBES_A_SECOND", 10)
+    with World(enforce_limits=True) as world:
+        world.script.grow(TABLE, 2500, 5)
+        begin = time.monotonic()
+        world.client().list_physical_partitions(ADDRESS)
+        assert world.journal.count("DescribeStream") == 25
+        assert world.journal.most_describes <= 10
+        assert time.monotonic() - begin < 6
+        assert world.journal.violations == []
+
+
+def test_a_call_that_is_too_short_for_the_listing_says_so(monkeypatch):
+    monkeypatch.setattr(calls, "_DESCRIBES_A_SECOND", 10)
+    with World() as world:
+        world.script.grow(TABLE, 2500, 5)
+        with pytest.raises(MulticloudDbError) as caught:
+            world.consumer(Beginning()).read(seconds(1))
+        assert caught.value.retryable
+        assert "timeout_seconds" in str(caught.value)
