@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
 
 import attrs
 from botocore.exceptions import ClientError, ParamValidationError
@@ -55,6 +56,8 @@ _BOUND_LOOKS: Final = 1000
 _STALE: Final = GONE | {EXPIRED_ITERATOR}
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 1.0
+# A call costs boto3 about a millisecond: so many idle shards a second take a quarter of a core.
+_IDLE_CALLS_A_SECOND: Final = 250
 # What a parsed record takes in memory, as a multiple of its text, and what one is taken for at first.
 _SWELLING: Final = 6
 _RECORD_BYTES: Final = 4096
@@ -104,6 +107,7 @@ class Stream:
         shards: Its shards.
         missing: Says why a shard is not there.
         kept: Iterators of `Now` that are in no token.
+        readers: The readers that are in use.
     """
 
     calls: Calls
@@ -111,6 +115,7 @@ class Stream:
     shards: ShardMap
     missing: Callable[[str], ProviderFault]
     kept: KeptIterators = attrs.field(factory=KeptIterators)
+    readers: WeakSet[DynamoReader] = attrs.field(factory=WeakSet)
 
     def seconds(self) -> int:
         """The service's clock, in whole seconds since 1970."""
@@ -171,6 +176,7 @@ class DynamoReader(Reader):
         self._looks = _BOUND_LOOKS if until is not None else 0 if isinstance(place, Latest) else _LOOKS
         self._record_bytes = _RECORD_BYTES
         self._cancelled = threading.Event()
+        stream.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> DynamoBatch:
         """The next records; there is no long poll, so it never blocks for news.
@@ -197,6 +203,7 @@ class DynamoReader(Reader):
 
     def close(self) -> None:
         """Leave the iterator of an untouched `Now` for the next reader of this shard."""
+        self._stream.readers.discard(self)
         if not isinstance(self._place, Latest) or self._place.iterator is not None or self._walks:
             return
         if self._iterator is not None:
@@ -335,13 +342,18 @@ class DynamoReader(Reader):
         looked = self._empty - self._looks
         if isinstance(self._outcome, Continue) and not records:
             batch.caught_up = False if looked <= 0 else None
-            batch.poll_after = min(_MOST_PAUSE, _FIRST_PAUSE * 2 ** min(looked - 1, 8)) if looked > 0 else 0.0
+            batch.poll_after = self._pause(looked) if looked > 0 else 0.0
         seconds = seconds_at(self._place)
         if seconds is not None:
             batch.watermark = datetime.fromtimestamp(seconds, UTC)
             age = (self._stream.calls.now() - batch.watermark).total_seconds()
             batch.headroom = max(0.0, _RETENTION_SECONDS - max(0.0, age))
         return batch
+
+    def _pause(self, empty: int) -> float:
+        """Seconds until the next look at an empty shard: longer with each, and with many of them."""
+        most = max(_MOST_PAUSE, len(self._stream.readers) / _IDLE_CALLS_A_SECOND)
+        return min(most, _FIRST_PAUSE * (1 << min(empty - 1, 8)))
 
 
 def _size(answer: Mapping[str, Any], count: int) -> int:

@@ -1,6 +1,5 @@
 """Calls as boto3 makes them: their pace, records without botocore's parser, and the service's clock."""
 
-import itertools
 import threading
 import time
 from datetime import UTC, datetime
