@@ -29,7 +29,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_spi.contract import Batch, Feed, PartitionState, Provider, SupportsCommands
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.failure import to_error
+from multiclouddb_spi.failure import cause_of, to_error
 from multiclouddb_spi.feeds import FeedCache
 from multiclouddb_spi.fetcher import Fetcher
 from multiclouddb_spi.flight import Workshop
@@ -232,7 +232,6 @@ class Engine:
             yield
         except MulticloudDbError:
             raise
-        except Exception as error:
-            raise to_error(
-                self._provider.provider_id, operation, self._fetcher.fault(error), error
-            ) from error
+        except Exception as error:  # noqa: BLE001 - raised below
+            fault = self._fetcher.fault(error)
+            raise to_error(self._provider.provider_id, operation, fault, error) from cause_of(fault, error)

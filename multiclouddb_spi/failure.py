@@ -10,7 +10,7 @@ from multiclouddb_spi.fault import Fault, InvalidCursor, ProviderFault, RecordFa
 if TYPE_CHECKING:
     from multiclouddb_spi.contract import Provider
 
-__all__ = ["fault_of", "to_error"]
+__all__ = ["cause_of", "fault_of", "to_error"]
 
 
 def fault_of(provider: Provider, error: Exception) -> Fault:
@@ -29,6 +29,11 @@ def fault_of(provider: Provider, error: Exception) -> Fault:
         return provider.classify(error)
     except Exception:  # noqa: BLE001 - the failure itself is what the user must hear of
         return Fault(ErrorCategory.PERMANENT_FAILURE, f"unexpected {type(error).__name__}: {error}")
+
+
+def cause_of(fault: Fault, error: Exception) -> Exception | None:
+    """What to raise an error from: nothing whose text may quote a secret, for logs print causes too."""
+    return None if fault.confidential else error
 
 
 def to_error(

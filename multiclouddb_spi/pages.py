@@ -21,7 +21,7 @@ from multiclouddb_api import (
 from multiclouddb_spi.contract import Child
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.diagnosis import diagnose, watermark_micros
-from multiclouddb_spi.failure import to_error
+from multiclouddb_spi.failure import cause_of, to_error
 from multiclouddb_spi.fault import Fault, ProviderFault, RecordFault
 from multiclouddb_spi.feeds import FeedCache
 from multiclouddb_spi.fetcher import Fetcher, late_fault
@@ -80,11 +80,15 @@ class Pages:
             raise self._poisoned(session, lineage, *result.poison)
         if result.failure is not None:
             name, error = result.failure
-            raise self._failed(session, name, error, deadline) from error
+            raise self._failed(session, name, error, deadline) from cause_of(
+                self._fetcher.fault(error), error
+            )
         if result.moved:
             return
         for name, error in result.errors.items():
-            raise self._failed(session, name, error, deadline) from error
+            raise self._failed(session, name, error, deadline) from cause_of(
+                self._fetcher.fault(error), error
+            )
         if deadline.passed():
             raise ProviderFault(late_fault())
 

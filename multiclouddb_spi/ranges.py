@@ -12,7 +12,7 @@ from multiclouddb_api import ErrorCategory, Fail, MulticloudDbError, OnExpired, 
 from multiclouddb_spi.contract import Batch, Continue, Feed, Provider, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.failure import fault_of, to_error
+from multiclouddb_spi.failure import cause_of, fault_of, to_error
 from multiclouddb_spi.fault import Fault, ProviderFault, RecordFault
 from multiclouddb_spi.retry import retrying
 
@@ -58,8 +58,9 @@ def read_range(
         yield from reading.batches(on_expired or Fail())
     except MulticloudDbError:
         raise
-    except Exception as error:
-        raise to_error(provider.provider_id, "read", _fault(provider, error), error) from error
+    except Exception as error:  # noqa: BLE001 - raised below
+        fault = _fault(provider, error)
+        raise to_error(provider.provider_id, "read", fault, error) from cause_of(fault, error)
     finally:
         reading.close()
 
@@ -83,7 +84,7 @@ class RangeReading:
         while True:
             try:
                 batch = self.fetch(_RECORDS, Deadline.after(_FETCH_SECONDS))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - raised below, or skipped
                 fault = _fault(self._provider, error)
                 skip = (
                     isinstance(on_expired, SkipToOldest)
@@ -93,7 +94,7 @@ class RangeReading:
                     continue
                 if skip:
                     return
-                raise to_error(self._provider.provider_id, "read", fault, error) from error
+                raise to_error(self._provider.provider_id, "read", fault, error) from cause_of(fault, error)
             if len(batch):
                 yield batch
             ended = not isinstance(batch.outcome, Continue)

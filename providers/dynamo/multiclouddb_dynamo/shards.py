@@ -24,6 +24,7 @@ _FULL_LOOK_SECONDS: Final = 60.0
 # been alone for this long, or when its parent has had no record for this long.
 _ALONE_SECONDS: Final = 1.0
 _QUIET_SECONDS: Final = 60
+_NAP_SECONDS: Final = 0.05
 
 
 @attrs.frozen
@@ -60,7 +61,8 @@ class ShardMap:
         self._children: dict[str, tuple[Shard, ...]] = {}
         self._listed: dict[str, Shard] = {}
         self._read_at = -_FULL_LOOK_SECONDS
-        self._alone: dict[str, float] = {}
+        self._alone: dict[str, tuple[float, float]] = {}
+        self._sure: set[str] = set()
         self._filters = self._enabled = True
         self.pages = 0
 
@@ -78,6 +80,8 @@ class ShardMap:
                 if code_of(error) not in GONE or attempt == _LISTINGS or self.pages == 1:
                     raise
         with self._lock:
+            self._sure = {name for name, shard in self._shards.items() if shard.last is not None}
+            self._alone = {name: looks for name, looks in self._alone.items() if name in found}
             self._shards, self._listed, self.pages = dict(found), found, pages
             self._children = _by_parent(found.values())
             self._read_at = time.monotonic()
@@ -126,15 +130,21 @@ class ShardMap:
     def children(self, shard_id: str) -> tuple[Shard, ...]:
         """The children of a drained shard, from memory; empty where it may know half of a split.
 
-        A parent that was listed open says nothing of its children, and one child that is open may be the half
-        of a split whose other half was left out of the listing.
+        A parent that was listed open says nothing of its children.
         """
         with self._lock:
             parent = self._shards.get(shard_id)
             found = self._children.get(shard_id, ())
-        if parent is None or parent.last is None or (len(found) == 1 and found[0].last is None):
-            return ()
-        return found
+            known = parent is not None and parent.last is not None
+            return found if known and self._is_whole(shard_id, found) else ()
+
+    def _is_whole(self, shard_id: str, found: tuple[Shard, ...]) -> bool:
+        """Whether these are all children: one that is open may be the half of a split.
+
+        Pages of a listing are of different moments, so the other half may be left out of the one that is the
+        first to show the parent's end.
+        """
+        return len(found) != 1 or found[0].last is not None or shard_id in self._sure
 
     def discover(
         self, shard_ids: Mapping[str, int | None], deadline: Deadline
@@ -151,13 +161,17 @@ class ShardMap:
             For each id its children, empty while they are not all listed; None when the shard itself is not
             listed any more, which is looked after once a minute.
         """
+        asked = [name for name in shard_ids if not self._waits(name)]
+        if not asked:
+            time.sleep(min(_NAP_SECONDS, deadline.remaining()))  # a feed of nothing else would spin
+            return dict.fromkeys(shard_ids, ())
         with self._lock:
             stale = len(self._shards) > _STALE_GROWTH * max(len(self._listed), 100)
-            few = self._filters and len(shard_ids) <= self.pages and not stale
-        whole = not (few and self._ask(shard_ids, deadline))
+            few = self._filters and len(asked) <= self.pages and not stale
+        whole = not (few and self._ask(asked, deadline))
         if whole:
             self.read(deadline)
-        childless = not all(self._children_of(name) for name in shard_ids)
+        childless = not all(self._children_of(name) for name in asked)
         # Of a disabled stream it is asked twice: no children are its end.
         late = time.monotonic() - self._read_at >= _FULL_LOOK_SECONDS
         if childless and (not self._enabled or (late and not whole)):
@@ -168,22 +182,26 @@ class ShardMap:
             for name, written in shard_ids.items()
         }
 
+    def _waits(self, shard_id: str) -> bool:
+        """Whether the only child of a shard was seen too short a time ago to ask again."""
+        with self._lock:
+            _, last = self._alone.get(shard_id, (0.0, 0.0))
+        return time.monotonic() - last < _ALONE_SECONDS / 2
+
     def _is_gone(self, shard_id: str) -> bool:
         return shard_id not in self._listed and not self._children_of(shard_id)
 
     def _complete(self, shard_id: str, written: int | None) -> tuple[Shard, ...]:
         """The children of a shard; none while there may be one more."""
-        found = self._children_of(shard_id)
-        if len(found) != 1 or found[0].last is not None:
-            self._alone.pop(shard_id, None)
-            return found
-        now = time.monotonic()
-        since = self._alone.setdefault(shard_id, now)
-        quiet = written is not None and found[0].seen - written > _QUIET_SECONDS
-        if not quiet and (since == now or now - since < _ALONE_SECONDS):
-            return ()
-        del self._alone[shard_id]
-        return found
+        found, now = self._children_of(shard_id), time.monotonic()
+        with self._lock:
+            if self._is_whole(shard_id, found):
+                return found
+            quiet = written is not None and found[0].seen - written > _QUIET_SECONDS
+            first, last = self._alone.get(shard_id, (now, 0.0))
+            if now - last >= _ALONE_SECONDS / 2:
+                self._alone[shard_id] = (first, now)
+            return found if quiet or (first < now and now - first >= _ALONE_SECONDS) else ()
 
     def _children_of(self, shard_id: str) -> tuple[Shard, ...]:
         with self._lock:
