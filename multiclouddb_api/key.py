@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
+from itertools import repeat
 from typing import Any
 
 import attrs
@@ -100,12 +102,15 @@ _components = MulticloudDbKey.__dict__["components"].__set__
 _count = MulticloudDbKey.__dict__["partition_components"].__set__
 
 
-def trusted_key(components: dict[str, Any], partition_components: int = 1) -> MulticloudDbKey:
-    """A key from a record that the service sent: not checked, and `components` is not copied.
+def trusted_keys(
+    components: Sequence[Mapping[str, Any]], partition_components: int = 1
+) -> list[MulticloudDbKey]:
+    """Keys from records that the service sent: not checked, and `components` are not copied.
 
-    For `mapping` modules only: a key is built for every event, and the checks cost as much again.
+    For `mapping` modules only: a key is built for every event, and the checks cost as much again. By
+    column, because that takes no call in Python for each.
     """
-    key = object.__new__(MulticloudDbKey)
-    _components(key, components)
-    _count(key, partition_components)
-    return key
+    keys = list(map(object.__new__, repeat(MulticloudDbKey, len(components))))
+    deque(map(_components, keys, components), maxlen=0)
+    deque(map(_count, keys, repeat(partition_components)), maxlen=0)
+    return keys

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, Final, TypeVar
 
 import attrs
@@ -106,7 +107,7 @@ class Engine:
             return batch.events(start, stop)
 
         reading = self.read(request, options, view)
-        events = tuple(event for events in reading.values for event in events)
+        events = tuple(chain.from_iterable(reading.values))
         page = attrs.evolve(reading.page, events=events)
         self._watch.page(request.address, page)
         return page

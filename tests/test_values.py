@@ -54,7 +54,8 @@ from multiclouddb_api import (
     Support,
     Tagged,
 )
-from multiclouddb_api.key import trusted_key
+from multiclouddb_api.event import trusted_events
+from multiclouddb_api.key import trusted_keys
 
 SECRET = "hunter2" * 10
 MOMENT = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -422,5 +423,15 @@ class TestKey:
         assert len(keys) == 4
 
     def test_a_trusted_key_equals_a_checked_one(self):
-        assert trusted_key({"customer": "c-1", "order": 7}) == KEY
-        assert pickle.loads(pickle.dumps(trusted_key({"a": 1}))) == MulticloudDbKey({"a": 1})
+        one, other = trusted_keys([{"customer": "c-1", "order": 7}, {"a": 1}])
+        assert one == KEY
+        assert pickle.loads(pickle.dumps(other)) == MulticloudDbKey({"a": 1})
+        assert trusted_keys([{"a": 1, "b": 2}], 2) == [MulticloudDbKey({"a": 1, "b": 2}, 2)]
+
+    def test_trusted_events_equal_others(self):
+        rows = [[number * 100 + place for place in range(12)] for number in range(3)]
+        events = trusted_events(3, zip(*rows, strict=True))
+        assert events == [ChangeEvent(*row) for row in rows]
+        assert [event.native for event in events] == [11, 111, 211]
+        with pytest.raises(ValueError, match="zip"):
+            trusted_events(3, list(zip(*rows, strict=True))[:-1])

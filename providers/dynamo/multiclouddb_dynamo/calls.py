@@ -17,7 +17,7 @@ import orjson
 from multiclouddb_api import ErrorCategory
 from multiclouddb_dynamo.config import DynamoClients
 from multiclouddb_dynamo.errors import fault
-from multiclouddb_spi import Deadline
+from multiclouddb_spi import Deadline, collector_paused
 
 __all__ = ["Calls", "Pace", "Table"]
 
@@ -192,7 +192,9 @@ class Calls:
         if not str(response_dict["headers"].get("content-type", "")).startswith(_JSON):
             return
         try:
-            customized_response_dict.update(orjson.loads(response_dict["body"]))
+            # A page is some ten thousand objects, none of which can be garbage yet.
+            with collector_paused():
+                customized_response_dict.update(orjson.loads(response_dict["body"]))
         except (orjson.JSONDecodeError, TypeError, ValueError):
             return  # botocore makes an empty object of it, see _whole
         response_dict["body"] = b"{}"

@@ -14,7 +14,8 @@ import attrs
 import orjson
 
 from multiclouddb_api import ChangeEvent, ChangeType, ResourceAddress
-from multiclouddb_api.key import trusted_key
+from multiclouddb_api.event import trusted_events
+from multiclouddb_api.key import trusted_keys
 from multiclouddb_dynamo.position import MOST_SECONDS, After, cursor_of
 from multiclouddb_dynamo.values import decode, decode_map, json_map
 from multiclouddb_spi import RecordFault
@@ -114,7 +115,7 @@ def _events(records: Sequence[Record], view: View) -> list[ChangeEvent]:
     types = [_TYPES[record["eventName"]] for record in records]
     columns: list[Iterable[Any]] = [
         _event_ids(records, datas, view),
-        map(trusted_key, _keys(datas, view.key_names)),
+        trusted_keys(_keys(datas, view.key_names)),
         types,
         _times(datas),
         _items(datas, "NewImage", decode_map) if view.with_new else repeat(None),
@@ -126,7 +127,7 @@ def _events(records: Sequence[Record], view: View) -> list[ChangeEvent]:
         repeat(view.partition_id),
         records if view.native else repeat(None),
     ]
-    return list(map(ChangeEvent, *columns))
+    return trusted_events(len(records), columns)
 
 
 def _event_ids(records: Sequence[Record], datas: Sequence[Record], view: View) -> list[str]:

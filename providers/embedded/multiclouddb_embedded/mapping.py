@@ -11,7 +11,8 @@ import attrs
 import orjson
 
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, ResourceAddress, decode_json
-from multiclouddb_api.key import trusted_key
+from multiclouddb_api.event import trusted_events
+from multiclouddb_api.key import trusted_keys
 from multiclouddb_embedded.records import ORDER_DIGITS, SEPARATOR, Column, Records
 from multiclouddb_spi import Cursor, InvalidCursor, Position, RecordFault
 
@@ -110,7 +111,7 @@ def _map(records: Records, start: int, stop: int, view: View) -> list[ChangeEven
     orders = records.orders[start:stop]
     columns: list[Iterable[Any]] = [
         orders,
-        map(trusted_key, _values(records, "keys", start, stop), repeat(view.partition_components)),
+        trusted_keys(_values(records, "keys", start, stop), view.partition_components),
         map(_KINDS.__getitem__, records.types[start:stop]),
         _timestamps(records.times[start:stop]),
         _values(records, "docs", start, stop),
@@ -122,7 +123,7 @@ def _map(records: Records, start: int, stop: int, view: View) -> list[ChangeEven
         repeat(view.partition_id),
         _natives(records, start, stop) if view.native else repeat(None),
     ]
-    return list(map(ChangeEvent, *columns))
+    return trusted_events(stop - start, columns)
 
 
 def _timestamps(times: Iterable[int]) -> list[datetime]:
@@ -136,7 +137,7 @@ def _timestamps(times: Iterable[int]) -> list[datetime]:
     return moments
 
 
-def _values(records: Records, name: Column, start: int, stop: int) -> Iterable[Any]:
+def _values(records: Records, name: Column, start: int, stop: int) -> Sequence[Any]:
     """A column's values; all None when it was not read.
 
     Raises:
@@ -145,7 +146,7 @@ def _values(records: Records, name: Column, start: int, stop: int) -> Iterable[A
     """
     column = records.column(name)
     if column is None:
-        return repeat(None)
+        return [None] * (stop - start)
     if _TAGGED in column:
         values = [decode_json(text) for text in records.texts(name, start, stop)]
     else:

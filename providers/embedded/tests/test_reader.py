@@ -1,6 +1,5 @@
 """Feeds, starts, readers and batches, each against the promise of the contract."""
 
-import gc
 import random
 import re
 import sqlite3
@@ -140,17 +139,6 @@ class TestFetch:
             for stop in range(start, 11):
                 assert batch.events(start, stop) == events[start:stop]
                 assert batch.arrow(start, stop) == table.slice(start, stop - start)
-
-    def test_the_garbage_collector_is_left_as_it_was(self, items):
-        batch = items.fetch(items.feed().open("p0", [0, 0]))
-        batch.events(0, 10)
-        assert gc.isenabled()
-        gc.disable()
-        try:
-            batch.events(0, 10)
-            assert not gc.isenabled()
-        finally:
-            gc.enable()
 
     def test_positions_inside_a_batch_resume_exactly(self, items):
         feed = items.feed()
