@@ -296,7 +296,7 @@ def dynamo_active(bench: Bench) -> Iterator[Sides]:
         "DescribeStream calls for each shard that rolls over, in a stream of 5,000 shards, whose list has 50 "
         "pages; the service takes ten calls a second. Children are asked for by their parent; where there is "
         "one, it may be half of a split, and the other half is looked for during a second. Only the start "
-        "reads the list: twice at `Now`, lest it misses what ends meanwhile. The goal leaves one look and two "
+        "reads the list: twice at `Now`, lest it misses what ends meanwhile. The goal leaves one look, two "
         "more in that second, and one to spare."
     ),
     against="",
