@@ -95,4 +95,15 @@ def test_limits_that_are_named_are_those_that_tests_hold():
 
 @pytest.mark.parametrize("name", ["changelog", "contributing", "security"])
 def test_the_site_shows_the_file_itself(name):
-    assert (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") == f'--8<-- "{name.upper()}.md"\n'
+    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    assert page.startswith(f'--8<-- "{name.upper()}.md"\n')
+
+
+def test_the_site_shows_the_changelog_of_every_distribution():
+    page = (ROOT / "docs" / "changelog.md").read_text(encoding="utf-8")
+    folders = [
+        path.parent.relative_to(ROOT) for path in ROOT.glob("**/pyproject.toml") if ".venv" not in path.parts
+    ]
+    assert sorted(f'"{(folder / "CHANGELOG.md").as_posix()}"' for folder in folders) == sorted(
+        line.removeprefix("--8<-- ") for line in page.splitlines() if line.startswith("--8<-- ")
+    )
