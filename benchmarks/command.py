@@ -12,7 +12,8 @@ import attrs
 import typer
 
 from benchmarks.measure import failure, run_row
-from benchmarks.record import Record, SettingError, setting, write_docs
+from benchmarks.publish import write_docs
+from benchmarks.record import Record, SettingError, setting
 from benchmarks.result import Result
 from benchmarks.row import Row, load_rows
 from benchmarks.screen import console, progress, show

@@ -16,7 +16,7 @@ import attrs
 
 from benchmarks.result import Result
 
-__all__ = ["ROOT", "Record", "SettingError", "setting", "write_docs"]
+__all__ = ["ROOT", "Record", "SettingError", "setting"]
 
 ROOT: Final = Path(__file__).resolve().parent.parent / "docs"
 _PACKAGES: Final = ("orjson", "pyarrow", "pyspark")
@@ -102,17 +102,3 @@ def _processor() -> str:
 
 def _file(root: Path) -> Path:
     return root / "assets" / "benchmarks.json"
-
-
-def write_docs(record: Record, root: Path = ROOT) -> None:
-    """Write the record, its page and its charts."""
-    from benchmarks.chart import draw
-    from benchmarks.page import page_text
-
-    record.write(root)
-    record = Record.read(root) or record  # figures as they are kept, to four digits
-    page = root / "reference" / "benchmarks.md"
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(page_text(record), encoding="utf-8")
-    for theme in ("light", "dark"):
-        draw(record, theme, root / "assets" / f"benchmarks-{theme}.png")

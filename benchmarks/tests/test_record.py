@@ -11,7 +11,8 @@ from benchmarks import command
 from benchmarks.chart import draw
 from benchmarks.measure import failure
 from benchmarks.page import page_text
-from benchmarks.record import ROOT, Record, SettingError, setting, write_docs
+from benchmarks.publish import write_docs
+from benchmarks.record import ROOT, Record, SettingError, setting
 from benchmarks.result import Result
 from benchmarks.row import load_rows
 
