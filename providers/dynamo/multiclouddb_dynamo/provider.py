@@ -39,8 +39,9 @@ from multiclouddb_dynamo.partitions import (
     to_partition,
 )
 from multiclouddb_dynamo.position import Latest, compare, cursor_of, describe, join, place_of, seconds_at
-from multiclouddb_dynamo.reader import DynamoReader, Stream
+from multiclouddb_dynamo.reader import DynamoReader
 from multiclouddb_dynamo.shards import Shard, ShardMap
+from multiclouddb_dynamo.stream import Stream
 from multiclouddb_spi import (
     Cursor,
     Deadline,
@@ -179,7 +180,7 @@ class DynamoFeed(Feed):
                 return seeds_at_oldest(shards, since)
             case Now():
                 late = [] if partition_id is not None else self._late(shards, since, deadline)
-                return self._at_end(shards, since, alone=partition_id is not None) + late
+                return self._at_end(shards, since, deadline, alone=partition_id is not None) + late
             case _:
                 raise unsupported(
                     "AtTime(…) is not supported on dynamo", "start at Beginning(), at Now() or at a token"
@@ -235,7 +236,9 @@ class DynamoFeed(Feed):
         """`sequence 4711`, and a time that nothing behind it is older than."""
         return describe(place_of(cursor))
 
-    def _at_end(self, shards: Mapping[str, Shard], since: int, *, alone: bool) -> list[Seed]:
+    def _at_end(
+        self, shards: Mapping[str, Shard], since: int, deadline: Deadline, *, alone: bool
+    ) -> list[Seed]:
         parents = {shard.parent for shard in shards.values()}
         live = [shard for shard in shards.values() if shard.last is None]
         ended = [
@@ -243,7 +246,7 @@ class DynamoFeed(Feed):
             for shard in shards.values()
             if shard.last is not None and (alone or shard.shard_id not in parents)
         ]
-        iterators = self._latest(live)
+        iterators = self._latest(live, deadline)
         if len(live) > _MOST_ITERATORS:
             since = self._stream.kept.name_start(since)
             for name, iterator in iterators.items():
@@ -261,16 +264,22 @@ class DynamoFeed(Feed):
             return []
         return seeds_of_late(shards, self._shards.read(deadline), since)
 
-    def _latest(self, shards: Sequence[Shard]) -> dict[str, str]:
-        """An iterator at the end of each shard; one call each, several at a time."""
+    def _latest(self, shards: Sequence[Shard], deadline: Deadline) -> dict[str, str]:
+        """An iterator at the end of each shard; one call each, several at a time.
+
+        Raises:
+            TimeoutError: It was not over by the deadline.
+            Exception: What boto3 raised first; calls that have not begun are not made then.
+        """
 
         def ask(shard: Shard) -> tuple[str, str]:
             return shard.shard_id, self._calls.iterator(self._stream.arn, shard.shard_id, "LATEST")
 
-        if not shards:
-            return {}
-        with ThreadPoolExecutor(min(_LATEST_AT_ONCE, len(shards)), "multiclouddb-latest") as pool:
-            return dict(pool.map(ask, shards))
+        pool = ThreadPoolExecutor(_LATEST_AT_ONCE, "multiclouddb-latest")
+        try:
+            return dict(pool.map(ask, shards, timeout=deadline.remaining()))
+        finally:
+            pool.shutdown(wait=False)  # `map` has cancelled what had not begun
 
 
 class DynamoPlugin(ProviderPlugin):

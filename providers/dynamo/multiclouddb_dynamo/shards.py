@@ -61,7 +61,7 @@ class ShardMap:
         self._children: dict[str, tuple[Shard, ...]] = {}
         self._listed: dict[str, Shard] = {}
         self._read_at = -_FULL_LOOK_SECONDS
-        self._alone: dict[str, tuple[float, float]] = {}
+        self._alone: dict[str, tuple[float, float]] = {}  # shard → first and last look at its only child
         self._sure: set[str] = set()
         self._filters = self._enabled = True
         self.pages = 0
@@ -177,16 +177,18 @@ class ShardMap:
         if childless and (not self._enabled or (late and not whole)):
             whole = True
             self.read(deadline)
-        return {
-            name: self._complete(name, written) or (None if whole and self._is_gone(name) else ())
-            for name, written in shard_ids.items()
-        }
+        found: dict[str, tuple[Shard, ...] | None] = dict.fromkeys(shard_ids, ())
+        for name in asked:
+            found[name] = self._complete(name, shard_ids[name])
+            if not found[name] and whole and self._is_gone(name):
+                found[name] = None
+        return found
 
     def _waits(self, shard_id: str) -> bool:
         """Whether the only child of a shard was seen too short a time ago to ask again."""
         with self._lock:
-            _, last = self._alone.get(shard_id, (0.0, 0.0))
-        return time.monotonic() - last < _ALONE_SECONDS / 2
+            looks = self._alone.get(shard_id)
+        return looks is not None and time.monotonic() - looks[1] < _ALONE_SECONDS / 2
 
     def _is_gone(self, shard_id: str) -> bool:
         return shard_id not in self._listed and not self._children_of(shard_id)
@@ -198,9 +200,8 @@ class ShardMap:
             if self._is_whole(shard_id, found):
                 return found
             quiet = written is not None and found[0].seen - written > _QUIET_SECONDS
-            first, last = self._alone.get(shard_id, (now, 0.0))
-            if now - last >= _ALONE_SECONDS / 2:
-                self._alone[shard_id] = (first, now)
+            first, _ = self._alone.get(shard_id, (now, now))
+            self._alone[shard_id] = (first, now)
             return found if quiet or (first < now and now - first >= _ALONE_SECONDS) else ()
 
     def _children_of(self, shard_id: str) -> tuple[Shard, ...]:

@@ -99,6 +99,7 @@ class TestNaming:
     def test_by_toml(self, tmp_path):
         place = tmp_path / "client.toml"
         place.write_text('provider = "dynamo"\n[connection]\nregion = "eu-west-1"\n')
+        assert DynamoConfig.from_client(ClientConfig.from_toml(place)).region == "eu-west-1"
         connect(place).close()
 
 

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from botocore.exceptions import ClientError
 
 from multiclouddb_api import (
     ChangeFeedRequest,
@@ -14,7 +15,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_spi.token import decode_token
 
-from .world import ADDRESS, World, markers
+from .world import ADDRESS, World, markers, soon
 
 HOUR = 3600
 EXPIRED = 16 * 60  # an iterator lives 15 minutes
@@ -327,3 +328,27 @@ def test_a_failure_while_iterators_are_fetched_is_tried_again():
         consumer.read()
         after = world.put_everywhere()
         assert sorted(consumer.restart().until_idle()) == after
+
+
+class TestManyCalls:
+    """A start of `Now` takes one call for each open shard."""
+
+    def test_it_ends_at_the_deadline(self):
+        with World(shards=40) as world:
+            _, feed = world.feed()
+            trouble = world.troubles.hang("GetShardIterator")
+            began = time.monotonic()
+            with pytest.raises(TimeoutError):
+                feed.start(Now(), None, soon(0.3))
+            took = time.monotonic() - began
+            trouble.end()
+        assert took < 5
+
+    def test_a_refusal_ends_it(self):
+        with World(shards=400) as world:
+            _, feed = world.feed()
+            world.troubles.fail("GetShardIterator", "AccessDeniedException", None)
+            with pytest.raises(ClientError, match="AccessDenied"):
+                feed.start(Now(), None, soon())
+            asked = world.journal.count("GetShardIterator")
+        assert asked < 200

@@ -7,7 +7,8 @@ import pytest
 from multiclouddb_api import ResourceAddress
 from multiclouddb_dynamo.mapping import View
 from multiclouddb_dynamo.position import Start
-from multiclouddb_dynamo.reader import DynamoReader, Stream
+from multiclouddb_dynamo.reader import DynamoReader
+from multiclouddb_dynamo.stream import Stream
 from multiclouddb_spi import Deadline
 
 
