@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Final, TypeVar
 
@@ -20,7 +19,6 @@ from multiclouddb_api import (
     ChangeFeedRequest,
     ClientConfig,
     EntireCollection,
-    MulticloudDbError,
     Now,
     Observer,
     OperationOptions,
@@ -30,7 +28,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_spi.contract import Batch, Feed, PartitionState, Provider, SupportsCommands
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.failure import cause_of, to_error
+from multiclouddb_spi.failure import user_errors
 from multiclouddb_spi.feeds import FeedCache
 from multiclouddb_spi.fetcher import Fetcher
 from multiclouddb_spi.flight import Workshop
@@ -128,7 +126,7 @@ class Engine:
         began = time.monotonic()
         deadline = Deadline.after(options.timeout_seconds)
         with (
-            self._errors("read_changes"),
+            user_errors(self._provider, "read_changes"),
             self._opening.open(
                 request, spec_of(self._provider, request, "read_changes"), deadline
             ) as session,
@@ -163,7 +161,7 @@ class Engine:
                 feed.public_id(item.partition_id) for item in partitions if item.state is PartitionState.OPEN
             )
 
-        with self._errors("list_physical_partitions"):
+        with user_errors(self._provider, "list_physical_partitions"):
             request = ChangeFeedRequest(address, Now())
             spec = spec_of(self._provider, request, "list_physical_partitions")
             with self._opening.feed(spec, deadline, listed) as names:
@@ -179,7 +177,7 @@ class Engine:
             )
         deadline = Deadline.after(options.timeout_seconds)
         with (
-            self._errors("plan_partitions"),
+            user_errors(self._provider, "plan_partitions"),
             self._opening.open(
                 request, spec_of(self._provider, request, "plan_partitions"), deadline
             ) as session,
@@ -194,14 +192,14 @@ class Engine:
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
         """As `MulticloudDbClient.run_command`: pass one command through, once."""
-        with self._errors("run_command"):
+        with user_errors(self._provider, "run_command"):
             return self._commands("run_command").run_command(database, command, options)
 
     def run_cursor_command(
         self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Any:
         """As `MulticloudDbClient.run_cursor_command`: pass one cursor command through, once."""
-        with self._errors("run_cursor_command"):
+        with user_errors(self._provider, "run_cursor_command"):
             return self._commands("run_cursor_command").run_cursor_command(database, command, options)
 
     def capabilities(self) -> CapabilitySet:
@@ -215,7 +213,7 @@ class Engine:
         self._closed.set()
         self._lives.close()
         try:
-            with self._errors("close"):
+            with user_errors(self._provider, "close"):
                 self._provider.close()
         finally:
             self._executor.shutdown(wait=False, cancel_futures=True)
@@ -225,14 +223,3 @@ class Engine:
         require(self._provider, Capability.RUN_COMMAND, None, operation)
         assert isinstance(self._provider, SupportsCommands)
         return self._provider
-
-    @contextmanager
-    def _errors(self, operation: str) -> Iterator[None]:
-        """The one place where a failure becomes the user's error."""
-        try:
-            yield
-        except MulticloudDbError:
-            raise
-        except Exception as error:  # noqa: BLE001 - raised below
-            fault = self._fetcher.fault(error)
-            raise to_error(self._provider.provider_id, operation, fault, error) from cause_of(fault, error)

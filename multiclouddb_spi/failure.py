@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
@@ -10,13 +12,15 @@ from multiclouddb_spi.fault import Fault, InvalidCursor, ProviderFault, RecordFa
 if TYPE_CHECKING:
     from multiclouddb_spi.contract import Provider
 
-__all__ = ["cause_of", "fault_of", "to_error"]
+__all__ = ["cause_of", "fault_of", "to_error", "user_errors"]
 
 
 def fault_of(provider: Provider, error: Exception) -> Fault:
     """What a failure means: the provider's own words where it spoke, else its classification."""
     if isinstance(error, ProviderFault):
         return error.fault
+    if isinstance(error, RecordFault):
+        return Fault(ErrorCategory.PROVIDER_ERROR, str(error))
     if isinstance(error, MulticloudDbError):
         return Fault(error.category, error.message, retryable=error.retryable, vendor_retried=True)
     if isinstance(error, InvalidCursor):
@@ -71,3 +75,20 @@ def to_error(
         oldest_position=oldest_position,
     )
     return MulticloudDbError(message, detail)
+
+
+@contextmanager
+def user_errors(provider: Provider, operation: str) -> Iterator[None]:
+    """Whatever goes wrong inside leaves as the user's error.
+
+    Args:
+        provider: Says what failures mean.
+        operation: The call, for `ErrorDetail.operation`.
+    """
+    try:
+        yield
+    except MulticloudDbError:
+        raise
+    except Exception as error:  # noqa: BLE001 - raised again, classified
+        fault = fault_of(provider, error)
+        raise to_error(provider.provider_id, operation, fault, error) from cause_of(fault, error)

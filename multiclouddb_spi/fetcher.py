@@ -14,7 +14,7 @@ from multiclouddb_api import ErrorCategory
 from multiclouddb_spi.contract import Batch, Provider
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import fault_of
-from multiclouddb_spi.fault import Fault, ProviderFault, RecordFault
+from multiclouddb_spi.fault import Fault, ProviderFault
 from multiclouddb_spi.live import Live
 from multiclouddb_spi.retry import ATTEMPTS, retrying
 from multiclouddb_spi.watch import Watch
@@ -162,8 +162,6 @@ class Fetcher:
 
     def fault(self, error: Exception) -> Fault:
         """What a failure means."""
-        if isinstance(error, RecordFault):
-            return Fault(ErrorCategory.PROVIDER_ERROR, str(error))
         return fault_of(self._provider, error)
 
 

@@ -8,12 +8,12 @@ from typing import Final
 
 import attrs
 
-from multiclouddb_api import ErrorCategory, Fail, MulticloudDbError, OnExpired, SkipToOldest
+from multiclouddb_api import ErrorCategory, Fail, OnExpired, SkipToOldest
 from multiclouddb_spi.contract import Batch, Continue, Feed, Provider, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.failure import cause_of, fault_of, to_error
-from multiclouddb_spi.fault import Fault, ProviderFault, RecordFault
+from multiclouddb_spi.failure import cause_of, fault_of, to_error, user_errors
+from multiclouddb_spi.fault import Fault, ProviderFault
 from multiclouddb_spi.retry import retrying
 
 __all__ = ["Range", "RangeReading", "read_range"]
@@ -55,12 +55,8 @@ def read_range(
     """
     reading = RangeReading(provider, feed, part)
     try:
-        yield from reading.batches(on_expired or Fail())
-    except MulticloudDbError:
-        raise
-    except Exception as error:  # noqa: BLE001 - raised below
-        fault = _fault(provider, error)
-        raise to_error(provider.provider_id, "read", fault, error) from cause_of(fault, error)
+        with user_errors(provider, "read"):
+            yield from reading.batches(on_expired or Fail())
     finally:
         reading.close()
 
@@ -85,7 +81,7 @@ class RangeReading:
             try:
                 batch = self.fetch(_RECORDS, Deadline.after(_FETCH_SECONDS))
             except Exception as error:  # noqa: BLE001 - raised below, or skipped
-                fault = _fault(self._provider, error)
+                fault = fault_of(self._provider, error)
                 skip = (
                     isinstance(on_expired, SkipToOldest)
                     and fault.category == ErrorCategory.CHECKPOINT_EXPIRED
@@ -126,7 +122,7 @@ class RangeReading:
         """
         pause = threading.Event()
         policy = retrying(
-            lambda error: _fault(self._provider, error),
+            lambda error: fault_of(self._provider, error),
             deadline,
             lambda seconds: _sleep(pause, seconds),
             lambda *_: None,
@@ -157,12 +153,6 @@ class RangeReading:
 
 def _sleep(pause: threading.Event, seconds: float) -> None:
     pause.wait(seconds)
-
-
-def _fault(provider: Provider, error: Exception) -> Fault:
-    if isinstance(error, RecordFault):
-        return Fault(ErrorCategory.PROVIDER_ERROR, str(error))
-    return fault_of(provider, error)
 
 
 def _short(partition: str) -> Fault:

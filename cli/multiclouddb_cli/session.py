@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Final, TypeVar
@@ -11,14 +10,12 @@ from multiclouddb_api import (
     ChangeFeedPage,
     ChangeFeedRequest,
     ClientConfig,
-    MulticloudDbError,
     Observer,
     OperationOptions,
 )
 from multiclouddb_spi import Deadline, Engine, Feed, open_provider
-from multiclouddb_spi.failure import fault_of, to_error
+from multiclouddb_spi.calling import call
 from multiclouddb_spi.gate import spec_of
-from multiclouddb_spi.retry import retrying
 
 __all__ = ["CALL_SECONDS", "Session"]
 
@@ -66,15 +63,7 @@ class Session:
         Raises:
             MulticloudDbError: By category.
         """
-        deadline = Deadline.after(CALL_SECONDS)
-        policy = retrying(lambda error: fault_of(self.provider, error), deadline, time.sleep, lambda *_: None)
-        try:
-            return policy(ask, deadline)
-        except MulticloudDbError:
-            raise
-        except Exception as error:
-            fault = fault_of(self.provider, error)
-            raise to_error(self.provider.provider_id, operation, fault, error) from error
+        return call(self.provider, operation, ask, CALL_SECONDS)
 
     def __enter__(self) -> Session:
         return self

@@ -9,12 +9,11 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import Final, TypeVar
 
-from multiclouddb_api import AtTime, Beginning, Capability, MulticloudDbError
+from multiclouddb_api import AtTime, Beginning, Capability
 from multiclouddb_spi import (
     Deadline,
     Feed,
@@ -25,9 +24,9 @@ from multiclouddb_spi import (
     Target,
     open_provider,
 )
-from multiclouddb_spi.failure import fault_of, to_error
+from multiclouddb_spi.calling import call
+from multiclouddb_spi.failure import fault_of
 from multiclouddb_spi.gate import require, spec_of
-from multiclouddb_spi.retry import retrying
 from pyspark_multiclouddb.options import Settings
 
 __all__ = ["Connection", "close_connections", "connection_for"]
@@ -109,17 +108,7 @@ class Connection:
         Raises:
             MulticloudDbError: By category.
         """
-        deadline = Deadline.after(_CALL_SECONDS)
-        policy = retrying(
-            lambda error: fault_of(self.provider, error), deadline, time.sleep, self._told, attempts=_TRIES
-        )
-        try:
-            return policy(ask, deadline)
-        except MulticloudDbError:
-            raise
-        except Exception as error:
-            fault = fault_of(self.provider, error)
-            raise to_error(self.provider.provider_id, operation, fault, error) from error
+        return call(self.provider, operation, ask, _CALL_SECONDS, attempts=_TRIES, told=self._told)
 
     def close(self) -> None:
         """Free everything; idempotent."""

@@ -175,7 +175,10 @@ class DynamoReader(Reader):
                     # What was looked at is trimmed; how much of the rest is wanted, its age tells.
                     self._place = attrs.evolve(self._place, seq=None)
                 else:
-                    raise self._translated(code) or error from error
+                    ours = self._translated(code)
+                    if ours is None:
+                        raise
+                    raise ours from error
 
     def _open(self) -> str:
         """An iterator at the position.
