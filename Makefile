@@ -6,7 +6,7 @@ WORKERS ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
 
-DISTRIBUTIONS := . ./providers/embedded ./providers/dynamo ./conformance ./spark ./cli
+DISTRIBUTIONS := . ./providers/embedded ./providers/dynamo ./providers/mongo ./conformance ./spark ./cli
 PROJECTS := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
