@@ -306,7 +306,15 @@ class Batch(ABC):
 
 
 class Reader(ABC):
-    """Reads one partition forward from where it was opened."""
+    """Reads one partition forward from where it was opened.
+
+    Attributes:
+        outlasts: True for a service whose answer cannot be hurried and would be lost: a fetch that has
+            not come back by its deadline is left to the next call at that position, which waits for
+            it. False, the default: it is cancelled.
+    """
+
+    outlasts: ClassVar[bool] = False
 
     @abstractmethod
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
@@ -353,6 +361,10 @@ class Feed(ABC):
         return encode_partition_id(
             self.identity.provider_id, self.identity.address, self.identity.incarnation, partition_id
         )
+
+    def resumes(self, incarnation: str | None) -> bool:
+        """Whether a token of this `incarnation` goes on in this feed; by default one of its own."""
+        return incarnation == self.identity.incarnation
 
     @abstractmethod
     def clock(self, deadline: Deadline) -> datetime | None:

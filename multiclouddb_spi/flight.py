@@ -21,6 +21,7 @@ __all__ = ["HEAD_SECONDS", "Flight", "Workshop"]
 _MIN_ASK: Final = 4096
 _MAX_ASK: Final = 8 * 1024 * 1024
 _LOOK_SECONDS: Final = 0.2
+_SEND_SECONDS: Final = 50e-6
 HEAD_SECONDS: Final = 2.0
 """So long a partition may keep others waiting; one that takes longer is read beside them."""
 
@@ -138,22 +139,25 @@ class Flight:
             and self._shop.budget.over(self._nbytes()) <= 0
         ):
             self._start(live, 0.0)
+            # Let the pool's thread send the request: mapping comes next and does not give up the interpreter.
+            time.sleep(_SEND_SECONDS)
 
     def park(self) -> list[str]:
-        """Leave what is in flight to the next call; past the deadline it is given up.
+        """Leave what is in flight to the next call; past the deadline it is given up, if that loses nothing.
 
         Returns:
-            The partitions that were given up.
+            The partitions that had no answer by the deadline.
         """
-        late, given_up = self._deadline.passed(), []
+        passed, late = self._deadline.passed(), []
         for live in self._flying.values():
-            if late and live.future is not None and not live.future.done():
-                live.discard()
-                given_up.append(live.partition_id)
-            else:
-                self._shop.cache.put(live)
+            if passed and live.future is not None and not live.future.done():
+                late.append(live.partition_id)
+                if not live.outlasts():
+                    live.discard()
+                    continue
+            self._shop.cache.put(live)
         self._flying.clear()
-        return given_up
+        return late
 
     def abandon(self) -> None:
         """Give up everything in flight."""

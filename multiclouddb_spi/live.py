@@ -129,6 +129,11 @@ class Live:
             self._watch.reader_opened(self.feed.spec.address, self.feed.public_id(self.partition_id))
         return self.reader
 
+    def outlasts(self) -> bool:
+        """True when the fetch in flight is to be waited for by the next call, not begun again."""
+        reader = self.reader
+        return reader is not None and reader.outlasts
+
     def drop_reader(self) -> None:
         """Close the reader; the next `open` makes another at the same position."""
         reader, self.reader = self.reader, None

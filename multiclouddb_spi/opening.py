@@ -74,9 +74,8 @@ class Opening:
             return
 
         def suits(feed: Feed) -> bool:
-            incarnation = feed.identity.incarnation
-            return (envelope is None or envelope.incarnation == incarnation) and (
-                physical is None or physical.is_of(incarnation)
+            return (envelope is None or feed.resumes(envelope.incarnation)) and (
+                physical is None or physical.is_of(feed.identity.incarnation)
             )
 
         with self.feed(spec, deadline, begin, suits) as session:
@@ -149,7 +148,7 @@ class Opening:
         return envelope
 
     def _resume(self, feed: Feed, envelope: Envelope, scope: str, digest: str) -> Session:
-        if envelope.incarnation != feed.identity.incarnation:
+        if not feed.resumes(envelope.incarnation):
             raise invalid_request(
                 "continuation_token",
                 f"is of an earlier {feed.spec.address} that was recreated under the same name",

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 import attrs
 
-from multiclouddb_api import FeedEnded, Notice
+from multiclouddb_api import FeedEnded, Invalidated, Notice
 from multiclouddb_spi.contract import Batch, Child
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.fault import RecordFault
@@ -88,4 +88,4 @@ class SweepResult(Generic[T]):
 
     def ended(self, notice: Notice) -> None:
         """The last partition has ended with this notice."""
-        self.over = notice.reason if isinstance(notice, FeedEnded) else str(notice)
+        self.over = notice.reason if isinstance(notice, FeedEnded | Invalidated) else str(notice)

@@ -1,0 +1,14 @@
+"""The multiclouddb provider for MongoDB change streams.
+
+Applications need this package only for MongoDB's own options:
+
+    from multiclouddb_mongo import MongoOptions
+
+    ChangeFeedRequest(address, Now(), provider_options=MongoOptions(after_invalidate="follow"))
+"""
+
+from __future__ import annotations
+
+from multiclouddb_mongo.options import MongoOptions
+
+__all__ = ["MongoOptions"]

@@ -1,0 +1,126 @@
+"""Change documents as they come: bytes, of which only what steers the reading is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import bson
+from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
+
+from multiclouddb_mongo.position import After, token_text
+from multiclouddb_mongo.values import CODEC
+
+__all__ = ["RAW_CODEC", "RawChange", "is_item_change", "is_untouched_change", "place_of_change"]
+
+_HEAD: Final = b"\x03_id\x00"  # behind the document's length: a document named _id
+_TOKEN: Final = 4 + len(_HEAD)
+_LENGTH: Final = 4
+_OPERATION: Final = b"\x02operationType\x00"
+_ITEM_CHANGES: Final = tuple(
+    _OPERATION + (len(name) + 1).to_bytes(_LENGTH, "little") + name + b"\x00"
+    for name in (b"insert", b"update", b"replace", b"delete")
+)
+_SPLIT: Final = b"\x03splitEvent\x00"
+_NEEDED: Final = (b"\x03ns\x00", b"\x03documentKey\x00")
+_LONGEST: Final = max(map(len, _ITEM_CHANGES))
+
+
+class _Token(RawBSONDocument):
+    """The resume token in a change: PyMongo keeps it, and sends a copy when it resumes."""
+
+    __slots__ = ("_change",)
+
+    def __init__(self, change: bytes | memoryview) -> None:
+        self._change = change
+
+    @property
+    def raw(self) -> bytes:
+        """Its bytes."""
+        length = int.from_bytes(self._change[_TOKEN : _TOKEN + _LENGTH], "little")
+        return bytes(self._change[_TOKEN : _TOKEN + length])
+
+    def __deepcopy__(self, memo: object) -> dict[str, Any]:
+        return bson.decode(self.raw, CODEC)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.__deepcopy__(None)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__deepcopy__(None))
+
+    def __len__(self) -> int:
+        return len(self.__deepcopy__(None))
+
+
+class RawChange(RawBSONDocument):
+    """A change that PyMongo does not decode: to look at its `_id` alone costs a tenth of decoding it.
+
+    PyMongo's own class decodes all fields when one is asked for, and its streams ask every change for its
+    `_id`. Documents of another form, such as the answer around the changes, are as that class has them.
+    """
+
+    __slots__ = ("_bytes",)
+
+    def __init__(
+        self, bson_bytes: bytes | memoryview, codec_options: CodecOptions[RawBSONDocument] | None = None
+    ) -> None:
+        self._bytes = bson_bytes
+        if bson_bytes[_LENGTH:_TOKEN] != _HEAD:
+            super().__init__(bson_bytes, codec_options)
+
+    @property
+    def raw(self) -> bytes | memoryview:
+        """The document's bytes."""
+        return self._bytes
+
+    def decoded(self) -> dict[str, Any]:
+        """The whole change.
+
+        Raises:
+            BSONError: It is damaged.
+        """
+        return bson.decode(self._bytes, CODEC)
+
+    def place(self) -> After:
+        """Behind this change."""
+        return place_of_change(self._bytes)
+
+    def __getitem__(self, name: str) -> Any:
+        if self._bytes[_LENGTH:_TOKEN] != _HEAD:
+            return super().__getitem__(name)
+        return _Token(self._bytes) if name == "_id" else RawBSONDocument(self._bytes)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return super().__iter__() if self._bytes[_LENGTH:_TOKEN] != _HEAD else iter(self.decoded())
+
+    def __len__(self) -> int:
+        return super().__len__() if self._bytes[_LENGTH:_TOKEN] != _HEAD else len(self.decoded())
+
+
+RAW_CODEC: Final[CodecOptions[RawChange]] = CODEC.with_options(document_class=RawChange)
+"""How changes are received."""
+
+
+def is_item_change(change: bytes | memoryview) -> bool:
+    """True for a create, update or delete in the form that the server sends; False asks for a closer look."""
+    if change[_LENGTH:_TOKEN] != _HEAD:
+        return False
+    at = _TOKEN + int.from_bytes(change[_TOKEN : _TOKEN + _LENGTH], "little")
+    return bytes(change[at : at + _LONGEST]).startswith(_ITEM_CHANGES)
+
+
+def is_untouched_change(change: bytes | memoryview) -> bool:
+    """The same where the server may send a change in parts, or a pipeline may leave out what is needed."""
+    if not is_item_change(change):
+        return False
+    text = bytes(change)
+    return _SPLIT not in text and all(name in text for name in _NEEDED)
+
+
+def place_of_change(change: bytes | memoryview) -> After:
+    """The position behind a change."""
+    if change[_LENGTH:_TOKEN] == _HEAD:
+        return After("e", token_text(_Token(change).__deepcopy__(None)))
+    return After("e", token_text(RawBSONDocument(change)["_id"]))

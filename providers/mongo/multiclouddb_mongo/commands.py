@@ -1,0 +1,460 @@
+"""MongoDB's own commands: passed through as they are, once.
+
+The rules are those of MongoDB's "Run Command" and "Client Side Operations Timeout" specifications.
+pymongo keeps most of them; what it leaves open is done here: `timeout_ms` and `timeout_mode`, a
+command document that stays the caller's, options that cannot go together, and a cursor whose
+replies are decoded alike from the first batch to the last.
+
+What is *not* looked at is the command: no field is checked, added, corrected or removed here.
+pymongo adds what every command carries (`$db`, `lsid`, `$clusterTime`, `$readPreference`, the
+fields of a transaction and of the Stable API). A command that holds one of these itself has
+undefined behaviour; at present pymongo's value replaces it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from types import TracebackType
+from typing import Any, Final, Literal, NoReturn, TypeAlias, TypeVar
+
+import attrs
+import pymongo
+from bson.codec_options import TypeRegistry
+from bson.son import SON
+from pymongo.client_session import ClientSession
+from pymongo.command_cursor import CommandCursor
+from pymongo.database import Database
+from pymongo.errors import InvalidOperation, PyMongoError
+from pymongo.read_preferences import Nearest, Primary, PrimaryPreferred, Secondary, SecondaryPreferred
+
+from multiclouddb_api import ErrorCategory, MulticloudDbError, invalid_request
+from multiclouddb_api.check import suggestion, unknown_name
+from multiclouddb_mongo.errors import PROVIDER_ID, classify, fault
+from multiclouddb_spi import Fault
+from multiclouddb_spi.failure import cause_of, to_error
+
+__all__ = ["Commands", "RunCommandCursor", "RunCommandOptions", "RunCursorCommandOptions"]
+
+ReadPreference: TypeAlias = Primary | PrimaryPreferred | Secondary | SecondaryPreferred | Nearest
+
+T = TypeVar("T")
+
+_MODES: Final = ("cursor_lifetime", "iteration")
+_TYPES: Final = ("non_tailable", "tailable", "tailable_await")
+_MOST: Final = 2**31 - 1
+# pymongo takes 0 for "no limit" and refuses less; this is a limit that is over.
+_OVER: Final = 1e-6
+_CLOSE_SECONDS: Final = 0.5
+
+
+def _refused(
+    instance: object, attribute: attrs.Attribute[Any], problem: str, way_out: str
+) -> MulticloudDbError:
+    return invalid_request(f"{type(instance).__name__}.{attribute.name}", problem, way_out)
+
+
+def _preference(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value is not None and not isinstance(value, ReadPreference):
+        way_out = "pass one of pymongo's, like pymongo.ReadPreference.SECONDARY"
+        raise _refused(instance, attribute, f"is a {type(value).__name__}", way_out)
+
+
+def _session(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value is not None and not isinstance(value, ClientSession):
+        way_out = "pass a session of your native_client: native_client.start_session()"
+        raise _refused(instance, attribute, f"is a {type(value).__name__}", way_out)
+
+
+def _whole(low: int) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """The value is a whole number of at least `low` that MongoDB can hold, or None."""
+
+    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value is None:
+            return
+        if not isinstance(value, int) or isinstance(value, bool):
+            problem = f"is a {type(value).__name__}"
+        elif low <= value <= _MOST:
+            return
+        else:
+            problem = f"is {value}"
+        raise _refused(instance, attribute, problem, f"pass a whole number from {low} to {_MOST}")
+
+    return check
+
+
+def _one_of(*names: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """The value is one of the names, or None."""
+
+    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value is None or value in names:
+            return
+        if isinstance(value, str):
+            raise _refused(instance, attribute, f"is {value!r}", suggestion(value, names))
+        raise _refused(instance, attribute, f"is a {type(value).__name__}", f"known are: {', '.join(names)}")
+
+    return check
+
+
+@attrs.frozen
+class RunCommandOptions:
+    """The options of `run_command`; None, the default, is the same as leaving one out.
+
+    There is no read concern and no write concern among them, and none is inherited: write them
+    into the command.
+
+    Attributes:
+        read_preference: Which server to ask: `pymongo.ReadPreference.SECONDARY`, or an object like
+            `pymongo.read_preferences.Nearest(…)`. Every command counts as a read here. Without it:
+            the primary, whatever the client's own preference is, or, in a transaction, the
+            transaction's.
+        session: A `ClientSession` of the client that runs the command (so: of your own
+            `native_client`), also one in a transaction. It stays yours to end. Without it pymongo
+            takes one for the call.
+        timeout_ms: Milliseconds for all of the call, selecting a server and connecting included;
+            0 = no limit. Without it the connection string's `timeoutMS` counts. The time that is
+            left travels as the command's `maxTimeMS` and takes the place of one in the command.
+    """
+
+    read_preference: ReadPreference | None = attrs.field(default=None, validator=_preference)
+    session: ClientSession | None = attrs.field(default=None, validator=_session, repr=False)
+    timeout_ms: int | None = attrs.field(default=None, validator=_whole(0))
+
+
+@attrs.frozen
+class RunCursorCommandOptions(RunCommandOptions):
+    """The options of `run_cursor_command`: those of `run_command`, and these.
+
+    `batch_size`, `max_time_ms` and `comment` belong to the `getMore` commands that follow; what the
+    first command shall carry of them is written into the command.
+
+    Attributes:
+        timeout_mode: What `timeout_ms` limits. `"cursor_lifetime"`: the command and everything
+            read from the cursor, together; the default, and for non-tailable cursors only.
+            `"iteration"`: the command, and then each step of the iteration anew; the default of
+            tailable cursors. With "iteration" the command of a cursor that does not await data
+            travels without the time that is left: the server would count it for the cursor's whole
+            life. A `maxTimeMS` that it holds itself is then left in place.
+        cursor_type: `"non_tailable"` (the default), `"tailable"` or `"tailable_await"`. It has to
+            say what the command asks for by its `tailable` and `awaitData` fields; where the two
+            differ the behaviour is undefined.
+        batch_size: Documents in one reply, 1 or more; the server's own choice without it. pymongo
+            asks for 2 when told 1.
+        max_time_ms: How long the server waits for a document, for `"tailable_await"`; the server
+            refuses it for other cursors. Not together with `timeout_ms`: that is not supported.
+        comment: Any BSON value, for the server's logs and profiler.
+    """
+
+    timeout_mode: Literal["cursor_lifetime", "iteration"] | None = attrs.field(
+        default=None, validator=_one_of(*_MODES)
+    )
+    cursor_type: Literal["non_tailable", "tailable", "tailable_await"] | None = attrs.field(
+        default=None, validator=_one_of(*_TYPES)
+    )
+    batch_size: int | None = attrs.field(default=None, validator=_whole(1))
+    max_time_ms: int | None = attrs.field(default=None, validator=_whole(0))
+    comment: Any = attrs.field(default=None, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.tailable and self.timeout_mode == "cursor_lifetime":
+            raise invalid_request(
+                "RunCursorCommandOptions.timeout_mode",
+                f"cannot be 'cursor_lifetime' for a {self.cursor_type} cursor, which has no end",
+                "pass 'iteration', or leave it out",
+            )
+        if self.timeout_ms and self.max_time_ms is not None:
+            raise invalid_request(
+                "RunCursorCommandOptions.max_time_ms",
+                "is given together with timeout_ms, which is not supported",
+                "leave one of them out",
+            )
+
+    @property
+    def tailable(self) -> bool:
+        """True for both kinds of tailable cursors."""
+        return self.cursor_type in ("tailable", "tailable_await")
+
+    @property
+    def iteration(self) -> bool:
+        """True when each step of the iteration has the whole timeout."""
+        return self.timeout_mode == "iteration" or self.tailable
+
+
+class RunCommandCursor(Iterator[Any]):
+    """The documents of a command's cursor, one a step.
+
+    An iterator and a context manager; for one thread at a time, but `close` may come from any.
+    All batches come from the server that ran the command, in one session. The cursor is closed
+    when the server has sent all, by `close`, and when the client is closed; let go of without
+    either, it is closed with the garbage. Nothing is tried a second time: after a failure every
+    further step fails likewise, so that an incomplete read never looks like a complete one.
+
+    Documents are decoded as the client decodes everything, but without type decoders, in the first
+    batch as in the following ones: a Decimal128 stays a Decimal128.
+    """
+
+    def __init__(self, cursor: CommandCursor[Any], seconds: float | None, ends: float | None) -> None:
+        self._cursor = cursor
+        self._seconds = seconds
+        self._ends = ends
+        self._closed = False
+        self._fault: Fault | None = None
+
+    def __iter__(self) -> RunCommandCursor:
+        return self
+
+    def __next__(self) -> Any:
+        """The next document; asks the server until there is one, or no more.
+
+        Raises:
+            StopIteration: The server has sent all.
+            MulticloudDbError: By category. `INVALID_REQUEST` after `close`.
+        """
+        return self._step(self._cursor.next)
+
+    def try_next(self) -> Any:
+        """The next document, or None when the server has none after one more question.
+
+        For tailable cursors, where `next` asks on and on.
+
+        Raises:
+            MulticloudDbError: As `next` does.
+        """
+        return self._step(self._cursor.try_next)
+
+    def batch_size(self, size: int | None) -> None:
+        """Ask for other batches from the next `getMore` on; the other options stay what they were.
+
+        Args:
+            size: As `RunCursorCommandOptions.batch_size`.
+        """
+        RunCursorCommandOptions(batch_size=size)  # checks it
+        self._cursor.batch_size(size or 0)
+
+    @property
+    def alive(self) -> bool:
+        """False when nothing more can come: all was read, or it has failed, or is closed."""
+        return not self._closed and self._fault is None and self._cursor.alive
+
+    def close(self) -> None:
+        """Have the server drop its cursor (`killCursors`) and give the session back; idempotent.
+
+        It raises nothing: a server that does not answer drops the cursor by itself later. The whole
+        `timeout_ms` counts anew for it.
+        """
+        self._closed = True
+        with suppress(PyMongoError, OSError), _limit(self._seconds or None):
+            self._cursor.close()
+
+    def __enter__(self) -> RunCommandCursor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<RunCommandCursor {'alive' if self.alive else 'ended'}>"
+
+    def _step(self, step: Callable[[], T]) -> T:
+        self._refuse_closed()
+        if self._fault is not None:
+            raise to_error(PROVIDER_ID, "run_cursor_command", self._fault)
+        seconds = self._seconds if self._ends is None else max(self._ends - time.monotonic(), _OVER)
+        try:
+            with _limit(seconds):
+                return step()
+        except StopIteration:
+            self._refuse_closed()
+            raise
+        except Exception as error:  # noqa: BLE001 - raised again, classified
+            self._raise(error)
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise invalid_request("RunCommandCursor", "is closed", "call client.run_cursor_command again")
+
+    def _raise(self, error: Exception) -> NoReturn:
+        self._refuse_closed()
+        self._fault = classify(error)
+        raise to_error(PROVIDER_ID, "run_cursor_command", self._fault, error) from cause_of(
+            self._fault, error
+        )
+
+
+class Commands:
+    """Runs commands on one client and knows the cursors that are open.
+
+    Args:
+        client: Ours or the application's; not closed here.
+    """
+
+    def __init__(self, client: pymongo.MongoClient[Any]) -> None:
+        self._client = client
+        # Type decoders see the documents of a getMore, but never those of a first batch.
+        self._codec = client.codec_options.with_options(type_registry=TypeRegistry())
+        self._lock = threading.Lock()
+        self._cursors: weakref.WeakSet[RunCommandCursor] = weakref.WeakSet()
+        self._closed = False
+
+    def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+        """Run one command, once.
+
+        Args:
+            database: Where; it travels as the command's `$db`.
+            command: The command's document, its name first. It is not changed.
+            options: Fields of `RunCommandOptions`.
+
+        Returns:
+            The reply, decoded as the client decodes everything but without type decoders: a
+            Decimal128 stays a Decimal128.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` for what cannot be sent.
+            ProviderFault: The same.
+            Exception: What pymongo raises, for `classify`. A command is tried once, with one
+                exception that is pymongo's: a server that says it is overloaded, and that the
+                command was not run (labels `SystemOverloadedError` and `RetryableError`), is asked
+                again unless the connection string says `maxAdaptiveRetries=0`.
+        """
+        chosen = _options(RunCommandOptions, "run_command", options)
+        document = _document(command)
+        with _limit(None if chosen.timeout_ms is None else chosen.timeout_ms / 1000):
+            return self._database(database).command(
+                dict(document),
+                read_preference=chosen.read_preference,
+                codec_options=self._client.codec_options,
+                session=chosen.session,
+            )
+
+    def run_cursor_command(
+        self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> RunCommandCursor:
+        """Run one command whose reply is a cursor, once.
+
+        Args:
+            database: As for `run_command`.
+            command: As for `run_command`.
+            options: Fields of `RunCursorCommandOptions`.
+
+        Raises:
+            MulticloudDbError: As `run_command`, also when two options exclude each other.
+            ProviderFault: As `run_command`, also `INVALID_REQUEST` when the reply is no cursor.
+            Exception: As `run_command`.
+        """
+        chosen = _options(RunCursorCommandOptions, "run_cursor_command", options)
+        document = _document(command)
+        seconds = self._seconds(chosen)
+        ends = time.monotonic() + seconds if seconds and not chosen.iteration else None
+        untimed = chosen.iteration and chosen.cursor_type != "tailable_await"
+        try:
+            with _limit(seconds):
+                found = self._database(database).cursor_command(
+                    _Untimed(document) if untimed else dict(document),
+                    read_preference=chosen.read_preference,
+                    codec_options=self._client.codec_options,
+                    session=chosen.session,
+                    comment=chosen.comment,
+                    max_await_time_ms=chosen.max_time_ms,
+                )
+        except InvalidOperation as error:
+            if "does not return a cursor" not in str(error):
+                raise
+            raise fault(
+                ErrorCategory.INVALID_REQUEST, "command: its reply is not a cursor; call run_command for it"
+            ) from error
+        if chosen.batch_size is not None:
+            found.batch_size(chosen.batch_size)
+        return self._kept(RunCommandCursor(found, seconds, ends))
+
+    def close(self) -> None:
+        """Close every cursor that is still open; idempotent, from any thread, within a second.
+
+        A step that waits at the server in another thread ends when the server gives up waiting.
+        """
+        with self._lock:
+            self._closed = True
+            cursors = list(self._cursors)
+        with _limit(_CLOSE_SECONDS):
+            for cursor in cursors:
+                cursor.close()
+
+    def _database(self, name: object) -> Database[Any]:
+        if not isinstance(name, str) or not name:
+            problem = "is empty" if isinstance(name, str) else f"is a {type(name).__name__}"
+            raise invalid_request(
+                "database", problem, 'pass its name, "admin" for commands of the deployment'
+            )
+        return self._client.get_database(name, codec_options=self._codec)
+
+    def _seconds(self, chosen: RunCursorCommandOptions) -> float | None:
+        """The timeout that counts, from the call or the client; 0 = no limit, None = none was named."""
+        inherited = self._client.options.timeout
+        seconds = inherited if chosen.timeout_ms is None else chosen.timeout_ms / 1000
+        if seconds is None and chosen.timeout_mode is not None:
+            raise invalid_request(
+                "RunCursorCommandOptions.timeout_mode",
+                "is given without a timeout",
+                "pass timeout_ms as well",
+            )
+        if seconds and chosen.max_time_ms is not None and chosen.max_time_ms / 1000 >= seconds:
+            raise invalid_request(
+                "RunCursorCommandOptions.max_time_ms",
+                f"is not below the client's timeoutMS of {seconds * 1000:g}, so each wait would time out",
+                "pass less, or timeout_ms=0",
+            )
+        return seconds
+
+    def _kept(self, cursor: RunCommandCursor) -> RunCommandCursor:
+        with self._lock:
+            closed = self._closed
+            self._cursors.add(cursor)
+        if closed:
+            cursor.close()
+        return cursor
+
+
+class _Untimed(SON[str, Any]):
+    """A copy of a command into which pymongo writes no time limit, though one is set.
+
+    pymongo writes the time that is left into every first command. A server takes that for the whole
+    life of the cursor, which is what "iteration" is not. The command's own `maxTimeMS` stays.
+    """
+
+    _copied = False
+
+    def __init__(self, command: Mapping[str, Any]) -> None:
+        super().__init__(command)
+        self._copied = True
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if not (self._copied and name == "maxTimeMS"):
+            super().__setitem__(name, value)
+
+
+def _limit(seconds: float | None) -> AbstractContextManager[None]:
+    """What pymongo does inside ends within `seconds`; 0 = no limit, None = whatever counts outside."""
+    return nullcontext() if seconds is None else pymongo.timeout(seconds)
+
+
+_Options = TypeVar("_Options", bound=RunCommandOptions)
+
+
+def _options(kind: type[_Options], operation: str, options: Mapping[str, Any]) -> _Options:
+    known = [field.name for field in attrs.fields(kind)]
+    for name in options:
+        if name not in known:
+            raise unknown_name(operation, name, known)
+    return kind(**options)
+
+
+def _document(command: object) -> Mapping[str, Any]:
+    if not isinstance(command, Mapping):
+        raise invalid_request("command", f"is a {type(command).__name__}", 'pass a dict like {"ping": 1}')
+    if not isinstance(next(iter(command), None), str):
+        raise invalid_request("command", "has no name", 'pass a dict like {"ping": 1}, its name first')
+    return command

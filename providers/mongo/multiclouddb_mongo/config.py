@@ -1,0 +1,268 @@
+"""How a client names a MongoDB deployment, and the `MongoClient` that is made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from typing import Any, Final
+from urllib.parse import unquote_plus
+
+import attrs
+from pymongo import MongoClient
+from pymongo.driver_info import DriverInfo
+from pymongo.errors import PyMongoError
+from pymongo.uri_parser import parse_userinfo, split_hosts, split_options
+
+from multiclouddb_api import ClientConfig, invalid_request
+from multiclouddb_api.check import suggestion, unknown_name
+from multiclouddb_api.text import redact_url
+
+__all__ = ["MongoConfig"]
+
+_OPTIONS: Final = ("app_name", "password", "url", "username")
+_SCHEMES: Final = ("mongodb://", "mongodb+srv://")
+_URL: Final = "write mongodb://HOST[:PORT][,…]/[DATABASE][?replicaSet=NAME&…] or mongodb+srv://HOST/…"
+_ESCAPE: Final = (
+    "percent-encode the user and the password (urllib.parse.quote_plus), or leave them out of the url and "
+    "give username and password beside it"
+)
+_SPARE_CONNECTIONS: Final = 8
+_PYMONGO_POOL: Final = 100
+# For the hint on a name that nobody knows; what counts is what PyMongo takes.
+_COMMON: Final = (
+    "appName",
+    "authMechanism",
+    "authMechanismProperties",
+    "authSource",
+    "compressors",
+    "connectTimeoutMS",
+    "directConnection",
+    "heartbeatFrequencyMS",
+    "loadBalanced",
+    "localThresholdMS",
+    "maxConnecting",
+    "maxIdleTimeMS",
+    "maxPoolSize",
+    "maxStalenessSeconds",
+    "minPoolSize",
+    "readConcernLevel",
+    "readPreference",
+    "readPreferenceTags",
+    "replicaSet",
+    "retryReads",
+    "retryWrites",
+    "serverMonitoringMode",
+    "serverSelectionTimeoutMS",
+    "socketTimeoutMS",
+    "srvMaxHosts",
+    "srvServiceName",
+    "timeoutMS",
+    "tls",
+    "tlsAllowInvalidCertificates",
+    "tlsAllowInvalidHostnames",
+    "tlsCAFile",
+    "tlsCertificateKeyFile",
+    "tlsCertificateKeyFilePassword",
+    "tlsInsecure",
+    "w",
+    "waitQueueTimeoutMS",
+)
+
+
+@attrs.frozen
+class MongoConfig:
+    """What a client was configured with, checked; its repr shows no secret.
+
+    Attributes:
+        url: The connection string as it was given. PyMongo gets it untouched, so that every option in it
+            means what MongoDB says it means.
+        username: The user, where it is not in the `url`, or None.
+        password: The password, where it is not in the `url`, or None.
+        app_name: What the server's log and `currentOp` call us, where the `url` has no `appName`, or None.
+        options: The options in the `url`: name in lower case → checked value.
+        database: The database that the `url` names, or None.
+    """
+
+    url: str = attrs.field(repr=redact_url)
+    username: str | None = attrs.field(default=None, repr=False)
+    password: str | None = attrs.field(default=None, repr=False)
+    app_name: str | None = None
+    options: Mapping[str, Any] = attrs.field(factory=dict, repr=False, hash=False)
+    database: str | None = None
+
+    @classmethod
+    def from_client(cls, config: ClientConfig) -> MongoConfig:
+        """Check the `connection` of a client; no I/O, and for `mongodb+srv://` no DNS either.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` that names the option and the way out, and quotes nothing
+                that may be a part of a secret.
+        """
+        given = dict(config.connection)
+        for name in given:
+            if name not in _OPTIONS:
+                raise unknown_name("connection", name, _OPTIONS)
+        _check_texts(given)
+        url = given.get("url")
+        if url is None:
+            raise invalid_request("connection.url", "is missing", _URL)
+        hosts, database, query = _parts(url)
+        user, _, password = hosts.rpartition("@")[0].partition(":")
+        _check_hosts(hosts, srv=url.startswith(_SCHEMES[1]))
+        options = _checked_options(query)
+        for name, there in (
+            ("username", user),
+            ("password", password),
+            ("app_name", options.get("appname")),
+        ):
+            if given.get(name) is not None and there:
+                raise invalid_request(f"connection.{name}", "is in the url as well", "name it once")
+        if given.get("password") is not None and not user and given.get("username") is None:
+            raise invalid_request("connection.password", "has no user", "give a username beside it")
+        return cls(**given, options=options, database=database)
+
+    @property
+    def timeout_ms(self) -> int | None:
+        """`timeoutMS` of the `url`, in milliseconds: the bound of each call, or None.
+
+        What one call waits for at the server has to stay below it.
+        """
+        seconds = self.options.get("timeoutms")
+        return None if seconds is None else round(seconds * 1000)
+
+    def client(self, concurrency: int) -> MongoClient[dict[str, Any]]:
+        """Make PyMongo's client; it connects, and asks DNS, when it is used first.
+
+        What the `url` says wins, but for how values are decoded: dates are aware and may be out of Python's
+        range, UUIDs are those of subtype 4 (see `values.CODEC`).
+
+        Args:
+            concurrency: How many calls run at a time.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` for options that PyMongo does not take together.
+        """
+        ours: dict[str, Any] = {
+            "username": self.username,
+            "password": self.password,
+            "appname": self.app_name,
+            "maxPoolSize": max(_PYMONGO_POOL, concurrency + _SPARE_CONNECTIONS),
+        }
+        if "maxpoolsize" in self.options:
+            del ours["maxPoolSize"]
+        try:
+            return MongoClient(
+                self.url,
+                connect=False,
+                tz_aware=True,
+                datetime_conversion="DATETIME_AUTO",
+                uuidRepresentation="standard",
+                unicode_decode_error_handler="strict",
+                driver=DriverInfo("multiclouddb", version("multiclouddb-mongo")),
+                **{name: value for name, value in ours.items() if value is not None},
+            )
+        except (PyMongoError, ValueError, TypeError, OSError) as error:
+            reason = str(error)
+        # Raised out here, without PyMongo's exception: its text, and its frames, may hold the password.
+        if any(secret in reason for secret in self._secrets()):
+            reason = "PyMongo does not take it"
+        raise invalid_request(
+            "connection.url", f"cannot be used ({' '.join(reason.split())})", "change what it names"
+        )
+
+    def _secrets(self) -> Iterator[str]:
+        """Every part that must not be shown."""
+        hosts, _, query = _parts(self.url)
+        userinfo = hosts.rpartition("@")[0]
+        password = userinfo.partition(":")[2]
+        values = [value for _, value in _pairs(query)]
+        for text in (userinfo, password, self.password, self.username, *values):
+            if text:
+                yield text
+                yield unquote_plus(text)
+
+
+def _check_texts(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise invalid_request(
+                f"connection.{name}", f"must be text, not {type(value).__name__}", "pass text"
+            )
+        if not value:
+            raise invalid_request(f"connection.{name}", "is empty", "leave it out, or give its text")
+
+
+def _parts(url: str) -> tuple[str, str | None, str]:
+    """Hosts with the user before them, database, and options, cut where PyMongo cuts."""
+    scheme = next((known for known in _SCHEMES if url.startswith(known)), None)
+    if scheme is None:
+        raise invalid_request("connection.url", "is no connection string of MongoDB", _URL)
+    front, _, query = url[len(scheme) :].partition("?")
+    hosts, _, path = front.partition("/")
+    if "@" in path + query and "@" not in hosts:
+        # A password with an unescaped / or ?: the host would be its user, the database its rest.
+        raise invalid_request("connection.url", "has an @ behind the hosts", _ESCAPE)
+    # As PyMongo has it: `database.collection` names a database.
+    return hosts, unquote_plus(path).partition(".")[0] or None, query
+
+
+def _check_hosts(hosts: str, *, srv: bool) -> None:
+    userinfo, at, names = hosts.rpartition("@")
+    problem = None
+    try:
+        if at:
+            parse_userinfo(userinfo)
+        nodes = split_hosts(names, None if srv else 27017)
+        if srv and (len(nodes) != 1 or nodes[0][1] is not None):
+            problem = ("must name one host and no port behind mongodb+srv://", _URL)
+    except (PyMongoError, ValueError):
+        problem = (
+            "has no list of hosts, or an unescaped character in the user or password",
+            f"{_URL}; {_ESCAPE}",
+        )
+    if problem is not None:
+        raise invalid_request("connection.url", *problem)
+
+
+def _pairs(query: str) -> list[tuple[str, str]]:
+    """The options as PyMongo separates them."""
+    found = []
+    for option in query.split("&" if "&" in query else ";") if query else []:
+        name, _, value = option.partition("=")
+        found.append((name, value))
+    return found
+
+
+def _checked_options(query: str) -> dict[str, Any]:
+    """Name in lower case → value, each checked by PyMongo, which alone would warn and go on without it."""
+    known: dict[str, Any] = {}
+    # With an @ in it, it may be the end of a password.
+    nameless = "@" in query
+    for name, value in _pairs(query):
+        shown = "an option" if nameless else f"the option {name!r}"
+        lower = name.lower()
+        if not name or not value:
+            raise invalid_request("connection.url", "has options that are no NAME=VALUE", _URL)
+        if lower in known and lower != "readpreferencetags":
+            raise invalid_request("connection.url", f"has {shown} a second time", "name it once")
+        outcome = _validated(name, value)
+        if isinstance(outcome, str):
+            way_out = _ESCAPE if nameless else outcome
+            raise invalid_request("connection.url", f"has {shown}, which PyMongo does not take", way_out)
+        known[lower] = outcome[0]
+    return known
+
+
+def _validated(name: str, value: str) -> tuple[Any] | str:
+    """PyMongo's value of one option, or the way out of its refusal."""
+    try:
+        found = split_options(f"{name}={value}")
+    except OSError:
+        return "name a file that can be read"
+    except (PyMongoError, ValueError, TypeError):
+        if name.lower() in {common.lower() for common in _COMMON}:
+            return "give it a value as MongoDB's documentation of connection strings has it"
+        return suggestion(name, _COMMON)
+    return (next(iter(found.values())),)

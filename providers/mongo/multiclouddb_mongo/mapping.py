@@ -1,0 +1,208 @@
+"""Change documents as events and as Arrow; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import attrs
+import bson
+from bson.errors import BSONError
+
+from multiclouddb_api import ChangeEvent, ChangeType, ResourceAddress
+from multiclouddb_api.event import trusted_events
+from multiclouddb_api.key import MulticloudDbKey, trusted_keys
+from multiclouddb_mongo.change import place_of_change
+from multiclouddb_mongo.position import cursor_of, describe, token_text
+from multiclouddb_mongo.values import CODEC, json_text, portable
+from multiclouddb_spi import RecordFault
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["CHANGES", "Change", "Raw", "View", "time_of", "to_arrow", "to_events"]
+
+Change: TypeAlias = Mapping[str, Any]
+Raw: TypeAlias = bytes | memoryview
+
+CHANGES: Final = {
+    "insert": ChangeType.CREATE,
+    "update": ChangeType.UPDATE,
+    "replace": ChangeType.UPDATE,
+    "delete": ChangeType.DELETE,
+}
+"""The operations that change a document; all others are facts about collections, or not known."""
+
+_TEXTS: Final = {name: kind.value for name, kind in CHANGES.items()}
+# What a change that is none makes of the code below.
+_DAMAGED: Final = (
+    BSONError,
+    ValueError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+)
+
+
+@attrs.frozen
+class View:
+    """What all events of one feed share.
+
+    Attributes:
+        address: Where the documents are; None as collection where each event tells.
+        partition_id: The public id of the one partition.
+        with_new: True when events have the new document.
+        with_old: True when events have the old document.
+        native: True when events carry the change document.
+    """
+
+    address: ResourceAddress
+    partition_id: str
+    with_new: bool = True
+    with_old: bool = False
+    native: bool = False
+
+
+def to_events(changes: Sequence[Raw], start: int, stop: int, view: View) -> list[ChangeEvent]:
+    """Map change documents to events.
+
+    Raises:
+        RecordFault: The first one that is no change document.
+    """
+    try:
+        return _events(_decoded(changes[start:stop]), view)
+    except _DAMAGED:
+        raise _first_fault(changes, start, stop, view, _events) from None
+
+
+def to_arrow(changes: Sequence[Raw], start: int, stop: int, view: View) -> pa.RecordBatch:
+    """Map change documents to Arrow: documents become JSON text without an event in between.
+
+    Raises:
+        RecordFault: The first one that is no change document.
+    """
+    try:
+        return _arrow(_decoded(changes[start:stop]), view)
+    except _DAMAGED:
+        raise _first_fault(changes, start, stop, view, _arrow) from None
+
+
+def _decoded(changes: Sequence[Raw]) -> list[dict[str, Any]]:
+    # One call for all of them: no work in Python for each.
+    return bson.decode_all(b"".join(changes), CODEC)
+
+
+def time_of(change: Change) -> datetime:
+    """When it was written by the writing server's clock, to the millisecond; before 6.0 its cluster time."""
+    moment = change.get("wallTime")
+    if isinstance(moment, datetime):
+        return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    stamp: datetime = change["clusterTime"].as_datetime()
+    return stamp
+
+
+def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
+    # By column: one call an event, and none for what a request leaves out.
+    ids = [token_text(change["_id"]) for change in changes]
+    columns: list[Iterable[Any]] = [
+        ids,
+        _keys([change["documentKey"] for change in changes]),
+        [CHANGES[change["operationType"]] for change in changes],
+        _times(changes),
+        _documents(changes, "fullDocument", portable) if view.with_new else repeat(None),
+        _documents(changes, "fullDocumentBeforeChange", portable) if view.with_old else repeat(None),
+        ids,
+        repeat(None),
+        repeat(False),
+        _addresses(changes, view),
+        repeat(view.partition_id),
+        changes if view.native else repeat(None),
+    ]
+    return trusted_events(len(changes), columns)
+
+
+def _keys(keys: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
+    """Keys; behind a shard key comes `_id`, which is not part of it."""
+    settled = [portable(key) for key in keys]
+    if all(len(key) == 1 for key in settled):
+        return trusted_keys(settled)
+    return [trusted_keys([key], max(1, len(key) - 1))[0] for key in settled]
+
+
+def _times(changes: Sequence[Change]) -> list[datetime]:
+    return [time_of(change) for change in changes]
+
+
+def _documents(changes: Sequence[Change], name: str, mapped: Callable[[Any], Any]) -> list[Any]:
+    return [None if (document := change.get(name)) is None else mapped(document) for change in changes]
+
+
+def _addresses(changes: Sequence[Change], view: View) -> Iterable[ResourceAddress]:
+    if view.address.collection is not None:
+        return repeat(view.address)
+    known: dict[tuple[str, str], ResourceAddress] = {}
+    found = []
+    for change in changes:
+        name = (change["ns"]["db"], change["ns"]["coll"])
+        if name not in known:
+            known[name] = ResourceAddress(*name)
+        found.append(known[name])
+    return found
+
+
+def _arrow(changes: Sequence[Change], view: View) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    from multiclouddb_spi.arrow import EVENT_SCHEMA
+
+    count, text = len(changes), pa.string()
+    ids = pa.array([token_text(change["_id"]) for change in changes], text)
+    addresses = list(zip(_addresses(changes, view), range(count), strict=False))
+    columns = [
+        ids,
+        pa.array([_TEXTS[change["operationType"]] for change in changes], text),
+        pa.array([json_text(change["documentKey"]) for change in changes], text),
+        pa.array(_times(changes), pa.timestamp("us", tz="UTC")),
+        _texts(changes, "fullDocument") if view.with_new else pa.nulls(count, text),
+        _texts(changes, "fullDocumentBeforeChange") if view.with_old else pa.nulls(count, text),
+        ids,
+        pa.nulls(count, pa.bool_()),
+        pa.repeat(pa.scalar(False), count),
+        pa.array([address.database for address, _ in addresses], text),
+        pa.array([address.collection for address, _ in addresses], text),
+        pa.repeat(pa.scalar(view.partition_id, text), count),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
+
+
+def _texts(changes: Sequence[Change], name: str) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.array(_documents(changes, name, json_text), pa.string())
+
+
+def _first_fault(
+    changes: Sequence[Raw],
+    start: int,
+    stop: int,
+    view: View,
+    mapped: Callable[[Sequence[Change], View], Any],
+) -> RecordFault:
+    """The fault of the first change that cannot be mapped by itself."""
+    for index in range(start, stop):
+        try:
+            mapped(_decoded(changes[index : index + 1]), view)
+        except BSONError:
+            return _fault(changes, index, "it is no valid BSON, or holds text that is no UTF-8")
+        except _DAMAGED as error:
+            return _fault(changes, index, f"it is no change that can be mapped ({type(error).__name__})")
+    return _fault(changes, start, "the changes behind it cannot be told apart")
+
+
+def _fault(changes: Sequence[Raw], index: int, reason: str) -> RecordFault:
+    place = place_of_change(changes[index])
+    return RecordFault(index, describe(place).text, reason, cursor_of(place))

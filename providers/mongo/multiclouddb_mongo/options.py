@@ -1,0 +1,121 @@
+"""What a request can ask of MongoDB alone: the options of a change stream, typed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Final, Literal
+
+import attrs
+from bson.timestamp import Timestamp
+
+from multiclouddb_api import ProviderOptions, invalid_request
+from multiclouddb_api.check import at_least, is_a
+
+__all__ = ["MongoOptions"]
+
+_ENDINGS: Final = ("end", "follow")
+_STARTS: Final = ("resume_after", "start_after", "start_at_operation_time")
+
+
+def _mapping(value: object) -> Any:
+    return deepcopy(dict(value)) if isinstance(value, Mapping) else value
+
+
+def _stages(value: object) -> Any:
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return tuple(map(_mapping, value))
+    return value
+
+
+@attrs.frozen
+class MongoOptions(ProviderOptions):
+    """Options of a change stream, named as MongoDB's drivers name them.
+
+    Each is left out of what is sent unless it is given, and its value is the server's to judge: what that
+    refuses is `INVALID_REQUEST` with its code. The three starts replace `Now()`, one at most, and go with no
+    other start position.
+
+    Attributes:
+        full_document: `fullDocument`: where the new document of an update comes from (`"updateLookup"`,
+            `"whenAvailable"`, `"required"`, `"default"` for none). None, the default, lets
+            `ChangeFeedRequest.new_item_state_mode` decide.
+        full_document_before_change: `fullDocumentBeforeChange`, the same for the old document (`"off"`,
+            `"whenAvailable"`, `"required"`); None lets `old_item_state_mode` decide.
+        resume_after: A resume token of MongoDB's own, to go on behind.
+        start_after: The same, and also behind an invalidate.
+        start_at_operation_time: A `bson.Timestamp`: changes from this cluster time on.
+        max_await_time_ms: How long the server may hold an empty answer back, in milliseconds; at least 1.
+            None lets us choose: 10 where nobody waits, 500 in a long poll.
+        batch_size: Changes that the server sends in one answer, at most; None: what a page takes, 100 to
+            5,000.
+        collation: How a `$match` in `pipeline` compares text.
+        comment: Shown by `currentOp` and the profiler; `"multiclouddb"` unless given.
+        show_expanded_events: True for `showExpandedEvents`. It brings no further events here, for they are no
+            changes of documents; tokens made with and without it are not exchangeable.
+        pipeline: Further stages behind `$changeStream`, as a sequence of mappings; passed on as they are. An
+            event has to keep `_id`, `operationType`, `ns`, `documentKey` and what else is wanted of it.
+            Tokens are bound to it.
+        after_invalidate: `"end"`, the default: a collection that is dropped or renamed (a database that is
+            dropped) ends the feed, with notices. `"follow"`: the same notices, and the feed goes on with
+            whatever has that name next.
+        allow_missing: True to start on a collection or database that does not exist yet, False by default:
+            `NOT_FOUND`.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` for a field of the wrong type, or more than one start.
+    """
+
+    full_document: str | None = attrs.field(default=None, validator=is_a(str, type(None)))
+    full_document_before_change: str | None = attrs.field(default=None, validator=is_a(str, type(None)))
+    resume_after: Mapping[str, Any] | None = attrs.field(
+        default=None, converter=_mapping, validator=is_a(dict, type(None)), hash=False, repr=False
+    )
+    start_after: Mapping[str, Any] | None = attrs.field(
+        default=None, converter=_mapping, validator=is_a(dict, type(None)), hash=False, repr=False
+    )
+    start_at_operation_time: Timestamp | None = attrs.field(
+        default=None, validator=is_a(Timestamp, type(None))
+    )
+    max_await_time_ms: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
+    batch_size: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
+    collation: Mapping[str, Any] | None = attrs.field(
+        default=None, converter=_mapping, validator=is_a(dict, type(None)), hash=False
+    )
+    comment: Any = attrs.field(default=None, hash=False)
+    show_expanded_events: bool | None = attrs.field(
+        default=None, validator=is_a(bool, type(None)), metadata={"positions": True}
+    )
+    pipeline: tuple[Mapping[str, Any], ...] = attrs.field(
+        default=(), converter=_stages, validator=is_a(tuple), hash=False, metadata={"positions": True}
+    )
+    after_invalidate: Literal["end", "follow"] = attrs.field(default="end", validator=is_a(str))
+    allow_missing: bool = attrs.field(default=False, validator=is_a(bool))
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("max_await_time_ms", "batch_size"):
+            value = getattr(self, name)
+            if value is not None:
+                at_least(1, "give 1 or more, or None")(self, getattr(attrs.fields(MongoOptions), name), value)
+        for place, stage in enumerate(self.pipeline):
+            if not isinstance(stage, dict):
+                raise invalid_request(
+                    f"MongoOptions.pipeline[{place}]",
+                    f"must be a mapping, not {type(stage).__name__}",
+                    'write stages as {"$match": {…}}',
+                )
+        if self.after_invalidate not in _ENDINGS:
+            raise invalid_request(
+                "MongoOptions.after_invalidate",
+                f"is {self.after_invalidate[:40]!r}",
+                'write "end" or "follow"',
+            )
+        given = [name for name in _STARTS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise invalid_request(
+                f"MongoOptions.{given[1]}", f"is given beside {given[0]}", "a stream has one start: give one"
+            )
+
+    def start(self) -> str | None:
+        """The name of the native start that is given, or None."""
+        return next((name for name in _STARTS if getattr(self, name) is not None), None)

@@ -1,0 +1,179 @@
+"""Positions in a change stream, and their form in a token; pure.
+
+    ["e", data]    behind the change with this resume token
+    ["h", data]    behind everything up to a moment: a high-water mark, which is no change's token
+    ["i", data]    behind an invalidate: what comes next has the same name and is something else
+    ["r", data]    a resume token of the application's own, for `resumeAfter`
+    ["t", s, n]    at the cluster time `Timestamp(s, n)`, its changes included
+
+`data` is the text of a resume token `{"_data": …}`; another kind of token is written as `"b:"` and the base64
+of its BSON. The server hardly checks what a token is of, hence the kind, and the checks of the envelope
+around it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import reprlib
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, TypeAlias
+
+import attrs
+import bson
+from bson.timestamp import Timestamp
+
+from multiclouddb_spi import Cursor, InvalidCursor, Position
+
+__all__ = [
+    "After",
+    "At",
+    "Kind",
+    "Place",
+    "compare",
+    "cursor_of",
+    "describe",
+    "place_of",
+    "seconds_at",
+    "token_text",
+]
+
+Kind: TypeAlias = Literal["e", "h", "i", "r"]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MOST: Final = 2**32 - 1
+_MOST_CHARACTERS: Final = 64 * 1024  # a token holds the document's key, and a key may be long
+_TIME: Final = slice(2, 10)  # behind the byte 0x82, which says that a timestamp follows
+_RAW: Final = "b:"
+
+
+@attrs.frozen
+class After:
+    """Behind what a resume token names.
+
+    Attributes:
+        kind: What it names.
+        data: The token's text.
+    """
+
+    kind: Kind
+    data: str = attrs.field(repr=False)
+
+    def token(self) -> Mapping[str, Any]:
+        """The resume token as the server takes it."""
+        if self.data.startswith(_RAW):
+            return bson.decode(base64.b64decode(self.data[len(_RAW) :]))
+        return {"_data": self.data}
+
+
+@attrs.frozen
+class At:
+    """At a cluster time.
+
+    Attributes:
+        seconds: Since 1970.
+        ordinal: Of the operation within that second.
+    """
+
+    seconds: int
+    ordinal: int = 0
+
+    def timestamp(self) -> Timestamp:
+        """As the server takes it."""
+        return Timestamp(self.seconds, self.ordinal)
+
+
+Place: TypeAlias = After | At
+
+
+def token_text(token: Mapping[str, Any]) -> str:
+    """The text of a resume token."""
+    data = token.get("_data")
+    if len(token) == 1 and isinstance(data, str) and not data.startswith(_RAW):
+        return data
+    return _RAW + base64.b64encode(bson.encode(token)).decode()
+
+
+def cursor_of(place: Place) -> Cursor:
+    """The form in a token."""
+    match place:
+        case After(kind, data):
+            return [kind, data]
+        case At(seconds, ordinal):
+            return ["t", seconds, ordinal]
+
+
+def place_of(cursor: Cursor) -> Place:
+    """The inverse of `cursor_of`.
+
+    Raises:
+        InvalidCursor: It is none.
+    """
+    match cursor:
+        case [("e" | "h" | "i" | "r") as kind, str() as data] if _is_data(data):
+            return After(kind, data)
+        case ["t", int() as seconds, int() as ordinal] if _is_time(seconds) and _is_time(ordinal):
+            return At(seconds, ordinal)
+        case _:
+            raise InvalidCursor(f"{reprlib.repr(cursor)[:60]} is no position in a change stream")
+
+
+def _is_data(data: str) -> bool:
+    if not data.isascii() or not 0 < len(data) <= _MOST_CHARACTERS:
+        return False
+    if not data.startswith(_RAW):
+        return data.isalnum()
+    try:
+        bson.decode(base64.b64decode(data[len(_RAW) :], validate=True))
+    except (binascii.Error, bson.errors.BSONError, ValueError):
+        return False
+    return True
+
+
+def _is_time(value: int) -> bool:
+    return type(value) is int and 0 <= value <= _MOST
+
+
+def seconds_at(place: Place) -> int | None:
+    """The cluster time of a position in seconds since 1970; None when its token does not tell."""
+    if isinstance(place, At):
+        return place.seconds
+    if place.data.startswith("82"):
+        try:
+            return int(place.data[_TIME], 16)
+        except ValueError:
+            return None
+    return None
+
+
+def compare(a: Place, b: Place) -> int | None:
+    """-1, 0 or 1: the text of tokens sorts as the events do; None where only the server knows."""
+    if isinstance(a, After) and isinstance(b, After):
+        if a.data.startswith("82") and b.data.startswith("82"):
+            return (a.data > b.data) - (a.data < b.data)
+        return 0 if a.data == b.data else None
+    if isinstance(a, At) and isinstance(b, At):
+        left, right = (a.seconds, a.ordinal), (b.seconds, b.ordinal)
+        return (left > right) - (left < right)
+    before, behind = seconds_at(a), seconds_at(b)
+    if before is None or behind is None or before == behind:
+        return None
+    return -1 if before < behind else 1
+
+
+def describe(place: Place) -> Position:
+    """A position for a person: its time and kind, and nothing of a document's key."""
+    seconds = seconds_at(place)
+    moment = None if seconds is None else _EPOCH + timedelta(seconds=seconds)
+    when = "an unknown time" if moment is None else f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+    match place:
+        case At(_, ordinal):
+            text = f"operation {ordinal} at cluster time {when}"
+        case After("i", _):
+            text = f"behind an invalidate at cluster time {when}"
+        case After("h", _):
+            text = f"high-water mark at cluster time {when}"
+        case After():
+            text = f"behind a change at cluster time {when}"
+    return Position(text, moment)

@@ -1,0 +1,274 @@
+"""What is watched and how: the change streams that the readers of one feed open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import pymongo
+from pymongo import MongoClient
+from pymongo.change_stream import ChangeStream
+from pymongo.collection import Collection
+from pymongo.database import Database
+from pymongo.errors import OperationFailure
+from pymongo.read_concern import ReadConcern
+
+from multiclouddb_api import (
+    EntireCluster,
+    EntireCollection,
+    EntireDatabase,
+    LogicalPartition,
+    NewItemStateMode,
+    OldItemStateMode,
+    ResourceAddress,
+)
+from multiclouddb_mongo.change import RAW_CODEC, RawChange
+from multiclouddb_mongo.errors import HISTORY_LOST, TIME_LIMIT
+from multiclouddb_mongo.options import MongoOptions
+from multiclouddb_mongo.position import After, At, Place, token_text
+from multiclouddb_mongo.values import CODEC, to_bson
+from multiclouddb_spi import Deadline, FeedSpec
+
+__all__ = ["ENDINGS", "Source", "Stream", "buffered", "close_quietly", "inner_cursor", "within"]
+
+Stage: TypeAlias = Mapping[str, Any]
+Stream: TypeAlias = ChangeStream[RawChange]
+
+ENDINGS: Final = ("invalidate", "drop", "rename", "dropDatabase")
+"""Operations that no filter of ours may hide: behind them the server closes the stream, maybe in silence."""
+
+_MAJORITY: Final = ReadConcern("majority")
+_COMMENT: Final = "multiclouddb"
+_PROBE_MS: Final = 50
+_CLOSE_SECONDS: Final = 1.0
+
+
+class Source:
+    """What the readers of one feed share: where to watch, and with which options.
+
+    Args:
+        client: The vendor's client.
+        spec: What was asked for; its options are `MongoOptions`.
+        address: Where, with the database filled in.
+        images: True when the collection keeps pre- and post-images.
+        splits: True when the server has `$changeStreamSplitLargeEvent`.
+        sharded: True behind a `mongos`.
+    """
+
+    def __init__(
+        self,
+        client: MongoClient[Any],
+        spec: FeedSpec,
+        address: ResourceAddress,
+        *,
+        images: bool = False,
+        splits: bool = False,
+        sharded: bool = False,
+    ) -> None:
+        assert isinstance(spec.options, MongoOptions)
+        self.client, self.spec, self.address, self.options = client, spec, address, spec.options
+        self.splits, self.sharded = splits, sharded
+        self._images = images
+        self._timeout_ms = None if client.options.timeout is None else int(client.options.timeout * 1000)
+
+    # -- The streams of a reader
+
+    def open(self, place: Place, batch_size: int, await_ms: int, *, slim: bool = False) -> Stream:
+        """Open a stream at a position.
+
+        Args:
+            place: Where.
+            batch_size: Changes in one answer, at most.
+            await_ms: How long the server may hold an empty answer back.
+            slim: True for changes without documents: to find out what stands at a position.
+
+        Raises:
+            PyMongoError: What the server refuses, or the network.
+        """
+        return self._watch(batch_size, self._awaiting(await_ms), slim=slim, **_start(place))
+
+    def now(self, deadline: Deadline) -> After:
+        """The end of the log, durable at once: the first answer of a stream that asks for no change."""
+        with within(deadline), self._watch(0, self._awaiting(1)) as stream:
+            token = stream.resume_token
+        assert token is not None  # a server that we can talk to sends one, also with an empty batch
+        return After("h", token_text(token))
+
+    def reaches(self, place: At, deadline: Deadline) -> bool:
+        """True when the log still holds everything from a cluster time on.
+
+        Asked of a command that may look at the log for 50 ms only: one that is cut short has begun to look,
+        and the server says at once when it cannot.
+        """
+        stage = self._stage({"startAtOperationTime": place.timestamp()})
+        name = self.address.collection
+        command = {
+            "aggregate": 1 if name is None else name,
+            "pipeline": [{"$changeStream": stage}],
+            "cursor": {"batchSize": 1},
+            "readConcern": {"level": "majority"},
+            "maxTimeMS": _PROBE_MS,
+        }
+        database = self.client[self.address.database or "admin"]
+        try:
+            with within(deadline):
+                answer = database.command(command, codec_options=CODEC)
+                cursor = answer["cursor"]
+                if cursor["id"]:
+                    collection = cursor["ns"].partition(".")[2]
+                    database.command({"killCursors": collection, "cursors": [cursor["id"]]})
+        except OperationFailure as error:
+            if error.code == HISTORY_LOST:
+                return False
+            if error.code != TIME_LIMIT:
+                raise
+        return True
+
+    def pipeline(self, *, slim: bool = False) -> list[Stage]:
+        """The stages behind `$changeStream`: the scope's, the caller's, ours.
+
+        What a change did to single fields is left away, for a state is never partial; it also keeps an event
+        under the server's 16 MB that holds a document of nearly so much.
+        """
+        stages: list[Stage] = []
+        if isinstance(self.spec.scope, LogicalPartition):
+            stages.append({"$match": _match(self.spec.scope)})
+        stages += self.options.pipeline
+        if slim:
+            return [*stages, {"$project": {"_id": 1, "operationType": 1, "ns": 1, "clusterTime": 1}}]
+        if not self.spec.include_native:
+            unwanted = {"updateDescription": 0}
+            if self.spec.new_item_state_mode is NewItemStateMode.OMIT and self.options.full_document is None:
+                unwanted["fullDocument"] = 0
+            stages.append({"$project": unwanted})
+        return [*stages, {"$changeStreamSplitLargeEvent": {}}] if self.splits else stages
+
+    def full_document(self) -> str | None:
+        """Where the new document of an update comes from."""
+        if self.options.full_document is not None:
+            return self.options.full_document
+        match self.spec.new_item_state_mode:
+            case NewItemStateMode.OMIT:
+                return None
+            case NewItemStateMode.REQUIRE:
+                return "required"
+            case NewItemStateMode.INCLUDE_IF_AVAILABLE:
+                return "whenAvailable" if self._images else "updateLookup"
+
+    def full_document_before_change(self) -> str | None:
+        """Where the old document comes from."""
+        if self.options.full_document_before_change is not None:
+            return self.options.full_document_before_change
+        match self.spec.old_item_state_mode:
+            case OldItemStateMode.OMIT:
+                return None
+            case OldItemStateMode.REQUIRE:
+                return "required"
+            case OldItemStateMode.INCLUDE_IF_AVAILABLE:
+                return "whenAvailable"
+
+    # -- Inside
+
+    def _awaiting(self, await_ms: int) -> int:
+        """Shorter than a time limit that the connection string has for each call: it would always pass."""
+        wanted = self.options.max_await_time_ms or await_ms
+        return wanted if self._timeout_ms is None else max(1, min(wanted, self._timeout_ms // 4))
+
+    def _watch(self, batch_size: int, await_ms: int, *, slim: bool = False, **start: Any) -> Stream:
+        settings: dict[str, Any] = {
+            "full_document": None if slim else self.full_document(),
+            "full_document_before_change": None if slim else self.full_document_before_change(),
+            "max_await_time_ms": await_ms,
+            "batch_size": batch_size,
+            "collation": self.options.collation,
+            "comment": _COMMENT if self.options.comment is None else self.options.comment,
+            "show_expanded_events": self.options.show_expanded_events,
+            **start,
+        }
+        stages = self.pipeline(slim=slim)
+        match self.spec.scope:
+            case EntireCluster():
+                # `MongoClient.watch` takes the client's own codec and read concern, which need not do.
+                return _watch_cluster(self._database("admin"), stages, settings)
+            case EntireDatabase():
+                return self._database(self.address.database or "").watch(stages, **settings)
+            case EntireCollection() | LogicalPartition() | _:
+                database = self._database(self.address.database or "")
+                collection: Collection[RawChange] = database.get_collection(self.address.collection or "")
+                return collection.watch(stages, **settings)
+
+    def _database(self, name: str) -> Database[RawChange]:
+        return self.client.get_database(name, codec_options=RAW_CODEC, read_concern=_MAJORITY)
+
+    def _stage(self, start: Mapping[str, Any]) -> dict[str, Any]:
+        stage: dict[str, Any] = dict(start)
+        if isinstance(self.spec.scope, EntireCluster):
+            stage["allChangesForCluster"] = True
+        return stage
+
+
+def within(deadline: Deadline) -> Any:
+    """Bounds the driver's calls inside; not for reading a stream, whose every answer would be lost by it."""
+    return pymongo.timeout(max(0.001, deadline.remaining()))
+
+
+def close_quietly(stream: Stream) -> None:
+    """Close a stream; a server that is away is not waited for: it ends idle cursors itself in ten minutes."""
+    with pymongo.timeout(_CLOSE_SECONDS):
+        stream.close()
+
+
+def _start(place: Place) -> dict[str, Any]:
+    """The one start option of a position; PyMongo would drop a second one in silence."""
+    match place:
+        case At():
+            return {"start_at_operation_time": place.timestamp()}
+        case After("i", _):
+            return {"start_after": place.token()}
+        case After():
+            return {"resume_after": place.token()}
+
+
+def _match(scope: LogicalPartition) -> Stage:
+    wanted = {
+        f"documentKey.{name}": {"$eq": to_bson(value)} for name, value in scope.key.partition_key.items()
+    }
+    return {"$or": [wanted, {"operationType": {"$in": list(ENDINGS)}}]}
+
+
+def _watch_cluster(
+    admin: Database[RawChange], stages: Sequence[Stage], settings: Mapping[str, Any]
+) -> Stream:
+    from pymongo.synchronous.change_stream import ClusterChangeStream
+
+    made: ClusterChangeStream[RawChange] = ClusterChangeStream(
+        admin,
+        list(stages),
+        settings["full_document"],
+        settings.get("resume_after"),
+        settings["max_await_time_ms"],
+        settings["batch_size"],
+        settings["collation"],
+        settings.get("start_at_operation_time"),
+        None,
+        settings.get("start_after"),
+        settings["comment"],
+        settings["full_document_before_change"],
+        settings["show_expanded_events"],
+    )
+    made._initialize_cursor()
+    return made
+
+
+def buffered(stream: Stream) -> int | None:
+    """How many changes of the last answer are still to be taken; None where this PyMongo does not tell.
+
+    Nothing public says so, and to ask for one more change than there is waits for the server.
+    """
+    data = getattr(getattr(stream, "_cursor", None), "_data", None)
+    return None if data is None else len(data)
+
+
+def inner_cursor(stream: Stream) -> object:
+    """Another object once PyMongo has resumed the stream: an empty answer then is not the end of the log."""
+    return getattr(stream, "_cursor", None)
