@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import ItemsView, Iterator
 from typing import Any, Final
 
 import bson
@@ -12,7 +12,7 @@ from bson.raw_bson import RawBSONDocument
 from multiclouddb_mongo.position import After, token_text
 from multiclouddb_mongo.values import CODEC
 
-__all__ = ["RAW_CODEC", "RawChange", "is_item_change", "is_untouched_change", "place_of_change"]
+__all__ = ["RAW_CODEC", "RawChange", "decoded", "is_item_change", "is_untouched_change", "place_of_change"]
 
 _HEAD: Final = b"\x03_id\x00"  # behind the document's length: a document named _id
 _TOKEN: Final = 4 + len(_HEAD)
@@ -27,48 +27,16 @@ _NEEDED: Final = (b"\x03ns\x00", b"\x03documentKey\x00")
 _LONGEST: Final = max(map(len, _ITEM_CHANGES))
 
 
-class _Token(RawBSONDocument):
-    """The resume token in a change: PyMongo keeps it, and sends a copy when it resumes."""
-
-    __slots__ = ("_change",)
-
-    def __init__(self, change: bytes | memoryview) -> None:
-        self._change = change
-
-    @property
-    def raw(self) -> bytes:
-        """Its bytes."""
-        length = int.from_bytes(self._change[_TOKEN : _TOKEN + _LENGTH], "little")
-        return bytes(self._change[_TOKEN : _TOKEN + length])
-
-    def __deepcopy__(self, memo: object) -> dict[str, Any]:
-        return bson.decode(self.raw, CODEC)
-
-    def __getitem__(self, name: str) -> Any:
-        return self.__deepcopy__(None)[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.__deepcopy__(None))
-
-    def __len__(self) -> int:
-        return len(self.__deepcopy__(None))
-
-
-class RawChange(RawBSONDocument):
-    """A change that PyMongo does not decode: to look at its `_id` alone costs a tenth of decoding it.
-
-    PyMongo's own class decodes all fields when one is asked for, and its streams ask every change for its
-    `_id`. Documents of another form, such as the answer around the changes, are as that class has them.
-    """
+class _Undecoded(RawBSONDocument):
+    """What PyMongo takes for one of its raw documents, without that class's work to make one."""
 
     __slots__ = ("_bytes",)
 
     def __init__(
         self, bson_bytes: bytes | memoryview, codec_options: CodecOptions[RawBSONDocument] | None = None
     ) -> None:
+        del codec_options
         self._bytes = bson_bytes
-        if bson_bytes[_LENGTH:_TOKEN] != _HEAD:
-            super().__init__(bson_bytes, codec_options)
 
     @property
     def raw(self) -> bytes | memoryview:
@@ -76,31 +44,82 @@ class RawChange(RawBSONDocument):
         return self._bytes
 
     def decoded(self) -> dict[str, Any]:
-        """The whole change.
+        """The whole document.
 
         Raises:
             BSONError: It is damaged.
         """
-        return bson.decode(self._bytes, CODEC)
+        return decoded(self.raw)
 
-    def place(self) -> After:
-        """Behind this change."""
-        return place_of_change(self._bytes)
+    def items(self) -> ItemsView[str, Any]:
+        """Its fields."""
+        return self.decoded().items()
 
     def __getitem__(self, name: str) -> Any:
-        if self._bytes[_LENGTH:_TOKEN] != _HEAD:
-            return super().__getitem__(name)
-        return _Token(self._bytes) if name == "_id" else RawBSONDocument(self._bytes)[name]
+        return self.decoded()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return super().__iter__() if self._bytes[_LENGTH:_TOKEN] != _HEAD else iter(self.decoded())
+        return iter(self.decoded())
 
     def __len__(self) -> int:
-        return super().__len__() if self._bytes[_LENGTH:_TOKEN] != _HEAD else len(self.decoded())
+        return len(self.decoded())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RawBSONDocument) and bytes(self.raw) == bytes(other.raw)
+
+    __hash__ = None
+
+    def __deepcopy__(self, memo: object) -> dict[str, Any]:
+        return self.decoded()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__.strip('_')}, {len(self.raw)} bytes>"
+
+
+class _Token(_Undecoded):
+    """The resume token in a change: PyMongo keeps it, and sends a copy when it resumes."""
+
+    __slots__ = ()
+
+    @property
+    def raw(self) -> bytes:
+        """Its bytes, within those of its change."""
+        length = int.from_bytes(self._bytes[_TOKEN : _TOKEN + _LENGTH], "little")
+        return bytes(self._bytes[_TOKEN : _TOKEN + length])
+
+
+class RawChange(_Undecoded):
+    """A change that PyMongo does not decode: to look at its `_id` alone costs a tenth of decoding it.
+
+    PyMongo's own class decodes all fields when one is asked for, and its streams ask every change for its
+    `_id`. Documents of another form, such as the answer around the changes, are as that class has them.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls, bson_bytes: bytes | memoryview, codec_options: CodecOptions[RawBSONDocument] | None = None
+    ) -> Any:
+        """A document that does not begin with a resume token is one of PyMongo's own class."""
+        if bson_bytes[_LENGTH:_TOKEN] == _HEAD:
+            return super().__new__(cls)
+        return RawBSONDocument(bson_bytes, codec_options)
+
+    def __getitem__(self, name: str) -> Any:
+        return _Token(self._bytes) if name == "_id" else self.decoded()[name]
 
 
 RAW_CODEC: Final[CodecOptions[RawChange]] = CODEC.with_options(document_class=RawChange)
 """How changes are received."""
+
+
+def decoded(change: bytes | memoryview) -> dict[str, Any]:
+    """A change as a dict.
+
+    Raises:
+        BSONError: It is damaged.
+    """
+    return bson.decode(change, CODEC)
 
 
 def is_item_change(change: bytes | memoryview) -> bool:
@@ -122,5 +141,5 @@ def is_untouched_change(change: bytes | memoryview) -> bool:
 def place_of_change(change: bytes | memoryview) -> After:
     """The position behind a change."""
     if change[_LENGTH:_TOKEN] == _HEAD:
-        return After("e", token_text(_Token(change).__deepcopy__(None)))
+        return After("e", token_text(_Token(change).decoded()))
     return After("e", token_text(RawBSONDocument(change)["_id"]))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
-from bson.errors import BSONError, InvalidBSON, InvalidDocument
+from bson.errors import BSONError, InvalidBSON
 from pymongo.errors import (
     ConfigurationError,
     ConnectionFailure,
@@ -51,11 +52,20 @@ TOKEN_NOT_FOUND: Final = 280
 HISTORY_LOST: Final = 286
 EVENT_TOO_LARGE: Final = 10334
 
+_UNKNOWN_ERROR: Final = 8
 _ATLAS: Final = 8000
+# The codes of a damaged token are many, and some of them have other uses.
+_TOKEN_WORDS: Final = ("resume token string", "KeyString", "past end of buffer", "Resume Token")
 _OVERLOADED: Final = "SystemOverloadedError"
 _RESUMABLE: Final = "ResumableChangeStreamError"
 _MOST_TEXT: Final = 300
 _OURS: Final = "this should not happen; please report it with the text of this error"
+_REPORT: Final = (
+    "MongoDB's list of error codes says what it means; if neither the pipeline nor the command is to blame, "
+    "please report it"
+)
+# The server says this of what failed on a document, which its text may then quote.
+_AT_WORK: Final = re.compile(r"executor error", re.IGNORECASE)
 _PAGE: Final = "docs/how-to/mongodb.md"
 
 
@@ -131,7 +141,14 @@ _BAD_NAMESPACE: Final = _Row(
 _MISSING: Final = _Row(
     ErrorCategory.NOT_FOUND, "there is no such database or collection; check both names of the address"
 )
-_UNKNOWN: Final = _Row(ErrorCategory.PERMANENT_FAILURE, _OURS, quoted=True)
+_UNKNOWN: Final = _Row(ErrorCategory.PERMANENT_FAILURE, _REPORT, quoted=True)
+
+# The texts of these quote the value.
+_NO_BSON: Final = Fault(
+    ErrorCategory.INVALID_REQUEST,
+    "a value cannot be written as BSON; use BSON's types, valid Unicode, and integers of at most 64 bits",
+    confidential=True,
+)
 
 # The server's code → what it means.
 _CODES: Final[Mapping[int, _Row]] = {
@@ -156,14 +173,12 @@ _CODES: Final[Mapping[int, _Row]] = {
         ErrorCategory.INVALID_REQUEST,
         "the stream ended with an invalidate event at this token; go on behind it with start_after, or with "
         'after_invalidate="follow"',
-        confidential=True,
     ),
     IMAGE_MISSING: _Row(
         ErrorCategory.UNSUPPORTED_CAPABILITY,
         "the image that was required is not there: the collection does not keep images, did not when the "
         "change was made, or they have expired; turn changeStreamPreAndPostImages on and keep them longer, "
         "or ask with INCLUDE_IF_AVAILABLE",
-        confidential=True,
     ),
     EVENT_TOO_LARGE: _Row(
         ErrorCategory.PROVIDER_ERROR,
@@ -202,7 +217,7 @@ _CODES: Final[Mapping[int, _Row]] = {
     ),
     **dict.fromkeys((13388, 13435, 13436), _UNAVAILABLE),
     # Location codes of the resume token's own parser.
-    **dict.fromkeys((40647, 40648, 40649, 50811), _BAD_TOKEN),
+    **dict.fromkeys((40647, 40648, 40649), _BAD_TOKEN),
     # BadValue, FailedToParse, TypeMismatch, Overflow, InvalidLength, IllegalOperation, CommandNotFound,
     # InvalidOptions, CommandNotSupported, InvalidPipelineOperator, OperationNotSupportedInTransaction,
     # APIVersionError, APIStrictError, an unknown stage, an unknown field, $changeStream in the wrong place
@@ -259,7 +274,8 @@ def classify(error: Exception) -> Fault:
 def _classified(error: Exception) -> Fault:
     labels = _labels(error)
     code = code_of(error)
-    if _OVERLOADED in labels:
+    # Only where a server has said so: PyMongo puts this label on connections that fail, too.
+    if code is not None and _OVERLOADED in labels:
         return attrs.evolve(_said(_THROTTLED, error, code), retry_after=_backoff(error))
     match error:
         case OperationFailure():
@@ -267,7 +283,7 @@ def _classified(error: Exception) -> Fault:
         case ServerSelectionTimeoutError():
             return _plain(
                 ErrorCategory.TRANSIENT_FAILURE,
-                f"no server answers ({_short(str(error))}); check the hosts, the network, TLS and replicaSet "
+                f"no server answers ({_brief(error)}); check the hosts, the network, TLS and replicaSet "
                 "of the connection",
                 code,
                 retryable=True,
@@ -287,13 +303,10 @@ def _classified(error: Exception) -> Fault:
             return _plain(
                 ErrorCategory.PROVIDER_ERROR, f"an event cannot be decoded ({_short(str(error))})", code
             )
-        case InvalidDocument() | BSONError() | OverflowError():
-            # Their texts quote the value.
-            return Fault(
-                ErrorCategory.INVALID_REQUEST,
-                "a value cannot be written as BSON; use BSON's types, and numbers of at most 64 bits",
-                confidential=True,
-            )
+        case BSONError() | UnicodeEncodeError():
+            return _NO_BSON
+        case OverflowError() if "8-byte" in str(error):
+            return _NO_BSON
         case InvalidName():
             return _plain(
                 ErrorCategory.INVALID_REQUEST, f"{_short(str(error))}; check the names of the address"
@@ -312,12 +325,13 @@ def _classified(error: Exception) -> Fault:
             return _plain(
                 ErrorCategory.PERMANENT_FAILURE,
                 f"{_short(f'{type(error).__name__}: {error}')}; {_OURS}",
-                None if code is None else code,
+                code,
             )
 
 
 def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> _Row:
     text = _text(error)
+    row = _CODES.get(code) if code is not None else None
     if code == NOT_AUTHORIZED and "requires authentication" in text:
         return attrs.evolve(
             _AUTHENTICATION, message="the server wants to know who we are; put a user into the connection"
@@ -326,14 +340,19 @@ def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> _
         return _AUTHENTICATION
     if code == TOKEN_NOT_FOUND and "_id field" in text:
         return _NO_TOKEN
-    if code == 9 and "resume token" in text.lower():
+    if code == _UNKNOWN_ERROR and "document_value" in text:
+        # What 6.0 says of a stream that is resumed with a pipeline without _id.
+        return _NO_TOKEN
+    if any(words in text for words in _TOKEN_WORDS):
         return _BAD_TOKEN
-    row = _CODES.get(code) if code is not None else None
-    if row is not None:
-        return row
-    if isinstance(error, ExecutionTimeout):
-        return _TIME_LIMIT
-    return _UNAVAILABLE if _RESUMABLE in labels else _UNKNOWN
+    if row is None and isinstance(error, ExecutionTimeout):
+        row = _TIME_LIMIT
+    if row is None:
+        row = _UNAVAILABLE if _RESUMABLE in labels else _UNKNOWN
+    if row.quoted and not row.retryable and _AT_WORK.search(text):
+        message = f"the pipeline or the command fails on a document; {_REPORT}"
+        return _Row(row.category, message, confidential=True)
+    return row
 
 
 def _configuration(error: ConfigurationError) -> Fault:
@@ -402,6 +421,12 @@ def _text(error: BaseException) -> str:
     """What the server said, without the reply around it."""
     text = _details(error).get("errmsg")
     return text if isinstance(text, str) else str(error)
+
+
+def _brief(error: Exception) -> str:
+    """What went wrong with the servers, without the table of all of them behind it."""
+    text = str(error).partition(", Topology Description")[0]
+    return _short(re.sub(r" \(configured timeouts: [^)]*\)", "", text))
 
 
 def _short(text: str) -> str:

@@ -100,9 +100,9 @@ def time_of(change: Change) -> datetime:
     """When it was written by the writing server's clock, to the millisecond; before 6.0 its cluster time."""
     moment = change.get("wallTime")
     if isinstance(moment, datetime):
-        return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        return moment.replace(tzinfo=UTC)  # which it is in; PyMongo has an own class for that
     stamp: datetime = change["clusterTime"].as_datetime()
-    return stamp
+    return stamp.replace(tzinfo=UTC)
 
 
 def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:

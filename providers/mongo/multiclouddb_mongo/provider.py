@@ -240,7 +240,9 @@ class MongoFeed(Feed):
             native=spec.include_native,
         )
         bound = place_of(until) if until is not None else None
-        reader = MongoReader(self._source, view, place_of(cursor), bound, self._goes_on, self._headroom)
+        reader = MongoReader(
+            self._source, view, place_of(cursor), bound, self._goes_on, self._headroom, self._check
+        )
         self._readers.add(reader)
         return reader
 
@@ -298,6 +300,22 @@ class MongoFeed(Feed):
         if self._found.uuid is None or not self._bound:
             return False
         return find(self._source.client, self.spec, self._source.address, deadline).uuid == self._found.uuid
+
+    def _check(self, deadline: Deadline) -> None:
+        """Nothing comes from a collection that is not there, once the log has been read that far.
+
+        Raises:
+            ProviderFault: It is still not there, or another one is by now.
+        """
+        if self._found.there or not self._bound:
+            return
+        self._found = find(self._source.client, self.spec, self._source.address, deadline)
+        if not self._found.there:
+            raise _missing(self._source.address)
+        raise fault(
+            ErrorCategory.INVALID_REQUEST,
+            "the collection of this token is gone, and another one has its name by now; start anew",
+        )
 
     def _headroom(self, place: Place, deadline: Deadline) -> float | None:
         """Seconds between the log's beginning, looked up twice a minute, and here; None while it grows."""

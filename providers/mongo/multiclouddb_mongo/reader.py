@@ -15,7 +15,7 @@ from bson.errors import BSONError
 from pymongo.errors import OperationFailure, PyMongoError
 
 from multiclouddb_api import ChangeEvent, Dropped, ErrorCategory, Invalidated, Notice, Renamed
-from multiclouddb_mongo.change import RawChange, is_item_change, is_untouched_change, place_of_change
+from multiclouddb_mongo.change import RawChange, decoded, is_item_change, is_untouched_change, place_of_change
 from multiclouddb_mongo.errors import EVENT_TOO_LARGE, IMAGE_MISSING, OVERTAKEN, fault
 from multiclouddb_mongo.mapping import CHANGES, Raw, View, to_arrow, to_events
 from multiclouddb_mongo.position import (
@@ -125,6 +125,8 @@ class MongoReader(Reader):
         until: Stop behind this, or None.
         goes_on: Asked behind an invalidate: whether reading goes on with what has the name next.
         headroom: Seconds until a position falls out of the log, or None.
+        check: Called when there is nothing: raises where nothing will ever come, because there is no such
+            collection.
     """
 
     # The server looks through its log for changes that match, and does not answer before it has come to the
@@ -139,7 +141,9 @@ class MongoReader(Reader):
         until: Place | None,
         goes_on: Callable[[Deadline], bool],
         headroom: Callable[[Place, Deadline], float | None],
+        check: Callable[[Deadline], None],
     ) -> None:
+        self._check = check
         self._source, self._view, self._place, self._until = source, view, place, until
         self._goes_on, self._headroom = goes_on, headroom
         self._stream: Stream | None = None
@@ -164,7 +168,7 @@ class MongoReader(Reader):
         begin, self._requests, self._taken = self._place, 0, _Taken()
         if isinstance(self._outcome, Continue):
             self._hurry(wait)
-            self._read(max_records, min(wait, max(0.0, deadline.remaining())))
+            self._read(max_records, min(wait, max(0.0, deadline.remaining())), deadline)
             if self._taken.gone is not None and isinstance(self._outcome, Continue):
                 self._over(self._taken.gone, deadline)
         return self._batch(begin, deadline)
@@ -219,7 +223,7 @@ class MongoReader(Reader):
 
     # -- Taking changes
 
-    def _read(self, max_records: int, wait: float) -> None:
+    def _read(self, max_records: int, wait: float, deadline: Deadline) -> None:
         """Take changes until there are enough or the answer is used up; without any, wait for the next."""
         until = time.monotonic() + wait
         looks, overtaken = 0, False
@@ -253,6 +257,7 @@ class MongoReader(Reader):
                     taken.caught_up = False
                     return
                 continue
+            self._check(deadline)
             if time.monotonic() >= until:
                 return
             if self._await_ms == _SHORT_AWAIT_MS:
@@ -284,7 +289,7 @@ class MongoReader(Reader):
                 if following is None:
                     break
                 change = following
-            self._taken.last = change.place().data
+            self._taken.last = place_of_change(change.raw).data
         self._moved(stream)
         return looked
 
@@ -320,7 +325,7 @@ class MongoReader(Reader):
 
     def _consider(self, change: RawChange) -> bool:
         """Take one change with all that may be about it; False when reading ends with it."""
-        place = change.place()
+        place = place_of_change(change.raw)
         if self._until is not None:
             order = compare(place, self._until)
             if order is not None and order > 0:
@@ -343,7 +348,7 @@ class MongoReader(Reader):
             ProviderFault: The caller's pipeline has taken away what nobody can do without.
         """
         try:
-            fields = change.decoded()
+            fields = decoded(change.raw)
         except BSONError:
             self._taken.changes.append(change.raw)  # mapping it will say where the damage is
             return True
@@ -407,7 +412,7 @@ class MongoReader(Reader):
                 if not self._consider(change):
                     return
                 if not self._parts:
-                    self._place = change.place()
+                    self._place = place_of_change(change.raw)
         if not self._taken.changes and not self._taken.notices:
             raise error
 
@@ -426,10 +431,10 @@ class MongoReader(Reader):
                     break
             else:
                 raise error
-        place = change.place()
+        place = place_of_change(change.raw)
         raise RecordFault(
             0,
-            f"{describe(place).text} in {_name(change.decoded())}",
+            f"{describe(place).text} in {_name(decoded(change.raw))}",
             "with its images it is larger than the 16 MB that the server can send; read it with "
             "old_item_state_mode=OMIT, or with new_item_state_mode=OMIT",
             cursor_of(place),
