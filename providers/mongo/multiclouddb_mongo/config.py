@@ -26,6 +26,7 @@ _ESCAPE: Final = (
     "percent-encode the user and the password (urllib.parse.quote_plus), or leave them out of the url and "
     "give username and password beside it"
 )
+_SECRET: Final = frozenset({"authmechanismproperties", "tlscertificatekeyfilepassword"})
 _SPARE_CONNECTIONS: Final = 8
 _PYMONGO_POOL: Final = 100
 # For the hint on a name that nobody knows; what counts is what PyMongo takes.
@@ -128,7 +129,7 @@ class MongoConfig:
         What one call waits for at the server has to stay below it.
         """
         seconds = self.options.get("timeoutms")
-        return None if seconds is None else round(seconds * 1000)
+        return round(seconds * 1000) if seconds else None
 
     def client(self, concurrency: int) -> MongoClient[dict[str, Any]]:
         """Make PyMongo's client; it connects, and asks DNS, when it is used first.
@@ -175,8 +176,8 @@ class MongoConfig:
         hosts, _, query = _parts(self.url)
         userinfo = hosts.rpartition("@")[0]
         password = userinfo.partition(":")[2]
-        values = [value for _, value in _pairs(query)]
-        for text in (userinfo, password, self.password, self.username, *values):
+        values = [value for name, value in _pairs(query) if name.lower() in _SECRET or "@" in query]
+        for text in (userinfo, password, self.password, *values):
             if text:
                 yield text
                 yield unquote_plus(text)
@@ -201,7 +202,7 @@ def _parts(url: str) -> tuple[str, str | None, str]:
         raise invalid_request("connection.url", "is no connection string of MongoDB", _URL)
     front, _, query = url[len(scheme) :].partition("?")
     hosts, _, path = front.partition("/")
-    if "@" in path + query and "@" not in hosts:
+    if "@" in path or ("@" in query and "@" not in hosts):
         # A password with an unescaped / or ?: the host would be its user, the database its rest.
         raise invalid_request("connection.url", "has an @ behind the hosts", _ESCAPE)
     # As PyMongo has it: `database.collection` names a database.
@@ -231,6 +232,8 @@ def _pairs(query: str) -> list[tuple[str, str]]:
     found = []
     for option in query.split("&" if "&" in query else ";") if query else []:
         name, _, value = option.partition("=")
+        if not name or option.count("=") != 1:
+            raise invalid_request("connection.url", "has options that are no NAME=VALUE", _URL)
         found.append((name, value))
     return found
 
@@ -243,8 +246,6 @@ def _checked_options(query: str) -> dict[str, Any]:
     for name, value in _pairs(query):
         shown = "an option" if nameless else f"the option {name!r}"
         lower = name.lower()
-        if not name or not value:
-            raise invalid_request("connection.url", "has options that are no NAME=VALUE", _URL)
         if lower in known and lower != "readpreferencetags":
             raise invalid_request("connection.url", f"has {shown} a second time", "name it once")
         outcome = _validated(name, value)
@@ -261,7 +262,7 @@ def _validated(name: str, value: str) -> tuple[Any] | str:
         found = split_options(f"{name}={value}")
     except OSError:
         return "name a file that can be read"
-    except (PyMongoError, ValueError, TypeError):
+    except (PyMongoError, ValueError, TypeError, LookupError):
         if name.lower() in {common.lower() for common in _COMMON}:
             return "give it a value as MongoDB's documentation of connection strings has it"
         return suggestion(name, _COMMON)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
@@ -24,9 +23,9 @@ from multiclouddb_api import (
 from multiclouddb_mongo.errors import NOT_AUTHORIZED, fault
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.position import At
-from multiclouddb_mongo.stream import Source, within
+from multiclouddb_mongo.stream import Source
 from multiclouddb_mongo.values import CODEC
-from multiclouddb_spi import Deadline, FeedSpec, unsupported
+from multiclouddb_spi import FeedSpec, unsupported
 
 __all__ = ["PARTITION_ID", "Entry", "Found", "Log", "check_provisioned", "clock", "find", "resolve"]
 
@@ -34,6 +33,7 @@ PARTITION_ID: Final = "0"
 """A deployment has one change stream, in one order."""
 
 _TRIES: Final = 5
+_LOOK_MS: Final = 1000
 _INITIATING: Final = "initiating set"
 _IMAGES: Final = (
     "enable it: db.runCommand({{collMod: {name!r}, changeStreamPreAndPostImages: {{enabled: true}}}}), or "
@@ -76,9 +76,7 @@ def resolve(spec: FeedSpec, default_database: str | None) -> ResourceAddress:
     return ResourceAddress(default_database, address.collection)
 
 
-def find(
-    client: MongoClient[Mapping[str, Any]], spec: FeedSpec, address: ResourceAddress, deadline: Deadline
-) -> Found:
+def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> Found:
     """Look for a collection or database; the role `read` is enough.
 
     Raises:
@@ -88,10 +86,9 @@ def find(
         return Found(there=True)
     assert address.database is not None
     database = client.get_database(address.database, codec_options=CODEC)
-    with within(deadline):
-        if isinstance(spec.scope, EntireDatabase):
-            return Found(there=bool(database.list_collection_names()))
-        listed = list(database.list_collections(filter={"name": address.collection}))
+    if isinstance(spec.scope, EntireDatabase):
+        return Found(there=bool(database.list_collection_names()))
+    listed = list(database.list_collections(filter={"name": address.collection}))
     if not listed:
         return Found(there=False)
     (entry,) = listed
@@ -159,7 +156,7 @@ class Log:
         self._source = source
         self._readable = True
 
-    def oldest(self, deadline: Deadline) -> At:
+    def oldest(self) -> At:
         """The oldest cluster time from which everything is still there.
 
         With read access to `local` it is that of the log's first entry. Without, it is searched for:
@@ -169,12 +166,12 @@ class Log:
             PyMongoError: What the server refuses, or the network.
             ProviderFault: The log is cut off faster than it can be looked at.
         """
-        entry = self.first_entry(deadline)
+        entry = self.first_entry()
         if entry is None:
-            return self._search(deadline)
+            return self._search()
         place = entry.place
         for _ in range(_TRIES):
-            if self._source.reaches(place, deadline):
+            if self._source.reaches(place):
                 return place
             place = At(place.seconds + 1)  # cut off while we looked
         raise fault(
@@ -184,7 +181,7 @@ class Log:
             retryable=True,
         )
 
-    def first_entry(self, deadline: Deadline) -> Entry | None:
+    def first_entry(self) -> Entry | None:
         """The log's first entry; None where we may not look: no access to `local`, or `mongos`.
 
         Raises:
@@ -194,8 +191,7 @@ class Log:
             return None
         log = self._source.client.get_database("local", codec_options=CODEC)["oplog.rs"]
         try:
-            with within(deadline):
-                entry = log.find_one({}, {"ts": 1, "o.msg": 1}, sort=[("$natural", 1)])
+            entry = log.find_one({}, {"ts": 1, "o.msg": 1}, sort=[("$natural", 1)], max_time_ms=_LOOK_MS)
         except pymongo.errors.OperationFailure as error:
             if error.code != NOT_AUTHORIZED:
                 raise
@@ -206,20 +202,19 @@ class Log:
             return None
         return Entry(At(stamp.time, stamp.inc), entry.get("o", {}).get("msg") == _INITIATING)
 
-    def _search(self, deadline: Deadline) -> At:
-        low, high = 0, int(clock(self._source.client, deadline).timestamp()) + 1
+    def _search(self) -> At:
+        low, high = 0, int(clock(self._source.client).timestamp()) + 1
         while low < high:
             middle = (low + high) // 2
-            if self._source.reaches(At(middle, 1), deadline):
+            if self._source.reaches(At(middle, 1)):
                 high = middle
             else:
                 low = middle + 1
         return At(low, 1)
 
 
-def clock(client: MongoClient[Mapping[str, Any]], deadline: Deadline) -> datetime:
+def clock(client: MongoClient[Any]) -> datetime:
     """The time of the server that answers."""
-    with within(deadline):
-        answer = client.admin.command("hello", codec_options=CODEC)
+    answer = client.admin.command("hello", codec_options=CODEC)
     moment: datetime = answer["localTime"]
     return moment

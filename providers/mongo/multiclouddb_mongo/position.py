@@ -34,6 +34,7 @@ __all__ = [
     "compare",
     "cursor_of",
     "describe",
+    "is_reached",
     "place_of",
     "seconds_at",
     "token_text",
@@ -44,6 +45,7 @@ Kind: TypeAlias = Literal["e", "h", "i", "r"]
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST: Final = 2**32 - 1
 _MOST_CHARACTERS: Final = 64 * 1024  # a token holds the document's key, and a key may be long
+_TICKS: Final = slice(2, 18)
 _TIME: Final = slice(2, 10)  # behind the byte 0x82, which says that a timestamp follows
 _RAW: Final = "b:"
 
@@ -160,6 +162,32 @@ def compare(a: Place, b: Place) -> int | None:
     if before is None or behind is None or before == behind:
         return None
     return -1 if before < behind else 1
+
+
+def is_reached(place: Place, until: Place, *, at_end: bool) -> bool:
+    """Whether a position lies at or behind a bound.
+
+    Args:
+        place: The position.
+        until: The bound.
+        at_end: True when the log has been looked through. A mark that was its end when it was taken names the
+            time of the next operation, and no answer does before there is one: nothing lies between.
+    """
+    order = compare(place, until)
+    if order is not None and order >= 0:
+        return True
+    if not (at_end and isinstance(place, After) and isinstance(until, After) and until.kind == "h"):
+        return False
+    at, bound = _ticks(place), _ticks(until)
+    return at is not None and bound is not None and at + 1 >= bound
+
+
+def _ticks(place: After) -> int | None:
+    """The cluster time as one number."""
+    try:
+        return int(place.data[_TICKS], 16) if place.data.startswith("82") else None
+    except ValueError:
+        return None
 
 
 def describe(place: Place) -> Position:

@@ -55,7 +55,7 @@ from multiclouddb_mongo.position import (
     token_text,
 )
 from multiclouddb_mongo.reader import MongoReader
-from multiclouddb_mongo.stream import Source, within
+from multiclouddb_mongo.stream import Source
 from multiclouddb_spi import (
     Cursor,
     Deadline,
@@ -141,9 +141,9 @@ class MongoProvider(Provider):
         """
         _check_starts(spec)
         address = resolve(spec, self._database)
-        found = find(self._client, spec, address, deadline)
+        found = find(self._client, spec, address)
         check_provisioned(spec, address, found)
-        splits, sharded = self._server(deadline)
+        splits, sharded = self._server()
         source = Source(self._client, spec, address, images=found.images, splits=splits, sharded=sharded)
         return MongoFeed(source, found, self._readers)
 
@@ -169,12 +169,11 @@ class MongoProvider(Provider):
         if self._ours:
             self._client.close()
 
-    def _server(self, deadline: Deadline) -> tuple[bool, bool]:
+    def _server(self) -> tuple[bool, bool]:
         """Whether it splits large events, and whether it is a `mongos`; asked once."""
         if self._features is None:
-            with within(deadline):
-                version = tuple(self._client.server_info()["versionArray"][:3])
-                hello = self._client.admin.command("hello")
+            version = tuple(self._client.server_info()["versionArray"][:3])
+            hello = self._client.admin.command("hello")
             splits = version >= _SPLITS or (version[:2] == _SPLITS_LATE[:2] and version >= _SPLITS_LATE)
             self._features = (splits, hello.get("msg") == "isdbgrid")
         return self._features
@@ -211,17 +210,18 @@ class MongoFeed(Feed):
 
     def clock(self, deadline: Deadline) -> datetime | None:
         """The time of the server that answers."""
-        return clock(self._source.client, deadline)
+        return clock(self._source.client)
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """Resolve a start; all are durable positions in the log."""
         if partition_id not in (None, PARTITION_ID):
             return []
-        if not self._found.there and not self._options.allow_missing:
-            self._found = find(self._source.client, self.spec, self._source.address, deadline)
-            if not self._found.there:
+        if not self._options.allow_missing:
+            # A feed may have been open for long: of what was recreated since, the engine opens another.
+            found = find(self._source.client, self.spec, self._source.address)
+            if not found.there or found.uuid != self._found.uuid:
                 raise _missing(self._source.address)
-        return [Seed(PARTITION_ID, (), cursor_of(self._resolved(position, deadline)))]
+        return [Seed(PARTITION_ID, (), cursor_of(self._resolved(position)))]
 
     def partitions(self, deadline: Deadline) -> list[Partition]:
         """The one that there is."""
@@ -260,21 +260,21 @@ class MongoFeed(Feed):
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
         """The beginning of the log."""
-        return [Seed(PARTITION_ID, (), cursor_of(self._log.oldest(deadline)))]
+        return [Seed(PARTITION_ID, (), cursor_of(self._log.oldest()))]
 
     def describe(self, cursor: Cursor) -> Position:
         """Its cluster time and kind."""
         return describe(place_of(cursor))
 
-    def _resolved(self, position: FeedStart, deadline: Deadline) -> Place:
+    def _resolved(self, position: FeedStart) -> Place:
         match position:
             case Now():
-                return self._native_start() or self._source.now(deadline)
+                return self._native_start() or self._source.now()
             case Beginning():
-                return self._log.oldest(deadline)
+                return self._log.oldest()
             case AtTime(utc):
                 place = At(max(0, int(utc.timestamp())))
-                if not self._source.reaches(place, deadline):
+                if not self._source.reaches(place):
                     raise fault(
                         ErrorCategory.CHECKPOINT_EXPIRED,
                         f"AtTime({utc:%Y-%m-%dT%H:%M:%SZ}) is older than the operation log; start at "
@@ -293,15 +293,18 @@ class MongoFeed(Feed):
             return After("r", token_text(options.resume_after))
         return None
 
-    def _goes_on(self, deadline: Deadline) -> bool:
+    def _goes_on(self, place: Place) -> bool:
         """Behind an invalidate: whether that was of a former collection of this name, or is survived."""
+        found = find(self._source.client, self.spec, self._source.address)
         if self._options.after_invalidate == "follow":
+            self._source.images = found.images
             return True
-        if self._found.uuid is None or not self._bound:
+        if not self._bound or found.uuid is None or found.uuid != self._found.uuid:
             return False
-        return find(self._source.client, self.spec, self._source.address, deadline).uuid == self._found.uuid
+        # The text of a token holds the id of its collection: ours may have been renamed, and renamed back.
+        return not (isinstance(place, After) and found.uuid.upper() in place.data)
 
-    def _check(self, deadline: Deadline) -> None:
+    def _check(self) -> None:
         """Nothing comes from a collection that is not there, once the log has been read that far.
 
         Raises:
@@ -309,7 +312,7 @@ class MongoFeed(Feed):
         """
         if self._found.there or not self._bound:
             return
-        self._found = find(self._source.client, self.spec, self._source.address, deadline)
+        self._found = find(self._source.client, self.spec, self._source.address)
         if not self._found.there:
             raise _missing(self._source.address)
         raise fault(
@@ -317,7 +320,7 @@ class MongoFeed(Feed):
             "the collection of this token is gone, and another one has its name by now; start anew",
         )
 
-    def _headroom(self, place: Place, deadline: Deadline) -> float | None:
+    def _headroom(self, place: Place) -> float | None:
         """Seconds between the log's beginning, looked up twice a minute, and here; None while it grows."""
         seconds = seconds_at(place)
         if seconds is None:
@@ -326,7 +329,7 @@ class MongoFeed(Feed):
             asked, oldest = self._oldest
             if time.monotonic() - asked >= _LOG_SECONDS:
                 try:
-                    oldest = self._log.first_entry(deadline.sooner(1.0))
+                    oldest = self._log.first_entry()
                 except PyMongoError:
                     oldest = None  # it costs a figure, not the page
                 self._oldest = (time.monotonic(), oldest)

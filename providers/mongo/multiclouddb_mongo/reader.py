@@ -25,6 +25,7 @@ from multiclouddb_mongo.position import (
     compare,
     cursor_of,
     describe,
+    is_reached,
     seconds_at,
     token_text,
 )
@@ -106,6 +107,7 @@ class _Taken:
         gone: Why the stream is over, once it is.
         last: The text of the last resume token that was looked at.
         caught_up: True when the server had no more to send.
+        at_end: True when the last answer was empty: the log has been looked through.
     """
 
     changes: list[Raw] = attrs.field(factory=list)
@@ -113,6 +115,7 @@ class _Taken:
     gone: str | None = None
     last: str | None = None
     caught_up: bool | None = None
+    at_end: bool = False
 
 
 class MongoReader(Reader):
@@ -139,9 +142,9 @@ class MongoReader(Reader):
         view: View,
         place: Place,
         until: Place | None,
-        goes_on: Callable[[Deadline], bool],
-        headroom: Callable[[Place, Deadline], float | None],
-        check: Callable[[Deadline], None],
+        goes_on: Callable[[Place], bool],
+        headroom: Callable[[Place], float | None],
+        check: Callable[[], None],
     ) -> None:
         self._check = check
         self._source, self._view, self._place, self._until = source, view, place, until
@@ -163,15 +166,15 @@ class MongoReader(Reader):
         PyMongo resumes a broken stream once; nothing here tries again. The deadline does not end it: see
         `outlasts`. One answer has 16 MB at most, whatever `max_bytes` says.
         """
-        if self._until is not None and _is_reached(self._place, self._until):
-            self._outcome = Reached()
         begin, self._requests, self._taken = self._place, 0, _Taken()
+        self._stop_at_bound()
         if isinstance(self._outcome, Continue):
             self._hurry(wait)
-            self._read(max_records, min(wait, max(0.0, deadline.remaining())), deadline)
+            self._read(max_records, min(wait, max(0.0, deadline.remaining())))
             if self._taken.gone is not None and isinstance(self._outcome, Continue):
-                self._over(self._taken.gone, deadline)
-        return self._batch(begin, deadline)
+                self._over(self._taken.gone)
+            self._stop_at_bound()
+        return self._batch(begin)
 
     def cancel(self) -> None:
         """Close the stream under the fetch: an answer that the server holds back ends within half a second.
@@ -191,6 +194,11 @@ class MongoReader(Reader):
         if stream is not None:
             with suppress(Exception):
                 close_quietly(stream)
+
+    def _stop_at_bound(self) -> None:
+        """Also where the feed ends there."""
+        if self._until is not None and is_reached(self._place, self._until, at_end=self._taken.at_end):
+            self._outcome = Reached()
 
     # -- The stream
 
@@ -223,7 +231,7 @@ class MongoReader(Reader):
 
     # -- Taking changes
 
-    def _read(self, max_records: int, wait: float, deadline: Deadline) -> None:
+    def _read(self, max_records: int, wait: float) -> None:
         """Take changes until there are enough or the answer is used up; without any, wait for the next."""
         until = time.monotonic() + wait
         looks, overtaken = 0, False
@@ -257,7 +265,8 @@ class MongoReader(Reader):
                     taken.caught_up = False
                     return
                 continue
-            self._check(deadline)
+            taken.at_end = True
+            self._check()
             if time.monotonic() >= until:
                 return
             if self._await_ms == _SHORT_AWAIT_MS:
@@ -442,16 +451,17 @@ class MongoReader(Reader):
 
     # -- What was found
 
-    def _over(self, reason: str, deadline: Deadline) -> None:
+    def _over(self, reason: str) -> None:
         """Behind an invalidate: go on with what has the name next, or end."""
         self.close()
         invalidated = Invalidated(reason)
-        if self._goes_on(deadline):
+        if self._goes_on(self._place):
             self._taken.notices.append(invalidated)
+            self._taken.caught_up = False
         else:
             self._outcome = Ended(invalidated)
 
-    def _batch(self, begin: Place, deadline: Deadline) -> MongoBatch:
+    def _batch(self, begin: Place) -> MongoBatch:
         taken = self._taken
         batch = MongoBatch(taken.changes, self._view, begin, self._place)
         batch.outcome, batch.requests, batch.caught_up = self._outcome, self._requests, taken.caught_up
@@ -459,13 +469,8 @@ class MongoReader(Reader):
         seconds = seconds_at(self._place)
         if seconds is not None:
             batch.watermark = datetime.fromtimestamp(max(0, seconds - _CLOCKS_SECONDS), UTC)
-        batch.headroom = self._headroom(self._place, deadline)
+        batch.headroom = self._headroom(self._place)
         return batch
-
-
-def _is_reached(place: Place, until: Place) -> bool:
-    order = compare(place, until)
-    return order is not None and order >= 0
 
 
 def _name(change: Mapping[str, Any], field: str = "ns") -> str:

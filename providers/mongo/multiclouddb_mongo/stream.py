@@ -27,9 +27,9 @@ from multiclouddb_mongo.errors import HISTORY_LOST, TIME_LIMIT
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.position import After, At, Place, token_text
 from multiclouddb_mongo.values import CODEC, to_bson
-from multiclouddb_spi import Deadline, FeedSpec
+from multiclouddb_spi import FeedSpec
 
-__all__ = ["ENDINGS", "Source", "Stream", "buffered", "close_quietly", "inner_cursor", "within"]
+__all__ = ["ENDINGS", "Source", "Stream", "buffered", "close_quietly", "inner_cursor"]
 
 Stage: TypeAlias = Mapping[str, Any]
 Stream: TypeAlias = ChangeStream[RawChange]
@@ -46,11 +46,14 @@ _CLOSE_SECONDS: Final = 1.0
 class Source:
     """What the readers of one feed share: where to watch, and with which options.
 
+    No call is made under `pymongo.timeout`: the driver would try it again and again while that lasts.
+    The engine stops waiting at its deadline by itself.
+
     Args:
         client: The vendor's client.
         spec: What was asked for; its options are `MongoOptions`.
         address: Where, with the database filled in.
-        images: True when the collection keeps pre- and post-images.
+        images: True when the collection keeps pre- and post-images; may be set anew.
         splits: True when the server has `$changeStreamSplitLargeEvent`.
         sharded: True behind a `mongos`.
     """
@@ -67,8 +70,7 @@ class Source:
     ) -> None:
         assert isinstance(spec.options, MongoOptions)
         self.client, self.spec, self.address, self.options = client, spec, address, spec.options
-        self.splits, self.sharded = splits, sharded
-        self._images = images
+        self.splits, self.sharded, self.images = splits, sharded, images
         self._timeout_ms = None if client.options.timeout is None else int(client.options.timeout * 1000)
 
     # -- The streams of a reader
@@ -87,14 +89,14 @@ class Source:
         """
         return self._watch(batch_size, self._awaiting(await_ms), slim=slim, **_start(place))
 
-    def now(self, deadline: Deadline) -> After:
+    def now(self) -> After:
         """The end of the log, durable at once: the first answer of a stream that asks for no change."""
-        with within(deadline), self._watch(0, self._awaiting(1)) as stream:
+        with self._watch(0, self._awaiting(1)) as stream:
             token = stream.resume_token
         assert token is not None  # a server that we can talk to sends one, also with an empty batch
         return After("h", token_text(token))
 
-    def reaches(self, place: At, deadline: Deadline) -> bool:
+    def reaches(self, place: At) -> bool:
         """True when the log still holds everything from a cluster time on.
 
         Asked of a command that may look at the log for 50 ms only: one that is cut short has begun to look,
@@ -111,12 +113,11 @@ class Source:
         }
         database = self.client[self.address.database or "admin"]
         try:
-            with within(deadline):
-                answer = database.command(command, codec_options=CODEC)
-                cursor = answer["cursor"]
-                if cursor["id"]:
-                    collection = cursor["ns"].partition(".")[2]
-                    database.command({"killCursors": collection, "cursors": [cursor["id"]]})
+            answer = database.command(command, codec_options=CODEC)
+            cursor = answer["cursor"]
+            if cursor["id"]:
+                collection = cursor["ns"].partition(".")[2]
+                database.command({"killCursors": collection, "cursors": [cursor["id"]]})
         except OperationFailure as error:
             if error.code == HISTORY_LOST:
                 return False
@@ -153,7 +154,7 @@ class Source:
             case NewItemStateMode.REQUIRE:
                 return "required"
             case NewItemStateMode.INCLUDE_IF_AVAILABLE:
-                return "whenAvailable" if self._images else "updateLookup"
+                return "whenAvailable" if self.images else "updateLookup"
 
     def full_document_before_change(self) -> str | None:
         """Where the old document comes from."""
@@ -205,11 +206,6 @@ class Source:
         if isinstance(self.spec.scope, EntireCluster):
             stage["allChangesForCluster"] = True
         return stage
-
-
-def within(deadline: Deadline) -> Any:
-    """Bounds the driver's calls inside; not for reading a stream, whose every answer would be lost by it."""
-    return pymongo.timeout(max(0.001, deadline.remaining()))
 
 
 def close_quietly(stream: Stream) -> None:
