@@ -70,6 +70,12 @@ _COMMON: Final = (
 )
 
 
+def _shown(url: str) -> str:
+    """The hosts and the database, without user, password and options."""
+    front, query, _ = redact_url(url).partition("?")
+    return repr(f"{front}?…" if query else front)
+
+
 @attrs.frozen
 class MongoConfig:
     """What a client was configured with, checked; its repr shows no secret.
@@ -84,7 +90,7 @@ class MongoConfig:
         database: The database that the `url` names, or None.
     """
 
-    url: str = attrs.field(repr=redact_url)
+    url: str = attrs.field(repr=_shown)
     username: str | None = attrs.field(default=None, repr=False)
     password: str | None = attrs.field(default=None, repr=False)
     app_name: str | None = None

@@ -6,6 +6,9 @@
     ["r", data]    a resume token of the application's own, for `resumeAfter`
     ["t", s, n]    at the cluster time `Timestamp(s, n)`, its changes included
 
+Each may have one more element, as long as the position lies before it: the cluster time of the start (ticks).
+What was dropped or renamed before that was another collection, or database, of the same name.
+
 `data` is the text of a resume token `{"_data": …}`; another kind of token is written as `"b:"` and the base64
 of its BSON. The server hardly checks what a token is of, hence the kind, and the checks of the envelope
 around it.
@@ -24,6 +27,7 @@ import attrs
 import bson
 from bson.timestamp import Timestamp
 
+from multiclouddb_api.codec import JsonValue
 from multiclouddb_spi import Cursor, InvalidCursor, Position
 
 __all__ = [
@@ -37,6 +41,8 @@ __all__ = [
     "is_reached",
     "place_of",
     "seconds_at",
+    "start_of",
+    "ticks_at",
     "token_text",
 ]
 
@@ -45,8 +51,7 @@ Kind: TypeAlias = Literal["e", "h", "i", "r"]
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST: Final = 2**32 - 1
 _MOST_CHARACTERS: Final = 64 * 1024  # a token holds the document's key, and a key may be long
-_TICKS: Final = slice(2, 18)
-_TIME: Final = slice(2, 10)  # behind the byte 0x82, which says that a timestamp follows
+_TICKS: Final = slice(2, 18)  # behind the byte 0x82, which says that a timestamp follows
 _RAW: Final = "b:"
 
 
@@ -97,28 +102,62 @@ def token_text(token: Mapping[str, Any]) -> str:
     return _RAW + base64.b64encode(bson.encode(token)).decode()
 
 
-def cursor_of(place: Place) -> Cursor:
-    """The form in a token."""
+def cursor_of(place: Place, start: int | None = None) -> Cursor:
+    """The form in a token.
+
+    Args:
+        place: The position.
+        start: The cluster time of the start, in ticks; left out where it does not lie ahead.
+    """
+    cursor: list[JsonValue]
     match place:
         case After(kind, data):
-            return [kind, data]
+            cursor = [kind, data]
         case At(seconds, ordinal):
-            return ["t", seconds, ordinal]
+            cursor = ["t", seconds, ordinal]
+    return cursor if start is None or (ticks_at(place) or 0) >= start else [*cursor, start]
 
 
 def place_of(cursor: Cursor) -> Place:
-    """The inverse of `cursor_of`.
+    """The position in a cursor.
 
     Raises:
-        InvalidCursor: It is none.
+        InvalidCursor: There is none.
     """
+    return _parsed(cursor)[0]
+
+
+def start_of(cursor: Cursor) -> int | None:
+    """The cluster time of the start in a cursor, in ticks; None where it does not lie ahead.
+
+    Raises:
+        InvalidCursor: It is no cursor.
+    """
+    return _parsed(cursor)[1]
+
+
+def _parsed(cursor: Cursor) -> tuple[Place, int | None]:
     match cursor:
-        case [("e" | "h" | "i" | "r") as kind, str() as data] if _is_data(data):
-            return After(kind, data)
-        case ["t", int() as seconds, int() as ordinal] if _is_time(seconds) and _is_time(ordinal):
-            return At(seconds, ordinal)
+        case [("e" | "h" | "i" | "r") as kind, str() as data, *rest] if _is_data(data):
+            return After(kind, data), _start(rest)
+        case ["t", int() as seconds, int() as ordinal, *rest] if _is_time(seconds) and _is_time(ordinal):
+            return At(seconds, ordinal), _start(rest)
         case _:
-            raise InvalidCursor(f"{reprlib.repr(cursor)[:60]} is no position in a change stream")
+            raise _no_position(cursor)
+
+
+def _start(rest: list[JsonValue]) -> int | None:
+    match rest:
+        case []:
+            return None
+        case [int() as start] if type(start) is int and 0 <= start < 2**64:
+            return start
+        case _:
+            raise _no_position(rest)
+
+
+def _no_position(cursor: Cursor) -> InvalidCursor:
+    return InvalidCursor(f"{reprlib.repr(cursor)[:60]} is no position in a change stream")
 
 
 def _is_data(data: str) -> bool:
@@ -139,14 +178,8 @@ def _is_time(value: int) -> bool:
 
 def seconds_at(place: Place) -> int | None:
     """The cluster time of a position in seconds since 1970; None when its token does not tell."""
-    if isinstance(place, At):
-        return place.seconds
-    if place.data.startswith("82"):
-        try:
-            return int(place.data[_TIME], 16)
-        except ValueError:
-            return None
-    return None
+    ticks = ticks_at(place)
+    return None if ticks is None else ticks >> 32
 
 
 def compare(a: Place, b: Place) -> int | None:
@@ -178,12 +211,14 @@ def is_reached(place: Place, until: Place, *, at_end: bool) -> bool:
         return True
     if not (at_end and isinstance(place, After) and isinstance(until, After) and until.kind == "h"):
         return False
-    at, bound = _ticks(place), _ticks(until)
+    at, bound = ticks_at(place), ticks_at(until)
     return at is not None and bound is not None and at + 1 >= bound
 
 
-def _ticks(place: After) -> int | None:
-    """The cluster time as one number."""
+def ticks_at(place: Place) -> int | None:
+    """A position's cluster time as one number, seconds and ordinal; None when its token does not tell."""
+    if isinstance(place, At):
+        return (place.seconds << 32) | place.ordinal
     try:
         return int(place.data[_TICKS], 16) if place.data.startswith("82") else None
     except ValueError:

@@ -52,6 +52,8 @@ from multiclouddb_mongo.position import (
     describe,
     place_of,
     seconds_at,
+    start_of,
+    ticks_at,
     token_text,
 )
 from multiclouddb_mongo.reader import MongoReader
@@ -221,7 +223,7 @@ class MongoFeed(Feed):
             found = find(self._source.client, self.spec, self._source.address)
             if not found.there or found.uuid != self._found.uuid:
                 raise _missing(self._source.address)
-        return [Seed(PARTITION_ID, (), cursor_of(self._resolved(position)))]
+        return [Seed(PARTITION_ID, (), self._resolved(position))]
 
     def partitions(self, deadline: Deadline) -> list[Partition]:
         """The one that there is."""
@@ -241,7 +243,14 @@ class MongoFeed(Feed):
         )
         bound = place_of(until) if until is not None else None
         reader = MongoReader(
-            self._source, view, place_of(cursor), bound, self._goes_on, self._headroom, self._check
+            self._source,
+            view,
+            place_of(cursor),
+            bound,
+            start_of(cursor),
+            self._goes_on,
+            self._headroom,
+            self._check,
         )
         self._readers.add(reader)
         return reader
@@ -266,12 +275,13 @@ class MongoFeed(Feed):
         """Its cluster time and kind."""
         return describe(place_of(cursor))
 
-    def _resolved(self, position: FeedStart) -> Place:
+    def _resolved(self, position: FeedStart) -> Cursor:
+        now = self._source.now()
         match position:
             case Now():
-                return self._native_start() or self._source.now()
+                return cursor_of(self._native_start() or now)
             case Beginning():
-                return self._log.oldest()
+                return cursor_of(self._log.oldest(), ticks_at(now))
             case AtTime(utc):
                 place = At(max(0, int(utc.timestamp())))
                 if not self._source.reaches(place):
@@ -280,7 +290,7 @@ class MongoFeed(Feed):
                         f"AtTime({utc:%Y-%m-%dT%H:%M:%SZ}) is older than the operation log; start at "
                         "Beginning(), or at a later time",
                     )
-                return place
+                return cursor_of(place, ticks_at(now))
 
     def _native_start(self) -> Place | None:
         options = self._options
@@ -293,16 +303,12 @@ class MongoFeed(Feed):
             return After("r", token_text(options.resume_after))
         return None
 
-    def _goes_on(self, place: Place) -> bool:
-        """Behind an invalidate: whether that was of a former collection of this name, or is survived."""
-        found = find(self._source.client, self.spec, self._source.address)
-        if self._options.after_invalidate == "follow":
-            self._source.images = found.images
-            return True
-        if not self._bound or found.uuid is None or found.uuid != self._found.uuid:
+    def _goes_on(self) -> bool:
+        """Behind an invalidate: whether it is to be survived."""
+        if self._options.after_invalidate != "follow":
             return False
-        # The text of a token holds the id of its collection: ours may have been renamed, and renamed back.
-        return not (isinstance(place, After) and found.uuid.upper() in place.data)
+        self._source.images = find(self._source.client, self.spec, self._source.address).images
+        return True
 
     def _check(self) -> None:
         """Nothing comes from a collection that is not there, once the log has been read that far.

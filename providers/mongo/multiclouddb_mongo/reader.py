@@ -27,6 +27,7 @@ from multiclouddb_mongo.position import (
     describe,
     is_reached,
     seconds_at,
+    ticks_at,
     token_text,
 )
 from multiclouddb_mongo.stream import Source, Stream, buffered, close_quietly, inner_cursor
@@ -73,10 +74,14 @@ class MongoBatch(Batch):
         view: What their events share.
         begin: The position in front of them.
         end: The position behind them, and behind what else was looked at.
+        start: The cluster time of the feed's start, in ticks, or None.
     """
 
-    def __init__(self, changes: Sequence[Raw], view: View, begin: Place, end: Place) -> None:
+    def __init__(
+        self, changes: Sequence[Raw], view: View, begin: Place, end: Place, start: int | None = None
+    ) -> None:
         self._changes, self._view, self._begin, self._end = changes, view, begin, end
+        self._start = start
         self.nbytes = sum(map(len, changes))
 
     def __len__(self) -> int:
@@ -85,8 +90,9 @@ class MongoBatch(Batch):
     def cursor_after(self, count: int) -> Cursor:
         """The position behind the first `count` changes."""
         if count == len(self._changes):
-            return cursor_of(self._end)
-        return cursor_of(place_of_change(self._changes[count - 1]) if count else self._begin)
+            return cursor_of(self._end, self._start)
+        place = place_of_change(self._changes[count - 1]) if count else self._begin
+        return cursor_of(place, self._start)
 
     def events(self, start: int, stop: int) -> list[ChangeEvent]:
         """Map changes to events."""
@@ -126,6 +132,8 @@ class MongoReader(Reader):
         view: What its events share.
         place: Where to read from.
         until: Stop behind this, or None.
+        start: The cluster time of the feed's start, in ticks, where it may lie ahead, or None: what ended
+            before it was something else of the same name.
         goes_on: Asked behind an invalidate: whether reading goes on with what has the name next.
         headroom: Seconds until a position falls out of the log, or None.
         check: Called when there is nothing: raises where nothing will ever come, because there is no such
@@ -142,12 +150,14 @@ class MongoReader(Reader):
         view: View,
         place: Place,
         until: Place | None,
-        goes_on: Callable[[Place], bool],
+        start: int | None,
+        goes_on: Callable[[], bool],
         headroom: Callable[[Place], float | None],
         check: Callable[[], None],
     ) -> None:
         self._check = check
         self._source, self._view, self._place, self._until = source, view, place, until
+        self._start = start
         self._goes_on, self._headroom = goes_on, headroom
         self._stream: Stream | None = None
         self._batch_size = 0
@@ -446,7 +456,7 @@ class MongoReader(Reader):
             f"{describe(place).text} in {_name(decoded(change.raw))}",
             "with its images it is larger than the 16 MB that the server can send; read it with "
             "old_item_state_mode=OMIT, or with new_item_state_mode=OMIT",
-            cursor_of(place),
+            cursor_of(place, self._start),
         ) from error
 
     # -- What was found
@@ -455,7 +465,8 @@ class MongoReader(Reader):
         """Behind an invalidate: go on with what has the name next, or end."""
         self.close()
         invalidated = Invalidated(reason)
-        if self._goes_on(self._place):
+        former = self._start is not None and (ticks_at(self._place) or self._start) < self._start
+        if former or self._goes_on():
             self._taken.notices.append(invalidated)
             self._taken.caught_up = False
         else:
@@ -463,7 +474,7 @@ class MongoReader(Reader):
 
     def _batch(self, begin: Place) -> MongoBatch:
         taken = self._taken
-        batch = MongoBatch(taken.changes, self._view, begin, self._place)
+        batch = MongoBatch(taken.changes, self._view, begin, self._place, self._start)
         batch.outcome, batch.requests, batch.caught_up = self._outcome, self._requests, taken.caught_up
         batch.notices = tuple(taken.notices)
         seconds = seconds_at(self._place)

@@ -392,7 +392,7 @@ _JSON: Final[Mapping[type, Callable[[Any, int], Any]]] = {
 
 _Converter: TypeAlias = Callable[[Any], Any]
 _AS_IS: Final = frozenset(
-    {str, bool, float, type(None), bytes, UUID, Int64, ObjectId, Timestamp, Regex, Binary, DatetimeMS}
+    {bool, float, type(None), bytes, UUID, Int64, ObjectId, Timestamp, Binary, DatetimeMS}
     | {MinKey, MaxKey, Decimal128}
 )
 
@@ -415,7 +415,9 @@ def _to_bson(value: Any, depth: int) -> Any:
         return value
     if kind is int:
         if not -_INT64 <= value < _INT64:
-            raise _refused(f"the integer {value:.3e}", "BSON has 64 bits: use a Decimal or text")
+            raise _refused(
+                f"an integer of {value.bit_length()} bits", "BSON has 64 bits: use a Decimal or text"
+            )
         return value
     if depth >= _MOST_DEPTH:
         raise _refused(f"more than {_MOST_DEPTH} levels", "flatten it")
@@ -426,9 +428,8 @@ def _to_bson(value: Any, depth: int) -> Any:
             raise _refused("a naive datetime", "add a time zone: tzinfo=UTC")
         return _to_date(value)
     if isinstance(value, Code):
-        return (
-            value if value.scope is None else Code(str.__str__(value), _to_bson(dict(value.scope), depth + 1))
-        )
+        text = _text(str.__str__(value))
+        return Code(text, None if value.scope is None else _to_bson(dict(value.scope), depth + 1))
     if isinstance(value, DBRef):
         fields = _to_bson(dict(value.as_doc()), depth + 1)
         return DBRef(fields.pop("$ref"), fields.pop("$id"), fields.pop("$db", None), fields)
@@ -439,7 +440,10 @@ def _to_bson(value: Any, depth: int) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if isinstance(value, str):
-        return str.__str__(value)
+        return _text(str.__str__(value))
+    if isinstance(value, Regex):
+        _name(value.pattern)
+        return value
     if isinstance(value, float):
         return float(value)
     if isinstance(value, int):
@@ -458,12 +462,22 @@ def _refused(what: str, way_out: str) -> Exception:
     return invalid_request("value", f"holds {what}, which has no BSON form", way_out)
 
 
+def _text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        pass
+    else:
+        return text
+    raise _refused("text with a lone surrogate", "use valid Unicode text")
+
+
 def _name(name: object) -> str:
     if not isinstance(name, str):
         raise _refused(f"a name of type {type(name).__name__}", "names are text: use str(name)")
     if "\0" in name:
-        raise _refused("a name with a NUL character", "leave it out")
-    return name
+        raise _refused("a name or a pattern with a NUL character", "leave it out")
+    return _text(str.__str__(name))
 
 
 def _to_decimal128(value: Decimal) -> Decimal128:
