@@ -182,7 +182,7 @@ class MongoConfig:
         hosts, _, query = _parts(self.url)
         userinfo = hosts.rpartition("@")[0]
         password = userinfo.partition(":")[2]
-        values = [value for name, value in _pairs(query) if name.lower() in _SECRET or "@" in query]
+        values = [value for name, value in _pairs(query) if name.lower() in _SECRET]
         for text in (userinfo, password, self.password, *values):
             if text:
                 yield text

@@ -15,7 +15,7 @@ from multiclouddb_api import ChangeEvent, ChangeType, ResourceAddress
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
 from multiclouddb_mongo.change import place_of_change
-from multiclouddb_mongo.position import cursor_of, describe, token_text
+from multiclouddb_mongo.position import After, cursor_of, describe, seconds_at, token_text
 from multiclouddb_mongo.values import CODEC, json_text, portable
 from multiclouddb_spi import RecordFault
 
@@ -44,6 +44,7 @@ _DAMAGED: Final = (
     TypeError,
     ArithmeticError,
     AttributeError,
+    AssertionError,
     RecursionError,
 )
 
@@ -101,8 +102,9 @@ def time_of(change: Change) -> datetime:
     moment = change.get("wallTime")
     if isinstance(moment, datetime):
         return moment.replace(tzinfo=UTC)  # which it is in; PyMongo has an own class for that
-    stamp: datetime = change["clusterTime"].as_datetime()
-    return stamp.replace(tzinfo=UTC)
+    stamp = change.get("clusterTime")
+    seconds = stamp.time if stamp is not None else seconds_at(After("e", token_text(change["_id"])))
+    return datetime.fromtimestamp(0 if seconds is None else seconds, UTC)
 
 
 def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:

@@ -41,6 +41,7 @@ _MAJORITY: Final = ReadConcern("majority")
 _COMMENT: Final = "multiclouddb"
 _PROBE_MS: Final = 50
 _CLOSE_SECONDS: Final = 1.0
+_NO_SECONDS: Final = 0.001
 
 
 class Source:
@@ -88,6 +89,14 @@ class Source:
             PyMongoError: What the server refuses, or the network.
         """
         return self._watch(batch_size, self._awaiting(await_ms), slim=slim, **_start(place))
+
+    def answers(self, stream: Stream) -> bool:
+        """False when the server that a stream is on is known to be away; nothing is sent to find out."""
+        address = getattr(inner_cursor(stream), "address", None)
+        if address is None:
+            return True
+        server = self.client.topology_description.server_descriptions().get(address)
+        return server is not None and server.is_server_type_known
 
     def now(self) -> After:
         """The end of the log, durable at once: the first answer of a stream that asks for no change."""
@@ -208,9 +217,9 @@ class Source:
         return stage
 
 
-def close_quietly(stream: Stream) -> None:
+def close_quietly(stream: Stream, *, reachable: bool = True) -> None:
     """Close a stream; a server that is away is not waited for: it ends idle cursors itself in ten minutes."""
-    with pymongo.timeout(_CLOSE_SECONDS):
+    with pymongo.timeout(_CLOSE_SECONDS if reachable else _NO_SECONDS):
         stream.close()
 
 

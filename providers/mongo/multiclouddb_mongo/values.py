@@ -97,8 +97,6 @@ def _decimal(value: Decimal128) -> Decimal | Decimal128:
             return value
         sign = "-" if bits >> 127 else ""
         return Decimal(f"{sign}{coefficient}E{((bits >> 113) & 0x3FFF) - _EXPONENT_BIAS}")
-    if combination < 0b11110:
-        return value
     special = value.to_decimal()
     return special if Decimal128(special).bid == value.bid else value
 

@@ -1,0 +1,227 @@
+"""What one fetch takes from a stream: changes of documents, and what else the stream tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+import bson
+from bson.errors import BSONError
+
+from multiclouddb_api import Dropped, ErrorCategory, Notice, Renamed
+from multiclouddb_mongo.change import (
+    RawChange,
+    decoded,
+    is_item_change,
+    is_untouched_change,
+    place_of_change,
+)
+from multiclouddb_mongo.errors import fault
+from multiclouddb_mongo.mapping import CHANGES, Raw
+from multiclouddb_mongo.position import After, Kind, Place, compare, token_text
+from multiclouddb_mongo.stream import Source, Stream, buffered
+from multiclouddb_mongo.values import CODEC
+
+__all__ = ["Taken", "Taker", "namespace_of"]
+
+# The server ends an answer at 16 MB: one that is shorter for another reason has shown all there was.
+_FULL_BYTES: Final = 8 * 1024 * 1024
+
+
+@attrs.define
+class Taken:
+    """What one fetch has found.
+
+    Attributes:
+        place: The position behind it.
+        changes: Of documents.
+        notices: Of collections and databases.
+        gone: Why the stream is over, once it is.
+        reached: True when the bound is reached.
+        caught_up: True when the server had no more to send.
+        at_end: True when the last answer was empty: the log has been looked through.
+        requests: Answers that were asked for.
+    """
+
+    place: Place
+    changes: list[Raw] = attrs.field(factory=list)
+    notices: list[Notice] = attrs.field(factory=list)
+    gone: str | None = None
+    reached: bool = False
+    caught_up: bool | None = None
+    at_end: bool = False
+    requests: int = 0
+
+    def over(self) -> bool:
+        """True when nothing more may be taken."""
+        return self.gone is not None or self.reached
+
+    def keep_up(self) -> None:
+        """Behind what was taken, when the answer behind it has failed."""
+        if self.changes:
+            self.place = place_of_change(self.changes[-1])
+
+    def end(self, place: Place, reason: str) -> None:
+        """What was watched is no more; the position is behind that, whatever was said of it."""
+        self.gone = reason
+        self.place = After("i", place.data) if isinstance(place, After) else place
+
+
+class Taker:
+    """Takes from one stream after the other of a reader.
+
+    Args:
+        source: What is watched.
+        until: Stop behind this, or None.
+    """
+
+    def __init__(self, source: Source, until: Place | None) -> None:
+        self._source, self._until = source, until
+        self._parts: dict[str, Any] = {}
+        # Most changes are taken as they are; which ones need a closer look, the server and the caller decide.
+        self._takes = is_untouched_change if source.splits or source.options.pipeline else is_item_change
+
+    def begin(self) -> None:
+        """A stream begins at a position, and no change is in parts there."""
+        self._parts = {}
+
+    def take(self, stream: Stream, taken: Taken, room: int, batch_size: int) -> bool:
+        """Take what is left of an answer, or the next one.
+
+        Args:
+            stream: The stream.
+            taken: Gets it.
+            room: How many changes it takes, at most.
+            batch_size: What the stream was opened with.
+
+        Returns:
+            False when the answer was empty.
+
+        Raises:
+            PyMongoError: What the server refuses, or the network.
+            ProviderFault: The caller's pipeline has taken away what nobody can do without.
+        """
+        fresh = not buffered(stream)
+        taken.requests += fresh
+        change = stream.try_next()
+        if change is None:
+            self._follow(stream, taken, None)
+            return False
+        left = size = buffered(stream)
+        add, takes, plain = taken.changes.append, self._takes, self._until is None
+        while True:
+            if plain and takes(change.raw):
+                add(change.raw)
+            elif not self.consider(change, taken):
+                return True
+            if len(taken.changes) >= room and not self._parts:
+                break
+            if left is not None:
+                if not left:
+                    if fresh and size is not None and size + 1 < batch_size:
+                        self._was_short(taken)
+                    break
+                left -= 1
+            following = stream.try_next()
+            if following is None:
+                break
+            change = following
+        self._follow(stream, taken, place_of_change(change.raw).data)
+        return True
+
+    def consider(self, change: RawChange, taken: Taken) -> bool:
+        """Take one change with all that may be about it; False when reading ends with it.
+
+        Raises:
+            ProviderFault: The caller's pipeline has taken away what nobody can do without.
+        """
+        place = place_of_change(change.raw)
+        if self._until is not None:
+            order = compare(place, self._until)
+            if order is not None and order > 0:
+                taken.place, taken.reached = self._until, True
+                return False
+        if self._takes(change.raw):
+            taken.changes.append(change.raw)
+        elif not self._look_into(change, place, taken):
+            return False
+        if not self._parts:
+            taken.place = place
+            taken.reached = isinstance(self._until, After) and self._until.data == place.data
+        return not taken.reached
+
+    def _was_short(self, taken: Taken) -> None:
+        """An answer that had fewer changes than asked for was all that there is; `mongos` sends what it has."""
+        if not self._source.sharded and sum(map(len, taken.changes)) < _FULL_BYTES:
+            taken.caught_up = True
+
+    def _follow(self, stream: Stream, taken: Taken, last: str | None) -> None:
+        """Go to the stream's own position: it moves without a change, too.
+
+        Args:
+            stream: The stream.
+            taken: What has the position.
+            last: The text of the token of the last change, or None.
+        """
+        token = stream.resume_token
+        if self._parts:
+            return
+        if token is not None:
+            data = token_text(token)
+            kind: Kind = "e" if data == last else "h"
+            if not (isinstance(taken.place, After) and taken.place.data == data):
+                taken.place = After(kind, data)
+        if not stream.alive:
+            taken.end(taken.place, "the pipeline hides how it ended")
+
+    def _look_into(self, change: RawChange, place: After, taken: Taken) -> bool:
+        """What is no plain change of a document: False for the end of the stream."""
+        try:
+            fields = decoded(change.raw)
+        except BSONError:
+            taken.changes.append(change.raw)  # mapping it will say where the damage is
+            return True
+        kind = fields.get("operationType")
+        if "splitEvent" in fields:
+            self._join(fields, taken)
+        elif kind in CHANGES:
+            for name in ("documentKey", "ns"):
+                if not isinstance(fields.get(name), dict):
+                    raise _altered(name)
+            taken.changes.append(change.raw)
+        elif kind == "invalidate":
+            taken.end(place, "the server invalidated the stream")
+            return False
+        elif kind == "drop":
+            taken.notices.append(Dropped(namespace_of(fields)))
+        elif kind == "dropDatabase":
+            taken.notices.append(Dropped(namespace_of(fields).partition("/")[0]))
+        elif kind == "rename":
+            taken.notices.append(Renamed(namespace_of(fields), namespace_of(fields, "to")))
+        elif kind is None:
+            raise _altered("operationType")
+        return True
+
+    def _join(self, part: dict[str, Any], taken: Taken) -> None:
+        """Put a large change together again; the position moves behind its last part only."""
+        split = part.pop("splitEvent")
+        self._parts.update(part)
+        if split["fragment"] == split["of"]:
+            whole, self._parts = self._parts, {}
+            taken.changes.append(bson.encode(whole, codec_options=CODEC))
+
+
+def namespace_of(change: Mapping[str, Any], field: str = "ns") -> str:
+    """What a change is about, `database/collection`; a question mark for what a pipeline has taken away."""
+    namespace = change.get(field)
+    names = namespace if isinstance(namespace, Mapping) else {}
+    return f"{names.get('db', '?')}/{names.get('coll', '?')}"
+
+
+def _altered(name: str) -> Exception:
+    return fault(
+        ErrorCategory.INVALID_REQUEST,
+        f"MongoOptions.pipeline removes or alters {name!r} of the changes; leave _id, operationType, ns and "
+        "documentKey as they are",
+    )
