@@ -311,6 +311,8 @@ def _classified(error: Exception) -> Fault:
             return _plain(
                 ErrorCategory.INVALID_REQUEST, f"{_short(str(error))}; check the names of the address"
             )
+        case InvalidOperation() if "resume token" in str(error):
+            return _said(_NO_TOKEN, error, code)
         case InvalidOperation():
             return _plain(ErrorCategory.INVALID_REQUEST, f"{_short(str(error))}; open a new client or stream")
         case EncryptionError():
@@ -367,7 +369,7 @@ def _configuration(error: ConfigurationError) -> Fault:
     if "wire version" in str(error):
         return _plain(
             ErrorCategory.UNSUPPORTED_CAPABILITY,
-            "the server is of a version that PyMongo does not speak to; use MongoDB 4.4 or later",
+            "the server is too old or too new for this PyMongo; use MongoDB 4.4 or later, PyMongo to match",
         )
     return Fault(
         ErrorCategory.INVALID_REQUEST,

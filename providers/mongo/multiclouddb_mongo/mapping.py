@@ -15,7 +15,7 @@ from multiclouddb_api import ChangeEvent, ChangeType, ResourceAddress
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
 from multiclouddb_mongo.change import place_of_change
-from multiclouddb_mongo.position import After, cursor_of, describe, seconds_at, token_text
+from multiclouddb_mongo.position import After, change_text, cursor_of, describe, seconds_at, token_text
 from multiclouddb_mongo.values import CODEC, json_text, portable
 from multiclouddb_spi import RecordFault
 
@@ -35,6 +35,7 @@ CHANGES: Final = {
 }
 """The operations that change a document; all others are facts about collections, or not known."""
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TEXTS: Final = {name: kind.value for name, kind in CHANGES.items()}
 # What a change that is none makes of the code below.
 _DAMAGED: Final = (
@@ -109,7 +110,7 @@ def time_of(change: Change) -> datetime:
 
 def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
     # By column: one call an event, and none for what a request leaves out.
-    ids = [token_text(change["_id"]) for change in changes]
+    ids = [change_text(change["_id"]) for change in changes]
     columns: list[Iterable[Any]] = [
         ids,
         _keys([change["documentKey"] for change in changes]),
@@ -136,7 +137,15 @@ def _keys(keys: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
 
 
 def _times(changes: Sequence[Change]) -> list[datetime]:
-    return [time_of(change) for change in changes]
+    """Times; changes of one millisecond share theirs: to make one costs as much as all else of an event."""
+    previous: object = None
+    moment, moments = _EPOCH, []
+    for change in changes:
+        value = change.get("wallTime")
+        if value is None or value != previous:
+            previous, moment = value, time_of(change)
+        moments.append(moment)
+    return moments
 
 
 def _documents(changes: Sequence[Change], name: str, mapped: Callable[[Any], Any]) -> list[Any]:
@@ -162,7 +171,7 @@ def _arrow(changes: Sequence[Change], view: View) -> pa.RecordBatch:
     from multiclouddb_spi.arrow import EVENT_SCHEMA
 
     count, text = len(changes), pa.string()
-    ids = pa.array([token_text(change["_id"]) for change in changes], text)
+    ids = pa.array([change_text(change["_id"]) for change in changes], text)
     addresses = list(zip(_addresses(changes, view), range(count), strict=False))
     columns = [
         ids,

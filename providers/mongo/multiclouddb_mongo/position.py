@@ -9,15 +9,16 @@
 Each may have one more element, as long as the position lies before it: the cluster time of the start (ticks).
 What was dropped or renamed before that was another collection, or database, of the same name.
 
-`data` is the text of a resume token `{"_data": …}`; another kind of token is written as `"b:"` and the base64
-of its BSON. The server hardly checks what a token is of, hence the kind, and the checks of the envelope
-around it.
+`data` is the text of a resume token `{"_data": …}`, and behind a point its `_typeBits` in hexadecimal, which
+the server adds for keys of some types. Any other token is written as `"b:"` and the base64 of its BSON. The
+server hardly checks what a token is of, hence the kind, and the checks of the envelope around it.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import re
 import reprlib
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -35,6 +36,7 @@ __all__ = [
     "At",
     "Kind",
     "Place",
+    "change_text",
     "compare",
     "cursor_of",
     "describe",
@@ -53,6 +55,9 @@ _MOST: Final = 2**32 - 1
 _MOST_CHARACTERS: Final = 64 * 1024  # a token holds the document's key, and a key may be long
 _TICKS: Final = slice(2, 18)  # behind the byte 0x82, which says that a timestamp follows
 _RAW: Final = "b:"
+_BITS: Final = "."
+_DATA: Final = re.compile(r"[0-9A-Za-z]+", re.ASCII)
+_TEXT: Final = re.compile(r"[0-9A-Za-z]+(\.([0-9a-f]{2})*)?", re.ASCII)
 
 
 @attrs.frozen
@@ -71,7 +76,8 @@ class After:
         """The resume token as the server takes it."""
         if self.data.startswith(_RAW):
             return bson.decode(base64.b64decode(self.data[len(_RAW) :]))
-        return {"_data": self.data}
+        data, separator, bits = self.data.partition(_BITS)
+        return {"_data": data, "_typeBits": bytes.fromhex(bits)} if separator else {"_data": data}
 
 
 @attrs.frozen
@@ -96,10 +102,19 @@ Place: TypeAlias = After | At
 
 def token_text(token: Mapping[str, Any]) -> str:
     """The text of a resume token."""
-    data = token.get("_data")
-    if len(token) == 1 and isinstance(data, str) and not data.startswith(_RAW):
-        return data
+    data, bits = token.get("_data"), token.get("_typeBits")
+    if isinstance(data, str) and _DATA.fullmatch(data):
+        if len(token) == 1:
+            return data
+        if len(token) == 2 and isinstance(bits, bytes):
+            return f"{data}{_BITS}{bits.hex()}"
     return _RAW + base64.b64encode(bson.encode(token)).decode()
+
+
+def change_text(token: Mapping[str, Any]) -> str:
+    """What names a change: its resume token's text without the type bits, which names sort by."""
+    data = token.get("_data")
+    return data if isinstance(data, str) else token_text(token)
 
 
 def cursor_of(place: Place, start: int | None = None) -> Cursor:
@@ -161,10 +176,10 @@ def _no_position(cursor: Cursor) -> InvalidCursor:
 
 
 def _is_data(data: str) -> bool:
-    if not data.isascii() or not 0 < len(data) <= _MOST_CHARACTERS:
+    if not data.isascii() or len(data) > _MOST_CHARACTERS:
         return False
     if not data.startswith(_RAW):
-        return data.isalnum()
+        return _TEXT.fullmatch(data) is not None
     try:
         bson.decode(base64.b64decode(data[len(_RAW) :], validate=True))
     except (binascii.Error, bson.errors.BSONError, ValueError):
@@ -186,15 +201,13 @@ def compare(a: Place, b: Place) -> int | None:
     """-1, 0 or 1: the text of tokens sorts as the events do; None where only the server knows."""
     if isinstance(a, After) and isinstance(b, After):
         if a.data.startswith("82") and b.data.startswith("82"):
-            return (a.data > b.data) - (a.data < b.data)
+            left, right = a.data.partition(_BITS)[0], b.data.partition(_BITS)[0]
+            return (left > right) - (left < right)
         return 0 if a.data == b.data else None
-    if isinstance(a, At) and isinstance(b, At):
-        left, right = (a.seconds, a.ordinal), (b.seconds, b.ordinal)
-        return (left > right) - (left < right)
-    before, behind = seconds_at(a), seconds_at(b)
-    if before is None or behind is None or before == behind:
+    before, behind = ticks_at(a), ticks_at(b)
+    if before is None or behind is None or (before == behind and type(a) is not type(b)):
         return None
-    return -1 if before < behind else 1
+    return (before > behind) - (before < behind)
 
 
 def is_reached(place: Place, until: Place, *, at_end: bool) -> bool:

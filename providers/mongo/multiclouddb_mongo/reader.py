@@ -223,8 +223,8 @@ class MongoReader(Reader):
         """The change behind this position is the one that the server cannot send."""
         if error.code == IMAGE_MISSING:
             raise unsupported(
-                f"{describe(place).text}: the image that is required of the next change is not there, because "
-                "it expired or images were enabled later",
+                f"{describe(place).text}: the image that is required of the next change is not there, for it "
+                "has expired, or images were enabled later",
                 "go on from the same token with INCLUDE_IF_AVAILABLE",
             ) from error
         with closing(self._source.open(place, 1, _SHORT_AWAIT_MS, slim=True)) as stream:

@@ -152,7 +152,7 @@ class Taker:
         return not taken.reached
 
     def _was_short(self, taken: Taken) -> None:
-        """An answer that had fewer changes than asked for was all that there is; `mongos` sends what it has."""
+        """An answer with fewer changes than asked for was all that there is; `mongos` sends what it has."""
         if not self._source.sharded and sum(map(len, taken.changes)) < _FULL_BYTES:
             taken.caught_up = True
 
