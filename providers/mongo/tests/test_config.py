@@ -1,0 +1,320 @@
+"""How a deployment is named, what a wrong name is told, and the MongoClient that is made of it."""
+
+import re
+import socket
+import traceback
+
+import pytest
+from bson import CodecOptions
+
+from multiclouddb_api import ClientConfig, ErrorCategory, MulticloudDbError
+from multiclouddb_mongo.config import MongoConfig
+from multiclouddb_mongo.values import CODEC
+
+SECRET = "wJalrXUtnFEMIK7MDENG"
+HOST = "mongodb://localhost"
+
+
+def refused(*words):
+    match = ".*".join(map(re.escape, words))
+    return pytest.raises(
+        MulticloudDbError, match=match, check=lambda error: error.category == ErrorCategory.INVALID_REQUEST
+    )
+
+
+def checked(url=HOST, **more):
+    return MongoConfig.from_client(ClientConfig("mongo", {"url": url, **more}))
+
+
+@pytest.fixture
+def made():
+    """Makes clients and closes them."""
+    clients = []
+
+    def make(url=HOST, concurrency=4, **more):
+        clients.append(checked(url, **more).client(concurrency))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+def everything_said(error):
+    """All that a log could show of an error: its text, what it came from, and what that says."""
+    seen = []
+    while error is not None:
+        seen += [str(error), repr(error), repr(getattr(error, "detail", None))]
+        seen += traceback.format_exception_only(error)
+        error = error.__cause__ or error.__context__
+    return "\n".join(seen)
+
+
+class TestNaming:
+    @pytest.mark.parametrize(
+        ("url", "database"),
+        [
+            ("mongodb://localhost", None),
+            ("mongodb://localhost/", None),
+            ("mongodb://a:27017,b:27018,[::1]:27019/shop?replicaSet=rs", "shop"),
+            ("mongodb://localhost?replicaSet=rs", None),
+            ("mongodb://localhost/shop.orders", "shop"),
+            ("mongodb://localhost/sh%C3%B6p", "shöp"),
+            ("mongodb://user:p%40ss%3Aw@localhost/shop?authSource=admin", "shop"),
+            ("mongodb://%2Ftmp%2Fmongodb-27017.sock/shop", "shop"),
+            ("mongodb+srv://cluster.example.net/shop?retryReads=false", "shop"),
+            ("mongodb+srv://user:pw@cluster.example.net/?srvMaxHosts=2&srvServiceName=mine", None),
+            (
+                "mongodb://localhost/?readPreference=secondary&readPreferenceTags=dc:a&readPreferenceTags=",
+                None,
+            ),
+            ("mongodb://localhost/?w=1;journal=true", None),
+        ],
+    )
+    def test_a_connection_string(self, url, database):
+        config = checked(url)
+        assert (config.url, config.database) == (url, database)
+
+    def test_a_user_and_a_password_beside_it(self, made):
+        for url, more in (
+            (HOST, {"username": "user", "password": "p@:/?#%"}),
+            ("mongodb://user@localhost", {"password": "p@:/?#%"}),
+            ("mongodb://user:p%40%3A%2F%3F%23%25@localhost", {}),
+        ):
+            credentials = made(url, **more).options.pool_options._credentials
+            assert (credentials.username, credentials.password) == ("user", "p@:/?#%")
+
+    def test_by_toml_with_the_password_from_the_environment(self, tmp_path, monkeypatch):
+        place = tmp_path / "client.toml"
+        place.write_text(
+            'provider = "mongo"\n[connection]\nurl = "mongodb://localhost"\n'
+            'username = "user"\npassword = { env = "MONGO_PASSWORD" }\n'
+        )
+        monkeypatch.setenv("MONGO_PASSWORD", SECRET)
+        config = MongoConfig.from_client(ClientConfig.from_toml(place))
+        assert (config.username, config.password) == ("user", SECRET)
+        assert SECRET not in repr(config)
+
+    @pytest.mark.parametrize(
+        ("query", "milliseconds"),
+        [("", None), ("?timeoutMS=1500", 1500), ("?TIMEOUTms=1", 1), ("?timeoutMS=0", None)],
+    )
+    def test_the_bound_of_each_call(self, query, milliseconds):
+        assert checked(f"{HOST}/{query}").timeout_ms == milliseconds
+
+
+class TestWrongNames:
+    @pytest.mark.parametrize(
+        ("connection", "words"),
+        [
+            ({}, ["connection.url", "is missing", "mongodb://HOST"]),
+            ({"url": None}, ["connection.url", "is missing", "mongodb://HOST"]),
+            ({"url": 7}, ["connection.url", "text", "int"]),
+            ({"url": ""}, ["connection.url", "is empty"]),
+            ({"url": "localhost:27017"}, ["connection.url", "no connection string", "mongodb://HOST"]),
+            ({"url": "mongo://localhost"}, ["connection.url", "no connection string", "mongodb://HOST"]),
+            ({"url": "mongodb://"}, ["connection.url", "hosts", "mongodb://HOST"]),
+            ({"url": "mongodb:///shop"}, ["connection.url", "hosts", "mongodb://HOST"]),
+            ({"url": "mongodb://a,,b"}, ["connection.url", "hosts"]),
+            ({"url": "mongodb://a:port"}, ["connection.url", "hosts", "quote_plus"]),
+            ({"url": "mongodb://a:99999"}, ["connection.url", "hosts"]),
+            ({"url": "mongodb+srv://a.b.c:27017"}, ["connection.url", "no port", "mongodb+srv://HOST"]),
+            ({"url": "mongodb+srv://a.b.c,d.e.f"}, ["connection.url", "one host", "mongodb+srv://HOST"]),
+            ({"url": f"{HOST}/?retryRead=false"}, ["'retryRead'", "did you mean 'retryReads'?"]),
+            ({"url": f"{HOST}/?maxPoolSize=many"}, ["'maxPoolSize'", "give it a value"]),
+            ({"url": f"{HOST}/?nonsense=1"}, ["'nonsense'", "known are: appName"]),
+            ({"url": f"{HOST}/?retryReads"}, ["NAME=VALUE"]),
+            ({"url": f"{HOST}/?datetime_conversion=wrong"}, ["'datetime_conversion'"]),
+            ({"url": f"{HOST}/?authSource="}, ["'authSource'", "give it a value"]),
+            ({"url": f"{HOST}/?=1"}, ["NAME=VALUE"]),
+            ({"url": f"{HOST}/?tls=true&"}, ["NAME=VALUE"]),
+            ({"url": f"{HOST}/?tls=true;w=1&w=2"}, ["NAME=VALUE"]),
+            ({"url": f"{HOST}/?w=1&W=2"}, ["'W'", "second time", "once"]),
+            ({"url": f"{HOST}/?tlsCAFile=/no/such/file"}, ["'tlsCAFile'", "file that can be read"]),
+            ({"url": HOST, "usename": "me"}, ["'usename'", "did you mean 'username'?"]),
+            (
+                {"url": HOST, "database": "shop"},
+                ["'database'", "known are: app_name, password, url, username"],
+            ),
+            ({"url": HOST, "username": 7}, ["connection.username", "text"]),
+            ({"url": HOST, "username": ""}, ["connection.username", "is empty"]),
+            ({"url": HOST, "password": SECRET}, ["connection.password", "no user", "username"]),
+            ({"url": HOST, "username": "me", "password": ""}, ["connection.password", "is empty"]),
+            ({"url": "mongodb://me:pw@a", "password": SECRET}, ["connection.password", "url", "once"]),
+            ({"url": "mongodb://me@a", "username": "me"}, ["connection.username", "url", "once"]),
+            ({"url": f"{HOST}/?appName=x", "app_name": "y"}, ["connection.app_name", "url", "once"]),
+        ],
+        ids=str,
+    )
+    def test_they_name_the_option_and_the_way_out(self, connection, words):
+        with refused(*words) as caught:
+            MongoConfig.from_client(ClientConfig("mongo", connection))
+        assert SECRET not in everything_said(caught.value)
+
+    @pytest.mark.parametrize(
+        ("url", "words"),
+        [
+            ("mongodb://a,b/?directConnection=true", ["multiple hosts", "directConnection"]),
+            ("mongodb://a/?loadBalanced=true&replicaSet=rs", ["replicaSet", "loadBalanced"]),
+            ("mongodb://a/?srvMaxHosts=2", ["srvMaxHosts", "mongodb+srv://"]),
+            ("mongodb://a/?maxPoolSize=2&minPoolSize=5", ["minPoolSize"]),
+            ("mongodb://a/?authMechanism=SCRAM-SHA-256", ["SCRAM-SHA-256", "username"]),
+            ('mongodb://a/sh"op', ["Bad database name"]),
+            ("mongodb://user@a", ["password"]),
+        ],
+    )
+    def test_what_pymongo_does_not_take_together(self, url, words):
+        with refused("connection.url", *words):
+            checked(url).client(4)
+
+
+# A password as a person would type it, and what of it must not be seen anywhere.
+UNESCAPED = [
+    f"mongodb://me:{SECRET}@more@localhost/shop",
+    f"mongodb://me:more@{SECRET}@localhost/shop",
+    f"mongodb://me:{SECRET}:more@localhost/shop",
+    f"mongodb://me:more:{SECRET}@localhost/shop",
+    f"mongodb://me:{SECRET}/more@localhost/shop",
+    f"mongodb://me:12/{SECRET}@localhost/shop",
+    f"mongodb://me:12/{SECRET}@localhost",
+    f"mongodb://me:{SECRET}?more@localhost/shop",
+    f"mongodb://me:12?{SECRET}=more@localhost/shop",
+    f"mongodb://me:12?retryReads={SECRET}@localhost/shop",
+    f"mongodb://me:12?authSource={SECRET}@localhost/shop",
+    f"mongodb://me:more@x?{SECRET}=more@localhost/shop",
+    f"mongodb://me:more@x?{SECRET}@localhost/shop",
+    f"mongodb://me:more@x/{SECRET}@localhost/shop",
+    f"mongodb://me:{SECRET}%more@localhost/shop",
+    f"mongodb://me:{SECRET}%zz@localhost/shop",
+    f"mongodb://:{SECRET}@localhost/shop",
+    f"mongodb://me:{SECRET}@localhost:port/shop",
+    f"mongodb://me:{SECRET}@",
+    f"mongodb://me:{SECRET}@/shop",
+    f"mongodb://me:{SECRET}@a,,b/shop",
+    f"mongodb://me:{SECRET}@a%2Fb/shop",
+    f"mongodb+srv://me:{SECRET}@more@cluster.example.net/shop",
+    f"mongodb+srv://me:{SECRET}@localhost:27017/shop",
+    f"mongodb://me:{SECRET}@localhost/?nonsense={SECRET}",
+    f"mongodb://me:{SECRET}@localhost/?authMechanism={SECRET}",
+    f"mongodb://me:pw@localhost/?authMechanism=MONGODB-AWS&authMechanismProperties=AWS_SESSION_TOKN:{SECRET}",
+    f"mongodb://me:pw@localhost/?authMechanism=MONGODB-AWS&authMechanismProperties={SECRET}",
+    f"mongodb://localhost/?tlsCertificateKeyFilePassword={SECRET}&maxPoolSize=many",
+    f"mongodb://localhost/?tlsCertificateKeyFilePassword={SECRET}&tls=false",
+    f"mongodb://me:{SECRET}@a,b/?directConnection=true",
+    f"mongodb://me:{SECRET}@localhost/bad db",
+    f"mongodb://me:{SECRET}@localhost/?authMechanism=MONGODB-X509",
+    f"mongodb://:{SECRET}@localhost",
+    f"http://me:{SECRET}@localhost",
+]
+
+
+class TestSecrets:
+    @pytest.mark.parametrize("url", UNESCAPED)
+    def test_no_message_cause_or_context_quotes_one(self, url):
+        config = ClientConfig("mongo", {"url": url})
+        assert SECRET not in repr(config) + str(config)
+        with pytest.raises(MulticloudDbError, match=r"connection\.url") as caught:
+            MongoConfig.from_client(config).client(4)
+        error = caught.value
+        assert error.category == ErrorCategory.INVALID_REQUEST
+        assert SECRET not in everything_said(error)
+        # `from None` would hide it from a traceback, and from nobody else.
+        assert error.__cause__ is None
+        assert error.__context__ is None
+
+    @pytest.mark.parametrize(
+        "more",
+        [
+            {"url": f"mongodb://me:{SECRET}@a,b/shop?replicaSet=rs"},
+            {"url": f"mongodb+srv://me:{SECRET}@a.b.c/shop"},
+            {"url": f"{HOST}/?tlsCertificateKeyFilePassword={SECRET}"},
+            {"url": f"{HOST}/?replicaSet=rs;tlsCertificateKeyFilePassword={SECRET}"},
+            {
+                "url": f"mongodb://me:{SECRET}@a,b/?authMechanism=MONGODB-AWS&"
+                f"authMechanismProperties=AWS_SESSION_TOKEN:{SECRET}"
+            },
+            {"url": HOST, "username": "me", "password": SECRET},
+        ],
+        ids=str,
+    )
+    def test_no_repr_shows_one(self, more):
+        config = checked(**more)
+        for text in (repr(config), str(config), f"{config}"):
+            assert SECRET not in text
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            f"mongodb://me:{SECRET}@a:1,b:2,[::1]:3/shop?replicaSet=rs&retryReads=false",
+            f"mongodb+srv://me:{SECRET}@cluster.example.net/?retryWrites=true&w=majority",
+            f"mongodb://a/?tls=true&tlsCertificateKeyFilePassword={SECRET}",
+            f"mongodb://a/?w=1;tlsCertificateKeyFilePassword={SECRET}",
+            f"mongodb://a/?authMechanismProperties=SERVICE_NAME:x,AWS_SESSION_TOKEN:{SECRET}&tls=true",
+            f"mongodb://me:{SECRET}@a/?appName={SECRET}&replicaSet=rs",
+        ],
+    )
+    def test_a_client_s_configuration_shows_none(self, url):
+        for config in (ClientConfig("mongo", {"url": url}), ClientConfig.from_url(url)):
+            assert SECRET not in repr(config) + str(config)
+            assert "mongodb" in repr(config)
+
+    def test_words_that_hold_one_are_left_out(self):
+        with refused("connection.url", "PyMongo does not take it"):
+            checked("mongodb://me:multiple@a,b/?directConnection=true").client(4)
+
+
+class TestClient:
+    def test_nothing_is_connected_or_looked_up(self, monkeypatch, made):
+        def no(*_, **__):
+            raise AssertionError("a connection, or a question to DNS")
+
+        monkeypatch.setattr(socket.socket, "connect", no)
+        monkeypatch.setattr(socket, "getaddrinfo", no)
+        monkeypatch.setattr("dns.resolver.resolve", no)
+        made("mongodb://a.example.net,b.example.net/?replicaSet=rs")
+        made("mongodb+srv://cluster.example.net/")
+
+    def test_it_decodes_as_mapping_needs_it_whatever_the_url_says(self, made):
+        for query in (
+            "",
+            "?tz_aware=false",
+            "?uuidRepresentation=pythonLegacy",
+            "?datetime_conversion=DATETIME_MS",
+            "?unicode_decode_error_handler=ignore",
+        ):
+            assert made(f"{HOST}/{query}").codec_options == CODEC
+        assert CodecOptions() != CODEC
+
+    def test_everything_else_in_the_url_wins(self, made):
+        url = (
+            "mongodb://me:pw@a:1,b:2/shop?replicaSet=rs&retryReads=false&retryWrites=false&timeoutMS=7000"
+            "&maxPoolSize=3&appName=mine&readPreference=secondaryPreferred&readConcernLevel=local"
+            "&connectTimeoutMS=1234&serverSelectionTimeoutMS=4321&authSource=other&compressors=zlib"
+        )
+        client = made(url, concurrency=50)
+        options, pool = client.options, client.options.pool_options
+        assert (options.retry_reads, options.retry_writes, options.timeout) == (False, False, 7)
+        assert (pool.max_pool_size, pool.appname, pool.connect_timeout) == (3, "mine", 1.234)
+        assert (options.replica_set_name, options.server_selection_timeout) == ("rs", 4.321)
+        assert client.read_preference.mongos_mode == "secondaryPreferred"
+        assert client.read_concern.level == "local"
+        assert pool._credentials.source == "other"
+        assert client.get_default_database().name == checked(url).database == "shop"
+
+    @pytest.mark.parametrize("query", ["", "?retryReads=true"])
+    def test_reads_are_retried_unless_the_url_says_no(self, made, query):
+        assert made(f"{HOST}/{query}").options.retry_reads
+        assert not made(f"{HOST}/?retryReads=false").options.retry_reads
+
+    @pytest.mark.parametrize(("concurrency", "least"), [(1, 100), (32, 100), (500, 501)])
+    def test_each_concurrent_call_has_a_connection(self, made, concurrency, least):
+        assert made(concurrency=concurrency).options.pool_options.max_pool_size >= least
+
+    def test_an_unlimited_pool_stays_one(self, made):
+        assert made(f"{HOST}/?maxPoolSize=0").options.pool_options.max_pool_size == 0
+
+    def test_the_server_s_log_names_us(self, made):
+        metadata = made(app_name="billing").options.pool_options.metadata
+        assert metadata["application"] == {"name": "billing"}
+        assert metadata["driver"]["name"].endswith("|multiclouddb")
+        assert "application" not in made().options.pool_options.metadata

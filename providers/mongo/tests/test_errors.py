@@ -1,0 +1,360 @@
+"""What each failure of PyMongo and of the server means, and that no document and no secret of it gets out."""
+
+import pickle
+
+import bson
+import pytest
+from bson.errors import InvalidBSON, InvalidDocument
+from pymongo import errors as vendor
+
+from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_mongo.errors import PROVIDER_ID, classify, code_of, fault
+from multiclouddb_spi import Fault, ProviderFault
+from multiclouddb_spi.failure import cause_of, to_error
+
+INVALID = ErrorCategory.INVALID_REQUEST
+UNSUPPORTED = ErrorCategory.UNSUPPORTED_CAPABILITY
+AUTHENTICATION = ErrorCategory.AUTHENTICATION_FAILED
+AUTHORIZATION = ErrorCategory.AUTHORIZATION_FAILED
+TRANSIENT = ErrorCategory.TRANSIENT_FAILURE
+PERMANENT = ErrorCategory.PERMANENT_FAILURE
+THROTTLED = ErrorCategory.THROTTLED
+KEY = "C5345435245544B4559"
+TOKEN = f'{{ _data: "826B004BB1000000142B022C0100296E5A1004F6EF5D{KEY}000004" }}'
+AT_WORK = "PlanExecutor error during aggregation :: caused by :: "
+SECRET = "p@ss:w0rd"
+
+# The server's code and words (6.0.5 says them like this) → category, retryable, a part of the way out.
+CODES = [
+    (
+        286,
+        "Resume of change stream was not possible",
+        ErrorCategory.CHECKPOINT_EXPIRED,
+        False,
+        "SkipToOldest()",
+    ),
+    (136, "CollectionScan died", TRANSIENT, True, "same token"),
+    (
+        280,
+        f"{AT_WORK}cannot resume stream; the resume token was not found. {TOKEN}",
+        INVALID,
+        False,
+        "address",
+    ),
+    (
+        280,
+        f"{AT_WORK}Encountered an event whose _id field, which {TOKEN}",
+        INVALID,
+        False,
+        "keep _id as it is",
+    ),
+    (
+        8,
+        f"{AT_WORK}assertion src/mongo/db/exec/document_value/value.cpp:325",
+        INVALID,
+        False,
+        "keep _id as it is",
+    ),
+    (260, "Attempting to resume a change stream using 'resumeAfter'", INVALID, False, "start_after"),
+    (9, "resume token string was not a valid hex string", INVALID, False, "unchanged"),
+    (15, "Invalid advance (1) past end of buffer[0] at offset: 0", INVALID, False, "unchanged"),
+    (40647, f"Bad resume token: _data of missing or of wrong type. got {TOKEN}", INVALID, False, "unchanged"),
+    (40649, "invalid empty resume token", INVALID, False, "unchanged"),
+    (50811, "KeyString format error: Unknown type: 255", INVALID, False, "unchanged"),
+    (50810, "KeyString format error: Expected type Decimal.", INVALID, False, "unchanged"),
+    (40573, "The $changeStream stage is only supported on replica sets", UNSUPPORTED, False, "replica set"),
+    (47, f"{AT_WORK}Change stream was configured to require", UNSUPPORTED, False, "INCLUDE_IF_AVAILABLE"),
+    (10334, f"{AT_WORK}BSONObj size: 18000383 {TOKEN}", ErrorCategory.PROVIDER_ERROR, False, "16 MB"),
+    (26, "ns does not exist", ErrorCategory.NOT_FOUND, False, "names of the address"),
+    (73, "$changeStream may not be opened on the internal admin", INVALID, False, "ordinary collection"),
+    (166, "Namespace shop.v is a view, not a collection", INVALID, False, "ordinary collection"),
+    (18, "Authentication failed.", AUTHENTICATION, False, "authSource"),
+    (11, "Could not find user", AUTHENTICATION, False, "authSource"),
+    (334, "Unable to use SCRAM", AUTHENTICATION, False, "authMechanism"),
+    (391, "Reauthentication required", AUTHENTICATION, False, "authMechanism"),
+    (8000, "bad auth : Authentication failed.", AUTHENTICATION, False, "the password"),
+    (8000, "you are over your space quota", PERMANENT, False, "list of error codes"),
+    (13, "Command aggregate requires authentication", AUTHENTICATION, False, "put a user"),
+    (
+        13,
+        f"not authorized on shop to execute command {{ {TOKEN} }}",
+        AUTHORIZATION,
+        False,
+        "docs/how-to/mongodb.md",
+    ),
+    (31, "Could not find role", AUTHORIZATION, False, "docs/how-to/mongodb.md"),
+    (462, "rate limit", THROTTLED, True, "fewer processes"),
+    (16500, "TooManyRequests", THROTTLED, True, "fewer processes"),
+    (43, "cursor id 12345 not found", TRANSIENT, True, "same token"),
+    (237, "operation was interrupted", TRANSIENT, True, "same token"),
+    (50, "operation exceeded time limit", TRANSIENT, True, "longer timeout"),
+    (262, "operation exceeded time limit", TRANSIENT, True, "longer timeout"),
+    *[
+        (code, "it is so", TRANSIENT, True, "try again")
+        for code in (6, 7, 63, 89, 91, 133, 134, 150, 189, 234, 246, 317, 9001, 10058, 10107)
+    ],
+    *[(code, "so", TRANSIENT, True, "try again") for code in (11600, 11601, 11602, 13388, 13435, 13436)],
+    (2, "Enumeration value 'zz' for field '$changeStream.fullDocument'", INVALID, False, "'zz'"),
+    (14, "is the wrong type 'int'", INVALID, False, "wrong type 'int'"),
+    (20, "$group is not permitted in a $changeStream pipeline", INVALID, False, "$group"),
+    (59, "no such command: 'zzz'", INVALID, False, "'zzz'"),
+    (72, "Command aggregate does not support { readConcern", INVALID, False, "readConcern"),
+    (168, "Unrecognized expression '$zz'", INVALID, False, "$zz"),
+    (263, "Cannot run in a multi-document transaction", INVALID, False, "transaction"),
+    (322, "API version", INVALID, False, "API version"),
+    (323, "Provided apiStrict:true", INVALID, False, "apiStrict"),
+    (40324, "Unrecognized pipeline stage name: '$foo'", INVALID, False, "$foo"),
+    (40415, "BSON field 'ping.zzz' is an unknown field.", INVALID, False, "ping.zzz"),
+    (40602, "$changeStream is only valid as the first stage", INVALID, False, "first stage"),
+    (121, f"Document failed validation {KEY}", INVALID, False, "validation"),
+    (11000, f"E11000 duplicate key error {KEY}", ErrorCategory.CONFLICT, False, "unique index"),
+    # Codes that nobody has listed.
+    (51091, "Regular expression is invalid: missing )", PERMANENT, False, "missing )"),
+    (241, f"{AT_WORK}Failed to parse number '{KEY}' in $convert", PERMANENT, False, "fails on a document"),
+    (66, f"Plan executor error during findAndModify :: _id: {KEY}", PERMANENT, False, "fails on a document"),
+    (2, f"Executor error during getMore :: caused by :: {KEY}", INVALID, False, "fails on a document"),
+    (None, "it is so", PERMANENT, False, "list of error codes"),
+]
+# PyMongo's own → category, retryable, a part of the way out.
+EXCEPTIONS = [
+    (vendor.ConnectionFailure("a:27017: connection closed"), TRANSIENT, True, "try again"),
+    (vendor.AutoReconnect("a:27017: [Errno 104] reset"), TRANSIENT, True, "Errno 104"),
+    (vendor.NetworkTimeout("a:27017: timed out"), TRANSIENT, True, "timed out"),
+    (vendor._OperationCancelled("operation cancelled"), TRANSIENT, True, "try again"),
+    (
+        vendor.NotPrimaryError("not primary", {"code": 10107, "errmsg": "not primary"}),
+        TRANSIENT,
+        True,
+        "again",
+    ),
+    (vendor.ServerSelectionTimeoutError("No servers found yet, Timeout: 1s"), TRANSIENT, True, "replicaSet"),
+    (vendor.WaitQueueTimeoutError("Timed out"), TRANSIENT, True, "maxPoolSize"),
+    (vendor.ProtocolError("Got response id 1"), TRANSIENT, True, "try again"),
+    (vendor.CursorNotFound("cursor id 1 not found", 43), TRANSIENT, True, "same token"),
+    (vendor.ExecutionTimeout("late"), TRANSIENT, True, "longer timeout"),
+    (vendor.ConfigurationError("Server at a reports wire version 6"), UNSUPPORTED, False, "MongoDB 4.4"),
+    (vendor.ConfigurationError(f"a password: {SECRET}"), INVALID, False, "settings of the connection"),
+    (vendor.InvalidURI(f"a password: {SECRET}"), INVALID, False, "settings of the connection"),
+    (vendor.InvalidName("collection names must not contain '$'"), INVALID, False, "names of the address"),
+    (vendor.InvalidOperation("the resume token is missing"), INVALID, False, "keep _id as it is"),
+    (vendor.InvalidOperation("Cannot use MongoClient after close"), INVALID, False, "after close"),
+    (vendor.EncryptionError(ValueError(KEY)), PERMANENT, False, "key vault"),
+    (vendor.DocumentTooLarge(KEY), INVALID, False, "written as BSON"),
+    (InvalidDocument(f"cannot encode object: {KEY}"), INVALID, False, "written as BSON"),
+    (InvalidBSON("invalid boolean value: 2"), ErrorCategory.PROVIDER_ERROR, False, "invalid boolean value"),
+    (OverflowError("MongoDB can only handle up to 8-byte ints"), INVALID, False, "64 bits"),
+    (UnicodeEncodeError("utf-8", f"\ud800{KEY}", 0, 1, "surrogates"), INVALID, False, "valid Unicode"),
+    (OverflowError("date value out of range"), PERMANENT, False, "report"),
+    (ConnectionResetError(104, "reset"), TRANSIENT, True, "try again"),
+    (TimeoutError("late"), TRANSIENT, True, "try again"),
+    (KeyError("operationType"), PERMANENT, False, "report"),
+    (RuntimeError(), PERMANENT, False, "report"),
+]
+
+
+def answered(code, message="it is so", **more):
+    """A failure as PyMongo raises it for a reply of the server."""
+    reply = {"ok": 0.0, "errmsg": message, "code": code, "codeName": f"Code{code}", **more}
+    return vendor.OperationFailure(message, code, reply)
+
+
+def is_one_line(text):
+    return len(text.splitlines()) == 1 and text.isprintable()
+
+
+class TestTable:
+    @pytest.mark.parametrize(("code", "words", "category", "retryable", "way_out"), CODES)
+    def test_a_code(self, code, words, category, retryable, way_out):
+        found = classify(answered(code, words))
+        assert (found.category, found.retryable) == (category, retryable)
+        assert found.code == (None if code is None else str(code))
+        assert found.message.startswith("MongoDB" if code is None else f"MongoDB {code} Code{code}")
+        assert way_out in found.message
+        assert is_one_line(found.message)
+
+    @pytest.mark.parametrize(("error", "category", "retryable", "way_out"), EXCEPTIONS, ids=repr)
+    def test_an_exception(self, error, category, retryable, way_out):
+        found = classify(error)
+        assert (found.category, found.retryable) == (category, retryable)
+        assert way_out in found.message
+        assert is_one_line(found.message)
+
+    def test_pymongo_has_always_retried(self):
+        for error in (*(answered(code, words) for code, words, *_ in CODES), *(row[0] for row in EXCEPTIONS)):
+            assert classify(error).vendor_retried
+
+    def test_every_code_that_pymongo_retries_is_retryable(self):
+        from pymongo.helpers_shared import _RETRYABLE_ERROR_CODES
+
+        for code in _RETRYABLE_ERROR_CODES:
+            assert classify(answered(code)).retryable, code
+
+
+class TestLabels:
+    def test_a_resumable_error_is_transient_whatever_its_code(self):
+        found = classify(answered(99999, errorLabels=["ResumableChangeStreamError"]))
+        assert (found.category, found.retryable) == (TRANSIENT, True)
+
+    def test_a_code_goes_before_its_label(self):
+        found = classify(answered(280, errorLabels=["ResumableChangeStreamError"]))
+        assert found.category == INVALID
+
+    @pytest.mark.parametrize(
+        ("more", "seconds"),
+        [
+            ({}, None),
+            ({"baseBackoffMS": 250}, 0.25),
+            ({"baseBackoffMS": -5}, 0.0),
+            ({"baseBackoffMS": "soon"}, None),
+        ],
+        ids=str,
+    )
+    def test_an_overloaded_server_is_too_fast_for_it(self, more, seconds):
+        found = classify(answered(50, errorLabels=["SystemOverloadedError", "RetryableError"], **more))
+        assert (found.category, found.retryable, found.retry_after) == (THROTTLED, True, seconds)
+
+    def test_pymongo_s_own_label_of_a_failed_connection_is_none_of_the_server(self):
+        error = vendor.NetworkTimeout("a:27017: timed out")
+        error._add_error_label("SystemOverloadedError")
+        assert classify(error).category == TRANSIENT
+
+
+class TestNames:
+    def dns(self, name):
+        dns_error = type(name, (Exception,), {"__module__": "dns.resolver"})()
+        error = vendor.ConfigurationError("The DNS query name does not exist")
+        error.__cause__ = dns_error
+        return error
+
+    @pytest.mark.parametrize(
+        ("name", "category", "retryable"),
+        [
+            ("NXDOMAIN", INVALID, False),
+            ("NoAnswer", INVALID, False),
+            ("LifetimeTimeout", TRANSIENT, True),
+            ("NoNameservers", TRANSIENT, True),
+        ],
+    )
+    def test_dns_for_srv(self, name, category, retryable):
+        found = classify(self.dns(name))
+        assert (found.category, found.retryable) == (category, retryable)
+        assert "mongodb+srv://" in found.message
+
+    def test_codes(self):
+        assert PROVIDER_ID == "mongo"
+        assert code_of(answered(286)) == 286
+        assert code_of(vendor.NotPrimaryError("x", {"code": 91})) == 91
+        assert code_of(vendor.AutoReconnect("x")) is None
+        assert code_of(vendor.AutoReconnect("x", ["a", "b"])) is None
+        assert code_of(KeyError("code")) is None
+
+    def test_faults_of_our_own(self):
+        made = fault(INVALID, "wrong", code="7", confidential=True)
+        assert isinstance(made, ProviderFault)
+        assert made.fault == Fault(INVALID, "wrong", "7", vendor_retried=True, confidential=True)
+        assert fault(TRANSIENT, "later", retryable=True).fault.retryable
+        assert isinstance(to_error("mongo", "read_changes", made.fault, made), MulticloudDbError)
+
+
+class TestText:
+    @pytest.mark.parametrize(
+        "message",
+        ["first\nsecond", "first\r\n\r\nsecond", "\n first\0", "first\x85second", "first\u2028second"],
+    )
+    @pytest.mark.parametrize(
+        "make", [lambda m: answered(2, m), vendor.AutoReconnect, RuntimeError, InvalidBSON]
+    )
+    def test_a_message_of_several_lines_is_one(self, make, message):
+        found = classify(make(message))
+        assert "first" in found.message
+        assert is_one_line(found.message)
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda m: answered(2, m, codeName=m),
+            vendor.AutoReconnect,
+            vendor.ServerSelectionTimeoutError,
+            vendor.InvalidOperation,
+            OSError,
+            RuntimeError,
+            InvalidBSON,
+        ],
+    )
+    def test_a_long_message_is_cut(self, make):
+        assert len(classify(make("long " * 10_000)).message) < 900
+
+    def test_the_table_of_servers_is_left_out(self):
+        text = "a:1: refused (configured timeouts: timeoutMS: 20.0ms), Timeout: 1s, Topology Description: <a>"
+        message = classify(vendor.ServerSelectionTimeoutError(text)).message
+        assert "(a:1: refused, Timeout: 1s)" in message
+
+    @pytest.mark.parametrize(
+        "details", [None, {}, {"code": "x"}, {"errmsg": 7, "codeName": 7, "errorLabels": []}]
+    )
+    def test_a_reply_without_anything(self, details):
+        found = classify(vendor.OperationFailure("it is so", None, details))
+        assert (found.category, found.code) == (PERMANENT, None)
+        assert is_one_line(found.message)
+
+    def test_it_raises_nothing_at_all(self):
+        class Odd(vendor.OperationFailure):
+            @property
+            def details(self):
+                raise RuntimeError(SECRET)
+
+            def __str__(self):
+                raise RuntimeError(SECRET)
+
+        found = classify(Odd("x"))
+        assert found.category == PERMANENT
+        assert found.vendor_retried
+        assert found.confidential
+        assert SECRET not in found.message
+
+
+class TestSecrets:
+    """Servers quote documents, keys, tokens and commands; PyMongo quotes connection strings and values."""
+
+    ERRORS = (
+        *(answered(code, words) for code, words, *_ in CODES),
+        *(error for error, *_ in EXCEPTIONS),
+        vendor.NotPrimaryError("x", {"code": 91, "errmsg": "x"}),
+    )
+
+    @pytest.mark.parametrize("error", ERRORS, ids=repr)
+    def test_none_gets_out(self, error):
+        found = classify(error)
+        raised = to_error("mongo", "read_changes", found, error)
+        raised.__cause__ = cause_of(found, error)
+        texts = [
+            str(raised),
+            repr(raised),
+            repr(raised.detail),
+            str(pickle.dumps(raised)),
+            str(raised.__cause__),
+        ]
+        for text in texts:
+            assert KEY not in text
+            assert SECRET not in text
+
+    def test_the_text_of_other_failures_is_kept(self):
+        cause = answered(40324, "Unrecognized pipeline stage name: '$foo'")
+        error = to_error("mongo", "read_changes", classify(cause), cause)
+        assert "'$foo'" in error.message
+        assert "'$foo'" in error.detail.native_text
+        assert error.detail.native_code == "40324"
+        assert error.detail.native_class == "pymongo.errors.OperationFailure"
+
+    def test_the_reply_around_the_server_s_words_is_left_out(self):
+        message = classify(answered(2, "unknown operator: $zz", filter={"name": KEY})).message
+        assert "$zz" in message
+        assert KEY not in message
+
+    def test_what_bson_says_of_a_real_value_stays_inside(self):
+        for value in (object(), 2**70, {1: KEY}, "\ud800"):
+            with pytest.raises(Exception) as caught:  # noqa: PT011
+                bson.encode({"a": value, "b": KEY})
+            found = classify(caught.value)
+            assert found.category == INVALID
+            assert found.confidential
