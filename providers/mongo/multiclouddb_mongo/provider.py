@@ -333,7 +333,9 @@ class MongoFeed(Feed):
             return None
         with self._lock:
             asked, oldest = self._oldest
-            if time.monotonic() - asked >= _LOG_SECONDS:
+            client = self._source.client
+            there = client.topology_description.has_readable_server(client.read_preference)
+            if there and time.monotonic() - asked >= _LOG_SECONDS:
                 try:
                     oldest = self._log.first_entry()
                 except PyMongoError:

@@ -104,7 +104,7 @@ class MongoReader(Reader):
         stream = self._stream
         if stream is not None:
             with suppress(Exception):
-                close_quietly(stream)
+                close_quietly(stream, reachable=self._source.answers(stream))
 
     def close(self) -> None:
         """Close the stream, and with it its cursor on the server."""

@@ -7,7 +7,12 @@ from typing import Any, Final, TypeAlias
 
 import pymongo
 from pymongo import MongoClient
-from pymongo.change_stream import ChangeStream
+from pymongo.change_stream import (
+    ChangeStream,
+    ClusterChangeStream,
+    CollectionChangeStream,
+    DatabaseChangeStream,
+)
 from pymongo.collection import Collection
 from pymongo.database import Database
 from pymongo.errors import OperationFailure
@@ -15,8 +20,8 @@ from pymongo.read_concern import ReadConcern
 
 from multiclouddb_api import (
     EntireCluster,
-    EntireCollection,
     EntireDatabase,
+    FeedScope,
     LogicalPartition,
     NewItemStateMode,
     OldItemStateMode,
@@ -195,17 +200,18 @@ class Source:
             "show_expanded_events": self.options.show_expanded_events,
             **start,
         }
+        target = self._target()
         stages = self.pipeline(slim=slim)
-        match self.spec.scope:
-            case EntireCluster():
-                # `MongoClient.watch` takes the client's own codec and read concern, which need not do.
-                return _watch_cluster(self._database("admin"), stages, settings)
-            case EntireDatabase():
-                return self._database(self.address.database or "").watch(stages, **settings)
-            case EntireCollection() | LogicalPartition() | _:
-                database = self._database(self.address.database or "")
-                collection: Collection[RawChange] = database.get_collection(self.address.collection or "")
-                return collection.watch(stages, **settings)
+        if isinstance(self.spec.scope, EntireCluster) or self.options.collation is not None:
+            return _watch_otherwise(target, self.spec.scope, stages, settings)
+        return target.watch(stages, **settings)
+
+    def _target(self) -> Collection[RawChange] | Database[RawChange]:
+        # `MongoClient.watch` would take the client's own codec and read concern, which need not do.
+        database = self._database("admin" if self.address.database is None else self.address.database)
+        if self.address.collection is None:
+            return database
+        return database.get_collection(self.address.collection)
 
     def _database(self, name: str) -> Database[RawChange]:
         return self.client.get_database(name, codec_options=RAW_CODEC, read_concern=_MAJORITY)
@@ -241,28 +247,46 @@ def _match(scope: LogicalPartition) -> Stage:
     return {"$or": [wanted, {"operationType": {"$in": list(ENDINGS)}}]}
 
 
-def _watch_cluster(
-    admin: Database[RawChange], stages: Sequence[Stage], settings: Mapping[str, Any]
-) -> Stream:
-    from pymongo.synchronous.change_stream import ClusterChangeStream
+class _Collated:
+    """PyMongo 4.20 takes `collation` for a change stream, and does not send it."""
 
-    made: ClusterChangeStream[RawChange] = ClusterChangeStream(
-        admin,
-        list(stages),
-        settings["full_document"],
-        settings.get("resume_after"),
-        settings["max_await_time_ms"],
-        settings["batch_size"],
-        settings["collation"],
-        settings.get("start_at_operation_time"),
-        None,
-        settings.get("start_after"),
-        settings["comment"],
-        settings["full_document_before_change"],
-        settings["show_expanded_events"],
-    )
-    made._initialize_cursor()
-    return made
+    def _command_options(self) -> dict[str, Any]:
+        options: dict[str, Any] = super()._command_options()  # type: ignore[misc]
+        collation = self._collation  # type: ignore[attr-defined]
+        return options if collation is None else {**options, "collation": collation}
+
+
+class _CollectionStream(_Collated, CollectionChangeStream[RawChange]):
+    pass
+
+
+class _DatabaseStream(_Collated, DatabaseChangeStream[RawChange]):
+    pass
+
+
+class _ClusterStream(_Collated, ClusterChangeStream[RawChange]):
+    pass
+
+
+def _watch_otherwise(
+    target: Collection[RawChange] | Database[RawChange],
+    scope: FeedScope,
+    stages: Sequence[Stage],
+    settings: Mapping[str, Any],
+) -> Stream:
+    """What `watch` does, with its streams' classes at hand."""
+    kind: type[ChangeStream[RawChange]]
+    match scope:
+        case EntireCluster():
+            kind = _ClusterStream
+        case EntireDatabase():
+            kind = _DatabaseStream
+        case _:
+            kind = _CollectionStream
+    given = {"resume_after": None, "start_after": None, "start_at_operation_time": None, **settings}
+    stream = kind(target, list(stages), session=None, **given)
+    stream._initialize_cursor()
+    return stream
 
 
 def buffered(stream: Stream) -> int | None:
