@@ -20,7 +20,7 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_mongo.errors import NOT_AUTHORIZED, fault
+from multiclouddb_mongo.errors import TIME_LIMIT, fault
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.position import At
 from multiclouddb_mongo.stream import Source
@@ -185,7 +185,7 @@ class Log:
         """The log's first entry; None where we may not look: no access to `local`, or `mongos`.
 
         Raises:
-            PyMongoError: What the server refuses, or the network.
+            PyMongoError: The network fails.
         """
         if not self._readable:
             return None
@@ -193,9 +193,8 @@ class Log:
         try:
             entry = log.find_one({}, {"ts": 1, "o.msg": 1}, sort=[("$natural", 1)], max_time_ms=_LOOK_MS)
         except pymongo.errors.OperationFailure as error:
-            if error.code != NOT_AUTHORIZED:
-                raise
-            entry = None
+            self._readable = error.code == TIME_LIMIT
+            return None
         stamp = None if entry is None else entry.get("ts")
         if entry is None or not isinstance(stamp, Timestamp):
             self._readable = False

@@ -276,6 +276,13 @@ class MongoFeed(Feed):
         return describe(place_of(cursor))
 
     def _resolved(self, position: FeedStart) -> Cursor:
+        native = self._options.start()
+        if native is not None and not isinstance(position, Now):
+            raise invalid_request(
+                f"MongoOptions.{native}",
+                f"is given beside {type(position).__name__}()",
+                "a native start replaces Now(): pass that as start_position",
+            )
         now = self._source.now()
         match position:
             case Now():

@@ -168,12 +168,13 @@ class MongoReader(Reader):
                     raise
                 continue
             except PyMongoError:
-                if self._stream is not None and not self._stream.alive:
-                    self.close()
+                self.close()
                 taken.keep_up()
                 if not taken.changes:
                     raise
                 continue
+            if taken.over():
+                return
             looks += looked
             if looked or inner_cursor(stream) is not cursor:
                 if looks >= _LOOKS and not taken.changes:
@@ -195,29 +196,28 @@ class MongoReader(Reader):
             RecordFault: It is the next one, and too large.
             ProviderFault: It is the next one, and lacks its image.
         """
-        until = time.monotonic() + _CAREFUL_SECONDS
-        looks = 0
         self._taker.begin()
-        with closing(self._source.open(taken.place, 1, _SHORT_AWAIT_MS)) as stream:
-            while len(taken.changes) < max_records and time.monotonic() < until:
-                taken.requests += 1
-                try:
-                    change = stream.try_next()
-                except OperationFailure as found:
-                    if found.code not in (EVENT_TOO_LARGE, IMAGE_MISSING):
-                        raise
-                    if not taken.changes:
-                        self._refuse(taken.place, found)
-                    return
-                if change is not None:
-                    if not self._taker.consider(change, taken):
-                        return
-                    continue
-                looks += 1
-                if looks > _CAREFUL_LOOKS or not stream.alive:
-                    break
-        if not taken.changes and not taken.notices:
+        try:
+            with closing(self._source.open(taken.place, 1, _SHORT_AWAIT_MS)) as stream:
+                self._one_by_one(stream, taken, max_records)
+        except OperationFailure as found:
+            if found.code not in (EVENT_TOO_LARGE, IMAGE_MISSING):
+                raise
+            if not taken.changes:
+                self._refuse(taken.place, found)
+            return
+        if not taken.changes and not taken.notices and not taken.over():
             raise error
+
+    def _one_by_one(self, stream: Stream, taken: Taken, max_records: int) -> None:
+        until, looks = time.monotonic() + _CAREFUL_SECONDS, 0
+        while len(taken.changes) < max_records and time.monotonic() < until and looks <= _CAREFUL_LOOKS:
+            taken.requests += 1
+            change = stream.try_next()
+            if change is None:
+                looks += 1
+            elif not self._taker.consider(change, taken):
+                return
 
     def _refuse(self, place: Place, error: OperationFailure) -> NoReturn:
         """The change behind this position is the one that the server cannot send."""

@@ -20,7 +20,7 @@ from multiclouddb_mongo.change import (
 from multiclouddb_mongo.errors import fault
 from multiclouddb_mongo.mapping import CHANGES, Raw
 from multiclouddb_mongo.position import After, Kind, Place, compare, token_text
-from multiclouddb_mongo.stream import Source, Stream, buffered
+from multiclouddb_mongo.stream import Source, Stream, buffered, inner_cursor
 from multiclouddb_mongo.values import CODEC
 
 __all__ = ["Taken", "Taker", "namespace_of"]
@@ -103,6 +103,11 @@ class Taker:
             ProviderFault: The caller's pipeline has taken away what nobody can do without.
         """
         fresh = not buffered(stream)
+        if fresh and not getattr(inner_cursor(stream), "alive", True):
+            # The server has closed it with its first answer; PyMongo would resume it, in vain behind an
+            # invalidate.
+            self._end_with(stream, taken)
+            return False
         taken.requests += fresh
         change = stream.try_next()
         if change is None:
@@ -173,7 +178,13 @@ class Taker:
             if not (isinstance(taken.place, After) and taken.place.data == data):
                 taken.place = After(kind, data)
         if not stream.alive:
-            taken.end(taken.place, "the pipeline hides how it ended")
+            self._end_with(stream, taken)
+
+    def _end_with(self, stream: Stream, taken: Taken) -> None:
+        """The server has closed the stream and the caller's pipeline hides why."""
+        token = stream.resume_token
+        place = taken.place if token is None else After("i", token_text(token))
+        taken.end(place, "the pipeline hides how it ended")
 
     def _look_into(self, change: RawChange, place: After, taken: Taken) -> bool:
         """What is no plain change of a document: False for the end of the stream."""
