@@ -16,6 +16,9 @@ from multiclouddb_api import (
     ChangeEvent,
     ChangeFeedPage,
     ChangeFeedRequest,
+    EntireCluster,
+    EntireCollection,
+    EntireDatabase,
     ErrorCategory,
     FromContinuationToken,
     LogicalPartition,
@@ -31,7 +34,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.harness import Harness, Write
 
-__all__ = ["Collection", "ids", "opted"]
+__all__ = ["Collection", "feed_request", "ids"]
 
 _MOST_PAGES: Final = 2000
 
@@ -110,10 +113,10 @@ class Collection:
             settings: Other fields.
         """
         position = FromContinuationToken(start) if isinstance(start, str) else start
-        made = ChangeFeedRequest(
-            settings.pop("address", self.address), position, max_page_size=size, **settings
-        )
-        return opted(self.harness, made)
+        if "address" in settings or "scope" in settings:
+            address = settings.pop("address", self.address)
+            return _opted(self.harness, ChangeFeedRequest(address, position, max_page_size=size, **settings))
+        return feed_request(self.harness, self.address, position, size, **settings)
 
     def page(
         self,
@@ -211,7 +214,31 @@ class Collection:
         pytest.fail(problem)
 
 
-def opted(harness: Harness, request: ChangeFeedRequest) -> ChangeFeedRequest:
+def feed_request(
+    harness: Harness, address: ResourceAddress, start: StartPosition, size: int = 0, **settings: Any
+) -> ChangeFeedRequest:
+    """A request for the feed that has a collection's changes, as wide as the harness reads.
+
+    Args:
+        harness: Its world.
+        address: Of the collection.
+        start: Where to start.
+        size: `max_page_size`.
+        settings: Other fields.
+    """
+    scope = harness.scope
+    match scope:
+        case EntireCollection():
+            pass
+        case EntireDatabase():
+            address = attrs.evolve(address, collection=None)
+        case EntireCluster():
+            address = ResourceAddress()
+    made = ChangeFeedRequest(address, start, scope=scope, max_page_size=size, **settings)
+    return _opted(harness, made)
+
+
+def _opted(harness: Harness, request: ChangeFeedRequest) -> ChangeFeedRequest:
     """The request, asking for what is only emulated, unless it has options already."""
     if request.provider_options is not None:
         return request

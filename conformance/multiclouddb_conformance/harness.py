@@ -31,6 +31,9 @@ from multiclouddb_api import (
     Capability,
     CapabilitySet,
     ClientConfig,
+    EntireCluster,
+    EntireCollection,
+    EntireDatabase,
     MulticloudDbClient,
     MulticloudDbKey,
     Observer,
@@ -85,6 +88,7 @@ ABILITIES: Final[Mapping[str, str]] = {
     "watermarks": "no watermarks",
     "other_options": "no options that change positions",
     "secrets": "no secrets in the configuration",
+    "alone": "reads more than one collection",
     "late_children": "no fault in the reader: children named late",
     "one_partition_fails": "no fault in the reader: one partition",
     "silence": "no fault in the reader: silence",
@@ -98,6 +102,8 @@ class Harness(ABC):
     Attributes:
         capabilities: What the provider says that it can do. The suite checks that it says so.
         plugin: Connects the provider; it need not be installed.
+        scope: What a test reads that does not say it. With a wider one than its collection, say
+            `can_alone = False`, and let no other test write there at the same time.
         partitions: How many partitions a new collection has.
         precision_seconds: How early `AtTime` may be, as the capability's note says.
         patience_seconds: How long to wait for what was written to be shown, at most.
@@ -113,6 +119,7 @@ class Harness(ABC):
 
     capabilities: ClassVar[CapabilitySet]
     plugin: ProviderPlugin
+    scope: ClassVar[EntireCollection | EntireDatabase | EntireCluster] = EntireCollection()
     partitions: ClassVar[int] = 2
     precision_seconds: ClassVar[float] = 0.0
     patience_seconds: ClassVar[float] = 30.0
@@ -138,6 +145,7 @@ class Harness(ABC):
     can_watermarks: ClassVar[bool] = True
     can_other_options: ClassVar[bool] = True
     can_secrets: ClassVar[bool] = True
+    can_alone: ClassVar[bool] = True
     can_late_children: ClassVar[bool] = True
     can_one_partition_fails: ClassVar[bool] = True
     can_silence: ClassVar[bool] = True

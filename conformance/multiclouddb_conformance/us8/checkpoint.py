@@ -103,6 +103,7 @@ class TestCheckpoint:
         rest = collection.drain(page.continuation_token)
         assert len({*ids(page.events), *ids(rest)}) == len(page.events) + len(rest) == 12
 
+    @pytest.mark.needs("alone")
     def test_planned_tokens_cover_the_feed_once(self, collection: Collection) -> None:
         collection.fill(30)
         plan = collection.client.plan_partitions(collection.request(collection.begin))

@@ -42,6 +42,7 @@ class TestExpiry:
         for _ in range(3):
             collection.refused(ErrorCategory.CHECKPOINT_EXPIRED, collection.begin)
 
+    @pytest.mark.needs("alone")
     def test_an_expired_partition_has_expired_alone_too(self, collection: Collection) -> None:
         plan = dict(collection.client.plan_partitions(collection.request(collection.begin)))
         collection.fill(20)
@@ -57,6 +58,7 @@ class TestExpiry:
         collection.fill(10, start=10)
         assert len(collection.read(token, 10)) == 10
 
+    @pytest.mark.needs("alone")
     def test_skipping_tells_of_the_gap_and_goes_on(self, collection: Collection) -> None:
         collection.fill(10)
         partitions = set(collection.partitions())
@@ -70,6 +72,7 @@ class TestExpiry:
         assert {gap.partition_id for gap in gaps} <= partitions
         assert len(events) == len(set(ids(events))) == 10
 
+    @pytest.mark.needs("alone")
     def test_skipping_goes_on_in_every_partition_alone(self, collection: Collection) -> None:
         plan = dict(collection.client.plan_partitions(collection.request(collection.begin)))
         collection.fill(20)

@@ -52,6 +52,7 @@ class TestForeignTokens:
         error = collection.refused(_WRONG, _altered(collection.begin, provider_id="elsewhere"))
         assert "elsewhere" in error.message
 
+    @pytest.mark.needs("alone")
     def test_of_another_collection(self, collection: Collection, make_collection: Make) -> None:
         other = make_collection("other")
         error = collection.refused(_WRONG, other.begin)
@@ -133,6 +134,7 @@ class TestForeignTokens:
 class TestRecreated:
     """A collection of the same name that is another one."""
 
+    @pytest.mark.needs("alone")
     def test_a_token_of_the_old_one_is_refused(self, collection: Collection) -> None:
         collection.fill(5)
         token = collection.page(collection.begin, 2).continuation_token
@@ -140,6 +142,7 @@ class TestRecreated:
         collection.restart()
         collection.refused(_WRONG, token)
 
+    @pytest.mark.needs("alone")
     def test_a_client_that_has_it_open_gives_nothing_of_the_new_one(self, collection: Collection) -> None:
         """It is refused, or a notice says that the feed has ended."""
         collection.fill(5)
@@ -157,6 +160,7 @@ class TestRecreated:
                 assert any(isinstance(notice, Dropped | FeedEnded) for notice in page.notices)
             assert refused in (None, _WRONG, ErrorCategory.NOT_FOUND)
 
+    @pytest.mark.needs("alone")
     def test_a_partition_id_of_the_old_one_is_refused(self, collection: Collection) -> None:
         (name, *_) = collection.partitions()
         collection.harness.recreate(collection.address)
@@ -191,6 +195,7 @@ class TestEventIdentity:
             again = {event.event_id: event for event in collection.drain(collection.begin, size)}
             assert again == first
 
+    @pytest.mark.needs("alone")
     def test_ids_are_the_same_through_a_partition(self, collection: Collection) -> None:
         starts = {name: collection.now(scope=PhysicalPartition(name)) for name in collection.partitions()}
         collection.fill(20)
@@ -200,6 +205,7 @@ class TestEventIdentity:
                 assert events[event.event_id] == event
 
     @pytest.mark.requires(_LOGICAL)
+    @pytest.mark.needs("alone")
     def test_ids_are_the_same_through_a_key(self, collection: Collection) -> None:
         scope = LogicalPartition(collection.harness.key("mine"))
         start = collection.now(scope=scope)

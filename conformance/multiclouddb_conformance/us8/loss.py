@@ -11,8 +11,8 @@ from typing import Any, Final
 import attrs
 import pytest
 
-from multiclouddb_api import Beginning, Capability, ChangeFeedRequest, Now, ResourceAddress, StartPosition
-from multiclouddb_conformance.collection import opted
+from multiclouddb_api import Beginning, Capability, Now, ResourceAddress, StartPosition
+from multiclouddb_conformance.collection import feed_request
 from multiclouddb_conformance.harness import Harness, Kind, Write
 from multiclouddb_conformance.loss import (
     Consumer,
@@ -73,7 +73,7 @@ def _run(harness: Harness, start: StartPosition, consumer: Consumer, size: int) 
     LossOracle[_World](
         world=world,
         client=lambda _: harness.connect(),
-        request=lambda world: opted(harness, ChangeFeedRequest(world.address, start, max_page_size=size)),
+        request=lambda world: feed_request(harness, world.address, start, size),
         life=life,
         consumer=consumer,
         idle_pages=harness.idle_pages,
@@ -91,5 +91,6 @@ class TestLoss:
         _run(harness, Now(), iterator_consumer(), 3)
 
     @pytest.mark.requires(Capability.CHANGE_FEED_BEGINNING)
+    @pytest.mark.needs("alone")
     def test_nothing_is_lost_from_the_beginning(self, harness: Harness) -> None:
         _run(harness, Beginning(), page_consumer, 2)

@@ -29,6 +29,7 @@ _DATABASE = Capability.CHANGE_FEED_DATABASE_SCOPE
 _CLUSTER = Capability.CHANGE_FEED_CLUSTER_SCOPE
 
 
+@pytest.mark.needs("alone")
 class TestPhysicalPartition:
     """One partition at a time covers the collection too."""
 
@@ -91,6 +92,7 @@ class TestPhysicalPartition:
         assert caught.value.category in (ErrorCategory.INVALID_REQUEST, ErrorCategory.NOT_FOUND)
 
 
+@pytest.mark.needs("alone")
 class TestLogicalPartition:
     """All changes of one partition key."""
 
@@ -145,6 +147,7 @@ class TestLogicalPartition:
         _refused(collection, LogicalPartition(collection.harness.key("mine")), collection.address)
 
 
+@pytest.mark.needs("alone")
 class TestWiderScopes:
     """More than one collection, where a service has such a feed."""
 

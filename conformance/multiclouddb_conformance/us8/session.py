@@ -56,6 +56,7 @@ class TestDeadline:
             assert 0.4 <= time.monotonic() - began < _SOON
         assert error.retryable
 
+    @pytest.mark.needs("alone")
     def test_a_service_that_is_silent_from_the_start_does_not_either(self, collection: Collection) -> None:
         request, options = collection.request(collection.begin), OperationOptions(timeout_seconds=0.3)
         with collection.harness.troubled(Silent(from_the_start=True), _nothing) as client:
@@ -197,7 +198,7 @@ class TestSecrets:
         mine = [each.getMessage() for each in caplog.records if each.name.startswith("multiclouddb")]
         assert not [text for text in (*shown, *mine) if secret in text]
 
-    @pytest.mark.needs("secrets")
+    @pytest.mark.needs("secrets", "alone")
     def test_what_a_client_connects_with_is_in_no_repr_message_or_log(
         self, harness: Harness, collection: Collection, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -49,6 +49,7 @@ class TestBeginning:
         assert collection.drain(Beginning()) == []
 
     @pytest.mark.requires(_BEGINNING)
+    @pytest.mark.needs("alone")
     def test_the_beginning_of_one_partition_has_its_changes_only(self, collection: Collection) -> None:
         collection.fill(20)
         everything = collection.drain(Beginning())
@@ -207,6 +208,7 @@ class TestAtTime:
         _refused(collection, AtTime(collection.harness.now()))
 
 
+@pytest.mark.needs("alone")
 class TestEveryStart:
     """Every start in every scope."""
 

@@ -1,0 +1,103 @@
+"""A MongoDB replica set that rows read from, and what is known of the changes in it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from benchmarks.dynamo import on_client_core, on_server_core
+from multiclouddb_api import ChangeFeedRequest, ClientConfig, Now, ResourceAddress, connect
+
+__all__ = ["ADDRESS", "Backlog", "backlog", "document", "on_client_core"]
+
+ADDRESS: Final = ResourceAddress("bench", "items")
+_SERVERS: Final = Path(__file__).parents[1] / "providers" / "mongo" / "tests" / "servers"
+_BATCH: Final = 1000
+
+
+def document(number: int) -> dict[str, Any]:
+    """300 bytes of BSON in nine fields."""
+    return {"_id": f"key-{number:07}", "number": number, **{f"field{index}": "x" * 24 for index in range(7)}}
+
+
+@attrs.frozen
+class Backlog:
+    """A collection whose changes nobody has read.
+
+    Attributes:
+        url: The connection string.
+        size: How many changes there are.
+        token: Our position in front of the first.
+        resume_token: The server's.
+        start_aggregates: How many aggregate commands it took to get `token`.
+    """
+
+    url: str
+    size: int
+    token: str
+    resume_token: Mapping[str, Any]
+    start_aggregates: int
+    _server: Any
+
+    @property
+    def config(self) -> ClientConfig:
+        """What `connect` takes."""
+        return ClientConfig("mongo", {"url": self.url})
+
+    def client(self) -> Any:
+        """A new client of PyMongo that decodes times as ours does: aware."""
+        from pymongo import MongoClient
+
+        return MongoClient(self.url, tz_aware=True)
+
+    def aggregates(self) -> int:
+        """How many aggregate commands the server has had from clients."""
+        return _aggregates(self._server)
+
+
+def _aggregates(server: Any) -> int:
+    # The server's own count: a listener in this process would cost every row behind this one.
+    found: int = server.client().admin.command("serverStatus")["metrics"]["commands"]["aggregate"]["total"]
+    return found
+
+
+@cache
+def _servers() -> Any:
+    """The servers of the provider's tests, which are no package of their own."""
+    spec = ModuleSpec("benchmarks_mongodb_servers", None, is_package=True)
+    spec.submodule_search_locations = [str(_SERVERS)]
+    sys.modules[spec.name] = module_from_spec(spec)
+    return import_module(f"{spec.name}.mongod")
+
+
+@contextmanager
+def backlog(folder: Path, size: int) -> Iterator[Backlog]:
+    """A replica set of one node with so many inserts in `ADDRESS`, on a core of its own.
+
+    Raises:
+        ServerUnavailableError: The server could not be fetched, or did not start.
+    """
+    with on_server_core():
+        server = _servers().ReplicaSet(folder)
+    with server:
+        url = server.uri()
+        collection = server.client()[ADDRESS.database].create_collection(ADDRESS.collection)
+        with collection.watch(batch_size=0) as stream:
+            resume_token = stream.resume_token
+        before = _aggregates(server)
+        with connect(ClientConfig("mongo", {"url": url})) as client:
+            token = client.read_changes(ChangeFeedRequest(ADDRESS, Now())).continuation_token
+        start_aggregates = _aggregates(server) - before
+        for first in range(0, size, _BATCH):
+            numbers = range(first, min(size, first + _BATCH))
+            collection.insert_many([document(number) for number in numbers])
+        yield Backlog(url, size, token, resume_token, start_aggregates, server)

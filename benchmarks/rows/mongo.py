@@ -1,0 +1,263 @@
+"""The MongoDB provider beside PyMongo by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import islice
+from typing import Any, Final
+
+from benchmarks.mongo import ADDRESS, Backlog, backlog, on_client_core
+from benchmarks.row import Bench, Done, Sides, row
+from multiclouddb_api import (
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    ChangeType,
+    FromContinuationToken,
+    OperationOptions,
+    connect,
+)
+
+_EVENTS: Final = 40_000
+_REOPENED: Final = 60
+_CALLS: Final = 100
+_SMALL_PAGE: Final = 10
+# The empty loop's best. Measured, in thousands of changes a second: 74 by default (begins with 101), 83 in
+# batches of 100, 91 of 250, 94 of 500, 92 of 1000, 88 of 2000, 72 of 5000. The loop that makes dicts agrees.
+BATCH_SIZE: Final = 500
+_READ: Final = (
+    "40,000 inserts of 300 bytes, from the change stream of one mongod. The client has one core and the "
+    "server another, for both sides alike; both connect, go on from a position in front of the first, and "
+    "stop behind the last."
+)
+_EMPTY: Final = (
+    "PyMongo's `for change in collection.watch()` with nothing in the loop, in batches of 500, its best "
+    "size. It decodes each change to a dict and drops it."
+)
+
+
+# -- PyMongo by hand
+
+_TYPES: Final = {"insert": ChangeType.CREATE, "update": ChangeType.UPDATE, "delete": ChangeType.DELETE}
+
+
+def empty_loop(client: Any, resume_token: Any, size: int) -> Done:
+    """Changes as PyMongo gives them, counted."""
+    collection = client[ADDRESS.database][ADDRESS.collection]
+    with collection.watch(start_after=resume_token, batch_size=BATCH_SIZE) as stream:
+        for _ in islice(stream, size):
+            pass
+    return Done(size)
+
+
+def dict_loop(client: Any, resume_token: Any, size: int) -> Done:
+    """The same fields as an event has, in a dict."""
+    collection = client[ADDRESS.database][ADDRESS.collection]
+    ids: list[str] = []
+    with collection.watch(start_after=resume_token, batch_size=BATCH_SIZE) as stream:
+        for change in islice(stream, size):
+            event = {
+                "event_id": change["_id"]["_data"],
+                "key": change["documentKey"],
+                "type": _TYPES[change["operationType"]],
+                "timestamp": change["wallTime"],
+                "new_item_state": change.get("fullDocument"),
+                "old_item_state": change.get("fullDocumentBeforeChange"),
+                "order_key": change["_id"]["_data"],
+                "by_expiry": None,
+                "backfilled": False,
+                "address": (change["ns"]["db"], change["ns"]["coll"]),
+                "partition_id": "0",
+            }
+            ids.append(event["event_id"])
+    return Done(len(ids), ids)
+
+
+def stream_a_page(client: Any, resume_token: Any, pages: int) -> Done:
+    """What a program without an open stream does: one for each page, from the page before."""
+    collection = client[ADDRESS.database][ADDRESS.collection]
+    count = 0
+    for _ in range(pages):
+        with collection.watch(start_after=resume_token, batch_size=_SMALL_PAGE) as stream:
+            for change in islice(stream, _SMALL_PAGE):
+                resume_token = change["_id"]
+                count += 1
+    return Done(count)
+
+
+def _by_hand(changes: Backlog, loop: Callable[[Any, Any, int], Done], size: int) -> Done:
+    with on_client_core(), changes.client() as client:
+        return loop(client, changes.resume_token, size)
+
+
+# -- Ours
+
+
+def _pages(
+    read: Callable[[ChangeFeedRequest], ChangeFeedPage], changes: Backlog, max_page_size: int = 0
+) -> Iterator[ChangeFeedPage]:
+    """Pages behind the backlog's token, without end."""
+    token = changes.token
+    while True:
+        page = read(ChangeFeedRequest(ADDRESS, FromContinuationToken(token), max_page_size=max_page_size))
+        yield page
+        token = page.continuation_token
+
+
+def _through_the_client(changes: Backlog, max_page_size: int = 0) -> Done:
+    ids: list[str] = []
+    with on_client_core(), connect(changes.config) as client:
+        for page in _pages(client.read_changes, changes, max_page_size):
+            ids += [event.event_id for event in page.events]
+            if len(ids) >= changes.size:
+                break
+    return Done(len(ids), ids)
+
+
+def _counted(changes: Backlog, done: Done) -> Done:
+    """The loop beside it keeps no ids to compare.
+
+    Raises:
+        ValueError: It has not read all, or something twice.
+    """
+    assert not isinstance(done.ids, int)
+    if (different := len(set(done.ids))) != changes.size or done.count != changes.size:
+        raise ValueError(f"read {done.count:,} events, {different:,} different, of {changes.size:,}")
+    return Done(done.count)
+
+
+def _through_arrow(changes: Backlog) -> Done:
+    from multiclouddb_spi import open_provider
+    from multiclouddb_spi.engine import Engine
+
+    columns: list[Any] = []
+    config = changes.config
+    with on_client_core(), closing(Engine(open_provider(config), config)) as engine:
+
+        def read(request: ChangeFeedRequest) -> ChangeFeedPage:
+            reading = engine.read(request, OperationOptions(), lambda batch, i, j: batch.arrow(i, j))
+            columns.extend(arrow.column("event_id") for arrow in reading.values if arrow is not None)
+            return reading.page
+
+        for _ in _pages(read, changes):
+            if sum(len(column) for column in columns) >= changes.size:
+                break
+    count = sum(len(column) for column in columns)
+    return Done(count, ids=(text for column in columns for text in column.to_pylist()))
+
+
+# -- Rows
+
+
+@row(
+    "mongo-events",
+    title="MongoDB, events",
+    goal=1.0,
+    about=f"The client reads {_READ}",
+    against=(
+        "PyMongo's `for change in collection.watch()` that makes a dict of the fields that an event has, in "
+        "batches of 500, its best size. Its client decodes times as aware ones, as ours does."
+    ),
+    shown=(dict_loop,),
+)
+def mongo_events(bench: Bench) -> Iterator[Sides]:
+    """Like beside like."""
+    with backlog(bench.folder, bench.size(_EVENTS)) as changes:
+        yield Sides(
+            lambda: _through_the_client(changes),
+            lambda: _by_hand(changes, dict_loop, changes.size),
+        )
+
+
+@row(
+    "mongo-events-empty",
+    title="MongoDB, events beside an empty loop",
+    goal=0.75,
+    about=f"The client reads {_READ}",
+    against=_EMPTY,
+    same_work=False,
+    shown=(empty_loop,),
+)
+def mongo_events_empty(bench: Bench) -> Iterator[Sides]:
+    """Events, where the loop has none."""
+    with backlog(bench.folder, bench.size(_EVENTS)) as changes:
+        yield Sides(
+            lambda: _counted(changes, _through_the_client(changes)),
+            lambda: _by_hand(changes, empty_loop, changes.size),
+        )
+
+
+@row(
+    "mongo-arrow",
+    title="MongoDB, Arrow",
+    goal=1.0,
+    about=f"The engine reads, as Arrow batches with documents as JSON text, {_READ}",
+    against=_EMPTY,
+    same_work=False,
+)
+def mongo_arrow(bench: Bench) -> Iterator[Sides]:
+    """As Spark takes them."""
+    with backlog(bench.folder, bench.size(_EVENTS)) as changes:
+        yield Sides(
+            lambda: _counted(changes, _through_arrow(changes)),
+            lambda: _by_hand(changes, empty_loop, changes.size),
+        )
+
+
+@row(
+    "mongo-pages",
+    title="MongoDB, pages of ten",
+    goal=20.0,
+    about=(
+        "The client reads a backlog of 40,000 changes to its end in pages of 10, each call by the token of "
+        "the page before."
+    ),
+    against=(
+        "A program that opens a change stream for each page, behind the page before, and closes it. It reads "
+        "the first 60 pages: how long one takes does not depend on how far it is."
+    ),
+    same_work=False,
+    shown=(stream_a_page,),
+)
+def mongo_pages(bench: Bench) -> Iterator[Sides]:
+    """A stream stays open between calls."""
+    with backlog(bench.folder, bench.size(_EVENTS)) as changes:
+        reopened = min(_REOPENED, changes.size // _SMALL_PAGE)
+        yield Sides(
+            lambda: _counted(changes, _through_the_client(changes, _SMALL_PAGE)),
+            lambda: _by_hand(changes, stream_a_page, reopened),
+        )
+
+
+def cursors(changes: Backlog, calls: int) -> Done:
+    """How many change streams so many calls open; half of them find nothing."""
+    before, events = changes.aggregates(), 0
+    with on_client_core(), connect(changes.config) as client:
+        for page in islice(_pages(client.read_changes, changes, _SMALL_PAGE), calls):
+            events += len(page.events)
+    if events != changes.size:
+        raise ValueError(f"read {events:,} of {changes.size:,} events")
+    opened = changes.aggregates() - before
+    return Done(calls, value=opened, notes={"to get the first token": float(changes.start_aggregates)})
+
+
+@row(
+    "mongo-cursors",
+    title="MongoDB, cursors for 100 calls",
+    unit="cursors",
+    goal=1,
+    at_most=True,
+    about=(
+        "Change streams that 100 calls of `read_changes` open, one after the other, each by the token of the "
+        "call before, in one process: pages of 10, the second half of them behind the last change. The "
+        "server counts the `aggregate` commands that it gets; each opens one. How many the start took, which "
+        "got the first token, is told beside it."
+    ),
+    against="",
+    warm_up=False,
+)
+def mongo_cursors(bench: Bench) -> Iterator[Sides]:
+    """One, not a hundred."""
+    calls = bench.size(_CALLS, 4)
+    with backlog(bench.folder, calls // 2 * _SMALL_PAGE) as changes:
+        yield Sides(lambda: cursors(changes, calls))

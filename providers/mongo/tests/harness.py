@@ -1,0 +1,158 @@
+"""What the conformance suite needs of a MongoDB replica set."""
+
+import itertools
+import time
+from datetime import timedelta
+from decimal import Decimal
+from urllib.parse import quote
+
+import bson
+from bson.decimal128 import Decimal128
+from bson.raw_bson import RawBSONDocument
+
+from multiclouddb_api import ClientConfig, MulticloudDbKey, ResourceAddress
+from multiclouddb_conformance.harness import Harness, Kind
+from multiclouddb_conformance.values import KEYS, VALUES
+from multiclouddb_mongo import MongoOptions
+from multiclouddb_mongo.provider import CAPABILITIES, PLUGIN
+
+from .servers.mongod import PASSWORD
+from .servers.shared import shared
+
+COUNTER = itertools.count()
+# An oplog of 1 MB, which only `trim` fills, and passwords that cost little to check.
+SMALL = {
+    "oplog_mb": 1,
+    "auth": True,
+    "parameters": {"scramSHA256IterationCount": 5000, "ttlMonitorSleepSecs": 1},
+}
+NOTE = "x" * 100_000
+
+
+def native(value):
+    """A Python value as the driver writes it."""
+    match value:
+        case Decimal():
+            return Decimal128(value)
+        case list():
+            return [native(each) for each in value]
+        case dict():
+            return {name: native(each) for name, each in value.items()}
+        case _:
+            return value
+
+
+class MongoHarness(Harness):
+    """Writes with PyMongo, on servers that the tests of a worker share; each test has a database."""
+
+    capabilities = CAPABILITIES
+    plugin = PLUGIN
+    partitions = 1
+    precision_seconds = 1.0
+    rounding = timedelta(milliseconds=1)
+    can_several = can_split = can_merge = can_keys_only = False
+    expiry_updates = 1
+    can_read_past_trim = False  # the log is one for all collections: who stands still, falls out of it
+    value_types = frozenset(VALUES) - {"integer over 64 bit", "set"}
+    key_types = frozenset(KEYS)
+    secrets = (PASSWORD, quote(PASSWORD, safe=""))
+    # Which servers, and how many.
+    servers_name = "us8 one"
+    members = 1
+
+    def open(self):
+        self.servers = shared(self.servers_name, self.members, **SMALL)
+        self.native = self.servers.client()
+        self.database = f"us8-{next(COUNTER)}"
+        self.left = set()
+        self.left = self.cursors()
+        self.disturbed = False
+
+    def close(self):
+        """What a test did to the log that all share shall not be within reach of the next one's start."""
+        if self.disturbed:
+            time.sleep(1 - time.time() % 1)
+
+    def config(self):
+        return ClientConfig("mongo", {"url": self.servers.uri(appName="us8")})
+
+    def create(self, name, kind, partitions):
+        images = {"changeStreamPreAndPostImages": {"enabled": True}} if kind is Kind.OLD_IMAGES else {}
+        self.native[self.database].create_collection(name, **images)
+        return ResourceAddress(self.database, name)
+
+    def missing(self):
+        return ResourceAddress(self.database, "missing")
+
+    def key(self, value):
+        return MulticloudDbKey({"_id": value})
+
+    def document(self, key, fields):
+        return {"_id": key, **fields}
+
+    def collection(self, address):
+        return self.native[address.database][address.collection]
+
+    def write(self, address, writes):
+        collection = self.collection(address)
+
+        def each(session=None):
+            for write in writes:
+                chosen = {"_id": native(write.key)}
+                if write.document is None:
+                    collection.delete_one(chosen, session=session)
+                else:
+                    document = native(dict(write.document))
+                    collection.replace_one(chosen, document, upsert=True, session=session)
+
+        if len(writes) == 1:
+            each()
+        else:
+            with self.native.start_session() as session:
+                session.with_transaction(each)
+
+    def expire(self, address, key):
+        """The server looks every second for documents that are too old."""
+        collection = self.collection(address)
+        collection.create_index("until", expireAfterSeconds=0)
+        collection.replace_one({"_id": native(key)}, {"until": self.now()})
+
+    def recreate(self, address):
+        self.collection(address).drop()
+        self.native[address.database].create_collection(address.collection)
+
+    def poison(self, address, key):
+        """A text that is no UTF-8: the server takes it, and no driver reads it."""
+        bad = RawBSONDocument(bson.encode({"text": "damaged"}).replace(b"damaged", b"damage\xff"))
+        self.collection(address).replace_one({"_id": native(key)}, {"inside": bad}, upsert=True)
+        self.disturbed = True
+
+    def trim(self, address):
+        """Fill the log with notes, which no change stream shows, until what there is has fallen out of it."""
+        admin, log = self.native.admin, self.native.local["oplog.rs"]
+        last = log.find_one(sort=[("$natural", -1)])["ts"]
+        note = {"appendOplogNote": 1, "data": {"note": NOTE}, "writeConcern": {"w": self.members}}
+        while log.find_one()["ts"] <= last:
+            for _ in range(15):
+                admin.command(note)
+            # Only what a checkpoint covers may go, and the server looks once a second.
+            admin.command("fsync")
+            until = time.monotonic() + 1.1
+            while log.find_one()["ts"] <= last and time.monotonic() < until:
+                time.sleep(0.02)
+        self.disturbed = True
+
+    def other_options(self):
+        return MongoOptions(pipeline=[{"$match": {}}])
+
+    def command(self):
+        return "admin", {"ping": 1}
+
+    def open_readers(self):
+        return len(self.cursors() - self.left)
+
+    def cursors(self):
+        """The change streams that are open on the primary."""
+        now = {"$currentOp": {"allUsers": True, "idleCursors": True}}
+        streams = {"$match": {"cursor.originatingCommand.pipeline.0.$changeStream": {"$exists": True}}}
+        return {each["cursor"]["cursorId"] for each in self.native.admin.aggregate([now, streams])}

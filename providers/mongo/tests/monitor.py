@@ -1,0 +1,150 @@
+"""What a client sent to its servers, in the order in which it did."""
+
+import functools
+import threading
+import time
+from contextlib import contextmanager
+from unittest import mock
+
+import attrs
+from pymongo import MongoClient
+from pymongo.monitoring import CommandListener
+
+from multiclouddb_api import ChangeFeedRequest, FromContinuationToken, Now, OperationOptions, connect
+from multiclouddb_mongo import config
+
+PATIENCE = 15.0
+STARTS = {"resumeAfter", "startAfter", "startAtOperationTime"}
+
+
+class Commands(CommandListener):
+    """Notes every command: give it to a client as one of its `event_listeners`."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._log = []
+
+    def clear(self):
+        """Forget what was sent so far."""
+        with self._lock:
+            self._log.clear()
+
+    def started(self, event):
+        self._note("started", event)
+
+    def succeeded(self, event):
+        self._note("succeeded", event)
+
+    def failed(self, event):
+        self._note("failed", event)
+
+    def _note(self, word, event):
+        with self._lock:
+            self._log.append((word, event))
+
+    def events(self, word, *only):
+        """Events of this kind, of all commands or those with these names."""
+        with self._lock:
+            log = list(self._log)
+        return [event for kind, event in log if kind == word and (not only or event.command_name in only)]
+
+    def sent(self, *only):
+        """The events of commands that were sent."""
+        return self.events("started", *only)
+
+    def names(self, *only):
+        """The names of commands that were sent."""
+        return [event.command_name for event in self.sent(*only)]
+
+    def ends(self, *only):
+        """What became of commands: `["failed", "succeeded"]`."""
+        with self._lock:
+            log = list(self._log)
+        return [word for word, event in log if word != "started" and event.command_name in only]
+
+    def bodies(self, name):
+        """What was sent under this name, as dictionaries of the server's fields."""
+        return [event.command for event in self.sent(name)]
+
+    def opening(self):
+        """The events of every `aggregate` that opens a change stream."""
+        return [
+            event
+            for event in self.sent("aggregate")
+            if event.command["pipeline"] and "$changeStream" in event.command["pipeline"][0]
+        ]
+
+    def tries(self):
+        """What became of each of those."""
+        opening = {event.request_id for event in self.opening()}
+        with self._lock:
+            log = list(self._log)
+        return [word for word, event in log if word != "started" and event.request_id in opening]
+
+    def streams(self):
+        """The `$changeStream` stage of each of those."""
+        return [event.command["pipeline"][0]["$changeStream"] for event in self.opening()]
+
+    def starts(self):
+        """The start options of each that has one: without, it only asks where the log ends."""
+        found = [{name: stage[name] for name in STARTS & set(stage)} for stage in self.streams()]
+        return [start for start in found if start]
+
+
+@contextmanager
+def watched(uri, *more, **named):
+    """A client as an application has it, and what it sends.
+
+    Args:
+        uri: Where to.
+        more: Further listeners of the driver's client.
+        named: Further arguments of `connect`.
+    """
+    commands = Commands()
+    listening = functools.partial(MongoClient, event_listeners=[commands, *more])
+    with mock.patch.object(config, "MongoClient", listening), connect(uri, **named) as client:
+        yield client, commands
+
+
+class Feed:
+    """A feed that is read page by page, each from the token of the page before.
+
+    Attributes:
+        request: What is asked for next.
+    """
+
+    def __init__(self, client, address, start=None, **asked):
+        self.client = client
+        self.request = ChangeFeedRequest(address, start or Now(), **asked)
+
+    def read(self, seconds=20.0, wait=0.0):
+        """The next page."""
+        page = self.client.read_changes(self.request, OperationOptions(seconds, wait))
+        options = self.request.provider_options
+        if options is not None:  # a native start is for the first page
+            options = attrs.evolve(options, resume_after=None, start_after=None, start_at_operation_time=None)
+        self.request = attrs.evolve(
+            self.request,
+            start_position=FromContinuationToken(page.continuation_token),
+            provider_options=options,
+        )
+        return page
+
+    def events(self, count=1):
+        """Read until there are so many events, or they do not come."""
+        found, until = [], time.monotonic() + PATIENCE
+        while len(found) < count and time.monotonic() < until:
+            found += self.read(wait=1.0).events
+        assert len(found) == count
+        return found
+
+    def by(self, client):
+        """The same feed at the same place, read by another client."""
+        other = Feed(client, self.request.address)
+        other.request = self.request
+        return other
+
+
+def keys(events):
+    """The `_id` of each event's document."""
+    return [event.key.components["_id"] for event in events]

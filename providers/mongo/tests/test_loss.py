@@ -1,0 +1,179 @@
+"""Nothing is lost, wherever a consumer is killed: lives with everything that a server can do to a reader."""
+
+import itertools
+from contextlib import contextmanager
+
+import pytest
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ClientConfig,
+    EntireCollection,
+    EntireDatabase,
+    Now,
+    ResourceAddress,
+    connect,
+)
+from multiclouddb_conformance.loss import (
+    Act,
+    Change,
+    LossOracle,
+    Read,
+    ReadUntilIdle,
+    iterator_consumer,
+    page_consumer,
+)
+
+APPLICATION = "a-consumer"
+KEYS = 9
+LABEL = "ResumableChangeStreamError"
+UNREACHABLE, TIME_LIMIT = 6, 262
+WORLDS = itertools.count()
+
+
+class World:
+    """One collection, in a database that it is alone in."""
+
+    def __init__(self, server, scope):
+        self.server, self.scope, self.name = server, scope, f"life-{next(WORLDS)}"
+        self.client = server.client()
+        self.items = self.client[self.name].create_collection("items")
+
+    def request(self, start, size):
+        collection = None if isinstance(self.scope, EntireDatabase) else "items"
+        address = ResourceAddress(self.name, collection)
+        return ChangeFeedRequest(address, start, scope=self.scope, max_page_size=size)
+
+    def consumer_client(self):
+        return connect(ClientConfig("mongo", {"url": self.server.uri(appName=APPLICATION)}))
+
+    def write(self, changes):
+        if len(changes) == 1:
+            self._change(*changes[0], None)
+            return
+        with self.client.start_session() as session, session.start_transaction():
+            for key, marker in changes:
+                self._change(key, marker, session)
+
+    def _change(self, key, marker, session):
+        if marker is None:
+            self.items.delete_one({"_id": key}, session=session)
+        else:
+            # An update would be told of with the document of later.
+            self.items.replace_one({"_id": key}, {"n": marker}, upsert=True, session=session)
+
+    def noise(self):
+        """Changes that are in the log and not in the feed."""
+        self.client[f"{self.name}-beside"].others.insert_many([{} for _ in range(50)])
+
+    def fail(self, command, **how):
+        """The next such command of the consumer fails."""
+        data = {"failCommands": [command], "appName": APPLICATION, **how}
+        self.client.admin.command({"configureFailPoint": "failCommand", "mode": {"times": 1}, "data": data})
+
+    def forget_cursors(self):
+        self.client.admin.command({"killAllSessions": []})
+
+    def restart(self):
+        (member,) = self.server.members
+        self.server.kill(member)
+        self.server.restart(member)
+        self.server.wait_primary()
+
+    def close(self):
+        self.client.admin.command({"configureFailPoint": "failCommand", "mode": "off"})
+        for name in (self.name, f"{self.name}-beside"):
+            self.client.drop_database(name)
+
+
+class Author:
+    """Writes a life: every key gets its turn, and every seventh change is a delete."""
+
+    def __init__(self):
+        self._number = 0
+        self._there = set()
+
+    def write(self, count):
+        """Changes of so many documents, in one transaction if there are several."""
+        changes = [self._change() for _ in range(count)]
+        name = f"write {', '.join(f'{key}={marker}' for key, marker in changes)}"
+        return Act(name, lambda world: self._done(world, changes))
+
+    def _change(self):
+        self._number += 1
+        key = f"k{self._number * 2 % KEYS}"
+        if key in self._there and self._number % 7 == 0:
+            self._there.discard(key)
+            return key, None
+        self._there.add(key)
+        return key, self._number
+
+    @staticmethod
+    def _done(world, changes):
+        world.write(changes)
+        return [Change(key, marker) for key, marker in changes]
+
+
+def act(name, run):
+    """Something that writes nothing."""
+
+    def done(world):
+        run(world)
+
+    return Act(name, done)
+
+
+def fail(command, **how):
+    return act(f"{command} fails with {how}", lambda world: world.fail(command, **how))
+
+
+NOISE = act("other collections change", World.noise)
+NO_CURSORS = act("all cursors are forgotten", World.forget_cursors)
+RESTART = act("kill -9, and a restart", World.restart)
+
+
+def life(*, restarts):
+    """Transactions larger than a page, and what breaks a stream: in its middle, at its end, at its start."""
+    write = Author().write
+    return [
+        write(2), Read(1), NOISE, write(1), write(5), Read(1), NO_CURSORS, write(3), Read(2),
+        fail("getMore", closeConnection=True), write(4), Read(1), write(1), NOISE, ReadUntilIdle(),
+        # Idle, and the stream breaks: what comes behind is not taken for the end.
+        NO_CURSORS, write(3), ReadUntilIdle(), fail("getMore", errorCode=UNREACHABLE, errorLabels=[LABEL]),
+        write(2), ReadUntilIdle(), RESTART if restarts else NO_CURSORS, write(6), Read(1),
+        fail("aggregate", closeConnection=True), NO_CURSORS, write(2), NOISE, ReadUntilIdle(), write(1),
+        # Without the label PyMongo does not resume: the caller reads again from its token.
+        fail("getMore", errorCode=TIME_LIMIT), write(4),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("start", "consumer", "size", "scope", "restarts"),
+    [
+        (Beginning(), page_consumer, 0, EntireCollection(), True),
+        (Beginning(), iterator_consumer(), 3, EntireDatabase(), False),
+        (Now(), page_consumer, 1, EntireDatabase(), False),
+        (Now(), page_consumer, 2, EntireCollection(), False),
+        (Now(), iterator_consumer(), 0, EntireCollection(), False),
+    ],
+    ids=["pages", "iterator of a database", "single events of a database", "small pages", "iterator"],
+)
+def test_a_consumer_that_is_killed_loses_nothing(one, start, consumer, size, scope, restarts):
+    @contextmanager
+    def world():
+        made = World(one, scope)
+        try:
+            yield made
+        finally:
+            made.close()
+
+    report = LossOracle(
+        world=world,
+        client=World.consumer_client,
+        request=lambda world: world.request(start, size),
+        life=life(restarts=restarts),
+        consumer=consumer,
+    ).run(max_kills=2)
+    report.assert_all_kept()
+    assert report.kills > 3

@@ -1,0 +1,316 @@
+"""The oplog rolls over: who stood still is told so, who moves is not touched, and nobody jumps in silence."""
+
+import itertools
+import time
+from contextlib import nullcontext
+
+import attrs
+import pytest
+from pymongo import MongoClient
+
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    ChangeFeedRequest,
+    ClientConfig,
+    ErrorCategory,
+    FileCheckpointStore,
+    FromContinuationToken,
+    Gap,
+    MulticloudDbError,
+    Now,
+    Observer,
+    ResourceAddress,
+    SkipToOldest,
+    connect,
+)
+
+from .monitor import Commands
+from .servers.mongod import ReplicaSet
+
+NOTE = "x" * 100_000
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A server whose log holds one megabyte."""
+    with ReplicaSet(tmp_path_factory.mktemp("small"), oplog_mb=1) as made:
+        yield made
+
+
+class World:
+    """One collection, and the log that its changes are in."""
+
+    def __init__(self, server, database):
+        self.server, self.database = server, database
+        self.admin, self.log = server.client().admin, server.client().local["oplog.rs"]
+        self.items = server.client()[database].create_collection("items")
+        self.others = server.client()[database].create_collection("others")
+
+    def connect(self, **settings):
+        return connect(ClientConfig("mongo", {"url": self.server.uri()}), **settings)
+
+    def request(self, start=None, **others):
+        start = FromContinuationToken(start) if isinstance(start, str) else start or Now()
+        return ChangeFeedRequest(ResourceAddress(self.database, "items"), start, **others)
+
+    def write(self, *numbers):
+        for number in numbers:
+            self.items.insert_one({"_id": number})
+
+    def ends(self):
+        """The oldest and the newest time in the log."""
+        entries = [self.log.find_one(sort=[("$natural", way)]) for way in (1, -1)]
+        return [entry["ts"] for entry in entries]
+
+    def roll_over(self, fill=None):
+        """Until nothing of what the log holds now is in it any more.
+
+        Filled with notes, which no change stream looks at, if nothing else is wanted.
+        """
+        _, newest = self.ends()
+        until = time.monotonic() + 60
+        while self.ends()[0] <= newest:
+            assert time.monotonic() < until
+            for _ in range(12):
+                (fill or self._note)()
+            # Only what a checkpoint covers may go; the server looks for it once a second.
+            self.admin.command("fsync")
+
+    def _note(self):
+        self.admin.command({"appendOplogNote": 1, "data": {"note": NOTE}, "writeConcern": {"w": 1}})
+
+
+@pytest.fixture
+def world(small, database):
+    return World(small, database)
+
+
+def keys(page):
+    return [event.key.components["_id"] for event in page.events]
+
+
+def read(client, request):
+    """The next page that has something on it, and where it ends."""
+    until = time.monotonic() + 30
+    while True:
+        page = client.read_changes(request)
+        if page.events or page.notices:
+            return page
+        assert time.monotonic() < until
+        request = attrs.evolve(request, start_position=FromContinuationToken(page.continuation_token))
+
+
+def expired(client, request):
+    with pytest.raises(MulticloudDbError) as caught:
+        client.read_changes(request)
+    assert caught.value.category is ErrorCategory.CHECKPOINT_EXPIRED
+    assert not caught.value.retryable
+    return caught.value
+
+
+class TestStoredToken:
+    """It fell out of the log while nobody read."""
+
+    @pytest.fixture
+    def token(self, world):
+        with world.connect() as client:
+            found = client.read_changes(world.request()).continuation_token
+        world.write(1)
+        world.roll_over()
+        world.write(2, 3)
+        return found
+
+    def test_has_expired_and_says_where_the_log_begins(self, world, token):
+        with world.connect() as client:
+            error = expired(client, world.request(token))
+            assert "oplog" in str(error)
+            oldest = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(world.ends()[0].time))
+            assert oldest in error.detail.oldest_position
+            # Again and again: it is not forgotten, and there is no silent jump.
+            expired(client, world.request(token))
+
+    def test_goes_on_with_the_oldest_there_is_when_asked_to(self, world, token):
+        told = []
+
+        class Metrics(Observer):
+            def gap(self, address, gap):
+                told.append(gap)
+
+        with world.connect(observer=Metrics()) as client:
+            page = read(client, world.request(token, on_expired=SkipToOldest()))
+            (gap,) = page.notices
+            assert isinstance(gap, Gap)
+            assert all("cluster time" in text for text in (gap.lost_from, gap.resumed_at))
+            found = keys(page)
+            while len(found) < 2:
+                page = read(client, world.request(page.continuation_token, on_expired=SkipToOldest()))
+                assert page.notices == ()
+                found += keys(page)
+            assert found == [2, 3]
+            assert told == [gap]
+
+    def test_ends_an_iterator_whose_checkpoint_stays(self, world, token, tmp_path):
+        store = FileCheckpointStore(tmp_path)
+        store.save("here", token, None)
+        kept = {"checkpoint_store": store, "checkpoint_name": "here", "until_idle": True}
+        with world.connect() as client:
+            with pytest.raises(MulticloudDbError) as caught:
+                list(client.iterate_changes(world.request(), **kept))
+            assert caught.value.category is ErrorCategory.CHECKPOINT_EXPIRED
+            assert store.load("here").token == token
+            jumping = world.request(on_expired=SkipToOldest())
+            assert [event.key.components["_id"] for event in client.iterate_changes(jumping, **kept)] == [
+                2,
+                3,
+            ]
+
+
+class TestLiveReader:
+    """The log has overtaken a stream that is open."""
+
+    def overtaken(self, world, client, **others):
+        """The request behind two of six changes; what the server has sent of the others is here already."""
+        token = client.read_changes(world.request()).continuation_token
+        world.write(1, 2, 3, 4, 5, 6)
+        page = read(client, world.request(token, max_page_size=2))
+        assert keys(page) == [1, 2]
+        world.roll_over()
+        world.write(7, 8)
+        return world.request(page.continuation_token, max_page_size=2, **others)
+
+    def to_the_end(self, client, request, found):
+        """Pages until there are no more, or until an error."""
+        while True:
+            page = client.read_changes(request)
+            found += [*page.notices, *keys(page)]
+            if page.idle:
+                return
+            request = attrs.evolve(request, start_position=FromContinuationToken(page.continuation_token))
+
+    def test_hands_out_what_it_has_and_then_has_expired(self, world):
+        commands, found = Commands(), []
+        with (
+            MongoClient(world.server.uri(), event_listeners=[commands]) as native,
+            world.connect(native_client=native) as client,
+        ):
+            request = self.overtaken(world, client)
+            with pytest.raises(MulticloudDbError) as caught:
+                self.to_the_end(client, request, found)
+        assert caught.value.category is ErrorCategory.CHECKPOINT_EXPIRED
+        assert caught.value.detail.oldest_position
+        assert found == [3, 4, 5, 6]
+        # CappedPositionLost of the stream that was open, and ChangeStreamHistoryLost of one from its token.
+        failed = [(event.command_name, event.failure["code"]) for event in commands.events("failed")]
+        assert failed[:2] == [("getMore", 136), ("aggregate", 286)]
+
+    def test_goes_on_with_the_oldest_there_is_when_asked_to(self, world):
+        with world.connect() as client:
+            request, found = self.overtaken(world, client, on_expired=SkipToOldest()), []
+            self.to_the_end(client, request, found)
+        assert [each for each in found if not isinstance(each, Gap)] == [3, 4, 5, 6, 7, 8]
+        assert [place for place, each in enumerate(found) if isinstance(each, Gap)] == [4]
+
+    def test_that_is_too_slow_never_jumps_in_silence(self, world):
+        """It reads a few changes each time that the log rolls over; where one is missing, a gap is told."""
+        written, found = 0, [0]
+
+        def write_more():
+            nonlocal written
+            written += 1
+            world.items.insert_one({"_id": written, "note": NOTE})
+
+        with world.connect() as client:
+            token = client.read_changes(world.request()).continuation_token
+            for _ in range(3):
+                world.roll_over(write_more)
+                for _ in range(4):
+                    page = read(client, world.request(token, max_page_size=1, on_expired=SkipToOldest()))
+                    found += [*page.notices, *keys(page)]
+                    token = page.continuation_token
+        for before, behind in itertools.pairwise(found):
+            if not isinstance(before, Gap) and not isinstance(behind, Gap):
+                assert behind == before + 1
+        assert any(isinstance(each, Gap) for each in found)
+        assert found[-1] > len(found)
+
+
+class TestIdleFeed:
+    """Nothing happens in the collection, and much beside it."""
+
+    def fill(self, world):
+        world.others.insert_one({"note": NOTE})
+
+    @pytest.mark.parametrize("fresh", [False, True], ids=["one client", "a client for each page"])
+    def test_moves_along_and_survives(self, world, fresh):
+        with world.connect() as client:
+            tokens = [client.read_changes(world.request()).continuation_token]
+
+            def fill_and_read():
+                self.fill(world)
+                with world.connect() if fresh else nullcontext(client) as reader:
+                    page = reader.read_changes(world.request(tokens[-1]))
+                assert page.events == ()
+                tokens.append(page.continuation_token)
+
+            world.roll_over(fill_and_read)
+            world.write(1)
+            assert keys(read(client, world.request(tokens[-1]))) == [1]
+            # That was needed: where it began is gone.
+            expired(client, world.request(tokens[0]))
+
+    def test_has_its_place_saved_by_an_iterator(self, world, tmp_path):
+        store = FileCheckpointStore(tmp_path)
+        kept = {"checkpoint_store": store, "checkpoint_name": "here"}
+        hasty = {"idle_backoff_seconds": 0.001, "max_idle_backoff_seconds": 0.001}
+        with world.connect() as client:
+            pages = client.iterate_changes(world.request(), **kept, **hasty).pages()
+            next(pages)
+            first = store.load("here").token
+
+            def fill_and_read():
+                self.fill(world)
+                next(pages)
+
+            world.roll_over(fill_and_read)
+            expired(client, world.request(first))
+        world.write(1)
+        with world.connect() as client:
+            assert keys(read(client, world.request(store.load("here").token))) == [1]
+
+
+class TestStart:
+    def test_at_a_time_before_the_log_begins_has_expired(self, world):
+        world.write(1)
+        moment = world.ends()[1].as_datetime()
+        with world.connect() as client:
+            assert 1 in keys(read(client, world.request(AtTime(moment))))
+            # Times are of whole seconds.
+            while world.ends()[0].as_datetime() <= moment:
+                world.roll_over()
+            assert "AtTime" in str(expired(client, world.request(AtTime(moment))))
+
+    def test_at_the_beginning_is_where_the_log_begins(self, world):
+        world.write(1)
+        world.roll_over()
+        world.write(2)
+        with world.connect() as client:
+            assert keys(read(client, world.request(Beginning()))) == [2]
+
+
+class TestHeadroom:
+    def test_says_how_long_a_position_is_kept(self, world):
+        world.roll_over()
+        told = []
+
+        class Metrics(Observer):
+            def retention_headroom_low(self, address, partition_id, seconds):
+                told.append(seconds)
+
+        with world.connect(observer=Metrics()) as client:
+            began = world.ends()
+            page = client.read_changes(world.request())
+            ended = world.ends()
+        room = page.diagnostics.retention_headroom_seconds
+        assert began[1].time - ended[0].time <= room <= ended[1].time - began[0].time + 1
+        assert told == [room]

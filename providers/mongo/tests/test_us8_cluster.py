@@ -1,0 +1,33 @@
+"""The conformance suite read through `EntireCluster()`, on a server where nobody else writes."""
+
+import pytest
+
+from multiclouddb_api import EntireCluster
+from multiclouddb_conformance import us8
+from multiclouddb_spi.token import decode_token
+
+from .harness import MongoHarness
+from .suite import *  # noqa: F403
+
+
+class ClusterHarness(MongoHarness):
+    """What is about one collection, a partition or a key is tested in test_us8_one.py."""
+
+    servers_name = "us8 cluster"
+    scope = EntireCluster()
+    can_alone = False
+
+
+HARNESS = ClusterHarness
+
+
+class TestBeginning(us8.TestBeginning):
+    """The beginning of the log is that of the test."""
+
+    @pytest.fixture(autouse=True)
+    def _nothing_before(self, harness):
+        harness.trim(None)
+
+
+def test_the_suite_reads_the_whole_cluster(collection):
+    assert decode_token(collection.begin).scope == "cluster"

@@ -1,0 +1,21 @@
+"""The conformance suite read through `EntireDatabase()`: every test has a database of its own."""
+
+from multiclouddb_api import EntireDatabase
+from multiclouddb_spi.token import decode_token
+
+from .harness import MongoHarness
+from .suite import *  # noqa: F403
+
+
+class DatabaseHarness(MongoHarness):
+    """What is about one collection, a partition or a key is tested in test_us8_one.py."""
+
+    scope = EntireDatabase()
+    can_alone = False
+
+
+HARNESS = DatabaseHarness
+
+
+def test_the_suite_reads_the_whole_database(collection):
+    assert decode_token(collection.begin).scope == "database"

@@ -1,0 +1,14 @@
+"""The whole conformance suite on a replica set of three nodes."""
+
+from .harness import MongoHarness
+from .suite import *  # noqa: F403
+
+
+class ThreeHarness(MongoHarness):
+    """What is written is on two nodes at least before it is in a feed."""
+
+    servers_name = "us8 three"
+    members = 3
+
+
+HARNESS = ThreeHarness

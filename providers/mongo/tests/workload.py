@@ -1,0 +1,306 @@
+"""A writer that outlives failures, applications that die again and again, and what they have to agree on.
+
+One writer makes changes one after the other, each acknowledged by a majority before the next begins.
+So the truth is one list, and it is simple to say what an application must see: behind a token exactly
+what follows in the list, in that order, nothing twice in one life, and nothing else.
+"""
+
+import random
+import threading
+import time
+from collections import Counter
+
+import attrs
+import pymongo
+from pymongo.errors import PyMongoError
+from pymongo.read_concern import ReadConcern
+
+from multiclouddb_api import ChangeType, ClientConfig, Now, OperationOptions, connect
+from multiclouddb_conformance.consumer import Delivered, Failed, Received, Stored, page_consumer_with
+
+COLLECTION = "items"
+KEYS = 12
+MAJORITY = pymongo.WriteConcern(w="majority")
+LONG = 90.0
+"""Longer than any outage of these tests: what has not happened by then never will."""
+
+
+def wait_until(true, seconds=LONG):
+    """Until it is true; what it says when it is."""
+    end = time.monotonic() + seconds
+    while not (said := true()):
+        if time.monotonic() > end:
+            raise TimeoutError("it did not happen")
+        time.sleep(0.01)
+    return said
+
+
+@attrs.frozen
+class Change:
+    """One change as the writer made it and an application has to see it."""
+
+    type: ChangeType
+    key: str
+    n: int | None  # None for a delete
+
+
+def seen(event):
+    """The change that an event tells of."""
+    state = event.new_item_state
+    return Change(event.type, event.key.components["_id"], None if state is None else state["n"])
+
+
+class Writer:
+    """Creates, replaces and deletes documents in a thread of its own, now and then three in one transaction.
+
+    When the answer to a write is lost, it looks whether that was made, and makes it if not. It replaces,
+    and does not update: such events carry the document as it was then, not as it is when somebody looks.
+
+    Attributes:
+        truth: The changes, in order; all acknowledged.
+        unsure: How often an answer was lost.
+    """
+
+    def __init__(self, client, database, pause=0.0):
+        self.client, self.pause = client, pause
+        self.items = client[database].create_collection(COLLECTION, write_concern=MAJORITY)
+        self.truth, self.unsure, self.error = [], 0, None
+        self._dice, self._there, self._n = random.Random("writer"), set(), 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+
+    def write(self, count):
+        """At least so many changes."""
+        goal = len(self.truth) + count
+        while len(self.truth) < goal:
+            self._write_some()
+
+    def wait_for(self, count):
+        """Until the thread has made so many more changes."""
+        goal = len(self.truth) + count
+        wait_until(lambda: self.error or len(self.truth) >= goal)
+        if self.error:
+            raise self.error
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join(LONG)
+        if self.error:
+            raise self.error
+        assert not self._thread.is_alive()
+
+    def _run(self):
+        try:
+            while not self._over.wait(self.pause):
+                self._write_some()
+        except Exception as error:  # noqa: BLE001 - raised in the thread of the test
+            self.error = error
+
+    def _write_some(self):
+        together = 3 if self._dice.random() < 0.1 else 1
+        changes = [self._next(f"k{number}") for number in self._dice.sample(range(KEYS), together)]
+        until, unsure = time.monotonic() + LONG, False
+        while True:
+            try:
+                # Not for long: a node that is stopped would keep us for ever.
+                with pymongo.timeout(5):
+                    if not unsure or not self._is_made(changes[0]):
+                        self._make_all(changes)
+                break
+            except PyMongoError:
+                if time.monotonic() > until:
+                    raise
+                self.unsure, unsure = self.unsure + 1, True
+        self.truth += changes
+
+    def _is_made(self, change):
+        """Whether it was, for good: so says a majority."""
+        items = self.items.with_options(read_concern=ReadConcern("linearizable"))
+        found = items.find_one({"_id": change.key})
+        return change.n == (None if found is None else found["n"])
+
+    def _next(self, key):
+        if key in self._there and self._dice.random() < 0.2:
+            self._there.discard(key)
+            return Change(ChangeType.DELETE, key, None)
+        kind = ChangeType.UPDATE if key in self._there else ChangeType.CREATE
+        self._there.add(key)
+        self._n += 1
+        return Change(kind, key, self._n)
+
+    def _make_all(self, changes):
+        if len(changes) == 1:
+            self._make(changes[0], None)
+            return
+        with self.client.start_session() as session:
+            session.with_transaction(
+                lambda session: [self._make(change, session) for change in changes], write_concern=MAJORITY
+            )
+
+    def _make(self, change, session):
+        if change.n is None:
+            self.items.delete_one({"_id": change.key}, session=session)
+        else:
+            self.items.replace_one({"_id": change.key}, {"n": change.n}, upsert=True, session=session)
+
+
+class Life:
+    """One run of an application, from a token to its death.
+
+    Attributes:
+        start: How many changes lie before the token that it began with.
+        events: What was delivered to it.
+    """
+
+    def __init__(self, start):
+        self.start, self.events = start, []
+
+    @property
+    def end(self):
+        """How many changes lie before the place where it is."""
+        return self.start + len(self.events)
+
+
+def pages(timeout=15.0, wait=0.2):
+    """An application that reads page after page, each call resuming by token."""
+    return page_consumer_with(OperationOptions(timeout, wait))
+
+
+class Application:
+    """Reads in a thread of its own; when it dies, a fresh client goes on from a token that was given out.
+
+    Attributes:
+        lives: All its lives.
+        tokens: Every token that it stored, each with how many changes lie before it.
+        failures: Errors after which it was told to try again.
+        slowest: Seconds of the longest read.
+    """
+
+    def __init__(self, name, url, request, consumer=None, deaths=0.0, far=1, tokens=None):
+        """Begins at the first of the `tokens`, or at `Now`: before the first change, that is.
+
+        `deaths` is how likely it dies after a step, `far` among how many last tokens it chooses then.
+        """
+        self.name, self.url, self.request, self.consumer = name, url, request, consumer or pages()
+        self.tokens, self.lives, self.failures = list(tokens or ()), [], []
+        self.slowest, self.goal, self.error = 0.0, None, None
+        self._deaths, self._far, self._dice = deaths, far, random.Random(name)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        if not self.tokens:
+            with self._connect() as client:
+                page = client.read_changes(attrs.evolve(request, start_position=Now()))
+            assert not page.events
+            self.tokens.append((0, page.continuation_token))
+
+    def start(self):
+        self._thread.start()
+        return self
+
+    @property
+    def place(self):
+        """How many changes lie before the place where it is."""
+        return self.lives[-1].end if self.lives else self.tokens[0][0]
+
+    @property
+    def delivered(self):
+        return sum(len(life.events) for life in self.lives)
+
+    def finish(self, goal):
+        """Until so many changes lie before it, and a page says that there is nothing more."""
+        self.goal = goal
+        self._thread.join(LONG)
+        if self._thread.is_alive():
+            self.error = TimeoutError(f"stuck behind {self.place} of {goal} changes")
+        return self
+
+    def resumed(self, count):
+        """Fresh ones, in large pages, from so many of its tokens, evenly chosen."""
+        last = len(self.tokens) - 1
+        numbers = sorted({round(number * last / (count - 1)) for number in range(count)})
+        request = attrs.evolve(self.request, max_page_size=0)
+        for number in numbers:
+            name = f"{self.name}, resumed from token {number + 1}"
+            yield Application(name, self.url, request, tokens=[self.tokens[number]])
+
+    def _connect(self):
+        return connect(ClientConfig("mongo", {"url": self.url}))
+
+    def _run(self):
+        try:
+            while not self._live():
+                pass
+        except Exception as error:  # noqa: BLE001 - told with the findings
+            self.error = error
+
+    def _live(self):
+        """One life; True when there is nothing more to live for."""
+        position, token = self._dice.choice(self.tokens[-self._far :])
+        life = Life(position)
+        self.lives.append(life)
+        with self._connect() as client:
+            steps = self.consumer(client, self.request, token)
+            while True:
+                began = time.monotonic()
+                step = next(steps)
+                self.slowest = max(self.slowest, time.monotonic() - began)
+                match step:
+                    case Delivered(event):
+                        life.events.append(event)
+                    case Stored(token):
+                        self.tokens.append((life.end, token))
+                    case Failed(error):
+                        self.failures.append(error)
+                        time.sleep(0.05)
+                    case Received(page) if (
+                        not page.events and self.goal is not None and life.end >= self.goal
+                    ):
+                        return True
+                if self.goal is None and self._dice.random() < self._deaths:
+                    steps.close()
+                    return False
+
+
+def assert_kept(truth, applications):
+    """Each of them was given what it must be given, and all of them the same."""
+    found = [text for application in applications for text in _of_one(truth, application)]
+    found = found or _identities(applications)
+    if found:
+        raise AssertionError("\n".join(found))
+
+
+def _of_one(truth, application):
+    found = [] if application.error is None else [f"ended with {application.error!r}"]
+    for number, life in enumerate(application.lives, 1):
+        came, must = [seen(event) for event in life.events], truth[life.start : life.end]
+        if came != must:
+            pairs = zip(came, must, strict=False)
+            at = next((at for at, (one, other) in enumerate(pairs) if one != other), len(must))
+            found.append(
+                f"life {number} from change {life.start}: event {at} of {len(came)} and what follows "
+                f"is {came[at : at + 3]}, not {must[at : at + 3]}"
+            )
+    came = Counter(seen(event) for life in application.lives for event in life.events)
+    lost = Counter(truth[application.tokens[0][0] :]) - came
+    if lost:
+        found.append(f"{lost.total()} lost, such as {next(iter(lost))}")
+    return [f"{application.name}: {text}" for text in found]
+
+
+def _identities(applications):
+    """One change has one event id for everybody, and order keys are in the order of the changes."""
+    known, found = {}, []
+    for life in (life for application in applications for life in application.lives):
+        for place, event in enumerate(life.events, life.start):
+            first = known.setdefault(place, event)
+            if (first.event_id, first.order_key) != (event.event_id, event.order_key):
+                found.append(f"change {place} is event {first.event_id} and event {event.event_id}")
+    if len({event.event_id for event in known.values()}) < len(known):
+        found.append("event ids stand for several changes")
+    order_keys = [known[place].order_key for place in sorted(known)]
+    if sorted(set(order_keys)) != order_keys:
+        found.append("order keys are not in the order of the changes")
+    return found
