@@ -199,7 +199,8 @@ class MulticloudDbClient:
         Args:
             database: The database to run it in.
             command: The command as the service takes it.
-            **options: Passed on to the vendor's client.
+            **options: The provider's own: on MongoDB the fields of `RunCommandOptions`, and for a cursor
+                of `RunCursorCommandOptions`, both of `multiclouddb_mongo`.
 
         Portability:
             MongoDB only. Gate on `Capability.RUN_COMMAND`. Warning 14 in docs/configuration.md.

@@ -8,10 +8,28 @@ from datetime import UTC, datetime
 __all__ = ["redact_url", "rfc3339", "shorten"]
 
 _VISIBLE = 12
-# To the last @, because people forget to escape the one in a password, or its / ? and #.
-_USERINFO = re.compile(r"(?<=://)(?!/).*@", re.DOTALL)
-_QUERY_VALUE = re.compile(r"(?<=[?&])([^=&#]+)=([^&#]*)")
-_HARMLESS_QUERY = frozenset({"profile", "tls", "replicaSet", "retryReads", "endpoint_url"})
+_HIDDEN = "***"
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+# Behind a colon that no port follows there may be a password. PORT, … and brackets: as our own messages
+# write how a URL has to look.
+_HOSTS_PATTERN = r"(?:\[[0-9A-Fa-f:.]*\]|:(?:[0-9]{1,5}|PORT)?(?=[\],:/]|\Z)|%2[Ff]|[\w.,…\[\]-])*+"
+_HOSTS = re.compile(_HOSTS_PATTERN)
+_PATH = re.compile(r"(?:/[\w./ …\[\]-]*+:?)?")
+# Our messages name pages like this; a token in a fragment would have a name and a = before it.
+_PAGE = re.compile(r"https?://[\w.-]+/[\w./-]*+#[\w-]*")
+_PLACE = re.compile(r"([^/?#&;]*)([^?#&;]*)")
+_OPTION_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.]*")
+_SWITCH = re.compile(r"true|false", re.IGNORECASE)
+_WORD = re.compile(r"[\w.-]*")
+_HARMLESS = {
+    "endpoint_url": re.compile(rf"https?://{_HOSTS_PATTERN}/?"),
+    "profile": _WORD,
+    "replicaset": _WORD,
+    "retryreads": _SWITCH,
+    "tls": _SWITCH,
+}
+# The one harmless option whose value may hold an @, and no other before it.
+_ENDPOINT_USER = re.compile(r"[^?#&;@]*\?endpoint_url=[^?#&;=]*")
 
 
 def shorten(value: object) -> str:
@@ -23,13 +41,59 @@ def shorten(value: object) -> str:
 
 
 def redact_url(url: str) -> str:
-    """The URL without user, password and query values that may be secrets."""
+    """The URL without user, password, fragment and values of options that may be secrets.
 
-    def hide(match: re.Match[str]) -> str:
-        name, value = match.groups()
-        return f"{name}={value if name in _HARMLESS_QUERY else '***'}"
+    When in doubt it shows less: of what is no URL nothing, and no host or path that may be a piece of a
+    password that somebody did not escape.
+    """
+    found = _SCHEME.match(url)
+    if found is None:
+        return _HIDDEN
+    if _PAGE.fullmatch(url):
+        return url
+    scheme, rest = found.group(), url[found.end() :]
+    if scheme.lower() == "embedded://" and rest.startswith("/"):
+        # A file's name: nobody logs in there.
+        path = re.split("[?#]", rest, maxsplit=1)[0]
+        return scheme + path + _redact_options(rest[len(path) :])
+    # To the last @, because people forget to escape the one in a password, or its / ? and #.
+    front, at, behind = rest.rpartition("@")
+    if at and _is_in_options(front):
+        return scheme + _HIDDEN
+    place = _PLACE.match(behind)
+    assert place is not None  # it matches any text
+    hosts = place[1] if _HOSTS.fullmatch(place[1]) else _HIDDEN
+    path = place[2] if _PATH.fullmatch(place[2]) else f"/{_HIDDEN}"
+    user = f"{_HIDDEN}@" if at else ""
+    return scheme + user + hosts + path + _redact_options(behind[place.end() :])
 
-    return _QUERY_VALUE.sub(hide, _USERINFO.sub("***@", url))
+
+def _is_in_options(front: str) -> bool:
+    """True when the @ behind `front` may belong to an option or a fragment, and so what follows it."""
+    place = _PLACE.match(front)
+    assert place is not None
+    options = front[place.end() :]
+    if not options or _ENDPOINT_USER.fullmatch(front):
+        return False
+    is_whole = _HOSTS.fullmatch(place[1]) is not None and _PATH.fullmatch(place[2]) is not None
+    return is_whole or "=" in options or "@" in front
+
+
+def _redact_options(text: str) -> str:
+    query, mark, fragment = text.partition("#")
+    parts = re.split("([?&;])", query)
+    shown = "".join(part if index % 2 else _redact_option(part) for index, part in enumerate(parts))
+    return shown + mark + (_HIDDEN if fragment else "")
+
+
+def _redact_option(text: str) -> str:
+    if not text.strip("…[]"):
+        return text
+    name, equals, value = text.partition("=")
+    if not equals or not _OPTION_NAME.fullmatch(name):
+        return _HIDDEN
+    pattern = _HARMLESS.get(name.lower())
+    return f"{name}={value if pattern and pattern.fullmatch(value) else _HIDDEN}"
 
 
 def rfc3339(moment: datetime) -> str:

@@ -14,6 +14,7 @@ import pytest
 import multiclouddb_api
 import multiclouddb_dynamo
 import multiclouddb_embedded
+import multiclouddb_mongo
 import multiclouddb_spi
 import pyspark_multiclouddb
 from multiclouddb_api.errors import DOCS_URL
@@ -25,6 +26,7 @@ REFERENCE = {
     "api": multiclouddb_api,
     "dynamo": multiclouddb_dynamo,
     "embedded": multiclouddb_embedded,
+    "mongo": multiclouddb_mongo,
     "spark": pyspark_multiclouddb,
     "spi": multiclouddb_spi,
 }

@@ -10,6 +10,7 @@ Applications need this package only for MongoDB's own options:
 from __future__ import annotations
 
 import multiclouddb_mongo.values  # noqa: F401 - gives BSON's types their names in JSON
+from multiclouddb_mongo.commands import RunCommandCursor, RunCommandOptions, RunCursorCommandOptions
 from multiclouddb_mongo.options import MongoOptions
 
-__all__ = ["MongoOptions"]
+__all__ = ["MongoOptions", "RunCommandCursor", "RunCommandOptions", "RunCursorCommandOptions"]

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, ClassVar, Final
 from weakref import WeakSet
 
+import pymongo
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
@@ -111,6 +112,7 @@ CAPABILITIES: Final = CapabilitySet(
 _SPLITS: Final = (7, 0)
 _SPLITS_LATE: Final = (6, 0, 9)
 _LOG_SECONDS: Final = 30.0
+_CLOSE_SECONDS: Final = 0.5
 
 
 class MongoProvider(Provider):
@@ -164,12 +166,13 @@ class MongoProvider(Provider):
         return self._commands.run_cursor_command(database, command, options)
 
     def close(self) -> None:
-        """Cancel every reader, close every cursor, and the client if we made it."""
+        """Cancel every reader, close every cursor, and the client if we made it; a server that hangs is left."""
         for reader in list(self._readers):
             reader.cancel()
-        self._commands.close()
-        if self._ours:
-            self._client.close()
+        with pymongo.timeout(_CLOSE_SECONDS):
+            self._commands.close()
+            if self._ours:
+                self._client.close()
 
     def _server(self) -> tuple[bool, bool]:
         """Whether it splits large events, and whether it is a `mongos`; asked once."""

@@ -191,8 +191,9 @@ class Source:
 
     def _watch(self, batch_size: int, await_ms: int, *, slim: bool = False, **start: Any) -> Stream:
         settings: dict[str, Any] = {
-            "full_document": None if slim else self.full_document(),
-            "full_document_before_change": None if slim else self.full_document_before_change(),
+            # Also for slim changes: the caller's pipeline may look at them.
+            "full_document": _if_there(self.full_document(), slim),
+            "full_document_before_change": _if_there(self.full_document_before_change(), slim),
             "max_await_time_ms": await_ms,
             "batch_size": batch_size,
             "collation": self.options.collation,
@@ -245,6 +246,10 @@ def _match(scope: LogicalPartition) -> Stage:
         f"documentKey.{name}": {"$eq": to_bson(value)} for name, value in scope.key.partition_key.items()
     }
     return {"$or": [wanted, {"operationType": {"$in": list(ENDINGS)}}]}
+
+
+def _if_there(image: str | None, slim: bool) -> str | None:
+    return "whenAvailable" if slim and image == "required" else image
 
 
 class _Collated:
