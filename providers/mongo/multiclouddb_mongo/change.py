@@ -12,11 +12,21 @@ from bson.raw_bson import RawBSONDocument
 from multiclouddb_mongo.position import After, token_text
 from multiclouddb_mongo.values import CODEC
 
-__all__ = ["RAW_CODEC", "RawChange", "decoded", "is_item_change", "is_untouched_change", "place_of_change"]
+__all__ = [
+    "RAW_CODEC",
+    "RawChange",
+    "decoded",
+    "is_before",
+    "is_item_change",
+    "is_untouched_change",
+    "place_of_change",
+]
 
 _HEAD: Final = b"\x03_id\x00"  # behind the document's length: a document named _id
 _TOKEN: Final = 4 + len(_HEAD)
 _LENGTH: Final = 4
+_DATA_HEAD: Final = b"\x02_data\x00"
+_DATA: Final = _TOKEN + 4 + len(_DATA_HEAD)
 _OPERATION: Final = b"\x02operationType\x00"
 _ITEM_CHANGES: Final = tuple(
     _OPERATION + (len(name) + 1).to_bytes(_LENGTH, "little") + name + b"\x00"
@@ -128,6 +138,15 @@ def is_item_change(change: bytes | memoryview) -> bool:
         return False
     at = _TOKEN + int.from_bytes(change[_TOKEN : _TOKEN + _LENGTH], "little")
     return bytes(change[at : at + _LONGEST]).startswith(_ITEM_CHANGES)
+
+
+def is_before(change: bytes | memoryview, text: bytes) -> bool:
+    """True when the change's token is seen to sort before a text; False asks for a closer look."""
+    if change[_LENGTH:_TOKEN] != _HEAD or change[_DATA - len(_DATA_HEAD) : _DATA] != _DATA_HEAD:
+        return False
+    end = _DATA + _LENGTH + int.from_bytes(change[_DATA : _DATA + _LENGTH], "little") - 1
+    data = bytes(change[_DATA + _LENGTH : end])
+    return data.startswith(b"82") and data < text
 
 
 def is_untouched_change(change: bytes | memoryview) -> bool:

@@ -29,6 +29,8 @@ _ESCAPE: Final = (
 _SECRET: Final = frozenset({"authmechanismproperties", "tlscertificatekeyfilepassword"})
 _SPARE_CONNECTIONS: Final = 8
 _PYMONGO_POOL: Final = 100
+# PyMongo waits 30 s for a server, which is all the time that a call has; a fail-over takes 10 to 12 s.
+_SELECTION_MS: Final = 15_000
 # For the hint on a name that nobody knows; what counts is what PyMongo takes.
 _COMMON: Final = (
     "appName",
@@ -141,7 +143,9 @@ class MongoConfig:
         """Make PyMongo's client; it connects, and asks DNS, when it is used first.
 
         What the `url` says wins, but for how values are decoded: dates are aware and may be out of Python's
-        range, UUIDs are those of subtype 4 (see `values.CODEC`).
+        range, UUIDs are those of subtype 4 (see `values.CODEC`). Where it says nothing, `maxPoolSize` is
+        enough for all calls and `serverSelectionTimeoutMS` is 15,000: PyMongo's 30 seconds are as long as
+        a whole call, and a fail-over takes 10 to 12.
 
         Args:
             concurrency: How many calls run at a time.
@@ -154,9 +158,11 @@ class MongoConfig:
             "password": self.password,
             "appname": self.app_name,
             "maxPoolSize": max(_PYMONGO_POOL, concurrency + _SPARE_CONNECTIONS),
+            "serverSelectionTimeoutMS": _SELECTION_MS,
         }
-        if "maxpoolsize" in self.options:
-            del ours["maxPoolSize"]
+        for name in ("maxPoolSize", "serverSelectionTimeoutMS"):
+            if name.lower() in self.options:
+                del ours[name]
         try:
             return MongoClient(
                 self.url,

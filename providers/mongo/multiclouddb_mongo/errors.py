@@ -23,6 +23,28 @@ from pymongo.errors import (
 )
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_mongo.codes import (
+    AUTHENTICATION,
+    BAD_COMMAND,
+    BAD_TOKEN,
+    CODES,
+    EVENT_TOO_LARGE,
+    FIRST_LOCATION,
+    HISTORY_LOST,
+    IMAGE_MISSING,
+    INVALIDATED_TOKEN,
+    NO_TOKEN,
+    NOT_AUTHORIZED,
+    OUT_OF_TIME,
+    OVERTAKEN,
+    REPORT,
+    THROTTLED,
+    TIME_LIMIT,
+    TOKEN_NOT_FOUND,
+    UNAVAILABLE,
+    UNKNOWN,
+    Row,
+)
 from multiclouddb_spi import Fault, ProviderFault
 
 __all__ = [
@@ -42,16 +64,6 @@ __all__ = [
 
 PROVIDER_ID: Final = "mongo"
 
-NOT_AUTHORIZED: Final = 13
-IMAGE_MISSING: Final = 47
-TIME_LIMIT: Final = 50
-OVERTAKEN: Final = 136
-"""The oplog has dropped what a live cursor was about to read; opening again tells if the token is lost."""
-INVALIDATED_TOKEN: Final = 260
-TOKEN_NOT_FOUND: Final = 280
-HISTORY_LOST: Final = 286
-EVENT_TOO_LARGE: Final = 10334
-
 _UNKNOWN_ERROR: Final = 8
 _ATLAS: Final = 8000
 # The codes of a damaged token are many, and some of them have other uses.
@@ -60,88 +72,8 @@ _OVERLOADED: Final = "SystemOverloadedError"
 _RESUMABLE: Final = "ResumableChangeStreamError"
 _MOST_TEXT: Final = 300
 _OURS: Final = "this should not happen; please report it with the text of this error"
-_REPORT: Final = (
-    "MongoDB's list of error codes says what it means; if neither the pipeline nor the command is to blame, "
-    "please report it"
-)
 # The server says this of what failed on a document, which its text may then quote.
 _AT_WORK: Final = re.compile(r"executor error", re.IGNORECASE)
-_PAGE: Final = "docs/how-to/mongodb.md"
-
-
-@attrs.frozen
-class _Row:
-    """What one code means.
-
-    Attributes:
-        category: What kind of failure.
-        message: What is wrong and the way out, in our words.
-        retryable: True when the same call may succeed later.
-        confidential: True when the server's text may quote a document, a key of one, a whole command or a
-            resume token (which holds a key): nobody gets to see it then.
-        quoted: True when the message goes on with the server's text, because it alone says what to change.
-    """
-
-    category: ErrorCategory
-    message: str
-    retryable: bool = False
-    confidential: bool = False
-    quoted: bool = False
-
-
-_AUTHENTICATION: Final = _Row(
-    ErrorCategory.AUTHENTICATION_FAILED,
-    "the server does not accept who we are; check the user, the password, authSource and authMechanism "
-    "of the connection",
-)
-_AUTHORIZATION: Final = _Row(
-    ErrorCategory.AUTHORIZATION_FAILED,
-    f"the user may not do that; grant it the roles of {_PAGE}",
-    confidential=True,  # it quotes the command, with its resume token
-)
-_UNAVAILABLE: Final = _Row(
-    ErrorCategory.TRANSIENT_FAILURE,
-    "the server is not available at this moment; try again",
-    retryable=True,
-    quoted=True,
-)
-_CURSOR: Final = _Row(
-    ErrorCategory.TRANSIENT_FAILURE,
-    "the server has closed the cursor; read again from the same token",
-    retryable=True,
-)
-_TIME_LIMIT: Final = _Row(
-    ErrorCategory.TRANSIENT_FAILURE,
-    "the server ran out of the time that the call had; try again with a longer timeout",
-    retryable=True,
-)
-_THROTTLED: Final = _Row(
-    ErrorCategory.THROTTLED, "the server is overloaded; read with fewer processes, or later", retryable=True
-)
-_BAD_TOKEN: Final = _Row(
-    ErrorCategory.INVALID_REQUEST,
-    "the server cannot read this resume token; pass one that it gave out, unchanged",
-    confidential=True,
-)
-_NO_TOKEN: Final = _Row(
-    ErrorCategory.INVALID_REQUEST,
-    "the pipeline removes or alters the events' _id, which is their resume token; keep _id as it is",
-    confidential=True,
-)
-_BAD_COMMAND: Final = _Row(
-    ErrorCategory.INVALID_REQUEST,
-    "the server does not accept the pipeline, the command or one of its options; change what it names",
-    quoted=True,
-)
-_BAD_NAMESPACE: Final = _Row(
-    ErrorCategory.INVALID_REQUEST,
-    "there is no change stream on this namespace; name an ordinary collection: no view, no time series, "
-    "nothing in admin, local or config and no system collection",
-)
-_MISSING: Final = _Row(
-    ErrorCategory.NOT_FOUND, "there is no such database or collection; check both names of the address"
-)
-_UNKNOWN: Final = _Row(ErrorCategory.PERMANENT_FAILURE, _REPORT, quoted=True)
 
 # The texts of these quote the value.
 _NO_BSON: Final = Fault(
@@ -149,91 +81,6 @@ _NO_BSON: Final = Fault(
     "a value cannot be written as BSON; use BSON's types, valid Unicode, and integers of at most 64 bits",
     confidential=True,
 )
-
-# The server's code → what it means.
-_CODES: Final[Mapping[int, _Row]] = {
-    HISTORY_LOST: _Row(
-        ErrorCategory.CHECKPOINT_EXPIRED,
-        "the oplog does not reach back to this position any more; start again, or read with "
-        f"on_expired=SkipToOldest() to go on behind the gap; {_PAGE} says how large the oplog has to be",
-    ),
-    OVERTAKEN: _Row(
-        ErrorCategory.TRANSIENT_FAILURE,
-        "the oplog has overtaken the reader; read again from the same token, which tells whether it is lost",
-        retryable=True,
-    ),
-    TOKEN_NOT_FOUND: _Row(
-        ErrorCategory.INVALID_REQUEST,
-        "the server cannot go on from this token: the pipeline leaves out the event that it names, or the "
-        "token is of another collection or database; resume with the pipeline and the address that the token "
-        "came from",
-        confidential=True,
-    ),
-    INVALIDATED_TOKEN: _Row(
-        ErrorCategory.INVALID_REQUEST,
-        "the stream ended with an invalidate event at this token; go on behind it with start_after, or with "
-        'after_invalidate="follow"',
-    ),
-    IMAGE_MISSING: _Row(
-        ErrorCategory.UNSUPPORTED_CAPABILITY,
-        "the image that was required is not there: the collection does not keep images, did not when the "
-        "change was made, or they have expired; turn changeStreamPreAndPostImages on and keep them longer, "
-        "or ask with INCLUDE_IF_AVAILABLE",
-    ),
-    EVENT_TOO_LARGE: _Row(
-        ErrorCategory.PROVIDER_ERROR,
-        "an event is larger than the 16 MB of a document; read without states (OMIT), or use MongoDB 7.0, "
-        "which splits large events",
-        confidential=True,
-    ),
-    40573: _Row(
-        ErrorCategory.UNSUPPORTED_CAPABILITY,
-        "change streams need a replica set and this server stands alone; start it with --replSet and call "
-        f"replSetInitiate once, as {_PAGE} shows",
-    ),
-    26: _MISSING,  # NamespaceNotFound
-    73: _BAD_NAMESPACE,  # InvalidNamespace
-    166: _BAD_NAMESPACE,  # CommandNotSupportedOnView
-    11: _AUTHENTICATION,  # UserNotFound
-    18: _AUTHENTICATION,  # AuthenticationFailed
-    334: _AUTHENTICATION,  # MechanismUnavailable
-    391: _AUTHENTICATION,  # ReauthenticationRequired
-    NOT_AUTHORIZED: _AUTHORIZATION,
-    31: _AUTHORIZATION,  # RoleNotFound
-    462: _THROTTLED,  # IngressRequestRateLimitExceeded
-    16500: _THROTTLED,  # what services that speak MongoDB's protocol say of a spent quota
-    43: _CURSOR,  # CursorNotFound
-    237: _CURSOR,  # CursorKilled
-    TIME_LIMIT: _TIME_LIMIT,
-    262: _TIME_LIMIT,  # ExceededTimeLimit
-    # HostUnreachable, HostNotFound, StaleShardVersion, NetworkTimeout, ShutdownInProgress,
-    # FailedToSatisfyReadPreference, ReadConcernMajorityNotAvailableYet, StaleEpoch, PrimarySteppedDown,
-    # RetryChangeStream, SnapshotUnavailable, PooledConnectionsDropped,
-    # SocketException, LegacyNotPrimary, NotWritablePrimary, InterruptedAtShutdown, Interrupted,
-    # InterruptedDueToReplStateChange, StaleConfig, NotPrimaryNoSecondaryOk, NotPrimaryOrSecondary
-    **dict.fromkeys(
-        (6, 7, 63, 89, 91, 133, 134, 150, 189, 234, 246, 317, 9001, 10058, 10107, 11600, 11601, 11602),
-        _UNAVAILABLE,
-    ),
-    **dict.fromkeys((13388, 13435, 13436), _UNAVAILABLE),
-    # Location codes of the resume token's own parser.
-    **dict.fromkeys((40647, 40648, 40649), _BAD_TOKEN),
-    # BadValue, FailedToParse, TypeMismatch, Overflow, InvalidLength, IllegalOperation, CommandNotFound,
-    # InvalidOptions, CommandNotSupported, InvalidPipelineOperator, OperationNotSupportedInTransaction,
-    # APIVersionError, APIStrictError, an unknown stage, an unknown field, $changeStream in the wrong place
-    **dict.fromkeys(
-        (2, 9, 14, 15, 16, 20, 59, 72, 115, 168, 263, 322, 323, 40324, 40415, 40602), _BAD_COMMAND
-    ),
-    121: _Row(
-        ErrorCategory.INVALID_REQUEST,
-        "the document does not pass the collection's validation; change the one or the other",
-        confidential=True,
-    ),
-    **dict.fromkeys(
-        (11000, 11001, 12582),
-        _Row(ErrorCategory.CONFLICT, "a unique index has this key already", confidential=True),
-    ),
-}
 
 
 def fault(
@@ -276,10 +123,18 @@ def _classified(error: Exception) -> Fault:
     code = code_of(error)
     # Only where a server has said so: PyMongo puts this label on connections that fail, too.
     if code is not None and _OVERLOADED in labels:
-        return attrs.evolve(_said(_THROTTLED, error, code), retry_after=_backoff(error))
+        return attrs.evolve(_said(THROTTLED, error, code), retry_after=_backoff(error))
+    if isinstance(error, OperationFailure):
+        return _said(_row(error, code, labels), error, code)
+    found = _of_connection(error, code) or _of_use(error, code)
+    return found or _plain(
+        ErrorCategory.PERMANENT_FAILURE, f"{_short(f'{type(error).__name__}: {error}')}; {_OURS}", code
+    )
+
+
+def _of_connection(error: Exception, code: int | None) -> Fault | None:
+    """What no server was there for."""
     match error:
-        case OperationFailure():
-            return _said(_row(error, code, labels), error, code)
         case ServerSelectionTimeoutError():
             return _plain(
                 ErrorCategory.TRANSIENT_FAILURE,
@@ -295,10 +150,17 @@ def _classified(error: Exception) -> Fault:
                 code,
                 retryable=True,
             )
-        case ConnectionFailure() | ProtocolError():
-            return _said(_UNAVAILABLE, error, code)
+        case ConnectionFailure() | ProtocolError() | OSError():
+            return _said(UNAVAILABLE, error, code)
         case ConfigurationError():
             return _configuration(error)
+        case _:
+            return None
+
+
+def _of_use(error: Exception, code: int | None) -> Fault | None:
+    """What PyMongo refuses to send, or cannot read."""
+    match error:
         case InvalidBSON():
             return _plain(
                 ErrorCategory.PROVIDER_ERROR, f"an event cannot be decoded ({_short(str(error))})", code
@@ -312,7 +174,7 @@ def _classified(error: Exception) -> Fault:
                 ErrorCategory.INVALID_REQUEST, f"{_short(str(error))}; check the names of the address"
             )
         case InvalidOperation() if "resume token" in str(error):
-            return _said(_NO_TOKEN, error, code)
+            return _said(NO_TOKEN, error, code)
         case InvalidOperation():
             return _plain(ErrorCategory.INVALID_REQUEST, f"{_short(str(error))}; open a new client or stream")
         case EncryptionError():
@@ -321,39 +183,35 @@ def _classified(error: Exception) -> Fault:
                 "a field cannot be encrypted or decrypted; check auto_encryption_opts and the key vault",
                 confidential=True,
             )
-        case OSError():
-            return _said(_UNAVAILABLE, error, code)
         case _:
-            return _plain(
-                ErrorCategory.PERMANENT_FAILURE,
-                f"{_short(f'{type(error).__name__}: {error}')}; {_OURS}",
-                code,
-            )
+            return None
 
 
-def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> _Row:
+def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> Row:
     text = _text(error)
-    row = _CODES.get(code) if code is not None else None
+    row = CODES.get(code) if code is not None else None
     if code == NOT_AUTHORIZED and "requires authentication" in text:
         return attrs.evolve(
-            _AUTHENTICATION, message="the server wants to know who we are; put a user into the connection"
+            AUTHENTICATION, message="the server wants to know who we are; put a user into the connection"
         )
     if code == _ATLAS and "auth" in text.lower():
-        return _AUTHENTICATION
+        return AUTHENTICATION
     if code == TOKEN_NOT_FOUND and "_id field" in text:
-        return _NO_TOKEN
+        return NO_TOKEN
     if code == _UNKNOWN_ERROR and "document_value" in text:
         # What 6.0 says of a stream that is resumed with a pipeline without _id.
-        return _NO_TOKEN
+        return NO_TOKEN
     if any(words in text for words in _TOKEN_WORDS):
-        return _BAD_TOKEN
+        return BAD_TOKEN
     if row is None and isinstance(error, ExecutionTimeout):
-        row = _TIME_LIMIT
+        row = OUT_OF_TIME
+    if row is None and _RESUMABLE in labels:
+        row = UNAVAILABLE
     if row is None:
-        row = _UNAVAILABLE if _RESUMABLE in labels else _UNKNOWN
+        row = BAD_COMMAND if code is not None and code >= FIRST_LOCATION else UNKNOWN
     if row.quoted and not row.retryable and _AT_WORK.search(text):
-        message = f"the pipeline or the command fails on a document; {_REPORT}"
-        return _Row(row.category, message, confidential=True)
+        message = f"the pipeline or the command fails on a document; {REPORT}"
+        return Row(row.category, message, confidential=True)
     return row
 
 
@@ -379,7 +237,7 @@ def _configuration(error: ConfigurationError) -> Fault:
     )
 
 
-def _said(row: _Row, error: Exception, code: int | None) -> Fault:
+def _said(row: Row, error: Exception, code: int | None) -> Fault:
     name = _details(error).get("codeName")
     words = "MongoDB"
     if code is not None:

@@ -16,7 +16,8 @@ from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
 from multiclouddb_mongo.change import place_of_change
 from multiclouddb_mongo.position import After, change_text, cursor_of, describe, seconds_at, token_text
-from multiclouddb_mongo.values import CODEC, json_text, portable
+from multiclouddb_mongo.text import json_text
+from multiclouddb_mongo.values import CODEC, portable
 from multiclouddb_spi import RecordFault
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ class MongoOptions(ProviderOptions):
         start_after: The same, and also behind an invalidate.
         start_at_operation_time: A `bson.Timestamp`: changes from this cluster time on.
         max_await_time_ms: How long the server may hold an empty answer back, in milliseconds; at least 1.
-            None lets us choose: 10 where nobody waits, 500 in a long poll.
+            None lets us choose: 10 where nobody waits, 500 in a long poll. A process that ends waits for it.
         batch_size: Changes that the server sends in one answer, at most; None: what a page takes, 100 to
             5,000.
         collation: How a `$match` in `pipeline` compares text.

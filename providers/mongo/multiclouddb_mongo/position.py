@@ -52,7 +52,7 @@ Kind: TypeAlias = Literal["e", "h", "i", "r"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST: Final = 2**32 - 1
-_MOST_CHARACTERS: Final = 64 * 1024  # a token holds the document's key, and a key may be long
+_MOST_CHARACTERS: Final = 2**25  # a token holds the document's key twice as long, and a key may have 16 MB
 _TICKS: Final = slice(2, 18)  # behind the byte 0x82, which says that a timestamp follows
 _RAW: Final = "b:"
 _BITS: Final = "."

@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 import pymongo
 from pymongo import MongoClient
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
 from multiclouddb_api import (
     AtTime,
@@ -58,7 +58,7 @@ from multiclouddb_mongo.position import (
     token_text,
 )
 from multiclouddb_mongo.reader import MongoReader
-from multiclouddb_mongo.stream import Source
+from multiclouddb_mongo.stream import Closer, Source
 from multiclouddb_spi import (
     Cursor,
     Deadline,
@@ -92,7 +92,8 @@ CAPABILITIES: Final = CapabilitySet(
             _NATIVE, "the oldest change that the operation log (oplog) still holds"
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(
-            _NATIVE, "early by less than one second, for the server's clock counts whole seconds; never late"
+            _NATIVE,
+            "never late, and early by less than 1.1 seconds: the server counts its start in whole seconds",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
             _NATIVE, "a filter in the server, which looks through its whole log for every feed"
@@ -109,8 +110,13 @@ CAPABILITIES: Final = CapabilitySet(
 )
 """What a replica set can do."""
 
-_SPLITS: Final = (7, 0)
-_SPLITS_LATE: Final = (6, 0, 9)
+_WIRE_OF_7_0: Final = 21
+_WIRE_OF_6_0: Final = 17
+_SPLITS_SINCE: Final = (6, 0, 9)
+_AHEAD_SECONDS: Final = 60
+# The clock that stamps a change and the one that orders it are read one after the other: where a second turns
+# between them, a change is stamped later than its place says.
+_STAMPED_LATER_SECONDS: Final = 0.1
 _LOG_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 0.5
 
@@ -131,6 +137,7 @@ class MongoProvider(Provider):
         self._client, self._database, self._ours = client, database, ours
         self._commands = Commands(client)
         self._readers: WeakSet[MongoReader] = WeakSet()
+        self._closer = Closer()
         self._features: tuple[bool, bool] | None = None
 
     def capabilities(self) -> CapabilitySet:
@@ -148,7 +155,9 @@ class MongoProvider(Provider):
         found = find(self._client, spec, address)
         check_provisioned(spec, address, found)
         splits, sharded = self._server()
-        source = Source(self._client, spec, address, images=found.images, splits=splits, sharded=sharded)
+        source = Source(
+            self._client, spec, address, self._closer, images=found.images, splits=splits, sharded=sharded
+        )
         return MongoFeed(source, found, self._readers)
 
     def classify(self, error: Exception) -> Fault:
@@ -166,7 +175,7 @@ class MongoProvider(Provider):
         return self._commands.run_cursor_command(database, command, options)
 
     def close(self) -> None:
-        """Cancel every reader, close every cursor, and the client if we made it; a server that hangs is left."""
+        """Cancel every reader, close every cursor, and our client; a server that hangs is not waited for."""
         for reader in list(self._readers):
             reader.cancel()
         with pymongo.timeout(_CLOSE_SECONDS):
@@ -177,11 +186,18 @@ class MongoProvider(Provider):
     def _server(self) -> tuple[bool, bool]:
         """Whether it splits large events, and whether it is a `mongos`; asked once."""
         if self._features is None:
-            version = tuple(self._client.server_info()["versionArray"][:3])
             hello = self._client.admin.command("hello")
-            splits = version >= _SPLITS or (version[:2] == _SPLITS_LATE[:2] and version >= _SPLITS_LATE)
+            wire = hello.get("maxWireVersion", 0)
+            splits = wire >= _WIRE_OF_7_0 or (wire == _WIRE_OF_6_0 and self._is_late_6_0())
             self._features = (splits, hello.get("msg") == "isdbgrid")
         return self._features
+
+    def _is_late_6_0(self) -> bool:
+        try:
+            version = self._client.server_info()["versionArray"]
+        except OperationFailure:
+            return False  # the Stable API has no such command
+        return bool(tuple(version[:3]) >= _SPLITS_SINCE)
 
 
 class MongoFeed(Feed):
@@ -289,11 +305,11 @@ class MongoFeed(Feed):
         now = self._source.now()
         match position:
             case Now():
-                return cursor_of(self._native_start() or now)
+                return cursor_of(self._native_start(now) or now)
             case Beginning():
                 return cursor_of(self._log.oldest(), ticks_at(now))
             case AtTime(utc):
-                place = At(max(0, int(utc.timestamp())))
+                place = At(max(0, int(utc.timestamp() - _STAMPED_LATER_SECONDS)))
                 if not self._source.reaches(place):
                     raise fault(
                         ErrorCategory.CHECKPOINT_EXPIRED,
@@ -302,10 +318,16 @@ class MongoFeed(Feed):
                     )
                 return cursor_of(place, ticks_at(now))
 
-    def _native_start(self) -> Place | None:
+    def _native_start(self, now: After) -> Place | None:
         options = self._options
         if options.start_at_operation_time is not None:
             stamp = options.start_at_operation_time
+            if stamp.time > (seconds_at(now) or stamp.time) + _AHEAD_SECONDS:
+                raise invalid_request(
+                    "MongoOptions.start_at_operation_time",
+                    "is more than 60 s ahead of the cluster's time",
+                    "pass a time that has been",
+                )
             return At(stamp.time, stamp.inc)
         if options.start_after is not None:
             return After("i", token_text(options.start_after))

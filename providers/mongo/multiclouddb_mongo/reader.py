@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Final, NoReturn
 
@@ -17,7 +17,7 @@ from multiclouddb_mongo.change import decoded, place_of_change
 from multiclouddb_mongo.errors import EVENT_TOO_LARGE, IMAGE_MISSING, OVERTAKEN, fault
 from multiclouddb_mongo.mapping import View
 from multiclouddb_mongo.position import Place, cursor_of, describe, is_reached, seconds_at, ticks_at
-from multiclouddb_mongo.stream import Source, Stream, buffered, close_quietly, inner_cursor
+from multiclouddb_mongo.stream import Source, Stream, buffered, inner_cursor
 from multiclouddb_mongo.taking import Taken, Taker, namespace_of
 from multiclouddb_spi import Continue, Deadline, Ended, Outcome, Reached, Reader, RecordFault, unsupported
 
@@ -103,15 +103,13 @@ class MongoReader(Reader):
         self._cancelled.set()
         stream = self._stream
         if stream is not None:
-            with suppress(Exception):
-                close_quietly(stream, reachable=self._source.answers(stream))
+            self._source.close(stream)
 
     def close(self) -> None:
         """Close the stream, and with it its cursor on the server."""
         stream, self._stream = self._stream, None
         if stream is not None:
-            with suppress(Exception):
-                close_quietly(stream, reachable=self._source.answers(stream))
+            self._source.close(stream)
 
     # -- The stream
 

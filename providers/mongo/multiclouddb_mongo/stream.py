@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 import pymongo
@@ -15,7 +17,7 @@ from pymongo.change_stream import (
 )
 from pymongo.collection import Collection
 from pymongo.database import Database
-from pymongo.errors import OperationFailure
+from pymongo.errors import NetworkTimeout, OperationFailure
 from pymongo.read_concern import ReadConcern
 
 from multiclouddb_api import (
@@ -34,7 +36,7 @@ from multiclouddb_mongo.position import After, At, Place, token_text
 from multiclouddb_mongo.values import CODEC, to_bson
 from multiclouddb_spi import FeedSpec
 
-__all__ = ["ENDINGS", "Source", "Stream", "buffered", "close_quietly", "inner_cursor"]
+__all__ = ["ENDINGS", "Closer", "Source", "Stream", "buffered", "inner_cursor"]
 
 Stage: TypeAlias = Mapping[str, Any]
 Stream: TypeAlias = ChangeStream[RawChange]
@@ -45,7 +47,8 @@ ENDINGS: Final = ("invalidate", "drop", "rename", "dropDatabase")
 _MAJORITY: Final = ReadConcern("majority")
 _COMMENT: Final = "multiclouddb"
 _PROBE_MS: Final = 50
-_CLOSE_SECONDS: Final = 1.0
+_CLOSE_SECONDS: Final = 0.5
+_DEAF_SECONDS: Final = 5.0
 _NO_SECONDS: Final = 0.001
 
 
@@ -60,6 +63,7 @@ class Source:
         spec: What was asked for; its options are `MongoOptions`.
         address: Where, with the database filled in.
         images: True when the collection keeps pre- and post-images; may be set anew.
+        closer: Closes the streams of this client.
         splits: True when the server has `$changeStreamSplitLargeEvent`.
         sharded: True behind a `mongos`.
     """
@@ -69,15 +73,18 @@ class Source:
         client: MongoClient[Any],
         spec: FeedSpec,
         address: ResourceAddress,
+        closer: Closer | None = None,
         *,
         images: bool = False,
         splits: bool = False,
         sharded: bool = False,
     ) -> None:
         assert isinstance(spec.options, MongoOptions)
+        self._closer = closer or Closer()
         self.client, self.spec, self.address, self.options = client, spec, address, spec.options
         self.splits, self.sharded, self.images = splits, sharded, images
-        self._timeout_ms = None if client.options.timeout is None else int(client.options.timeout * 1000)
+        limits = (client.options.timeout, client.options.pool_options.socket_timeout)
+        self._limit_ms = min((int(limit * 1000) for limit in limits if limit is not None), default=None)
 
     # -- The streams of a reader
 
@@ -94,6 +101,10 @@ class Source:
             PyMongoError: What the server refuses, or the network.
         """
         return self._watch(batch_size, self._awaiting(await_ms), slim=slim, **_start(place))
+
+    def close(self, stream: Stream) -> None:
+        """Close a stream, and with it its cursor on the server; raises nothing."""
+        self._closer.close(stream, reachable=self.answers(stream))
 
     def answers(self, stream: Stream) -> bool:
         """False when the server that a stream is on is known to be away; nothing is sent to find out."""
@@ -132,6 +143,8 @@ class Source:
             if cursor["id"]:
                 collection = cursor["ns"].partition(".")[2]
                 database.command({"killCursors": collection, "cursors": [cursor["id"]]})
+        except NetworkTimeout:
+            return True  # `timeoutMS` of the connection string takes the place of our 50 ms
         except OperationFailure as error:
             if error.code == HISTORY_LOST:
                 return False
@@ -187,7 +200,7 @@ class Source:
     def _awaiting(self, await_ms: int) -> int:
         """Shorter than a time limit that the connection string has for each call: it would always pass."""
         wanted = self.options.max_await_time_ms or await_ms
-        return wanted if self._timeout_ms is None else max(1, min(wanted, self._timeout_ms // 4))
+        return wanted if self._limit_ms is None else max(1, min(wanted, self._limit_ms // 4))
 
     def _watch(self, batch_size: int, await_ms: int, *, slim: bool = False, **start: Any) -> Stream:
         settings: dict[str, Any] = {
@@ -224,10 +237,28 @@ class Source:
         return stage
 
 
-def close_quietly(stream: Stream, *, reachable: bool = True) -> None:
-    """Close a stream; a server that is away is not waited for: it ends idle cursors itself in ten minutes."""
-    with pymongo.timeout(_CLOSE_SECONDS if reachable else _NO_SECONDS):
-        stream.close()
+class Closer:
+    """Closes the streams of one client; a server that hangs costs a second once, not once a stream.
+
+    It ends idle cursors by itself, in ten minutes.
+    """
+
+    def __init__(self) -> None:
+        self._deaf_until = 0.0
+
+    def close(self, stream: Stream, *, reachable: bool) -> None:
+        """Close a stream; raises nothing.
+
+        Args:
+            stream: The stream.
+            reachable: False when its server is known to be away.
+        """
+        began = time.monotonic()
+        speak = reachable and began >= self._deaf_until
+        with suppress(Exception), pymongo.timeout(_CLOSE_SECONDS if speak else _NO_SECONDS):
+            stream.close()
+        if time.monotonic() - began > 0.9 * _CLOSE_SECONDS:
+            self._deaf_until = time.monotonic() + _DEAF_SECONDS
 
 
 def _start(place: Place) -> dict[str, Any]:

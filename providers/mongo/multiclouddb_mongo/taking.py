@@ -13,13 +13,14 @@ from multiclouddb_api import Dropped, ErrorCategory, Notice, Renamed
 from multiclouddb_mongo.change import (
     RawChange,
     decoded,
+    is_before,
     is_item_change,
     is_untouched_change,
     place_of_change,
 )
 from multiclouddb_mongo.errors import fault
 from multiclouddb_mongo.mapping import CHANGES, Raw
-from multiclouddb_mongo.position import After, Kind, Place, compare, token_text
+from multiclouddb_mongo.position import After, At, Kind, Place, compare, token_text
 from multiclouddb_mongo.stream import Source, Stream, buffered, inner_cursor
 from multiclouddb_mongo.values import CODEC
 
@@ -78,6 +79,7 @@ class Taker:
 
     def __init__(self, source: Source, until: Place | None) -> None:
         self._source, self._until = source, until
+        self._bound = None if until is None else _surely_before(until)
         self._parts: dict[str, Any] = {}
         # Most changes are taken as they are; which ones need a closer look, the server and the caller decide.
         self._takes = is_untouched_change if source.splits or source.options.pipeline else is_item_change
@@ -114,9 +116,9 @@ class Taker:
             self._follow(stream, taken, None)
             return False
         left = size = buffered(stream)
-        add, takes, plain = taken.changes.append, self._takes, self._until is None
+        add, takes, bound = taken.changes.append, self._takes, self._bound
         while True:
-            if plain and takes(change.raw):
+            if takes(change.raw) and (bound is None or is_before(change.raw, bound)):
                 add(change.raw)
             elif not self.consider(change, taken):
                 return True
@@ -236,3 +238,10 @@ def _altered(name: str) -> Exception:
         f"MongoOptions.pipeline removes or alters {name!r} of the changes; leave _id, operationType, ns and "
         "documentKey as they are",
     )
+
+
+def _surely_before(until: Place) -> bytes:
+    """A change whose token sorts before this text is before the bound; none sorts before an empty one."""
+    if isinstance(until, At):
+        return f"82{until.seconds:08X}".encode()
+    return until.data.encode() if until.data.startswith("82") else b""

@@ -48,7 +48,7 @@ class MongoHarness(Harness):
     capabilities = CAPABILITIES
     plugin = PLUGIN
     partitions = 1
-    precision_seconds = 1.0
+    precision_seconds = 1.1
     rounding = timedelta(milliseconds=1)
     can_several = can_split = can_merge = can_keys_only = False
     expiry_updates = 1
@@ -69,9 +69,9 @@ class MongoHarness(Harness):
         self.disturbed = False
 
     def close(self):
-        """What a test did to the log that all share shall not be within reach of the next one's start."""
+        """What a test did to the log that all share shall not be within reach of the next one's `AtTime`."""
         if self.disturbed:
-            time.sleep(1 - time.time() % 1)
+            time.sleep(1.2 - time.time() % 1)
 
     def config(self):
         return ClientConfig("mongo", {"url": self.servers.uri(appName="us8")})

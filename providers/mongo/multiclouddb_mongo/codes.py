@@ -1,0 +1,213 @@
+"""What each code of the server's means; data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from multiclouddb_api import ErrorCategory
+
+__all__ = [
+    "AUTHENTICATION",
+    "BAD_COMMAND",
+    "BAD_TOKEN",
+    "CODES",
+    "EVENT_TOO_LARGE",
+    "FIRST_LOCATION",
+    "HISTORY_LOST",
+    "IMAGE_MISSING",
+    "INVALIDATED_TOKEN",
+    "NOT_AUTHORIZED",
+    "NO_TOKEN",
+    "OUT_OF_TIME",
+    "OVERTAKEN",
+    "REPORT",
+    "THROTTLED",
+    "TIME_LIMIT",
+    "TOKEN_NOT_FOUND",
+    "UNAVAILABLE",
+    "UNKNOWN",
+    "Row",
+]
+
+NOT_AUTHORIZED: Final = 13
+IMAGE_MISSING: Final = 47
+TIME_LIMIT: Final = 50
+OVERTAKEN: Final = 136
+"""The oplog has dropped what a live cursor was about to read; opening again tells if the token is lost."""
+INVALIDATED_TOKEN: Final = 260
+TOKEN_NOT_FOUND: Final = 280
+HISTORY_LOST: Final = 286
+EVENT_TOO_LARGE: Final = 10334
+
+FIRST_LOCATION: Final = 40000
+"""From here on most codes have no name: each is a place in the server that refuses a request."""
+
+REPORT: Final = (
+    "MongoDB's list of error codes says what it means; if neither the pipeline nor the command is to blame, "
+    "please report it"
+)
+_PAGE: Final = "docs/how-to/mongodb.md"
+
+
+@attrs.frozen
+class Row:
+    """What one code means.
+
+    Attributes:
+        category: What kind of failure.
+        message: What is wrong and the way out, in our words.
+        retryable: True when the same call may succeed later.
+        confidential: True when the server's text may quote a document, a key of one, a whole command or a
+            resume token (which holds a key): nobody gets to see it then.
+        quoted: True when the message goes on with the server's text, because it alone says what to change.
+    """
+
+    category: ErrorCategory
+    message: str
+    retryable: bool = False
+    confidential: bool = False
+    quoted: bool = False
+
+
+AUTHENTICATION: Final = Row(
+    ErrorCategory.AUTHENTICATION_FAILED,
+    "the server does not accept who we are; check the user, the password, authSource and authMechanism "
+    "of the connection",
+)
+_AUTHORIZATION: Final = Row(
+    ErrorCategory.AUTHORIZATION_FAILED,
+    f"the user may not do that; grant it the roles of {_PAGE}",
+    confidential=True,  # it quotes the command, with its resume token
+)
+UNAVAILABLE: Final = Row(
+    ErrorCategory.TRANSIENT_FAILURE,
+    "the server is not available at this moment; try again",
+    retryable=True,
+    quoted=True,
+)
+_CURSOR: Final = Row(
+    ErrorCategory.TRANSIENT_FAILURE,
+    "the server has closed the cursor; read again from the same token",
+    retryable=True,
+)
+OUT_OF_TIME: Final = Row(
+    ErrorCategory.TRANSIENT_FAILURE,
+    "the server ran out of the time that the call had; try again with a longer timeout",
+    retryable=True,
+)
+THROTTLED: Final = Row(
+    ErrorCategory.THROTTLED, "the server is overloaded; read with fewer processes, or later", retryable=True
+)
+BAD_TOKEN: Final = Row(
+    ErrorCategory.INVALID_REQUEST,
+    "the server cannot read this resume token; pass one that it gave out, unchanged",
+    confidential=True,
+)
+NO_TOKEN: Final = Row(
+    ErrorCategory.INVALID_REQUEST,
+    "the pipeline removes or alters the events' _id, which is their resume token; keep _id as it is",
+    confidential=True,
+)
+BAD_COMMAND: Final = Row(
+    ErrorCategory.INVALID_REQUEST,
+    "the server does not accept the pipeline, the command or one of its options; change what it names",
+    quoted=True,
+)
+_BAD_NAMESPACE: Final = Row(
+    ErrorCategory.INVALID_REQUEST,
+    "there is no change stream on this namespace; name an ordinary collection: no view, no time series, "
+    "nothing in admin, local or config and no system collection",
+)
+_MISSING: Final = Row(
+    ErrorCategory.NOT_FOUND, "there is no such database or collection; check both names of the address"
+)
+UNKNOWN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT, quoted=True)
+
+# The server's code → what it means.
+CODES: Final[Mapping[int, Row]] = {
+    HISTORY_LOST: Row(
+        ErrorCategory.CHECKPOINT_EXPIRED,
+        "the oplog does not reach back to this position any more; start again, or read with "
+        f"on_expired=SkipToOldest() to go on behind the gap; {_PAGE} says how large the oplog has to be",
+    ),
+    OVERTAKEN: Row(
+        ErrorCategory.TRANSIENT_FAILURE,
+        "the oplog has overtaken the reader; read again from the same token, which tells whether it is lost",
+        retryable=True,
+    ),
+    TOKEN_NOT_FOUND: Row(
+        ErrorCategory.INVALID_REQUEST,
+        "the server cannot go on from this token: the pipeline leaves out the event that it names, or the "
+        "token is of another collection or database; resume with the pipeline and the address that the token "
+        "came from",
+        confidential=True,
+    ),
+    INVALIDATED_TOKEN: Row(
+        ErrorCategory.INVALID_REQUEST,
+        "the stream ended with an invalidate event at this token; go on behind it with start_after, or with "
+        'after_invalidate="follow"',
+    ),
+    IMAGE_MISSING: Row(
+        ErrorCategory.UNSUPPORTED_CAPABILITY,
+        "the image that was required is not there: the collection does not keep images, did not when the "
+        "change was made, or they have expired; turn changeStreamPreAndPostImages on and keep them longer, "
+        "or ask with INCLUDE_IF_AVAILABLE",
+    ),
+    EVENT_TOO_LARGE: Row(
+        ErrorCategory.PROVIDER_ERROR,
+        "an event is larger than the 16 MB of a document; read without states (OMIT), or use MongoDB 7.0, "
+        "which splits large events",
+        confidential=True,
+    ),
+    40573: Row(
+        ErrorCategory.UNSUPPORTED_CAPABILITY,
+        "change streams need a replica set and this server stands alone; start it with --replSet and call "
+        f"replSetInitiate once, as {_PAGE} shows",
+    ),
+    26: _MISSING,  # NamespaceNotFound
+    73: _BAD_NAMESPACE,  # InvalidNamespace
+    166: _BAD_NAMESPACE,  # CommandNotSupportedOnView
+    11: AUTHENTICATION,  # UserNotFound
+    18: AUTHENTICATION,  # AuthenticationFailed
+    334: AUTHENTICATION,  # MechanismUnavailable
+    391: AUTHENTICATION,  # ReauthenticationRequired
+    NOT_AUTHORIZED: _AUTHORIZATION,
+    31: _AUTHORIZATION,  # RoleNotFound
+    462: THROTTLED,  # IngressRequestRateLimitExceeded
+    16500: THROTTLED,  # what services that speak MongoDB's protocol say of a spent quota
+    43: _CURSOR,  # CursorNotFound
+    237: _CURSOR,  # CursorKilled
+    TIME_LIMIT: OUT_OF_TIME,
+    262: OUT_OF_TIME,  # ExceededTimeLimit
+    # HostUnreachable, HostNotFound, StaleShardVersion, NetworkTimeout, ShutdownInProgress,
+    # FailedToSatisfyReadPreference, ReadConcernMajorityNotAvailableYet, StaleEpoch, PrimarySteppedDown,
+    # RetryChangeStream, SnapshotUnavailable, PooledConnectionsDropped,
+    # SocketException, LegacyNotPrimary, NotWritablePrimary, InterruptedAtShutdown, Interrupted,
+    # InterruptedDueToReplStateChange, StaleConfig, NotPrimaryNoSecondaryOk, NotPrimaryOrSecondary,
+    # ClientMarkedKilled
+    **dict.fromkeys(
+        (6, 7, 63, 89, 91, 133, 134, 150, 189, 234, 246, 317, 9001, 10058, 10107, 11600, 11601, 11602),
+        UNAVAILABLE,
+    ),
+    **dict.fromkeys((13388, 13435, 13436, 46841), UNAVAILABLE),
+    # Location codes of the resume token's own parser.
+    **dict.fromkeys((40647, 40648, 40649), BAD_TOKEN),
+    # BadValue, FailedToParse, TypeMismatch, Overflow, InvalidLength, IllegalOperation, CommandNotFound,
+    # InvalidOptions, CommandNotSupported, InvalidPipelineOperator, OperationNotSupportedInTransaction,
+    # APIVersionError, APIStrictError, an unknown stage, an unknown field, $changeStream in the wrong place
+    **dict.fromkeys(
+        (2, 9, 14, 15, 16, 20, 59, 72, 115, 168, 263, 322, 323, 40324, 40415, 40602), BAD_COMMAND
+    ),
+    121: Row(
+        ErrorCategory.INVALID_REQUEST,
+        "the document does not pass the collection's validation; change the one or the other",
+        confidential=True,
+    ),
+    **dict.fromkeys(
+        (11000, 11001, 12582),
+        Row(ErrorCategory.CONFLICT, "a unique index has this key already", confidential=True),
+    ),
+}

@@ -1,0 +1,115 @@
+"""Documents as the text of our JSON, fast; pure."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final
+from uuid import UUID
+
+import orjson
+from bson import DBRef, Decimal128, Int64, ObjectId
+from bson.tz_util import utc
+
+from multiclouddb_api import encode_json
+from multiclouddb_mongo.tags import TYPES, inner_json
+from multiclouddb_mongo.values import portable, portable_decimal
+
+__all__ = ["json_text"]
+
+# Deeper ones are for encode_json to refuse.
+_MOST_DEPTH: Final = 200
+
+
+def json_text(document: dict[str, Any] | DBRef) -> bytes:
+    """What `encode_json(portable(document))` gives, made faster; the document is not changed.
+
+    Args:
+        document: As for `portable`.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` when a part of it has no JSON form.
+    """
+    if type(document) is DBRef:
+        document = dict(document.as_doc())
+    assert type(document) is dict
+    try:
+        return orjson.dumps(_object(document, 0), option=orjson.OPT_UTC_Z)
+    except (LookupError, TypeError, ValueError):
+        # Nested too deeply, or not what PyMongo decodes: encode_json knows more types, and what to say.
+        return encode_json(portable(deepcopy(document)))
+
+
+def _object(document: dict[str, Any], depth: int) -> Any:
+    if depth >= _MOST_DEPTH - 1:
+        raise ValueError("nested too deeply")
+    found = document.copy()
+    for name, value in document.items():
+        kind = type(value)
+        if kind not in _PLAIN:
+            found[name] = _JSON[kind](value, depth + 1)
+    # One search for all names: hardly a document has a $ in any.
+    if "$" in "".join(found) and any(name.startswith("$") for name in found):
+        return {"$map": found}
+    return found
+
+
+def _array(values: list[Any], depth: int) -> Any:
+    if depth >= _MOST_DEPTH - 1:
+        raise ValueError("nested too deeply")
+    found = values.copy()
+    for index, value in enumerate(values):
+        kind = type(value)
+        if kind not in _PLAIN:
+            found[index] = _JSON[kind](value, depth + 1)
+    return found
+
+
+def _json_float(value: float, _: int) -> Any:
+    # Only of a finite number is the difference a number.
+    return value if value - value == 0 else inner_json(value)
+
+
+def _json_datetime(value: datetime, _: int) -> Any:
+    # orjson writes the moment as rfc3339 does, when it is in UTC.
+    return {"$date": value} if value.tzinfo is utc else inner_json(value)
+
+
+def _json_object_id(value: ObjectId, _: int) -> Any:
+    return {"$mongo.objectid": value.binary.hex()}
+
+
+def _json_decimal(value: Decimal | Decimal128, _: int) -> Any:
+    number = portable_decimal(value) if type(value) is Decimal128 else value
+    return {"$decimal": str(number)} if type(number) is Decimal else inner_json(number)
+
+
+def _json_uuid(value: UUID, _: int) -> Any:
+    return {"$uuid": str(value)}
+
+
+def _json_bytes(value: bytes, _: int) -> Any:
+    return {"$bytes": b64encode(value).decode("ascii")}
+
+
+def _json_rare(value: Any, _: int) -> Any:
+    return inner_json(value)
+
+
+# An Int64 too: orjson writes it like its base.
+_PLAIN: Final = frozenset({str, int, bool, type(None), Int64})
+_JSON: Final[Mapping[type, Callable[[Any, int], Any]]] = {
+    **dict.fromkeys(TYPES, _json_rare),
+    dict: _object,
+    list: _array,
+    float: _json_float,
+    datetime: _json_datetime,
+    ObjectId: _json_object_id,
+    Decimal: _json_decimal,
+    Decimal128: _json_decimal,
+    UUID: _json_uuid,
+    bytes: _json_bytes,
+}
