@@ -178,6 +178,16 @@ class Harvest(Generic[T]):
         self.result.moved = True
         return started
 
+    def worth_asking(self) -> list[str]:
+        """The active partitions, without those that failed although the vendor's client had tried again."""
+        errors = self.result.errors
+        return [
+            entry.partition_id
+            for entry in self._lineage.active()
+            if (error := errors.get(entry.partition_id)) is None
+            or not self._fetcher.fault(error).vendor_retried
+        ]
+
     def _lost(self, name: str, children: tuple[Child, ...]) -> set[str]:
         """Parents of its children that will never name them, because retention has taken them."""
         strangers = set() if self._single else self._lineage.strangers(name, children)

@@ -216,17 +216,17 @@ class Sweep(Generic[T]):
 
     def _wait(self) -> None:
         """Every partition has answered: wait for news as long as the caller wants to."""
-        while not self._result.count and not self._result.stopped():
-            now = time.monotonic()
-            if now >= self._wait_until:
-                break
+        while not self._full() and not self._result.count and (now := time.monotonic()) < self._wait_until:
             rest = self._pause - (now - self._round_began)
             self._pause_for(min(rest, self._wait_until - now))
             self._pause = min(_MOST_PAUSE_SECONDS, 1.5 * self._pause)
             self._rounds += 1
             self._round_began = time.monotonic()
             self._ask(self._harvest.discover())
-            self._read([entry.partition_id for entry in self._lineage.active()])
+            asked = self._harvest.worth_asking()
+            if not asked and self._lineage.active():
+                break
+            self._read(asked)
 
     def _pause_for(self, seconds: float) -> None:
         if self._shop.closed.wait(max(0.0, seconds)):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 from weakref import WeakSet
 
@@ -14,70 +11,37 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
 from multiclouddb_api import (
-    AtTime,
-    Beginning,
     Capability,
     CapabilityNote,
     CapabilitySet,
     ClientConfig,
     EntireCluster,
-    ErrorCategory,
-    NewItemStateMode,
-    Now,
-    OldItemStateMode,
     ResourceAddress,
     Support,
     invalid_request,
 )
 from multiclouddb_mongo.commands import Commands
 from multiclouddb_mongo.config import MongoConfig
-from multiclouddb_mongo.errors import PROVIDER_ID, classify, fault
-from multiclouddb_mongo.mapping import View
+from multiclouddb_mongo.errors import PROVIDER_ID, classify
+from multiclouddb_mongo.feed import MongoFeed
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.partitions import (
-    PARTITION_ID,
-    Entry,
-    Found,
-    Log,
     check_provisioned,
-    clock,
     find,
     resolve,
-)
-from multiclouddb_mongo.position import (
-    After,
-    At,
-    Place,
-    compare,
-    cursor_of,
-    describe,
-    place_of,
-    seconds_at,
-    start_of,
-    ticks_at,
-    token_text,
 )
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.stream import Closer, Source
 from multiclouddb_spi import (
-    Cursor,
     Deadline,
     Fault,
-    Feed,
-    FeedIdentity,
     FeedSpec,
-    FeedStart,
-    Outcome,
-    Partition,
-    PartitionState,
-    Position,
     Provider,
     ProviderFault,
     ProviderPlugin,
-    Seed,
 )
 
-__all__ = ["CAPABILITIES", "PLUGIN", "MongoFeed", "MongoPlugin", "MongoProvider"]
+__all__ = ["CAPABILITIES", "PLUGIN", "MongoPlugin", "MongoProvider"]
 
 _NATIVE: Final = Support.NATIVE
 
@@ -113,11 +77,6 @@ CAPABILITIES: Final = CapabilitySet(
 _WIRE_OF_7_0: Final = 21
 _WIRE_OF_6_0: Final = 17
 _SPLITS_SINCE: Final = (6, 0, 9)
-_AHEAD_SECONDS: Final = 60
-# The clock that stamps a change and the one that orders it are read one after the other: where a second turns
-# between them, a change is stamped later than its place says.
-_STAMPED_LATER_SECONDS: Final = 0.1
-_LOG_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 0.5
 
 
@@ -200,184 +159,6 @@ class MongoProvider(Provider):
         return bool(tuple(version[:3]) >= _SPLITS_SINCE)
 
 
-class MongoFeed(Feed):
-    """The change stream of a collection, a database or a cluster.
-
-    Args:
-        source: What is watched.
-        found: What there was at the address when it was opened.
-        readers: Where its readers are kept, for the provider to cancel.
-    """
-
-    def __init__(self, source: Source, found: Found, readers: WeakSet[MongoReader]) -> None:
-        self.spec = source.spec
-        self._source, self._found, self._readers = source, found, readers
-        self._options = source.options
-        self._bound = self._options.after_invalidate == "end" and not self._options.allow_missing
-        self.identity = FeedIdentity(PROVIDER_ID, self.spec.address, found.uuid if self._bound else None)
-        self._log = Log(source)
-        self._oldest: tuple[float, Entry | None] = (-_LOG_SECONDS, None)
-        self._lock = threading.Lock()
-
-    def resumes(self, incarnation: str | None) -> bool:
-        """Whether a token of this collection goes on here.
-
-        Of one that is gone the log still has the last changes, and that it went: only another one under its
-        name is refused.
-        """
-        return (
-            incarnation is None or not self._bound or not self._found.there or incarnation == self._found.uuid
-        )
-
-    def clock(self, deadline: Deadline) -> datetime | None:
-        """The time of the server that answers."""
-        return clock(self._source.client)
-
-    def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """Resolve a start; all are durable positions in the log."""
-        if partition_id not in (None, PARTITION_ID):
-            return []
-        if not self._options.allow_missing:
-            # A feed may have been open for long: of what was recreated since, the engine opens another.
-            found = find(self._source.client, self.spec, self._source.address)
-            if not found.there or found.uuid != self._found.uuid:
-                raise _missing(self._source.address)
-        return [Seed(PARTITION_ID, (), self._resolved(position))]
-
-    def partitions(self, deadline: Deadline) -> list[Partition]:
-        """The one that there is."""
-        if not self._found.there and not self._options.allow_missing:
-            raise _missing(self._source.address)
-        return [Partition(PARTITION_ID, (), PartitionState.OPEN)]
-
-    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> MongoReader:
-        """A reader at a position."""
-        spec = self.spec
-        view = View(
-            spec.address,
-            self.public_id(partition_id),
-            with_new=spec.new_item_state_mode is not NewItemStateMode.OMIT,
-            with_old=spec.old_item_state_mode is not OldItemStateMode.OMIT,
-            native=spec.include_native,
-        )
-        bound = place_of(until) if until is not None else None
-        reader = MongoReader(
-            self._source,
-            view,
-            place_of(cursor),
-            bound,
-            start_of(cursor),
-            self._goes_on,
-            self._headroom,
-            self._check,
-        )
-        self._readers.add(reader)
-        return reader
-
-    def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
-        """Nothing: the one partition has no children."""
-        return {}
-
-    def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """The first: there are no children."""
-        return cursors[0]
-
-    def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """By the text of their tokens, which sorts as the changes do."""
-        return compare(place_of(a), place_of(b))
-
-    def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """The beginning of the log."""
-        return [Seed(PARTITION_ID, (), cursor_of(self._log.oldest()))]
-
-    def describe(self, cursor: Cursor) -> Position:
-        """Its cluster time and kind."""
-        return describe(place_of(cursor))
-
-    def _resolved(self, position: FeedStart) -> Cursor:
-        native = self._options.start()
-        if native is not None and not isinstance(position, Now):
-            raise invalid_request(
-                f"MongoOptions.{native}",
-                f"is given beside {type(position).__name__}()",
-                "a native start replaces Now(): pass that as start_position",
-            )
-        now = self._source.now()
-        match position:
-            case Now():
-                return cursor_of(self._native_start(now) or now)
-            case Beginning():
-                return cursor_of(self._log.oldest(), ticks_at(now))
-            case AtTime(utc):
-                place = At(max(0, int(utc.timestamp() - _STAMPED_LATER_SECONDS)))
-                if not self._source.reaches(place):
-                    raise fault(
-                        ErrorCategory.CHECKPOINT_EXPIRED,
-                        f"AtTime({utc:%Y-%m-%dT%H:%M:%SZ}) is older than the operation log; start at "
-                        "Beginning(), or at a later time",
-                    )
-                return cursor_of(place, ticks_at(now))
-
-    def _native_start(self, now: After) -> Place | None:
-        options = self._options
-        if options.start_at_operation_time is not None:
-            stamp = options.start_at_operation_time
-            if stamp.time > (seconds_at(now) or stamp.time) + _AHEAD_SECONDS:
-                raise invalid_request(
-                    "MongoOptions.start_at_operation_time",
-                    "is more than 60 s ahead of the cluster's time",
-                    "pass a time that has been",
-                )
-            return At(stamp.time, stamp.inc)
-        if options.start_after is not None:
-            return After("i", token_text(options.start_after))
-        if options.resume_after is not None:
-            return After("r", token_text(options.resume_after))
-        return None
-
-    def _goes_on(self) -> bool:
-        """Behind an invalidate: whether it is to be survived."""
-        if self._options.after_invalidate != "follow":
-            return False
-        self._source.images = find(self._source.client, self.spec, self._source.address).images
-        return True
-
-    def _check(self) -> None:
-        """Nothing comes from a collection that is not there, once the log has been read that far.
-
-        Raises:
-            ProviderFault: It is still not there, or another one is by now.
-        """
-        if self._found.there or not self._bound:
-            return
-        self._found = find(self._source.client, self.spec, self._source.address)
-        if not self._found.there:
-            raise _missing(self._source.address)
-        raise fault(
-            ErrorCategory.INVALID_REQUEST,
-            "the collection of this token is gone, and another one has its name by now; start anew",
-        )
-
-    def _headroom(self, place: Place) -> float | None:
-        """Seconds between the log's beginning, looked up twice a minute, and here; None while it grows."""
-        seconds = seconds_at(place)
-        if seconds is None:
-            return None
-        with self._lock:
-            asked, oldest = self._oldest
-            client = self._source.client
-            there = client.topology_description.has_readable_server(client.read_preference)
-            if there and time.monotonic() - asked >= _LOG_SECONDS:
-                try:
-                    oldest = self._log.first_entry()
-                except PyMongoError:
-                    oldest = None  # it costs a figure, not the page
-                self._oldest = (time.monotonic(), oldest)
-        if oldest is None or oldest.whole:
-            return None
-        return max(0.0, float(seconds - oldest.place.seconds))
-
-
 class MongoPlugin(ProviderPlugin):
     """What the entry point names."""
 
@@ -413,16 +194,6 @@ class MongoPlugin(ProviderPlugin):
 def _check_starts(spec: FeedSpec) -> None:
     if isinstance(spec.scope, EntireCluster) and spec.address != ResourceAddress():
         raise invalid_request("ChangeFeedRequest.address", "is not empty", "pass ResourceAddress()")
-
-
-def _missing(address: ResourceAddress) -> ProviderFault:
-    what = "database" if address.collection is None else "collection"
-    name = address.database if address.collection is None else f"{address.database}.{address.collection}"
-    return fault(
-        ErrorCategory.NOT_FOUND,
-        f"there is no {what} {name!r}; create it, check the name, or pass MongoOptions(allow_missing=True) "
-        "to wait for it",
-    )
 
 
 PLUGIN: Final = MongoPlugin()
