@@ -125,6 +125,21 @@ class TestRetry:
         bench.refused(ErrorCategory.TRANSIENT_FAILURE)
         assert bench.calls.fetches["p0"] == 1
 
+    @pytest.mark.parametrize("partitions", [1, 3])
+    def test_nor_is_it_while_a_call_waits_for_news(self, make_bench, partitions):
+        bench = make_bench(partitions=partitions)
+        bench.connect()
+        token = bench.page(Now()).continuation_token
+        bench.sim.fail_next("p0", ServerError("503", vendor_retried=True), times=FOREVER)
+        before = bench.calls.fetches["p0"]
+        if partitions == 1:
+            bench.refused(ErrorCategory.TRANSIENT_FAILURE, token, wait=1.0)
+        else:
+            page = bench.page(token, wait=0.3)
+            assert (page.idle, len(page.diagnostics.partition_errors)) == (False, 1)
+            assert bench.calls.fetches["p1"] > 2  # the others are waited for
+        assert bench.calls.fetches["p0"] - before == 1
+
     def test_one_attempt_is_one_attempt(self, bench):
         bench.connect(attempts=1)
         bench.sim.fail_next("p0", ServerError("503"), times=FOREVER)

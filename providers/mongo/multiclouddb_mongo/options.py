@@ -80,7 +80,11 @@ class MongoOptions(ProviderOptions):
     max_await_time_ms: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
     batch_size: int | None = attrs.field(default=None, validator=is_a(int, type(None)))
     collation: Mapping[str, Any] | None = attrs.field(
-        default=None, converter=_mapping, validator=is_a(dict, type(None)), hash=False
+        default=None,
+        converter=_mapping,
+        validator=is_a(dict, type(None)),
+        hash=False,
+        metadata={"positions": True},
     )
     comment: Any = attrs.field(default=None, hash=False)
     show_expanded_events: bool | None = attrs.field(

@@ -173,6 +173,7 @@ class Taker:
         """
         token = stream.resume_token
         if self._parts:
+            taken.keep_up()
             return
         if token is not None:
             data = token_text(token)
