@@ -2,9 +2,12 @@
 
 import contextlib
 import signal
+import socket
+import socketserver
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +21,7 @@ from pymongo.errors import AutoReconnect, NetworkTimeout, OperationFailure, Serv
 from .servers.failpoint import fail_command
 from .servers.fetch import INSIDE, SHA256, ServerUnavailableError, fetch
 from .servers.mongod import PASSWORD, ReplicaSet
+from .servers.proxy import Proxy
 
 SOON = 30.0
 
@@ -191,6 +195,49 @@ def test_dropped_bytes_are_waited_for_in_vain_and_do_not_come_later(proxied):
             proxy.heal()
         eventually(lambda: pings(reader))
         assert [found["_id"] for found in documents.find()] == ["native"]
+
+
+@pytest.fixture
+def echo():
+    """The address of a server that says everything back."""
+
+    class Echo(socketserver.BaseRequestHandler):
+        def handle(self):
+            with contextlib.suppress(OSError):
+                while data := self.request.recv(100):
+                    self.request.sendall(data)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        serving.join()
+
+
+def test_a_connection_that_lost_bytes_ends_when_the_network_is_healed_and_others_go_on(echo):
+    with contextlib.ExitStack() as stack:
+        proxy = stack.enter_context(Proxy(echo, spare=(b"spared",)))
+        lossy, quiet, spared = (
+            stack.enter_context(socket.create_connection(("127.0.0.1", proxy.port), timeout=SOON))
+            for _ in "123"
+        )
+        for text, connection in ((b"lossy", lossy), (b"quiet", quiet), (b"spared", spared)):
+            connection.sendall(text)
+            assert connection.recv(100) == text
+        proxy.drop()
+        lossy.sendall(b"lost")
+        spared.sendall(b"kept")
+        assert spared.recv(100) == b"kept"
+        lossy.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            lossy.recv(100)
+        lossy.settimeout(SOON)
+        proxy.heal()
+        with contextlib.suppress(ConnectionResetError):
+            assert lossy.recv(100) == b""
+        quiet.sendall(b"again")
+        assert quiet.recv(100) == b"again"
 
 
 # -- Fail points
