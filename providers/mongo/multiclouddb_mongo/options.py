@@ -47,8 +47,7 @@ class MongoOptions(ProviderOptions):
         start_at_operation_time: A `bson.Timestamp`: changes from this cluster time on.
         max_await_time_ms: How long the server may hold an empty answer back, in milliseconds; at least 1.
             None lets us choose: 10 where nobody waits, 500 in a long poll. A process that ends waits for it.
-        batch_size: Changes that the server sends in one answer, at most; None: what a page takes, 100 to
-            5,000.
+        batch_size: Changes that the server sends in one answer, at most; None: what a page takes, 100 to 500.
         collation: How a `$match` in `pipeline` compares text.
         comment: Shown by `currentOp` and the profiler; `"multiclouddb"` unless given.
         show_expanded_events: True for `showExpandedEvents`. It brings no further events here, for they are no

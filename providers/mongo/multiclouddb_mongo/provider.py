@@ -31,7 +31,7 @@ from multiclouddb_mongo.partitions import (
     resolve,
 )
 from multiclouddb_mongo.reader import MongoReader
-from multiclouddb_mongo.stream import Closer, Source
+from multiclouddb_mongo.stream import Closer, Source, interrupt
 from multiclouddb_spi import (
     Deadline,
     Fault,
@@ -140,6 +140,7 @@ class MongoProvider(Provider):
         with pymongo.timeout(_CLOSE_SECONDS):
             self._commands.close()
             if self._ours:
+                interrupt(self._client)
                 self._client.close()
 
     def _server(self) -> tuple[bool, bool]:

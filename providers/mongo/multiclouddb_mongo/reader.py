@@ -36,6 +36,7 @@ _CAREFUL_LOOKS: Final = 20
 _CLOCKS_SECONDS: Final = 1
 # Answers without a change of a document, one after the other, before a fetch comes back without.
 _LOOKS: Final = 50
+_RESUMES: Final = 3
 
 
 class MongoReader(Reader):
@@ -148,7 +149,7 @@ class MongoReader(Reader):
     def _read(self, taken: Taken, max_records: int, wait: float) -> None:
         """Take changes until there are enough or the answer is used up; without any, wait for the next."""
         until = time.monotonic() + wait
-        looks, overtaken = 0, False
+        looks, resumes, overtaken = 0, 0, False
         while not taken.changes and not taken.over():
             self._look()
             try:
@@ -174,7 +175,15 @@ class MongoReader(Reader):
             if taken.over():
                 return
             looks += looked
-            if looked or inner_cursor(stream) is not cursor:
+            resumed = inner_cursor(stream) is not cursor
+            resumes = resumes + 1 if resumed else 0
+            if resumes > _RESUMES:
+                raise fault(
+                    ErrorCategory.TRANSIENT_FAILURE,
+                    "the stream opens, and its next answer is lost each time; call again",
+                    retryable=True,
+                )
+            if looked or resumed:
                 if looks >= _LOOKS and not taken.changes:
                     taken.caught_up = False
                     return
@@ -248,7 +257,7 @@ class MongoReader(Reader):
         if self._until is not None and (
             taken.reached or is_reached(taken.place, self._until, at_end=taken.at_end)
         ):
-            self._outcome = Reached()
+            taken.place, self._outcome = self._until, Reached()
 
     def _over(self, taken: Taken, reason: str) -> None:
         """Behind an invalidate: go on with what has the name next, or end."""

@@ -36,7 +36,7 @@ from multiclouddb_mongo.position import After, At, Place, token_text
 from multiclouddb_mongo.values import CODEC, to_bson
 from multiclouddb_spi import FeedSpec
 
-__all__ = ["ENDINGS", "Closer", "Source", "Stream", "buffered", "inner_cursor"]
+__all__ = ["ENDINGS", "Closer", "Source", "Stream", "buffered", "inner_cursor", "interrupt"]
 
 Stage: TypeAlias = Mapping[str, Any]
 Stream: TypeAlias = ChangeStream[RawChange]
@@ -337,3 +337,15 @@ def buffered(stream: Stream) -> int | None:
 def inner_cursor(stream: Stream) -> object:
     """Another object once PyMongo has resumed the stream: an empty answer then is not the end of the log."""
     return getattr(stream, "_cursor", None)
+
+
+def interrupt(client: MongoClient[Any]) -> None:
+    """End every receive of a client that is about to be closed, within half a second.
+
+    Behind a network that swallows everything they would last for ever: what ends them, PyMongo's monitor,
+    ends with the client. Nothing public does it.
+    """
+    servers = getattr(getattr(client, "_topology", None), "_servers", {})
+    for server in list(servers.values()):
+        with suppress(Exception):
+            server.pool.reset(interrupt_connections=True)

@@ -134,7 +134,7 @@ class Feed:
         """Read until there are so many events, or they do not come."""
         found, until = [], time.monotonic() + PATIENCE
         while len(found) < count and time.monotonic() < until:
-            found += self.read(wait=1.0).events
+            found += self.read().events  # a read that waits would try again after a failure
         assert len(found) == count
         return found
 

@@ -7,7 +7,7 @@ import traceback
 import pytest
 from bson import CodecOptions
 
-from multiclouddb_api import ClientConfig, ErrorCategory, MulticloudDbError
+from multiclouddb_api import ClientConfig, ErrorCategory, MulticloudDbError, OperationOptions
 from multiclouddb_mongo.config import MongoConfig
 from multiclouddb_mongo.values import CODEC
 
@@ -312,6 +312,23 @@ class TestClient:
 
     def test_an_unlimited_pool_stays_one(self, made):
         assert made(f"{HOST}/?maxPoolSize=0").options.pool_options.max_pool_size == 0
+
+    @pytest.mark.parametrize(
+        ("query", "seconds"),
+        [
+            ("", 15),
+            ("?replicaSet=rs", 15),
+            ("?serverSelectionTimeoutMS=40000", 40),
+            ("?SERVERSELECTIONTIMEOUTMS=200", 0.2),
+            ("?serverSelectionTimeoutMS=30000", 30),
+        ],
+    )
+    def test_a_server_is_awaited_for_longer_than_a_fail_over_and_shorter_than_a_call(
+        self, made, query, seconds
+    ):
+        client = made(f"{HOST}/{query}")
+        assert client.options.server_selection_timeout == seconds
+        assert 12 < made().options.server_selection_timeout < OperationOptions().timeout_seconds
 
     def test_the_server_s_log_names_us(self, made):
         metadata = made(app_name="billing").options.pool_options.metadata

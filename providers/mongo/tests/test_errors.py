@@ -93,7 +93,10 @@ CODES = [
         (code, "it is so", TRANSIENT, True, "try again")
         for code in (6, 7, 63, 89, 91, 133, 134, 150, 189, 234, 246, 317, 9001, 10058, 10107)
     ],
-    *[(code, "so", TRANSIENT, True, "try again") for code in (11600, 11601, 11602, 13388, 13435, 13436)],
+    *[
+        (code, "so", TRANSIENT, True, "try again")
+        for code in (11600, 11601, 11602, 13388, 13435, 13436, 46841)
+    ],
     (2, "Enumeration value 'zz' for field '$changeStream.fullDocument'", INVALID, False, "'zz'"),
     (14, "is the wrong type 'int'", INVALID, False, "wrong type 'int'"),
     (20, "$group is not permitted in a $changeStream pipeline", INVALID, False, "$group"),
@@ -109,7 +112,11 @@ CODES = [
     (121, f"Document failed validation {KEY}", INVALID, False, "validation"),
     (11000, f"E11000 duplicate key error {KEY}", ErrorCategory.CONFLICT, False, "unique index"),
     # Codes that nobody has listed.
-    (51091, "Regular expression is invalid: missing )", PERMANENT, False, "missing )"),
+    (51091, "Regular expression is invalid: missing )", INVALID, False, "missing )"),
+    (40323, "A pipeline stage must contain exactly one field.", INVALID, False, "exactly one field"),
+    (40000, "it is so", INVALID, False, "change what it names"),
+    (39999, "it is so", PERMANENT, False, "list of error codes"),
+    (40066, f"{AT_WORK}$switch found no branch for {KEY}", INVALID, False, "fails on a document"),
     (241, f"{AT_WORK}Failed to parse number '{KEY}' in $convert", PERMANENT, False, "fails on a document"),
     (66, f"Plan executor error during findAndModify :: _id: {KEY}", PERMANENT, False, "fails on a document"),
     (2, f"Executor error during getMore :: caused by :: {KEY}", INVALID, False, "fails on a document"),

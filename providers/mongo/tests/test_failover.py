@@ -1,16 +1,25 @@
 """Three members, one of them always in trouble: nothing is lost, and nothing comes twice in one life."""
 
 import logging
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import attrs
 import pytest
+from pymongo import WriteConcern
 
 from multiclouddb_api import (
     ChangeFeedRequest,
     ClientConfig,
+    ErrorCategory,
     FromContinuationToken,
+    MulticloudDbError,
     Now,
     OperationOptions,
     ResourceAddress,
@@ -20,7 +29,7 @@ from multiclouddb_conformance.consumer import Pause
 from multiclouddb_conformance.loss import iterator_consumer
 
 from .servers.mongod import ReplicaSet
-from .workload import COLLECTION, Application, Writer, assert_kept, pages, seen, wait_until
+from .workload import COLLECTION, MAJORITY, Application, Writer, assert_kept, pages, seen, wait_until
 
 CALL = 15.0
 """Seconds that a read may take."""
@@ -194,3 +203,125 @@ def test_a_primary_that_dies_between_two_pages_costs_nothing(three, database, si
                 token = read()
             assert time.monotonic() < until
     assert [seen(event) for event in events] == writer.truth
+
+
+@pytest.mark.parametrize("trouble", ["cut", "drop"])
+class TestOutage:
+    """Nobody answers at all: connections are reset, or stay open and swallow everything."""
+
+    @pytest.fixture
+    def client(self, proxied):
+        with connect(ClientConfig("mongo", {"url": proxied.uri()})) as made:
+            yield made
+            for proxy in proxied.proxies.values():
+                proxy.heal()
+
+    @pytest.fixture
+    def items(self, proxied, database):
+        return proxied.client()[database].create_collection(COLLECTION)
+
+    def begin(self, proxied, client, items, trouble):
+        """A request in the middle of a feed; from then on nobody answers."""
+        start = ChangeFeedRequest(ResourceAddress(items.database.name, COLLECTION), Now())
+        token = client.read_changes(start).continuation_token
+        items.insert_one({"_id": 1})
+        page = client.read_changes(attrs.evolve(start, start_position=FromContinuationToken(token)))
+        for proxy in proxied.proxies.values():
+            getattr(proxy, trouble)()
+        return attrs.evolve(start, start_position=FromContinuationToken(page.continuation_token))
+
+    def test_fails_at_the_deadline_and_can_be_tried_again(self, proxied, client, items, trouble):
+        request = self.begin(proxied, client, items, trouble)
+        items.insert_one({"_id": 2})
+        for _ in range(2):
+            began = time.monotonic()
+            with pytest.raises(MulticloudDbError) as caught:
+                client.read_changes(request, OperationOptions(1.0, 0.5))
+            assert time.monotonic() - began < 1.0 + MARGIN
+            assert caught.value.category is ErrorCategory.TRANSIENT_FAILURE
+            assert caught.value.retryable
+        for proxy in proxied.proxies.values():
+            proxy.heal()
+        page = client.read_changes(request, OperationOptions(CALL, CALL))
+        assert [event.key.components["_id"] for event in page.events] == [2]
+
+    def test_does_not_hold_up_a_close(self, proxied, client, items, trouble):
+        before, said = set(threading.enumerate()), queue.Queue()
+        request = self.begin(proxied, client, items, trouble)
+
+        def read():
+            try:
+                client.read_changes(request, OperationOptions(CALL, CALL))
+            except MulticloudDbError as error:
+                said.put(error)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        time.sleep(0.5)  # it is in the driver by now
+        began = time.monotonic()
+        client.close()
+        reader.join(CALL)
+        assert time.monotonic() - began < 1.0 + MARGIN
+        assert "closed" in str(said.get_nowait())
+        # None that the end of the program would wait for.
+        wait_until(lambda: not [each for each in self.ours() if each not in before], 5.0)
+
+    def ours(self):
+        return [thread for thread in threading.enumerate() if thread.name.startswith("multiclouddb")]
+
+    def test_does_not_hold_up_the_end_of_the_program(self, proxied, client, items, trouble):
+        words = ["tail", proxied.uri(), f"{items.database.name}/{COLLECTION}", "--from", "now", "--json"]
+        command = [sys.executable, "-m", "multiclouddb_cli", *words]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tail:
+            try:
+                while not select.select([tail.stdout], [], [], 0.1)[0]:
+                    items.insert_one({})
+                for proxy in proxied.proxies.values():
+                    getattr(proxy, trouble)()
+                time.sleep(0.5)
+                tail.send_signal(signal.SIGINT)
+                assert tail.wait(CALL) == 130
+            finally:
+                tail.kill()
+
+
+@contextmanager
+def deaf(member):
+    """A secondary takes over nothing for a while, and votes."""
+    command = {"configureFailPoint": "stopReplProducer"}
+    member.admin.command({**command, "mode": "alwaysOn"})
+    try:
+        yield
+    finally:
+        member.admin.command({**command, "mode": "off"})
+
+
+def test_a_change_that_is_rolled_back_is_never_seen(three, database):
+    """A primary that was cut off from the others has it alone, for a while."""
+    items = three.client()[database].create_collection(COLLECTION, write_concern=MAJORITY)
+    start = ChangeFeedRequest(ResourceAddress(database, COLLECTION), Now())
+    with connect(ClientConfig("mongo", {"url": url(three)})) as client:
+        token = client.read_changes(start).continuation_token
+
+        def read(wait):
+            request = attrs.evolve(start, start_position=FromContinuationToken(token))
+            page = client.read_changes(request, OperationOptions(CALL, wait))
+            return [event.key.components["_id"] for event in page.events], page.continuation_token
+
+        primary = three.wait_primary()
+        alone = three.direct(primary)[database].get_collection(COLLECTION, write_concern=WriteConcern(w=1))
+        with ExitStack() as stack:
+            for member in three.members:
+                if member != primary:
+                    stack.enter_context(deaf(three.direct(member)))
+            alone.insert_one({"_id": "lost"})
+            assert alone.find_one({"_id": "lost"})
+            found, token = read(0.5)
+            assert found == []
+            three.kill(primary)
+        three.wait_primary()
+        items.insert_one({"_id": "kept"})
+        three.restart(primary)
+        three.wait_healthy()
+        assert read(CALL)[0] == ["kept"]
+        assert [document["_id"] for document in items.find()] == ["kept"]

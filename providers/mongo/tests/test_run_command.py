@@ -17,7 +17,7 @@ from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import Nearest, Secondary
 from pymongo.server_api import ServerApi
 
-from multiclouddb_api import Capability, ErrorCategory, MulticloudDbError, connect
+from multiclouddb_api import Capability, ErrorCategory, connect
 
 from .native import hanging, native, refused
 from .servers.failpoint import fail_command
@@ -372,8 +372,8 @@ class TestWrongCalls:
         assert (error.category, db.commands.names()) == (INVALID, [])
 
     @pytest.mark.parametrize(
-        "value", [object(), 2**64, "\ud800", {1: 1}, {1, 2}, datetime(2026, 1, 1).date()]
-    )  # noqa: DTZ001
+        "value", [object(), 2**64, "\ud800", {1: 1}, {1, 2}, datetime(2026, 1, 1, tzinfo=UTC).date()]
+    )
     def test_what_bson_has_not_is_refused(self, db, database, value):
         error = refused(db.run, database, {"insert": "c", "documents": [{"x": value}]})
         assert (error.category, db.commands.names()) == (INVALID, [])

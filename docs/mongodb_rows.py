@@ -1,0 +1,127 @@
+"""Makes the page of MongoDB's specifications from `docs/mongodb.toml` and the names of the tests.
+
+Called by `docs/generate.py`. A test is found by its name: `test_cs_07_…` shows the row CS-7.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+_ROOT: Final = Path(__file__).resolve().parent.parent
+_NAME: Final = re.compile(r"test_(cs|rr|rc)_(\d\d)_(\w+)")
+_HEAD: Final = ("| row | asked for | by | shown by |", "|---|---|---|---|")
+ROWS: Final = {"CS": 52, "RR": 28, "RC": 29}
+"""Specification → how many rows it has: change streams, retryable reads, run command."""
+PLACES: Final = ("providers/mongo/tests", "docs/tests/test_mongodb_rows.py")
+"""Where tests of rows may be."""
+FULFILLERS: Final = ("server", "PyMongo", "provider", "documentation")
+"""Who can fulfil a row."""
+
+
+@attrs.frozen
+class Row:
+    """One thing that a specification asks for.
+
+    Attributes:
+        id: `"CS-7"`.
+        asks: What is asked for, in our words.
+        by: Who fulfils it, of `FULFILLERS`.
+        gap: What PyMongo does instead, and what we do about it; empty where it does what is asked.
+        no_test: Why the server at hand cannot show it; empty where a test does.
+    """
+
+    id: str
+    asks: str
+    by: tuple[str, ...] = attrs.field(converter=tuple)
+    gap: str = ""
+    no_test: str = ""
+
+
+def data() -> dict[str, Any]:
+    """The page with its gaps, and the rows: `docs/mongodb.toml`."""
+    return tomllib.loads((_ROOT / "docs" / "mongodb.toml").read_text(encoding="utf-8"))
+
+
+def rows(raw: Mapping[str, Any]) -> list[Row]:
+    """All rows in their order."""
+    return [Row(**row) for specification in ROWS for row in raw[specification]]
+
+
+def _functions(body: Iterable[ast.stmt]) -> Iterator[str]:
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.ClassDef):
+            yield from _functions(node.body)
+
+
+def shown_rows(root: Path = _ROOT) -> dict[str, list[str]]:
+    """Row id → what its tests show, in words, without running or importing them."""
+    found: dict[str, list[str]] = {}
+    for place in PLACES:
+        path = root / place
+        for file in sorted(path.rglob("test_*.py")) if path.is_dir() else [path]:
+            for name in _functions(ast.parse(file.read_text(encoding="utf-8")).body):
+                if match := _NAME.fullmatch(name):
+                    row = f"{match[1].upper()}-{int(match[2])}"
+                    found.setdefault(row, []).append(match[3].replace("_", " "))
+    return found
+
+
+def problems(known: Iterable[Row], shown: Mapping[str, list[str]]) -> list[str]:
+    """What is wrong with the rows and their tests; empty when the page can be made."""
+    known = list(known)
+    there = [row.id for row in known]
+    wanted = [f"{name}-{number}" for name, count in ROWS.items() for number in range(1, count + 1)]
+    wrong = [f"{name}: is not in the data once, in its place" for name in wanted if there.count(name) != 1]
+    wrong += [f"{name}: is no row, but is in the data or has a test" for name in {*there, *shown} - {*wanted}]
+    for row in known:
+        if row.id in shown and row.no_test:
+            wrong.append(f"{row.id}: has a test, so that the reason for having none is wrong")
+        if row.id not in shown and not row.no_test:
+            wrong.append(f"{row.id}: has neither a test nor a reason for having none")
+        if not row.by or set(row.by) - set(FULFILLERS):
+            wrong.append(f"{row.id}: is fulfilled by {row.by}, not by some of {FULFILLERS}")
+    return wrong
+
+
+def _line(row: Row, shown: Mapping[str, list[str]]) -> str:
+    asks = f"{row.asks}<br>⚠ {row.gap}" if row.gap else row.asks
+    words = dict.fromkeys(shown.get(row.id, ()))  # two files may show the same
+    seen = "<br>".join(f"• {each}" for each in words) or f"*{row.no_test}*"
+    return f"| {row.id} | {asks} | {', '.join(row.by)} | {seen} |"
+
+
+def _table(known: Iterable[Row], shown: Mapping[str, list[str]]) -> str:
+    return "\n".join([*_HEAD, *(_line(row, shown) for row in known)])
+
+
+def _summary(known: list[Row]) -> str:
+    without = [row.id for row in known if row.no_test]
+    gaps = [row.id for row in known if row.gap]
+    return (
+        f"{len(known)} rows: {len(known) - len(without)} have tests, {len(without)} have a reason instead "
+        f"({', '.join(without)}). In {len(gaps)} PyMongo does something else ({', '.join(gaps)})."
+    )
+
+
+def page() -> str:
+    """The page.
+
+    Raises:
+        ValueError: A row has neither test nor reason, or both, or is not a row.
+    """
+    raw, shown = data(), shown_rows()
+    known = rows(raw)
+    if wrong := problems(known, shown):
+        raise ValueError("\n".join(wrong))
+    parts = {"SUMMARY": _summary(known)}
+    parts |= {name: _table([row for row in known if row.id.startswith(f"{name}-")], shown) for name in ROWS}
+    return re.sub(r"<!-- (\w+) -->", lambda mark: parts[mark[1]], raw["page"]).lstrip()

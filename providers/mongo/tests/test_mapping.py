@@ -1,0 +1,405 @@
+"""Change documents to events and to Arrow: both the same, and the first that cannot be mapped is named."""
+
+import copy
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import bson
+import pytest
+from bson import DatetimeMS, DBRef, Decimal128, ObjectId
+from bson.timestamp import Timestamp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey, ResourceAddress
+from multiclouddb_mongo.change import RawChange, place_of_change
+from multiclouddb_mongo.mapping import View, time_of, to_arrow, to_events
+from multiclouddb_mongo.position import After, cursor_of, describe, place_of
+from multiclouddb_mongo.values import CODEC, portable
+from multiclouddb_spi import RecordFault
+from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
+
+from .test_values import _documents as documents
+from .test_values import _values as values
+
+ADDRESS = ResourceAddress("shop", "orders")
+OPERATIONS = {
+    "insert": ChangeType.CREATE,
+    "update": ChangeType.UPDATE,
+    "replace": ChangeType.UPDATE,
+    "delete": ChangeType.DELETE,
+}
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+OID = ObjectId("65f0a1b2c3d4e5f60718293a")
+NOON = datetime(2026, 1, 31, 12, 0, 0, 123000, tzinfo=UTC)
+SECONDS = 1_763_634_171
+NAMES = [("_id",), ("customer", "_id"), ("country", "customer", "_id")]
+
+patiently = settings(deadline=None)  # a slow machine is no defect
+moments = st.integers(0, 4_102_444_800_000).map(lambda number: EPOCH + timedelta(milliseconds=number))
+stamps = st.builds(Timestamp, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
+
+
+def token(number, bits=None):
+    """The resume token of one change: later ones sort higher."""
+    made = {"_data": f"82{SECONDS:08X}{number:08X}2B022C0100296E04"}
+    return made if bits is None else made | {"_typeBits": bits}
+
+
+def raw(change):
+    return bson.encode(change, codec_options=CODEC)
+
+
+def one(number=1, operation="update", **more):
+    """A change as the server sends it, with more fields or other values."""
+    return {
+        "_id": token(number),
+        "operationType": operation,
+        "clusterTime": Timestamp(SECONDS, number),
+        "wallTime": NOON,
+        "fullDocument": {"_id": number, "n": "new"},
+        "fullDocumentBeforeChange": {"_id": number, "n": "old"},
+        "ns": {"db": "shop", "coll": "orders"},
+        "documentKey": {"_id": number},
+    } | more
+
+
+def mapped(change, address=ADDRESS, **look):
+    (event,) = to_events([raw(change)], 0, 1, View(address, "p", **look))
+    return event
+
+
+def plain(value):
+    """A value as an event has it."""
+    return portable(bson.decode(raw({"v": value}), CODEC))["v"]
+
+
+@st.composite
+def changes(draw, number):
+    names = draw(st.sampled_from(NAMES))
+    more = {}
+    for name in ("fullDocument", "fullDocumentBeforeChange"):
+        match draw(st.sampled_from(["there", "null", "absent"])):
+            case "there":
+                more[name] = draw(documents)
+            case "null":
+                more[name] = None
+    change = one(
+        number,
+        draw(st.sampled_from(list(OPERATIONS))),
+        _id=token(number, draw(st.none() | st.binary(max_size=2))),
+        clusterTime=draw(stamps),
+        wallTime=draw(moments),
+        documentKey={name: draw(values) for name in names},
+        ns={"db": draw(st.sampled_from(["a", "b"])), "coll": draw(st.sampled_from(["c.d", "ü"]))},
+    )
+    for name in ("fullDocument", "fullDocumentBeforeChange"):
+        del change[name]
+    change |= more
+    # What newer servers, other options and pipelines add, and what they leave out.
+    if draw(st.booleans()):
+        change |= {"lsid": {"id": UUID(int=number)}, "txnNumber": number, "ns2": {"x": draw(values)}}
+    if draw(st.booleans()):
+        del change["wallTime"]
+    return change
+
+
+@st.composite
+def pages(draw):
+    """Changes, and how they are looked at."""
+    found = [draw(changes(number)) for number in range(1, draw(st.integers(1, 5)) + 1)]
+    address = draw(st.sampled_from([ADDRESS, ResourceAddress("shop"), ResourceAddress()]))
+    flags = {name: draw(st.booleans()) for name in ("with_new", "with_old", "native")}
+    return found, View(address, "mongo:1.2:0", **flags)
+
+
+class TestEvents:
+    @patiently
+    @given(pages())
+    def test_they_have_what_the_changes_have(self, page):
+        found, view = page
+        for event, change in zip(to_events(list(map(raw, found)), 0, len(found), view), found, strict=True):
+            name = change["_id"]["_data"]
+            key = plain(change["documentKey"])
+            assert event == ChangeEvent(
+                event_id=name,
+                key=MulticloudDbKey(key, max(1, len(key) - 1)),
+                type=OPERATIONS[change["operationType"]],
+                timestamp=change.get("wallTime", EPOCH + timedelta(seconds=change["clusterTime"].time)),
+                new_item_state=event.new_item_state,
+                old_item_state=event.old_item_state,
+                order_key=name,
+                by_expiry=None,
+                backfilled=False,
+                address=ADDRESS
+                if view.address.collection
+                else ResourceAddress(change["ns"]["db"], change["ns"]["coll"]),
+                partition_id="mongo:1.2:0",
+            )
+            for state, field, wanted in (
+                (event.new_item_state, "fullDocument", view.with_new),
+                (event.old_item_state, "fullDocumentBeforeChange", view.with_old),
+            ):
+                document = change.get(field) if wanted else None
+                assert repr(state) == repr(None if document is None else plain(document))
+            assert list(event.key.components) == list(change["documentKey"])
+            assert event.timestamp.tzinfo is UTC
+            assert (event.native is not None) == view.native
+
+    @patiently
+    @given(pages(), st.data())
+    def test_arrow_has_the_same(self, page, data):
+        found, view = page
+        made = list(map(raw, found))
+        start = data.draw(st.integers(0, len(found)))
+        stop = data.draw(st.integers(start, len(found)))
+        batch = to_arrow(made, start, stop, view)
+        batch.validate(full=True)
+        assert batch.schema == EVENT_SCHEMA
+        assert batch.equals(events_to_arrow(to_events(made, start, stop, view)))
+
+    @patiently
+    @given(pages(), st.data())
+    def test_a_part_is_the_same_as_in_the_whole(self, page, data):
+        found, view = page
+        made = list(map(raw, found))
+        start = data.draw(st.integers(0, len(found)))
+        stop = data.draw(st.integers(start, len(found)))
+        whole = [repr(event) for event in to_events(made, 0, len(found), view)]
+        assert [repr(event) for event in to_events(made, start, stop, view)] == whole[start:stop]
+
+    @pytest.mark.parametrize("mapping", [to_events, to_arrow], ids=["events", "arrow"])
+    def test_the_buffers_of_the_driver_will_do(self, mapping):
+        made = [raw(one(number)) for number in (1, 2)]
+        views = [memoryview(b"x" + document)[1:] for document in made]
+        assert str(mapping(views, 0, 2, View(ADDRESS, "p"))) == str(mapping(made, 0, 2, View(ADDRESS, "p")))
+
+    def test_none_are_none(self):
+        assert to_events([raw(one())], 1, 1, View(ADDRESS, "p")) == []
+        assert to_arrow([raw(one())], 1, 1, View(ADDRESS, "p")).num_rows == 0
+
+    @pytest.mark.parametrize("operation", OPERATIONS)
+    def test_a_document_is_whole_or_not_there(self, operation):
+        event = mapped(one(operation=operation, fullDocument=None), with_old=True)
+        assert event.new_item_state is None
+        assert event.old_item_state == {"_id": 1, "n": "old"}
+        event = mapped(one(operation=operation))
+        assert (event.new_item_state, event.old_item_state) == ({"_id": 1, "n": "new"}, None)
+
+    def test_what_changed_in_single_fields_is_no_state(self):
+        change = one(updateDescription={"updatedFields": {"n": 1}, "removedFields": []}, fullDocument=None)
+        assert mapped(change).new_item_state is None
+
+    def test_native_is_the_whole_change(self):
+        change = one(more={"x": 1})
+        assert mapped(change, native=True).native == change
+        assert mapped(change).native is None
+
+    def test_every_document_is_its_own(self):
+        events = to_events([raw(one()), raw(one())], 0, 2, View(ADDRESS, "p"))
+        assert events[0].new_item_state is not events[1].new_item_state
+
+    def test_names_and_order_leave_type_bits_out(self):
+        """The server adds them for keys of some types: with them in it, the text would not sort."""
+        page = [one(1), one(2, _id=token(2, b"\x40")), one(3)]
+        events = to_events(list(map(raw, page)), 0, 3, View(ADDRESS, "p"))
+        assert [event.order_key for event in events] == sorted(event.order_key for event in events)
+        assert [event.event_id for event in events] == [change["_id"]["_data"] for change in page]
+
+    def test_a_token_of_another_form_names_its_change(self):
+        one_, other = (mapped(one(_id={"token": number})).event_id for number in (1, 2))
+        assert one_ != other
+
+
+class TestKeys:
+    @pytest.mark.parametrize(
+        ("key", "partition", "sort"),
+        [
+            ({"_id": 1}, {"_id": 1}, {}),
+            ({"customer": "c", "_id": 1}, {"customer": "c"}, {"_id": 1}),
+            ({"country": "de", "customer": "c", "_id": 1}, {"country": "de", "customer": "c"}, {"_id": 1}),
+        ],
+    )
+    def test_a_shard_key_comes_before_the_id(self, key, partition, sort):
+        found = mapped(one(documentKey=key)).key
+        assert (found.partition_key, found.sort_key) == (partition, sort)
+
+    def test_one_page_may_have_both(self):
+        page = [raw(one(documentKey=key)) for key in ({"_id": 1}, {"customer": "c", "_id": 1})]
+        events = to_events(page, 0, 2, View(ADDRESS, "p"))
+        assert [event.key.partition_key for event in events] == [{"_id": 1}, {"customer": "c"}]
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            None,
+            0,
+            1.5,
+            "",
+            "a",
+            b"a",
+            True,
+            {"a": {"b": [1]}},
+            {"b": 1, "a": 2},
+            UUID(int=7),
+            NOON,
+            ObjectId(),
+        ],
+        ids=repr,
+    )
+    def test_an_id_may_be_nearly_anything(self, value):
+        assert mapped(one(documentKey={"_id": value})).key == MulticloudDbKey({"_id": value})
+
+    def test_decimals_and_dates_beyond_python_s_are_keys_too(self):
+        assert mapped(one(documentKey={"_id": Decimal128("1.50")})).key == MulticloudDbKey(
+            {"_id": Decimal128("1.50").to_decimal()}
+        )
+        late = DatetimeMS(2**62)
+        assert mapped(one(documentKey={"_id": late})).key.components == {"_id": late}
+
+
+class TestTime:
+    def test_the_server_s_wall_clock_comes_first(self):
+        assert mapped(one()).timestamp == NOON
+
+    @pytest.mark.parametrize("wall", [None, DatetimeMS(2**62), "now", 7])
+    def test_then_the_cluster_time(self, wall):
+        assert mapped(one(wallTime=wall)).timestamp == EPOCH + timedelta(seconds=SECONDS)
+
+    def test_and_then_that_of_the_token(self):
+        change = one()
+        del change["wallTime"], change["clusterTime"]
+        assert mapped(change).timestamp == EPOCH + timedelta(seconds=SECONDS)
+        assert time_of(change) == EPOCH + timedelta(seconds=SECONDS)
+
+    def test_changes_of_one_moment_and_of_others_keep_theirs(self):
+        later = NOON + timedelta(milliseconds=1)
+        page = [one(wallTime=moment) for moment in (NOON, NOON, later, NOON, None, later)]
+        events = to_events(list(map(raw, page)), 0, 6, View(ADDRESS, "p"))
+        cluster = EPOCH + timedelta(seconds=SECONDS)
+        assert [event.timestamp for event in events] == [NOON, NOON, later, NOON, cluster, later]
+
+
+class TestAddress:
+    @pytest.mark.parametrize("scope", [ResourceAddress("shop"), ResourceAddress()])
+    def test_each_event_of_a_wider_scope_tells_its_own(self, scope):
+        page = [raw(one(ns={"db": "shop", "coll": name})) for name in ("a", "b.c", "a")]
+        events = to_events(page, 0, 3, View(scope, "p"))
+        assert [event.address for event in events] == [
+            ResourceAddress("shop", name) for name in ("a", "b.c", "a")
+        ]
+        assert events[0].address is events[2].address
+
+    def test_extra_fields_of_a_namespace_do_not_matter(self):
+        change = one(ns={"db": "shop", "coll": "a", "viewOn": "b"})
+        assert mapped(change, ResourceAddress()).address == ResourceAddress("shop", "a")
+
+
+def without(name):
+    def damage(change):
+        del change[name]
+
+    return damage
+
+
+def having(name, value):
+    def damage(change):
+        change[name] = value
+
+    return damage
+
+
+DAMAGES = {
+    "no key": without("documentKey"),
+    "a key that is text": having("documentKey", "a"),
+    "a key of nothing": having("documentKey", None),
+    "a list of keys": having("documentKey", [1]),
+    "no operation": without("operationType"),
+    "another operation": having("operationType", "truncate"),
+    "an operation that is none": having("operationType", {"$ref": "x"}),
+    "a document that is text": having("fullDocument", "a"),
+    "a document that is a number": having("fullDocumentBeforeChange", 7),
+    "no time at all": lambda change: change.update(wallTime=None, clusterTime="soon"),
+    "no namespace": without("ns"),
+    "a namespace that is text": having("ns", "shop.orders"),
+    "half a namespace": having("ns", {"db": "shop"}),
+}
+POISON = raw(one(fullDocument={"text": "damaged"})).replace(b"damaged", b"damage\xff")
+
+
+@pytest.mark.parametrize("mapping", [to_events, to_arrow], ids=["events", "arrow"])
+class TestPoison:
+    VIEW = View(ResourceAddress(), "p", with_old=True)
+
+    @pytest.mark.parametrize("index", range(4))
+    @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+    def test_the_first_that_cannot_be_mapped_is_named(self, mapping, damage, index):
+        page = [one(number) for number in range(4)]
+        for change in page[index:]:
+            damage(change)
+        with pytest.raises(RecordFault) as caught:
+            mapping(list(map(raw, page)), 0, 4, self.VIEW)
+        fault = caught.value
+        assert fault.index == index
+        place = After("e", token(index)["_data"])
+        assert place_of(fault.skip_cursor) == place
+        assert fault.position == describe(place).text
+
+    @pytest.mark.parametrize("index", range(4))
+    def test_text_that_is_no_utf_8(self, mapping, index):
+        page = [raw(one(number)) for number in range(4)]
+        page[index] = POISON.replace(raw(token(1))[4:], raw(token(index))[4:])
+        with pytest.raises(RecordFault, match="UTF-8") as caught:
+            mapping(page, 0, 4, self.VIEW)
+        assert caught.value.index == index
+        assert caught.value.skip_cursor == cursor_of(After("e", token(index)["_data"]))
+
+    def test_what_is_in_front_of_it_and_behind_it_is_mapped(self, mapping):
+        page = [raw(one(1)), POISON, raw(one(3))]
+        assert len(mapping(page, 0, 1, self.VIEW)) == 1
+        assert len(mapping(page, 2, 3, self.VIEW)) == 1
+        with pytest.raises(RecordFault) as caught:
+            mapping(page, 1, 3, self.VIEW)
+        assert caught.value.index == 1
+
+    def test_nothing_of_the_document_is_told(self, mapping):
+        change = one(fullDocument="my-secret")
+        with pytest.raises(RecordFault) as caught:
+            mapping([raw(change)], 0, 1, self.VIEW)
+        assert "my-secret" not in str(caught.value) + repr(caught.value)
+
+    def test_what_is_not_asked_for_does_no_harm(self, mapping):
+        change = one(fullDocumentBeforeChange="text")
+        assert len(mapping([raw(change)], 0, 1, View(ADDRESS, "p"))) == 1
+
+
+class TestReferences:
+    def test_a_document_that_looks_like_one_is_a_document(self):
+        document = {"_id": 1, "$ref": "c", "$id": 2}
+        event = mapped(one(fullDocument=document, fullDocumentBeforeChange=document), with_old=True)
+        assert event.new_item_state == event.old_item_state == document
+        inner = mapped(one(fullDocument={"a": {"$ref": "c", "$id": 2}})).new_item_state
+        assert inner == {"a": DBRef("c", 2)}
+
+
+class TestPlace:
+    """Where a change stands is read from its bytes alone."""
+
+    @patiently
+    @given(changes(3))
+    def test_it_is_that_of_its_token(self, change):
+        place = place_of_change(raw(change))
+        assert place.kind == "e"
+        assert place.token() == change["_id"]
+
+    def test_a_token_that_does_not_come_first(self):
+        change = {"operationType": "insert"} | one()
+        assert place_of_change(raw(change)).token() == token(1)
+
+    def test_the_driver_s_own_look_at_it(self):
+        found = RawChange(raw(one()), CODEC)
+        assert copy.deepcopy(found["_id"]) == token(1)
+        assert bson.encode({"resumeAfter": found["_id"]}) == bson.encode({"resumeAfter": token(1)})
+        assert found["operationType"] == "update"
+        assert found.get("missing") is None
+        assert "one" not in repr(found)

@@ -1,0 +1,189 @@
+"""What a request can ask of MongoDB alone: typed, frozen, and told apart where positions depend on it."""
+
+import attrs
+import pytest
+from bson.timestamp import Timestamp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_mongo import MongoOptions
+
+FIELDS = [field.name for field in attrs.fields(MongoOptions)]
+GOOD = {
+    "full_document": "whenAvailable",
+    "full_document_before_change": "off",
+    "resume_after": {"_data": "82AB"},
+    "start_after": {"_data": "82AB"},
+    "start_at_operation_time": Timestamp(1_763_634_171, 1),
+    "max_await_time_ms": 1,
+    "batch_size": 1,
+    "collation": {"locale": "de"},
+    "comment": {"any": ["thing"]},
+    "show_expanded_events": True,
+    "pipeline": ({"$match": {"operationType": "insert"}},),
+    "after_invalidate": "follow",
+    "allow_missing": True,
+}
+STARTS = ["resume_after", "start_after", "start_at_operation_time"]
+# Those in which a token with one value is not to be used with another.
+POSITIONS = {"pipeline", "show_expanded_events", "collation"}
+
+
+def refused(*words):
+    return pytest.raises(
+        MulticloudDbError,
+        match=".*".join(words),
+        check=lambda error: error.category == ErrorCategory.INVALID_REQUEST,
+    )
+
+
+class TestFields:
+    def test_every_one_is_tried_here(self):
+        assert set(GOOD) == set(FIELDS)
+
+    @pytest.mark.parametrize("name", FIELDS)
+    def test_a_good_value_is_kept(self, name):
+        assert getattr(MongoOptions(**{name: GOOD[name]}), name) == GOOD[name]
+
+    @pytest.mark.parametrize("name", [name for name in FIELDS if name != "comment"])
+    @pytest.mark.parametrize("value", [7.5, b"x", object(), [1]], ids=["float", "bytes", "object", "list"])
+    def test_one_of_the_wrong_type_is_refused_by_its_name(self, name, value):
+        with refused(f"MongoOptions.{name}"):
+            MongoOptions(**{name: value})
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("full_document", True),
+            ("resume_after", "82AB"),
+            ("start_after", [("_data", "82AB")]),
+            ("start_at_operation_time", 1_763_634_171),
+            ("max_await_time_ms", True),
+            ("batch_size", "10"),
+            ("collation", "de"),
+            ("show_expanded_events", 1),
+            ("pipeline", "[]"),
+            ("pipeline", {"$match": {}}),
+            ("pipeline", None),
+            ("after_invalidate", None),
+            ("allow_missing", None),
+        ],
+    )
+    def test_what_is_nearly_right_is_refused_too(self, name, value):
+        with refused(f"MongoOptions.{name}"):
+            MongoOptions(**{name: value})
+
+    @pytest.mark.parametrize("name", ["max_await_time_ms", "batch_size"])
+    @pytest.mark.parametrize("value", [0, -1])
+    def test_a_number_is_at_least_one(self, name, value):
+        with refused(f"MongoOptions.{name}", "1 or more"):
+            MongoOptions(**{name: value})
+
+    def test_what_to_do_behind_an_invalidate_has_two_words(self):
+        with refused("MongoOptions.after_invalidate", "ends", '"end" or "follow"'):
+            MongoOptions(after_invalidate="ends")
+
+    def test_a_long_wrong_word_is_cut(self):
+        with pytest.raises(MulticloudDbError) as caught:
+            MongoOptions(after_invalidate="x" * 10_000)
+        assert len(str(caught.value)) < 400
+
+    @pytest.mark.parametrize("stage", ["$match", None, 1, ["$match"]])
+    def test_a_stage_is_a_mapping_and_the_error_says_which_is_not(self, stage):
+        with refused(r"MongoOptions.pipeline\[1\]", type(stage).__name__):
+            MongoOptions(pipeline=[{"$match": {}}, stage])
+
+    @pytest.mark.parametrize("value", ["nonsense", ""])
+    def test_words_of_the_server_are_left_to_it(self, value):
+        assert MongoOptions(full_document=value).full_document == value
+
+    def test_the_defaults_ask_for_nothing(self):
+        options = MongoOptions()
+        assert options.start() is None
+        assert [
+            getattr(options, name) for name in FIELDS if name not in ("pipeline", "after_invalidate")
+        ] == [
+            *[None] * 10,
+            False,
+        ]
+        assert (options.pipeline, options.after_invalidate) == ((), "end")
+
+
+class TestStarts:
+    @pytest.mark.parametrize("name", STARTS)
+    def test_one_is_told_by_its_name(self, name):
+        assert MongoOptions(**{name: GOOD[name]}).start() == name
+
+    @pytest.mark.parametrize("names", [STARTS, STARTS[:2], STARTS[1:], STARTS[::2]], ids=" ".join)
+    def test_a_second_one_is_refused(self, names):
+        with refused(f"MongoOptions.{names[1]}", f"beside {names[0]}"):
+            MongoOptions(**{name: GOOD[name] for name in names})
+
+    def test_an_empty_token_is_one(self):
+        with refused("MongoOptions.start_after"):
+            MongoOptions(resume_after={}, start_after={})
+
+
+class TestValue:
+    """Options are values: equal, hashable, frozen, and nobody's to change."""
+
+    @pytest.mark.parametrize("name", FIELDS)
+    def test_equal_ones_hash_equal(self, name):
+        one, other = (MongoOptions(**{name: GOOD[name]}) for _ in range(2))
+        assert one == other
+        assert hash(one) == hash(other)
+        assert one != MongoOptions()
+
+    def test_they_cannot_be_changed(self):
+        with pytest.raises(attrs.exceptions.FrozenInstanceError):
+            MongoOptions().batch_size = 7
+
+    @pytest.mark.parametrize("name", ["resume_after", "start_after", "collation"])
+    def test_a_mapping_is_a_copy(self, name):
+        given_ = {"a": {"b": [1]}}
+        options = MongoOptions(**{name: given_})
+        given_["a"]["b"].append(2)
+        assert getattr(options, name) == {"a": {"b": [1]}}
+
+    def test_a_pipeline_is_a_copy(self):
+        stages = [{"$match": {"a": [1]}}]
+        options = MongoOptions(pipeline=stages)
+        stages[0]["$match"]["a"].append(2)
+        stages.append({})
+        assert options.pipeline == ({"$match": {"a": [1]}},)
+
+    @pytest.mark.parametrize("name", ["resume_after", "start_after"])
+    def test_a_token_is_not_shown(self, name):
+        assert "82AB" not in repr(MongoOptions(**{name: GOOD[name]}))
+
+
+class TestDigest:
+    """A token of one stream is not one of another."""
+
+    def test_none_for_the_defaults(self):
+        assert MongoOptions().position_digest() == ""
+
+    @pytest.mark.parametrize("name", sorted(POSITIONS))
+    def test_it_tells_streams_of_other_positions_apart(self, name):
+        digest = MongoOptions(**{name: GOOD[name]}).position_digest()
+        assert digest
+        assert digest == MongoOptions(**{name: GOOD[name]}).position_digest()
+
+    @pytest.mark.parametrize("name", sorted(set(FIELDS) - POSITIONS))
+    def test_whatever_else_may_change_between_two_pages(self, name):
+        assert MongoOptions(**{name: GOOD[name]}).position_digest() == ""
+
+    def test_the_order_of_stages_counts(self):
+        one, other = {"$match": {"a": 1}}, {"$match": {"b": 1}}
+        assert (
+            MongoOptions(pipeline=[one, other]).position_digest()
+            != MongoOptions(pipeline=[other, one]).position_digest()
+        )
+
+    @given(
+        st.dictionaries(st.text(max_size=4), st.none() | st.integers(-9, 9) | st.text(max_size=4), max_size=3)
+    )
+    def test_equal_pipelines_have_equal_digests(self, condition):
+        one, other = (MongoOptions(pipeline=[{"$match": dict(condition)}]) for _ in range(2))
+        assert one.position_digest() == other.position_digest() != ""

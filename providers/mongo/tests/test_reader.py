@@ -1,0 +1,814 @@
+"""Reading one stream: what a server may send, how it is cut and where it breaks, played by a script."""
+
+import itertools
+import threading
+from collections import deque
+from datetime import UTC, datetime
+
+import attrs
+import bson
+import pytest
+from bson.timestamp import Timestamp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pymongo.errors import AutoReconnect, OperationFailure
+
+from multiclouddb_api import (
+    Dropped,
+    ErrorCategory,
+    Invalidated,
+    Renamed,
+    ResourceAddress,
+)
+from multiclouddb_mongo import MongoOptions
+from multiclouddb_mongo.change import RawChange
+from multiclouddb_mongo.mapping import View
+from multiclouddb_mongo.position import After, At, compare, place_of, ticks_at, token_text
+from multiclouddb_mongo.reader import MongoReader
+from multiclouddb_mongo.values import CODEC
+from multiclouddb_spi import (
+    Continue,
+    Deadline,
+    Ended,
+    ProviderFault,
+    Reached,
+    RecordFault,
+)
+
+SECONDS = 1_763_634_171
+ADDRESS = ResourceAddress("shop", "orders")
+ITEMS = ("insert", "update", "replace", "delete")
+KINDS = ["change", "parts", "other", "drop", "rename", "unknown"]
+OVERTAKEN, TOO_LARGE, NO_IMAGE, EXPIRED = 136, 10334, 47, 286
+
+patiently = settings(deadline=None)  # a slow machine is no defect
+
+
+def soon():
+    return Deadline.after(30)
+
+
+def change_text(number, fragment=0):
+    return f"82{SECONDS:08X}{number:08X}2B022C01{fragment:02X}04"
+
+
+def mark_text(number):
+    return f"82{SECONDS:08X}{number:08X}2B0229296E04"
+
+
+def behind(number, fragment=0):
+    return After("e", change_text(number, fragment))
+
+
+# -- A server that does what the script says
+
+
+@attrs.define
+class Entry:
+    """One operation of the log.
+
+    Attributes:
+        text: Its resume token.
+        change: What a stream sends for it; None for one that no stream shows.
+        refused: The code with which a server refuses to send it, or None.
+        closes: True when the stream ends behind it.
+    """
+
+    text: str
+    change: dict | None
+    refused: int | None = None
+    closes: bool = False
+
+    def is_whole(self):
+        """Whether somebody may go on behind it: not in the middle of a change."""
+        split = (self.change or {}).get("splitEvent", {"fragment": 1, "of": 1})
+        return split["fragment"] == split["of"]
+
+
+class Log:
+    """Operations, in their order."""
+
+    def __init__(self):
+        self.entries = []
+        self.numbers = itertools.count(1)
+
+    def add(self, operation="insert", *, shown=True, parts=1, refused=None, closes=False, **more):
+        """One operation, in so many parts; returns its number."""
+        number = next(self.numbers)
+        whole = {
+            "operationType": operation,
+            "clusterTime": Timestamp(SECONDS, number),
+            "ns": {"db": "shop", "coll": "orders"},
+        }
+        if operation in ITEMS:
+            whole |= {"documentKey": {"_id": number}, "fullDocument": {"_id": number, "n": "x" * 8}}
+        whole |= more
+        names = [name for name in whole if name != "operationType"]
+        for part in range(parts):
+            change = {"_id": {"_data": change_text(number, part)}, "operationType": operation}
+            change |= {name: whole[name] for place, name in enumerate(names) if place % parts == part}
+            if parts > 1:
+                change["splitEvent"] = {"fragment": part + 1, "of": parts}
+            last = part == parts - 1
+            self.entries.append(
+                Entry(change_text(number, part), change if shown else None, refused, closes and last)
+            )
+        return number
+
+    def keys(self, place=None):
+        """The keys of all changes of documents behind a position."""
+        return [
+            int(entry.text[10:18], 16)
+            for entry in self.entries[self.index(place) if place else 0 :]
+            if entry.change is not None and entry.change["operationType"] in ITEMS and entry.is_whole()
+        ]
+
+    def index(self, place):
+        """The first operation behind a position."""
+        if isinstance(place, At):
+            return sum(int(entry.text[2:18], 16) < ticks_at(place) for entry in self.entries)
+        return sum(entry.text <= place.data for entry in self.entries)
+
+    def count(self):
+        """How many operations there are."""
+        return len({entry.text[:18] for entry in self.entries})
+
+
+class Cursor:
+    """As much of the driver's cursor as a reader looks at."""
+
+    address = None
+
+    def __init__(self):
+        self._data = deque()
+        self.ended = False
+
+    @property
+    def alive(self):
+        return bool(self._data) or not self.ended
+
+
+class Stream:
+    """As the driver's change stream is: one answer of the server at a time."""
+
+    def __init__(self, server, place, batch_size, await_ms):
+        self.server, self.at = server, server.log.index(place)
+        self.batch_size, self.await_ms = batch_size, await_ms
+        self.token, self.closed, self.answers = None, False, 0
+        self.mark = place.data if isinstance(place, After) else mark_text(0)
+        self._cursor = Cursor()
+        self._answer()
+
+    def _answer(self):
+        """What fits in one answer, or the error that is due."""
+        server, log = self.server, self.server.log
+        server.asked += 1
+        if server.failures:
+            failure = server.failures.popleft()
+            if isinstance(failure, BaseException):
+                self.closed = isinstance(failure, OperationFailure)
+                raise failure
+        size = next(server.sizes, self.batch_size) if self.answers or server.eager else 0
+        self.answers += 1
+        found = []
+        while self.at < len(log.entries) and len(found) < min(size, self.batch_size):
+            entry = log.entries[self.at]
+            if entry.refused is not None and not server.slim:
+                self.closed = True
+                raise OperationFailure("as the script says", entry.refused)
+            self.at += 1
+            shown = entry.change is not None and not (server.hides and server.hides(entry.change))
+            if shown:
+                found.append(entry.change)
+            self.mark = entry.text if shown or entry.closes else mark_text(int(entry.text[10:18], 16))
+            if entry.closes:
+                self._cursor.ended = True
+                break
+        self._cursor._data.extend(RawChange(bson.encode(change, codec_options=CODEC)) for change in found)
+
+    @property
+    def alive(self):
+        return not self.closed
+
+    @property
+    def resume_token(self):
+        return None if self.token is None else {"_data": self.token}
+
+    def try_next(self):
+        data = self._cursor._data
+        if not data and not self.closed and not self._cursor.ended:
+            self.server.before_answer()
+            self._answer()
+        change = data.popleft() if data else None
+        if not self._cursor.alive:
+            self.closed = True
+        self.token = self.mark if not data else change.decoded()["_id"]["_data"]
+        return change
+
+    def close(self):
+        self.closed = True
+        self._cursor.ended = True
+        self._cursor._data.clear()
+
+
+class Secretive:
+    """The stream of a driver that does not tell how much of an answer is left."""
+
+    def __init__(self, *given_):
+        self._stream = Stream(*given_)
+
+    def __getattr__(self, name):
+        if name == "_cursor":
+            raise AttributeError(name)
+        return getattr(self._stream, name)
+
+
+class Server:
+    """What a reader has of its feed: opens streams on a log, and remembers them."""
+
+    def __init__(self, log, *, splits=False, sharded=False, stream=Stream, sizes=(), eager=False, **options):
+        self.log, self.splits, self.sharded, self.stream = log, splits, sharded, stream
+        self.options = MongoOptions(**options)
+        self.sizes, self.eager, self.failures = iter(sizes), eager, deque()
+        self.opened, self.places, self.asked, self.slim, self.hides = [], [], 0, False, None
+        self.before_answer = self.at_open = lambda: None
+
+    def open(self, place, batch_size, await_ms, *, slim=False):
+        self.places.append(place)
+        self.slim = slim
+        stream = self.stream(self, place, batch_size, await_ms)
+        self.opened.append(stream)
+        self.at_open()
+        return stream
+
+    def close(self, stream):
+        stream.close()
+
+    def answers(self, stream):
+        return True
+
+    def living(self):
+        return [stream for stream in self.opened if not stream.closed]
+
+
+def reader_of(server, place=None, *, until=None, start=None, goes_on=False, headroom=None, check=None):
+    return MongoReader(
+        server,
+        View(ADDRESS, "p"),
+        place or At(0),
+        until,
+        start,
+        lambda: goes_on,
+        lambda place: headroom,
+        check or (lambda: None),
+    )
+
+
+def fetch(reader, records=1000, wait=0.0):
+    return reader.fetch(records, 1 << 20, wait, soon())
+
+
+def keys_of(batch):
+    return [event.key.components["_id"] for event in batch.events(0, len(batch))]
+
+
+def batches(reader, records=1000):
+    """Everything that there is, batch by batch."""
+    pages = itertools.chain(records, itertools.repeat(records[-1])) if isinstance(records, list) else None
+    while True:
+        batch = fetch(reader, next(pages) if pages else records)
+        yield batch
+        if not isinstance(batch.outcome, Continue) or (not len(batch) and batch.caught_up is not False):
+            return
+
+
+def drained(reader, records=1000):
+    return [key for batch in batches(reader, records) for key in keys_of(batch)]
+
+
+@pytest.fixture
+def log():
+    return Log()
+
+
+# -- Nothing is lost, nothing comes twice
+
+
+@st.composite
+def logs(draw):
+    """A log of everything that a stream may send without ending."""
+    log = Log()
+    for kind in draw(
+        st.lists(st.sampled_from(["change", "parts", "other", "drop", "rename", "unknown"]), max_size=9)
+    ):
+        match kind:
+            case "change":
+                log.add(draw(st.sampled_from(["insert", "update", "replace", "delete"])))
+            case "parts":
+                log.add("update", parts=draw(st.integers(2, 4)))
+            case "other":
+                log.add(shown=False)
+            case "drop":
+                log.add("drop")
+            case "rename":
+                log.add("rename", to={"db": "shop", "coll": "other"})
+            case "unknown":
+                log.add("zzz")
+    return log
+
+
+sizes = st.lists(st.integers(1, 4), max_size=12)
+pages = st.lists(st.integers(1, 4), min_size=1, max_size=6)
+
+
+class TestNothingLost:
+    @patiently
+    @given(logs(), sizes, pages, st.booleans(), st.booleans(), st.sampled_from([Stream, Secretive]))
+    def test_every_change_once_however_it_is_cut(self, log, sizes, pages, eager, splits, stream):
+        in_parts = any("splitEvent" in (entry.change or {}) for entry in log.entries)
+        server = Server(log, splits=splits or in_parts, sizes=sizes, eager=eager, stream=stream)
+        expected = log.keys()
+        taken = []
+        for batch in batches(reader_of(server), pages):
+            found = keys_of(batch)
+            for count in range(len(found) + 1):
+                # Whoever goes on from there, elsewhere, has the rest.
+                again = Server(log, splits=server.splits)
+                rest = drained(reader_of(again, place_of(batch.cursor_after(count))))
+                assert rest == expected[len(taken) + count :]
+            taken += found
+        assert taken == expected
+
+    @patiently
+    @given(logs(), sizes, pages, st.data())
+    def test_a_broken_answer_is_had_again(self, log, sizes, pages, data):
+        server = Server(log, splits=True, sizes=sizes)
+        reader, taken = reader_of(server), []
+        for turn in range(60):
+            if turn < 20 and data.draw(st.booleans()):
+                server.failures.append(data.draw(st.sampled_from([AutoReconnect("away"), None])))
+            try:
+                batch = fetch(reader, pages[turn % len(pages)])
+            except AutoReconnect:
+                reader.close()
+                continue
+            taken += keys_of(batch)
+            if not len(batch) and not server.failures:
+                break
+        assert taken == log.keys()
+
+    @patiently
+    @given(logs(), sizes, pages, st.data())
+    def test_a_range_is_the_same_whenever_it_is_read(self, log, sizes, pages, data):
+        marks = [After("h", mark_text(number)) for number in range(log.count() + 2)]
+        ends = [After("e", entry.text) for entry in log.entries if entry.is_whole()]
+        until = data.draw(st.sampled_from(marks + ends))
+        expected = log.keys()[: len(log.keys()) - len(log.keys(until))]
+        server = Server(log, splits=True, sizes=sizes)
+        found = list(batches(reader_of(server, until=until), pages))
+        assert [key for batch in found for key in keys_of(batch)] == expected
+        assert isinstance(found[-1].outcome, Reached)
+        # Who reads a range has not come to its end as long as it lies ahead.
+        assert compare(place_of(found[-1].cursor_after(len(found[-1]))), until) != -1
+        for _ in range(3):
+            log.add()
+        assert drained(reader_of(Server(log, splits=True, sizes=pages), until=until), pages) == expected
+
+    @patiently
+    @given(logs(), pages)
+    def test_no_batch_has_more_than_asked_for(self, log, pages):
+        server = Server(log, splits=True)
+        for batch, most in zip(batches(reader_of(server), pages), itertools.cycle(pages), strict=False):
+            if most == pages[-1]:
+                break
+            assert len(batch) <= most
+
+
+class TestParts:
+    """A change that the server sends in parts is one change; nobody goes on from the middle of it."""
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 5, 10])
+    @pytest.mark.parametrize("page", [1, 2, 10])
+    def test_it_is_put_together(self, log, size, page):
+        log.add()
+        log.add("update", parts=3, fullDocumentBeforeChange={"_id": 2, "n": "old"})
+        log.add()
+        server = Server(log, splits=True, sizes=[size] * 20)
+        found = list(batches(reader_of(server), page))
+        assert [key for batch in found for key in keys_of(batch)] == [1, 2, 3]
+        events = [event for batch in found for event in batch.events(0, len(batch))]
+        assert events[1].new_item_state == {"_id": 2, "n": "x" * 8}
+        assert events[1].event_id == change_text(2, 2)
+
+    def test_a_page_that_ends_between_two_parts_has_the_position_in_front_of_them(self, log):
+        log.add()
+        log.add(parts=2)
+        server = Server(log, splits=True, sizes=[2, 1])
+        reader = reader_of(server)
+        batch = fetch(reader)
+        assert keys_of(batch) == [1]
+        assert place_of(batch.cursor_after(1)) == behind(1)
+        assert keys_of(fetch(reader)) == [2]
+
+    def test_a_stream_that_breaks_between_two_parts_begins_with_the_first_again(self, log):
+        log.add(parts=3)
+        server = Server(log, splits=True, sizes=[2, 1, 1, 1])
+        server.failures.extend([None, None, AutoReconnect("away")])
+        reader = reader_of(server)
+        with pytest.raises(AutoReconnect):
+            fetch(reader)
+        assert drained(reader) == [1]
+
+
+# -- What a stream tells beside changes
+
+
+class TestOtherOperations:
+    def test_what_happened_to_collections_is_told(self, log):
+        log.add("drop")
+        log.add("rename", to={"db": "shop", "coll": "new"})
+        log.add("dropDatabase", ns={"db": "shop"})
+        log.add("rename", to=None, ns=None)
+        batch = fetch(reader_of(Server(log)))
+        assert batch.notices == (
+            Dropped("shop/orders"),
+            Renamed("shop/orders", "shop/new"),
+            Dropped("shop"),
+            Renamed("?/?", "?/?"),
+        )
+        assert place_of(batch.cursor_after(0)).data >= change_text(4)
+
+    @pytest.mark.parametrize("kind", ["zzz", "create", "createIndexes", "modify", "shardCollection", ""])
+    def test_what_nobody_knows_is_stepped_over(self, log, kind):
+        log.add(kind, fullDocument={"a": 1}, anything=7)
+        number = log.add()
+        assert drained(reader_of(Server(log))) == [number]
+
+    def test_a_long_row_of_it_is_no_end(self, log):
+        for _ in range(120):
+            log.add("zzz")
+        number = log.add()
+        server = Server(log, sizes=[1] * 200)
+        first = fetch(reader_of(server))
+        assert (len(first), first.caught_up) == (0, False)
+        assert place_of(first.cursor_after(0)) == behind(50)
+        assert drained(reader_of(Server(log, sizes=[1] * 200))) == [number]
+
+    def test_extra_fields_do_not_matter(self, log):
+        log.add(ns={"db": "shop", "coll": "orders", "x": 1}, collectionUUID=b"u", commitTimestamp=1)
+        log.add("drop", ns={"db": "shop", "coll": "orders", "x": 1})
+        batch = fetch(reader_of(Server(log)))
+        assert (keys_of(batch), batch.notices) == ([1], (Dropped("shop/orders"),))
+
+
+class TestEnd:
+    def ended(self, log, **more):
+        log.add()
+        log.add("drop")
+        log.add("invalidate", closes=True)
+        return Server(log, **more)
+
+    def test_a_feed_ends_behind_an_invalidate(self, log):
+        server = self.ended(log)
+        reader = reader_of(server)
+        batch = fetch(reader)
+        assert keys_of(batch) == [1]
+        assert isinstance(batch.outcome, Ended)
+        assert isinstance(batch.outcome.notice, Invalidated)
+        assert batch.notices == (Dropped("shop/orders"),)
+        assert place_of(batch.cursor_after(1)) == After("i", change_text(3))
+        again = fetch(reader)
+        assert (len(again), again.outcome) == (0, batch.outcome)
+        assert not server.living()
+
+    def test_or_goes_on_there_and_says_so(self, log):
+        server = self.ended(log)
+        number = log.add()
+        reader = reader_of(server, goes_on=True)
+        batch = fetch(reader)
+        assert isinstance(batch.outcome, Continue)
+        assert [type(notice) for notice in batch.notices] == [Dropped, Invalidated]
+        assert batch.caught_up is False  # what has the name now may have waited for long
+        assert drained(reader) == [number]
+        assert server.places[-1] == After("i", change_text(3))
+
+    def test_what_ended_before_the_start_was_another(self, log):
+        server = self.ended(log)
+        number = log.add()
+        before, behind_ = ((SECONDS << 32) + 3, (SECONDS << 32) + 4)
+        assert drained(reader_of(server, start=behind_)) == [1, number]
+        assert drained(reader_of(Server(log), start=before)) == [1]
+
+    @pytest.mark.parametrize("eager", [False, True])
+    def test_an_end_that_a_pipeline_hides_is_one(self, log, eager):
+        server = self.ended(log, eager=eager, pipeline=[{"$match": {"operationType": "insert"}}])
+        server.hides = lambda change: change["operationType"] != "insert"
+        found = list(batches(reader_of(server)))
+        assert [key for batch in found for key in keys_of(batch)] == [1]
+        assert isinstance(found[-1].outcome, Ended)
+        assert "pipeline" in found[-1].outcome.notice.reason
+
+    def test_and_so_is_one_with_nothing_in_front_of_it(self, log):
+        log.add("invalidate", closes=True)
+        server = Server(log, eager=True, pipeline=[{"$match": {}}])
+        server.hides = lambda change: True
+        assert isinstance(fetch(reader_of(server)).outcome, Ended)
+
+    def test_a_stream_that_was_closed_under_a_fetch_is_no_end(self, log):
+        server = Server(log)
+        reader = reader_of(server)
+        server.before_answer = reader.cancel
+        with pytest.raises(ProviderFault, match="cancelled"):
+            fetch(reader)
+
+
+class TestAltered:
+    """A pipeline of the caller's may do a lot; what it must not do is said by name."""
+
+    @pytest.mark.parametrize("name", ["operationType", "ns", "documentKey"])
+    def test_what_nobody_can_do_without(self, log, name):
+        log.add()
+        log.entries[0].change.pop(name)
+        server = Server(log, pipeline=[{"$unset": name}])
+        with pytest.raises(ProviderFault, match=name) as caught:
+            fetch(reader_of(server))
+        assert caught.value.fault.category == ErrorCategory.INVALID_REQUEST
+
+    @pytest.mark.parametrize("name", ["ns", "documentKey"])
+    def test_what_has_become_something_else(self, log, name):
+        log.add(**{name: "text"})
+        with pytest.raises(ProviderFault, match=name):
+            fetch(reader_of(Server(log, pipeline=[{"$set": {name: "text"}}])))
+
+    def test_what_it_may_take_away(self, log):
+        log.add()
+        change = log.entries[0].change
+        del change["clusterTime"], change["fullDocument"]
+        log.add("rename")
+        batch = fetch(reader_of(Server(log, pipeline=[{"$project": {}}])))
+        assert keys_of(batch) == [1]
+        assert batch.notices == (Renamed("shop/orders", "?/?"),)
+
+
+# -- What a server cannot send
+
+
+class TestRefused:
+    @pytest.mark.parametrize("size", [1, 2, 100])
+    @pytest.mark.parametrize("eager", [False, True])
+    @pytest.mark.parametrize("before", [0, 1, 3])
+    def test_a_change_that_is_too_large_is_named_and_may_be_stepped_over(self, log, before, eager, size):
+        for _ in range(before):
+            log.add()
+        large = log.add(refused=TOO_LARGE)
+        behind_it = log.add()
+        server = Server(log, sizes=[size] * 30, eager=eager)
+        reader, taken = reader_of(server), []
+        while len(taken) < before:
+            taken += keys_of(fetch(reader, 2))
+        with pytest.raises(RecordFault) as caught:
+            fetch(reader, 2)
+        assert taken == list(range(1, before + 1))
+        assert caught.value.index == 0
+        assert "16 MB" in str(caught.value)
+        assert "shop/orders" in caught.value.position
+        assert place_of(caught.value.skip_cursor) == behind(large)
+        reader.close()
+        assert not server.living()
+        assert drained(reader_of(Server(log), place_of(caught.value.skip_cursor))) == [behind_it]
+
+    def test_two_in_a_row(self, log):
+        log.add(refused=TOO_LARGE)
+        log.add(refused=TOO_LARGE)
+        place = At(0)
+        for number in (1, 2):
+            with pytest.raises(RecordFault) as caught:
+                fetch(reader_of(Server(log), place))
+            place = place_of(caught.value.skip_cursor)
+            assert place == behind(number)
+
+    @pytest.mark.parametrize("eager", [False, True])
+    def test_a_change_without_the_image_that_is_required(self, log, eager):
+        log.add()
+        log.add(refused=NO_IMAGE)
+        reader = reader_of(Server(log, eager=eager))
+        assert keys_of(fetch(reader)) == [1]
+        for _ in range(2):
+            with pytest.raises(ProviderFault, match="INCLUDE_IF_AVAILABLE") as caught:
+                fetch(reader)
+            assert caught.value.fault.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+
+    def test_a_server_that_then_has_nothing_is_believed_the_first_time(self, log):
+        server = Server(log)
+        server.failures.append(OperationFailure("large", TOO_LARGE))
+        with pytest.raises(OperationFailure, match="large"):
+            fetch(reader_of(server))
+        assert not server.living()
+
+    def test_a_log_that_has_overtaken_the_reader_is_asked_once_more(self, log):
+        log.add()
+        server = Server(log)
+        reader = reader_of(server)
+        overtaken, lost = (OperationFailure(str(code), code) for code in (OVERTAKEN, EXPIRED))
+        server.failures.extend([None, overtaken, lost])
+        with pytest.raises(OperationFailure, match=str(EXPIRED)):
+            fetch(reader)
+        server.failures.extend([None, overtaken])
+        assert keys_of(fetch(reader)) == [1]
+
+    def test_but_not_for_ever(self, log):
+        server = Server(log)
+        server.failures.extend(
+            [None, OperationFailure("one", OVERTAKEN), None, OperationFailure("two", OVERTAKEN)]
+        )
+        with pytest.raises(OperationFailure, match="two"):
+            fetch(reader_of(server))
+
+    def test_what_was_taken_before_a_failure_is_delivered(self, log):
+        for _ in range(3):
+            log.add()
+        server = Server(log, sizes=[2], stream=Secretive)
+        server.failures.extend([None, None, AutoReconnect("away")])
+        reader = reader_of(server)
+        batch = fetch(reader)
+        assert keys_of(batch) == [1, 2]
+        assert place_of(batch.cursor_after(2)) == behind(2)
+        assert keys_of(fetch(reader)) == [3]
+
+
+# -- How a stream is kept
+
+
+class TestOneStream:
+    def test_it_stays_open_from_page_to_page(self, log):
+        for _ in range(50):
+            log.add()
+        server = Server(log)
+        assert drained(reader_of(server), 3) == log.keys()
+        assert len(server.opened) == 1
+
+    @pytest.mark.parametrize(("asked", "batch_size"), [(1, 100), (100, 100), (321, 321), (10**6, 500)])
+    def test_an_answer_has_what_a_page_takes(self, log, asked, batch_size):
+        server = Server(log)
+        fetch(reader_of(server), asked)
+        assert server.opened[0].batch_size == batch_size
+
+    def test_or_what_the_caller_says(self, log):
+        server = Server(log, batch_size=7)
+        fetch(reader_of(server), 1000)
+        assert server.opened[0].batch_size == 7
+
+    def test_a_page_of_what_is_left_asks_for_nothing(self, log):
+        for _ in range(10):
+            log.add()
+        server = Server(log)
+        reader = reader_of(server)
+        first = fetch(reader, 4)
+        asked = server.asked
+        second = fetch(reader, 4)
+        assert server.asked == asked
+        assert (first.requests, second.requests) == (2, 0)
+
+    def test_an_answer_that_was_short_is_all_there_is(self, log):
+        for _ in range(3):
+            log.add()
+        assert fetch(reader_of(Server(log))).caught_up is True
+        assert fetch(reader_of(Server(log, sharded=True))).caught_up is None
+        assert fetch(reader_of(Server(log, batch_size=3))).caught_up is None
+        assert fetch(reader_of(Server(log)), 2).caught_up is None
+
+    def test_unless_it_may_have_been_full_of_large_ones(self, log):
+        log.add(fullDocument={"_id": 1, "n": "x" * (9 << 20)})
+        assert fetch(reader_of(Server(log))).caught_up is None
+
+    def test_a_long_wait_has_a_stream_that_waits(self, log):
+        server = Server(log)
+        reader = reader_of(server)
+        fetch(reader)
+        assert [stream.await_ms for stream in server.opened] == [10]
+        server.before_answer = lambda: (
+            server.opened[-1].await_ms == 500 and len(log.entries) < 1 and log.add()
+        )
+        assert keys_of(fetch(reader, wait=5.0)) == [1]
+        assert [stream.await_ms for stream in server.opened] == [10, 500]
+        assert len(server.living()) == 1
+
+    def test_and_a_caller_in_a_hurry_gets_the_other_one_back(self, log):
+        server = Server(log)
+        reader = reader_of(server)
+        fetch(reader, wait=0.001)
+        for _ in range(6):
+            fetch(reader)
+        assert [stream.await_ms for stream in server.opened] == [10, 500, 10]
+        assert len(server.living()) == 1
+
+    def test_but_not_with_changes_in_it(self, log):
+        server = Server(log)
+        reader = reader_of(server)
+        fetch(reader, wait=0.001)
+        for _ in range(5):
+            log.add()
+        assert [keys_of(fetch(reader, 1)) for _ in range(5)] == [[1], [2], [3], [4], [5]]
+        assert len(server.opened) == 2
+
+    def test_the_caller_s_own_time_is_kept(self, log):
+        server = Server(log, max_await_time_ms=77)
+        reader = reader_of(server)
+        fetch(reader, wait=0.001)
+        fetch(reader)
+        assert len(server.opened) == 1
+
+    def test_closed_is_closed(self, log):
+        server = Server(log)
+        reader = reader_of(server)
+        fetch(reader)
+        reader.close()
+        reader.close()
+        assert not server.living()
+
+    def test_cancelled_while_it_is_opened(self, log):
+        server = Server(log)
+        reader = reader_of(server)
+        server.at_open = reader.cancel
+        with pytest.raises(ProviderFault, match="cancelled"):
+            fetch(reader)
+        reader.close()
+        assert not server.living()
+
+    def test_cancelled_from_elsewhere_while_it_waits(self, log):
+        server = Server(log)
+        reader = reader_of(server)
+        waiting, go_on = threading.Event(), threading.Event()
+
+        def wait():
+            waiting.set()
+            go_on.wait(30)
+
+        server.before_answer = wait
+        failed = []
+
+        def act():
+            try:
+                fetch(reader, wait=20.0)
+            except ProviderFault as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=act)
+        thread.start()
+        assert waiting.wait(30)
+        reader.cancel()
+        go_on.set()
+        thread.join(30)
+        assert len(failed) == 1
+        assert failed[0].fault.retryable
+        reader.close()
+        assert not server.living()
+
+
+class TestPosition:
+    def test_it_moves_without_a_change(self, log):
+        log.add(shown=False)
+        server = Server(log)
+        reader = reader_of(server)
+        first = place_of(fetch(reader).cursor_after(0))
+        assert first.kind == "h"
+        log.add(shown=False)
+        second = place_of(fetch(reader).cursor_after(0))
+        assert second.data > first.data
+
+    def test_it_is_that_of_the_last_change_within_an_answer(self, log):
+        for _ in range(5):
+            log.add()
+        reader = reader_of(Server(log))
+        batch = fetch(reader, 3)
+        assert [place_of(batch.cursor_after(count)) for count in range(4)] == [
+            At(0),
+            behind(1),
+            behind(2),
+            behind(3),
+        ]
+
+    def test_no_record_behind_it_is_older_than_the_watermark(self, log):
+        log.add()
+        assert fetch(reader_of(Server(log))).watermark == datetime.fromtimestamp(SECONDS - 1, UTC)
+
+    def test_of_a_foreign_token_nothing_is_told(self, log):
+        place = After("r", token_text({"token": 1}))
+        server = Server(log)
+        server.failures.append(AutoReconnect("away"))
+        reader = reader_of(server, place)
+        with pytest.raises(AutoReconnect):
+            fetch(reader)
+        assert server.places == [place]
+
+    def test_the_headroom_is_told(self, log):
+        assert fetch(reader_of(Server(log), headroom=7.5)).headroom == 7.5
+
+    def test_where_there_is_nothing_it_is_looked_why(self, log):
+        looked = []
+        log.add()
+        reader = reader_of(Server(log), check=lambda: looked.append(1))
+        fetch(reader)
+        assert not looked
+        fetch(reader)
+        assert looked
