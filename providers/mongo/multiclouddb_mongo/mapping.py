@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 import bson
+from bson.codec_options import CodecOptions
 from bson.errors import BSONError
 
-from multiclouddb_api import ChangeEvent, ChangeType, ResourceAddress
+from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, ResourceAddress
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
 from multiclouddb_mongo.change import place_of_change
 from multiclouddb_mongo.position import After, change_text, cursor_of, describe, seconds_at, token_text
 from multiclouddb_mongo.text import json_text
-from multiclouddb_mongo.values import CODEC, portable
+from multiclouddb_mongo.values import CODEC, TEXT_CODEC, portable
 from multiclouddb_spi import RecordFault
 
 if TYPE_CHECKING:
@@ -89,14 +90,18 @@ def to_arrow(changes: Sequence[Raw], start: int, stop: int, view: View) -> pa.Re
         RecordFault: The first one that is no change document.
     """
     try:
+        return _arrow(_decoded(changes[start:stop], TEXT_CODEC), view)
+    except (*_DAMAGED, MulticloudDbError):
+        pass  # a naive moment inside a value that seldom has any, or a fault: look closer
+    try:
         return _arrow(_decoded(changes[start:stop]), view)
     except _DAMAGED:
         raise _first_fault(changes, start, stop, view, _arrow) from None
 
 
-def _decoded(changes: Sequence[Raw]) -> list[dict[str, Any]]:
+def _decoded(changes: Sequence[Raw], codec: CodecOptions[dict[str, Any]] = CODEC) -> list[dict[str, Any]]:
     # One call for all of them: no work in Python for each.
-    return bson.decode_all(b"".join(changes), CODEC)
+    return bson.decode_all(b"".join(changes), codec)
 
 
 def time_of(change: Change) -> datetime:
@@ -149,6 +154,14 @@ def _times(changes: Sequence[Change]) -> list[datetime]:
     return moments
 
 
+def _moments(changes: Sequence[Change]) -> list[datetime]:
+    """The same for Arrow, which takes a naive moment for one in UTC."""
+    return [
+        moment if isinstance(moment := change.get("wallTime"), datetime) else time_of(change)
+        for change in changes
+    ]
+
+
 def _documents(changes: Sequence[Change], name: str, mapped: Callable[[Any], Any]) -> list[Any]:
     return [None if (document := change.get(name)) is None else mapped(document) for change in changes]
 
@@ -173,22 +186,30 @@ def _arrow(changes: Sequence[Change], view: View) -> pa.RecordBatch:
 
     count, text = len(changes), pa.string()
     ids = pa.array([change_text(change["_id"]) for change in changes], text)
-    addresses = list(zip(_addresses(changes, view), range(count), strict=False))
     columns = [
         ids,
         pa.array([_TEXTS[change["operationType"]] for change in changes], text),
         pa.array([json_text(change["documentKey"]) for change in changes], text),
-        pa.array(_times(changes), pa.timestamp("us", tz="UTC")),
+        pa.array(_moments(changes), pa.timestamp("us", tz="UTC")),
         _texts(changes, "fullDocument") if view.with_new else pa.nulls(count, text),
         _texts(changes, "fullDocumentBeforeChange") if view.with_old else pa.nulls(count, text),
         ids,
         pa.nulls(count, pa.bool_()),
         pa.repeat(pa.scalar(False), count),
-        pa.array([address.database for address, _ in addresses], text),
-        pa.array([address.collection for address, _ in addresses], text),
+        *_names(changes, view),
         pa.repeat(pa.scalar(view.partition_id, text), count),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
+
+
+def _names(changes: Sequence[Change], view: View) -> list[pa.Array]:
+    import pyarrow as pa
+
+    text, address = pa.string(), view.address
+    if address.collection is not None:
+        names = (address.database, address.collection)
+        return [pa.repeat(pa.scalar(name, text), len(changes)) for name in names]
+    return [pa.array([change["ns"][name] for change in changes], text) for name in ("db", "coll")]
 
 
 def _texts(changes: Sequence[Change], name: str) -> pa.Array:

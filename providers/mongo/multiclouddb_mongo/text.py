@@ -28,7 +28,7 @@ def json_text(document: dict[str, Any] | DBRef) -> bytes:
     """What `encode_json(portable(document))` gives, made faster; the document is not changed.
 
     Args:
-        document: As for `portable`.
+        document: As for `portable`; its naive moments are in UTC, as `TEXT_CODEC` decodes them.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` when a part of it has no JSON form.
@@ -37,7 +37,7 @@ def json_text(document: dict[str, Any] | DBRef) -> bytes:
         document = dict(document.as_doc())
     assert type(document) is dict
     try:
-        return orjson.dumps(_object(document, 0), option=orjson.OPT_UTC_Z)
+        return orjson.dumps(_object(document, 0), option=orjson.OPT_UTC_Z | orjson.OPT_NAIVE_UTC)
     except (LookupError, TypeError, ValueError):
         # Nested too deeply, or not what PyMongo decodes: encode_json knows more types, and what to say.
         return encode_json(portable(deepcopy(document)))
@@ -75,7 +75,7 @@ def _json_float(value: float, _: int) -> Any:
 
 def _json_datetime(value: datetime, _: int) -> Any:
     # orjson writes the moment as rfc3339 does, when it is in UTC.
-    return {"$date": value} if value.tzinfo is utc else inner_json(value)
+    return {"$date": value} if value.tzinfo is None or value.tzinfo is utc else inner_json(value)
 
 
 def _json_object_id(value: ObjectId, _: int) -> Any:

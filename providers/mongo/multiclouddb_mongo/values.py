@@ -36,7 +36,7 @@ from multiclouddb_api import encode_json, invalid_request
 from multiclouddb_api.codec import Tagged, decode_json
 from multiclouddb_mongo.tags import dbref
 
-__all__ = ["CODEC", "portable", "portable_decimal", "to_bson"]
+__all__ = ["CODEC", "TEXT_CODEC", "portable", "portable_decimal", "to_bson"]
 
 CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
     document_class=dict,
@@ -48,6 +48,12 @@ CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
 
 It has no type registry on purpose: with one, PyMongo's change stream decodes every event twice, the first
 time in Python. `portable` makes the decimals instead.
+"""
+
+TEXT_CODEC: Final = CODEC.with_options(tz_aware=False)
+"""How events are decoded that become text: moments are naive, and in UTC.
+
+To make one aware takes PyMongo longer than to decode it, and `json_text` writes the same for both.
 """
 
 _INT64: Final = 2**63

@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from multiclouddb_api import ErrorCategory, MulticloudDbError, MulticloudDbKey, encode_json
 from multiclouddb_api.codec import Tagged, decode_json
 from multiclouddb_mongo.text import json_text
-from multiclouddb_mongo.values import CODEC, portable, to_bson
+from multiclouddb_mongo.values import CODEC, TEXT_CODEC, portable, to_bson
 
 OID = ObjectId("65f0a1b2c3d4e5f60718293a")
 U = UUID("12345678-1234-5678-9abc-def012345678")
@@ -429,7 +429,16 @@ class TestJsonText:
         with refused("value", "BSON has not"):
             json_text({"v": value})
 
-    @pytest.mark.parametrize("document", [{"a": object()}, {1: 2}, {"a": "\ud800"}, {"a": datetime(1, 1, 1)}])  # noqa: DTZ001
+    def test_a_naive_moment_is_in_utc_as_text_codec_decodes_it(self):
+        moment = {"a": [datetime(2026, 1, 31, 12, 0, 0, 5000, tzinfo=UTC)]}
+        raw = bson.encode(moment)
+        assert (
+            json_text(bson.decode(raw, TEXT_CODEC))
+            == json_text(bson.decode(raw, CODEC))
+            == encode_json(moment)
+        )
+
+    @pytest.mark.parametrize("document", [{"a": object()}, {1: 2}, {"a": "\ud800"}])
     def test_refuses_what_encode_json_refuses(self, document):
         with refused("value"):
             json_text(document)
