@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -149,6 +150,12 @@ def us8_page() -> str:
     return re.sub(r"<!-- (\w+) -->", lambda mark: _entries(data[mark[1]]), data["page"])
 
 
+def mongodb_page() -> str:
+    """Every row of MongoDB's specifications; see `docs/mongodb_rows.py`."""
+    page: str = runpy.run_path(str(_ROOT / "docs" / "mongodb_rows.py"))["page"]()
+    return page
+
+
 def command_line_page(file: Path) -> None:
     """The transcript of the command line; takes some seconds."""
     subprocess.run([sys.executable, str(_ROOT / "cli" / "record.py"), str(file)], check=True)
@@ -161,6 +168,7 @@ def main() -> None:
     (folder / "mutants.md").write_text(mutants_page(), encoding="utf-8")
     (folder / "capabilities.md").write_text(capabilities_page(known_capabilities()), encoding="utf-8")
     (folder / "us8.md").write_text(us8_page(), encoding="utf-8")
+    (folder / "mongodb-conformance.md").write_text(mongodb_page(), encoding="utf-8")
     command_line_page(folder / "command-line.md")
 
 

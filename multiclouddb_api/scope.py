@@ -70,9 +70,9 @@ class EntireDatabase:
     """Every collection of `address.database`; each event carries its own address.
 
     Portability:
-        MongoDB only, where it has no incarnation: a token outlives a database that is dropped and made
-        anew. Gate on `Capability.CHANGE_FEED_DATABASE_SCOPE`. Warnings 13 and 20 in
-        docs/configuration.md.
+        MongoDB only, where it has no incarnation: the feed of a database that is dropped ends, but that
+        a token is used on another one of its name goes unnoticed. Gate on
+        `Capability.CHANGE_FEED_DATABASE_SCOPE`. Warnings 13 and 20 in docs/configuration.md.
     """
 
 

@@ -81,9 +81,11 @@ def _is_in_options(front: str) -> bool:
 
 def _redact_options(text: str) -> str:
     query, mark, fragment = text.partition("#")
-    parts = re.split("([?&;])", query)
-    shown = "".join(part if index % 2 else _redact_option(part) for index, part in enumerate(parts))
-    return shown + mark + (_HIDDEN if fragment else "")
+    options = query[1:]
+    # As MongoDB separates them; in a value the other one is a letter like any other.
+    separator = "&" if "&" in options else ";"
+    shown = separator.join(map(_redact_option, options.split(separator)))
+    return query[:1] + shown + mark + (_HIDDEN if fragment else "")
 
 
 def _redact_option(text: str) -> str:

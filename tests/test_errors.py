@@ -5,9 +5,12 @@ import pickle
 import re
 import subprocess
 import sys
+import time
 
 import attrs
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, errors, invalid_request
 from multiclouddb_api.text import redact_url, shorten
@@ -23,6 +26,14 @@ DETAIL = ErrorDetail(
     oldest_position="sequence 7",
     skip_token="t" * 100,
 )
+
+SECRET = "hunter2"
+
+
+def text_around(word):
+    """Texts of what URLs are made of, with the word in them."""
+    piece = st.text(alphabet=":/@?&;#=%…[],. \\\na1ü", max_size=8) | st.text(max_size=4)
+    return st.tuples(piece, st.just(word), piece).map("".join)
 
 
 class TestError:
@@ -154,14 +165,116 @@ class TestShown:
             ("mongodb://user:hun?ter2@host/db", "mongodb://***@host/db"),
             ("mongodb://user:hun#ter2@host/db", "mongodb://***@host/db"),
             ("cosmos://host:8081?tls=false&key=hunter2", "cosmos://host:8081?tls=false&key=***"),
-            ("dynamo://eu-west-1?secret=hunter2#x", "dynamo://eu-west-1?secret=***#x"),
+            ("dynamo://eu-west-1?secret=hunter2#x", "dynamo://eu-west-1?secret=***#***"),
             ("dynamo://r?endpoint_url=http://u:hunter2@h", "dynamo://***@h"),
             ("embedded:///data/store.db", "embedded:///data/store.db"),
             ("embedded:///home/me@work/store.db", "embedded:///home/me@work/store.db"),
+            (
+                "embedded:///C:/a;b&c=d%20/ö?profile=mongo&key=hunter2",
+                "embedded:///C:/a;b&c=d%20/ö?profile=mongo&key=***",
+            ),
+            ("embedded:///store.db#hunter2", "embedded:///store.db#***"),
+            ("embedded://u:hunter2@work/store.db", "embedded://***@work/store.db"),
+            # MongoDB separates options by ; too, and takes their names in any case.
+            (
+                "mongodb://a/?w=1;tlsCertificateKeyFilePassword=hunter2",
+                "mongodb://a/?w=***;tlsCertificateKeyFilePassword=***",
+            ),
+            (
+                "mongodb://a/?REPLICASET=rs;TLS=true;key=hunter2",
+                "mongodb://a/?REPLICASET=rs;TLS=true;key=***",
+            ),
+            ("mongodb://a/db;key=hunter2", "mongodb://a/db;key=***"),
+            ("mongodb://a/?key=AWS_SESSION_TOKEN:x=hunter2", "mongodb://a/?key=***"),
+            ("mongodb://a/?replicaSet=rs=hunter2&tls=hunter2", "mongodb://a/?replicaSet=***&tls=***"),
+            ("mongodb://a/?w=1&key=x;hunter2=y", "mongodb://a/?w=***&key=***"),
+            ("mongodb://a/?key=x?hunter2=y", "mongodb://a/?key=***"),
+            ("mongodb://a/?hunter2", "mongodb://a/?***"),
+            ("mongodb://a/?hun%20ter=hunter2", "mongodb://a/?***"),
+            ("mongodb://a/db#hunter2", "mongodb://a/db#***"),
+            ("https://a/db#token=hunter2", "https://a/db#***"),
+            ("https://user:pw/#hunter2", "https://***/#***"),
+            (
+                "dynamo://r?endpoint_url=http://h:8000/?key=hunter2",
+                "dynamo://r?endpoint_url=***",
+            ),
+            ("dynamo://r?endpoint_url=http://u:hunter2", "dynamo://r?endpoint_url=***"),
+            # Malformed: what may be a piece of a password is left out.
+            ("mongodb://user:hunter2", "mongodb://***"),
+            ("mongodb://user:hunter2/db", "mongodb://***/db"),
+            ("mongodb://user:hunter2%40host/db", "mongodb://***/db"),
+            ("mongodb:///user:hunter2@host", "mongodb://***@host"),
+            ("mongodb:///user:hunter2", "mongodb:///***"),
+            ("mongodb://user:hunter2@a,user:hunter2@b", "mongodb://***@b"),
+            ("mongodb://host/db?key=x@hunter2", "mongodb://***"),
+            ("mongodb://user:p@host/?key=x@hunter2", "mongodb://***"),
+            ("mongodb://host?x@hunter2", "mongodb://***"),
+            ("mongodb://user:pw?key=x@hunter2", "mongodb://***"),
+            ("mongodb://user:pw@host/?x@hunter2", "mongodb://***"),
+            ("mongodb://host?key=endpoint_url=x@hunter2", "mongodb://***"),
+            ("dynamo://r?endpoint_url=http://u:p@h&key=x@hunter2", "dynamo://***"),
+            ("mongodb:user:hunter2@host", "***"),
+            ("mongodb:/user:hunter2@host", "***"),
+            ("user:hunter2@host", "***"),
+            ("//user:hunter2@host", "***"),
+            ("user:hunter2://host", "***"),
+            (" mongodb://user:hunter2@host", "***"),
+            ("", "***"),
         ],
     )
     def test_urls_lose_their_secrets(self, url, shown):
         assert redact_url(url) == shown
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "mongodb://a:27017,b-1.example.net:27018,[::1]:27019/shop.orders?replicaSet=rs",
+            "mongodb://%2Ftmp%2Fmongodb-27017.sock/shop",
+            "dynamo://eu-west-1?endpoint_url=http://localhost:8000",
+            "spanner://project/instance",
+            "cosmos://localhost:8081?tls=false",
+            "http://localhost:8000:",
+            "https://example.net/docs/errors.md#not_found",
+            "PROVIDER://…",
+            "dynamo://REGION?endpoint_url=http://localhost:8000",
+            "mongodb://HOST[:PORT][,…]/[DATABASE][?replicaSet=NAME&…]",
+            "mongodb+srv://HOST/…",
+        ],
+    )
+    def test_urls_without_secrets_and_how_to_write_one_are_kept(self, url):
+        assert redact_url(url) == url
+
+    @given(text_around(SECRET), st.sampled_from(["host", "a:1,b:2/db?replicaSet=rs", "[::1]/db?key=x"]))
+    def test_nothing_before_the_last_at_is_shown(self, front, behind):
+        for scheme in ("mongodb", "mongodb+srv", "dynamo", "cosmos", "spanner", "MONGODB", "embedded"):
+            if scheme == "embedded" and front.startswith("/"):
+                continue
+            shown = redact_url(f"{scheme}://{front}@{behind}")
+            assert SECRET not in shown
+            assert shown.startswith(f"{scheme}://***")
+
+    @given(
+        st.sampled_from(["mongodb://host/db", "mongodb://u:p@a:1,b/", "dynamo://r", "embedded:///a@b/c"]),
+        st.sampled_from(["?", "?tls=true&", "?tls=true;", "?x&", "?endpoint_url=http://u:p@h&"]),
+        st.sampled_from(["key", "authMechanismProperties", "password", "replicaSetx", "ü", "", "%74ls"]),
+        text_around(SECRET),
+    )
+    def test_no_value_of_an_unknown_option_is_shown(self, front, before, name, value):
+        # That would be the name of a further option.
+        assume(not re.search(f"[&;][^&;=]*{SECRET}[^&;=]*=", value))
+        assert SECRET not in redact_url(f"{front}{before}{name}={value}")
+
+    @given(text_around(SECRET))
+    def test_nothing_behind_a_hash_is_shown(self, fragment):
+        for front in ("mongodb://u:p@host/db", "mongodb://host?tls=true", "embedded:///a@b", "dynamo://r"):
+            assert SECRET not in redact_url(f"{front}#{fragment}")
+
+    @pytest.mark.parametrize("piece", ["[a]", "[:]", "%2F", "a", ":1,", "…", "/a", "?a=b", "a@"])
+    def test_no_url_takes_long(self, piece):
+        started = time.perf_counter()
+        redact_url(f"mongodb://{piece * 5000}!")
+        redact_url(f"mongodb://{piece * 5000}!@host")
+        assert time.perf_counter() - started < 1
 
     def test_short_values_are_shown_and_long_ones_cut(self):
         assert shorten("token") == "'token'"

@@ -25,9 +25,10 @@ PACKAGES = (
     "multiclouddb_spi",
     "multiclouddb_dynamo",
     "multiclouddb_embedded",
+    "multiclouddb_mongo",
     "pyspark_multiclouddb",
 )
-PLACES = [ROOT, ROOT / "providers" / "dynamo", ROOT / "providers" / "embedded", ROOT / "spark"]
+PLACES = [ROOT, *(ROOT / "providers" / name for name in ("dynamo", "embedded", "mongo")), ROOT / "spark"]
 
 
 class Shown:

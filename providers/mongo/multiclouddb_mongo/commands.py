@@ -19,168 +19,32 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
-from typing import Any, Final, Literal, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
-import attrs
 import pymongo
 from bson.codec_options import TypeRegistry
 from bson.son import SON
-from pymongo.client_session import ClientSession
 from pymongo.command_cursor import CommandCursor
 from pymongo.database import Database
 from pymongo.errors import InvalidOperation, PyMongoError
-from pymongo.read_preferences import Nearest, Primary, PrimaryPreferred, Secondary, SecondaryPreferred
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError, invalid_request
-from multiclouddb_api.check import suggestion, unknown_name
+from multiclouddb_api import ErrorCategory, invalid_request
+from multiclouddb_mongo.command_options import (
+    RunCommandOptions,
+    RunCursorCommandOptions,
+    checked_options,
+)
 from multiclouddb_mongo.errors import PROVIDER_ID, classify, fault
 from multiclouddb_spi import Fault
 from multiclouddb_spi.failure import cause_of, to_error
 
 __all__ = ["Commands", "RunCommandCursor", "RunCommandOptions", "RunCursorCommandOptions"]
 
-ReadPreference: TypeAlias = Primary | PrimaryPreferred | Secondary | SecondaryPreferred | Nearest
-
 T = TypeVar("T")
 
-_MODES: Final = ("cursor_lifetime", "iteration")
-_TYPES: Final = ("non_tailable", "tailable", "tailable_await")
-_MOST: Final = 2**31 - 1
 # pymongo takes 0 for "no limit" and refuses less; this is a limit that is over.
 _OVER: Final = 1e-6
 _CLOSE_SECONDS: Final = 0.5
-
-
-def _refused(
-    instance: object, attribute: attrs.Attribute[Any], problem: str, way_out: str
-) -> MulticloudDbError:
-    return invalid_request(f"{type(instance).__name__}.{attribute.name}", problem, way_out)
-
-
-def _preference(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if value is not None and not isinstance(value, ReadPreference):
-        way_out = "pass one of pymongo's, like pymongo.ReadPreference.SECONDARY"
-        raise _refused(instance, attribute, f"is a {type(value).__name__}", way_out)
-
-
-def _session(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if value is not None and not isinstance(value, ClientSession):
-        way_out = "pass a session of your native_client: native_client.start_session()"
-        raise _refused(instance, attribute, f"is a {type(value).__name__}", way_out)
-
-
-def _whole(low: int) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
-    """The value is a whole number of at least `low` that MongoDB can hold, or None."""
-
-    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if value is None:
-            return
-        if not isinstance(value, int) or isinstance(value, bool):
-            problem = f"is a {type(value).__name__}"
-        elif low <= value <= _MOST:
-            return
-        else:
-            problem = f"is {value}"
-        raise _refused(instance, attribute, problem, f"pass a whole number from {low} to {_MOST}")
-
-    return check
-
-
-def _one_of(*names: str) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
-    """The value is one of the names, or None."""
-
-    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if value is None or value in names:
-            return
-        if isinstance(value, str):
-            raise _refused(instance, attribute, f"is {value!r}", suggestion(value, names))
-        raise _refused(instance, attribute, f"is a {type(value).__name__}", f"known are: {', '.join(names)}")
-
-    return check
-
-
-@attrs.frozen
-class RunCommandOptions:
-    """The options of `run_command`; None, the default, is the same as leaving one out.
-
-    There is no read concern and no write concern among them, and none is inherited: write them
-    into the command.
-
-    Attributes:
-        read_preference: Which server to ask: `pymongo.ReadPreference.SECONDARY`, or an object like
-            `pymongo.read_preferences.Nearest(…)`. Every command counts as a read here. Without it:
-            the primary, whatever the client's own preference is, or, in a transaction, the
-            transaction's.
-        session: A `ClientSession` of the client that runs the command (so: of your own
-            `native_client`), also one in a transaction. It stays yours to end. Without it pymongo
-            takes one for the call.
-        timeout_ms: Milliseconds for all of the call, selecting a server and connecting included;
-            0 = no limit. Without it the connection string's `timeoutMS` counts. The time that is
-            left travels as the command's `maxTimeMS` and takes the place of one in the command.
-    """
-
-    read_preference: ReadPreference | None = attrs.field(default=None, validator=_preference)
-    session: ClientSession | None = attrs.field(default=None, validator=_session, repr=False)
-    timeout_ms: int | None = attrs.field(default=None, validator=_whole(0))
-
-
-@attrs.frozen
-class RunCursorCommandOptions(RunCommandOptions):
-    """The options of `run_cursor_command`: those of `run_command`, and these.
-
-    `batch_size`, `max_time_ms` and `comment` belong to the `getMore` commands that follow; what the
-    first command shall carry of them is written into the command.
-
-    Attributes:
-        timeout_mode: What `timeout_ms` limits. `"cursor_lifetime"`: the command and everything
-            read from the cursor, together; the default, and for non-tailable cursors only.
-            `"iteration"`: the command, and then each step of the iteration anew; the default of
-            tailable cursors. With "iteration" the command of a cursor that does not await data
-            travels without the time that is left: the server would count it for the cursor's whole
-            life. A `maxTimeMS` that it holds itself is then left in place.
-        cursor_type: `"non_tailable"` (the default), `"tailable"` or `"tailable_await"`. It has to
-            say what the command asks for by its `tailable` and `awaitData` fields; where the two
-            differ the behaviour is undefined.
-        batch_size: Documents in one reply, 1 or more; the server's own choice without it. pymongo
-            asks for 2 when told 1.
-        max_time_ms: How long the server waits for a document, for `"tailable_await"`; the server
-            refuses it for other cursors. Not together with `timeout_ms`: that is not supported.
-        comment: Any BSON value, for the server's logs and profiler.
-    """
-
-    timeout_mode: Literal["cursor_lifetime", "iteration"] | None = attrs.field(
-        default=None, validator=_one_of(*_MODES)
-    )
-    cursor_type: Literal["non_tailable", "tailable", "tailable_await"] | None = attrs.field(
-        default=None, validator=_one_of(*_TYPES)
-    )
-    batch_size: int | None = attrs.field(default=None, validator=_whole(1))
-    max_time_ms: int | None = attrs.field(default=None, validator=_whole(0))
-    comment: Any = attrs.field(default=None, repr=False)
-
-    def __attrs_post_init__(self) -> None:
-        if self.tailable and self.timeout_mode == "cursor_lifetime":
-            raise invalid_request(
-                "RunCursorCommandOptions.timeout_mode",
-                f"cannot be 'cursor_lifetime' for a {self.cursor_type} cursor, which has no end",
-                "pass 'iteration', or leave it out",
-            )
-        if self.timeout_ms and self.max_time_ms is not None:
-            raise invalid_request(
-                "RunCursorCommandOptions.max_time_ms",
-                "is given together with timeout_ms, which is not supported",
-                "leave one of them out",
-            )
-
-    @property
-    def tailable(self) -> bool:
-        """True for both kinds of tailable cursors."""
-        return self.cursor_type in ("tailable", "tailable_await")
-
-    @property
-    def iteration(self) -> bool:
-        """True when each step of the iteration has the whole timeout."""
-        return self.timeout_mode == "iteration" or self.tailable
 
 
 class RunCommandCursor(Iterator[Any]):
@@ -194,6 +58,11 @@ class RunCommandCursor(Iterator[Any]):
 
     Documents are decoded as the client decodes everything, but without type decoders, in the first
     batch as in the following ones: a Decimal128 stays a Decimal128.
+
+    Args:
+        cursor: PyMongo's cursor.
+        seconds: What each step may take, or None.
+        ends: Monotonic time when the whole life of the cursor is over, or None.
     """
 
     def __init__(self, cursor: CommandCursor[Any], seconds: float | None, ends: float | None) -> None:
@@ -321,7 +190,7 @@ class Commands:
                 command was not run (labels `SystemOverloadedError` and `RetryableError`), is asked
                 again unless the connection string says `maxAdaptiveRetries=0`.
         """
-        chosen = _options(RunCommandOptions, "run_command", options)
+        chosen = checked_options(RunCommandOptions, "run_command", options)
         document = _document(command)
         with _limit(None if chosen.timeout_ms is None else chosen.timeout_ms / 1000):
             return self._database(database).command(
@@ -346,7 +215,7 @@ class Commands:
             ProviderFault: As `run_command`, also `INVALID_REQUEST` when the reply is no cursor.
             Exception: As `run_command`.
         """
-        chosen = _options(RunCursorCommandOptions, "run_cursor_command", options)
+        chosen = checked_options(RunCursorCommandOptions, "run_cursor_command", options)
         document = _document(command)
         seconds = self._seconds(chosen)
         ends = time.monotonic() + seconds if seconds and not chosen.iteration else None
@@ -439,17 +308,6 @@ class _Untimed(SON[str, Any]):
 def _limit(seconds: float | None) -> AbstractContextManager[None]:
     """What pymongo does inside ends within `seconds`; 0 = no limit, None = whatever counts outside."""
     return nullcontext() if seconds is None else pymongo.timeout(seconds)
-
-
-_Options = TypeVar("_Options", bound=RunCommandOptions)
-
-
-def _options(kind: type[_Options], operation: str, options: Mapping[str, Any]) -> _Options:
-    known = [field.name for field in attrs.fields(kind)]
-    for name in options:
-        if name not in known:
-            raise unknown_name(operation, name, known)
-    return kind(**options)
 
 
 def _document(command: object) -> Mapping[str, Any]:

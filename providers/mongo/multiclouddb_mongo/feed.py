@@ -174,7 +174,7 @@ class MongoFeed(Feed):
         now = self._source.now()
         match position:
             case Now():
-                return cursor_of(self._native_start(now) or now)
+                return cursor_of(self._native_start(now) or now, ticks_at(now))
             case Beginning():
                 return cursor_of(self._log.oldest(), ticks_at(now))
             case AtTime(utc):

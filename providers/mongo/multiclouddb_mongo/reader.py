@@ -75,6 +75,7 @@ class MongoReader(Reader):
         self._taker = Taker(source, until)
         self._stream: Stream | None = None
         self._batch_size = self._hurried = 0
+        self._overtaken = False
         self._await_ms = _SHORT_AWAIT_MS
         self._outcome: Outcome = Continue()
         self._cancelled = threading.Event()
@@ -149,34 +150,14 @@ class MongoReader(Reader):
     def _read(self, taken: Taken, max_records: int, wait: float) -> None:
         """Take changes until there are enough or the answer is used up; without any, wait for the next."""
         until = time.monotonic() + wait
-        looks, resumes, overtaken = 0, 0, False
+        looks = resumes = 0
         while not taken.changes and not taken.over():
             self._look()
-            try:
-                stream = self._opened(taken, max_records)
-                cursor = inner_cursor(stream)
-                looked = self._taker.take(stream, taken, max_records, self._batch_size)
-            except OperationFailure as error:
-                self.close()
-                taken.keep_up()
-                if error.code == OVERTAKEN and not overtaken:
-                    overtaken = True  # opening it again says what that means: 286, or nothing
-                elif error.code in (EVENT_TOO_LARGE, IMAGE_MISSING) and not taken.changes:
-                    self._take_carefully(taken, error, max_records)
-                elif not taken.changes:
-                    raise
+            answer = self._answer(taken, max_records)
+            if answer is None or taken.over():
                 continue
-            except PyMongoError:
-                self.close()
-                taken.keep_up()
-                if not taken.changes:
-                    raise
-                continue
-            if taken.over():
-                return
-            looks += looked
-            resumed = inner_cursor(stream) is not cursor
-            resumes = resumes + 1 if resumed else 0
+            looked, resumed = answer
+            looks, resumes = looks + looked, resumes + 1 if resumed else 0
             if resumes > _RESUMES:
                 raise fault(
                     ErrorCategory.TRANSIENT_FAILURE,
@@ -195,6 +176,37 @@ class MongoReader(Reader):
                 return
             if self._await_ms == _SHORT_AWAIT_MS:
                 self._exchange(_LONG_AWAIT_MS)
+
+    def _answer(self, taken: Taken, max_records: int) -> tuple[bool, bool] | None:
+        """Take one answer, or what is left of one.
+
+        Returns:
+            Whether there was anything in it, and whether PyMongo has resumed the stream for it; None for an
+            answer that cannot be had and that is dealt with.
+        """
+        try:
+            stream = self._opened(taken, max_records)
+            cursor = inner_cursor(stream)
+            looked = self._taker.take(stream, taken, max_records, self._batch_size)
+            self._overtaken = False
+            return looked, inner_cursor(stream) is not cursor
+        except OperationFailure as error:
+            self.close()
+            taken.keep_up()
+            if taken.changes:
+                return None
+            if error.code == OVERTAKEN and not self._overtaken:
+                self._overtaken = True  # opening it again says what that means: 286, or nothing
+            elif error.code in (EVENT_TOO_LARGE, IMAGE_MISSING):
+                self._take_carefully(taken, error, max_records)
+            else:
+                raise
+        except PyMongoError:
+            self.close()
+            taken.keep_up()
+            if not taken.changes:
+                raise
+        return None
 
     def _take_carefully(self, taken: Taken, error: OperationFailure, max_records: int) -> None:
         """The server cannot send an answer because of one change in it: take them one by one up to that one.
@@ -233,7 +245,7 @@ class MongoReader(Reader):
                 f"{describe(place).text}: the image that is required of the next change is not there, for it "
                 "has expired, or images were enabled later",
                 "go on from the same token with INCLUDE_IF_AVAILABLE",
-            ) from error
+            ) from None
         with closing(self._source.open(place, 1, _SHORT_AWAIT_MS, slim=True)) as stream:
             for _ in range(_CAREFUL_LOOKS):
                 change = stream.try_next()
@@ -248,7 +260,7 @@ class MongoReader(Reader):
             "with its images it is larger than the 16 MB that the server can send; read it with "
             "old_item_state_mode=OMIT, or with new_item_state_mode=OMIT",
             cursor_of(found, self._start),
-        ) from error
+        ) from None  # the server's text quotes the change's key
 
     # -- What was found
 

@@ -243,7 +243,7 @@ class TestKeys:
             {"b": 1, "a": 2},
             UUID(int=7),
             NOON,
-            ObjectId(),
+            ObjectId("6b005610731132045dd3f764"),
         ],
         ids=repr,
     )

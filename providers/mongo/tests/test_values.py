@@ -319,7 +319,7 @@ class TestToBson:
             (DBRef("c", Decimal(1), "d", x=2), DBRef("c", Decimal128("1"), "d", x=2)),
             (NOON.astimezone(timezone(timedelta(hours=5))), NOON),
         ],
-        ids=repr,
+        ids=lambda value: type(value).__name__,
     )
     def test_what_bson_has_in_another_class(self, value, sent):
         found = to_bson(value)
