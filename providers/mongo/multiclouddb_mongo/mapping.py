@@ -37,6 +37,7 @@ CHANGES: Final = {
 }
 """The operations that change a document; all others are facts about collections, or not known."""
 
+_TEXTS_AT_ONCE: Final = 64
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TEXTS: Final = {name: kind.value for name, kind in CHANGES.items()}
 # What a change that is none makes of the code below.
@@ -189,10 +190,14 @@ def _arrow(changes: Sequence[Change], view: View) -> pa.RecordBatch:
     columns = [
         ids,
         pa.array([_TEXTS[change["operationType"]] for change in changes], text),
-        pa.array([json_text(change["documentKey"]) for change in changes], text),
+        _texts([dict(change["documentKey"]) for change in changes]),
         pa.array(_moments(changes), pa.timestamp("us", tz="UTC")),
-        _texts(changes, "fullDocument") if view.with_new else pa.nulls(count, text),
-        _texts(changes, "fullDocumentBeforeChange") if view.with_old else pa.nulls(count, text),
+        _texts([change.get("fullDocument") for change in changes])
+        if view.with_new
+        else pa.nulls(count, text),
+        _texts([change.get("fullDocumentBeforeChange") for change in changes])
+        if view.with_old
+        else pa.nulls(count, text),
         ids,
         pa.nulls(count, pa.bool_()),
         pa.repeat(pa.scalar(False), count),
@@ -212,10 +217,22 @@ def _names(changes: Sequence[Change], view: View) -> list[pa.Array]:
     return [pa.array([change["ns"][name] for change in changes], text) for name in ("db", "coll")]
 
 
-def _texts(changes: Sequence[Change], name: str) -> pa.Array:
+def _texts(documents: Sequence[Any]) -> pa.Array:
+    """A column of JSON.
+
+    A text takes a kilobyte until it is freed. All of a batch at once would be memory that is given back to
+    the system behind every batch and taken anew, which costs more than to write them.
+    """
     import pyarrow as pa
 
-    return pa.array(_documents(changes, name, json_text), pa.string())
+    parts = [
+        pa.array(
+            [None if each is None else json_text(each) for each in documents[at : at + _TEXTS_AT_ONCE]],
+            pa.string(),
+        )
+        for at in range(0, len(documents), _TEXTS_AT_ONCE)
+    ]
+    return pa.concat_arrays(parts) if parts else pa.array([], pa.string())
 
 
 def _first_fault(

@@ -3,7 +3,11 @@
 import itertools
 
 import pytest
+from pymongo import MongoClient
 
+from multiclouddb_api import ResourceAddress
+
+from .monitor import Commands, Feed, watched
 from .servers.shared import running, shared, stop
 
 COUNTER = itertools.count()
@@ -34,3 +38,47 @@ def database():
     yield name
     for server in running():
         server.client().drop_database(name)
+
+
+@pytest.fixture
+def app():
+    """A client's `appName` that only this test uses, so that only its commands fail."""
+    return f"app-{next(COUNTER)}"
+
+
+@pytest.fixture
+def here(one, database):
+    """The address of a collection with one document."""
+    one.client()[database]["c"].insert_one({"_id": 0})
+    return ResourceAddress(database, "c")
+
+
+@pytest.fixture
+def written(one, here):
+    """The collection, for native writes."""
+    return one.client()[here.database]["c"]
+
+
+@pytest.fixture
+def plain(one, app):
+    """A client of the driver alone, and what it sends."""
+    commands = Commands()
+    with MongoClient(one.uri(appName=app), event_listeners=[commands]) as client:
+        yield client, commands
+
+
+@pytest.fixture
+def ours(one, app):
+    """Our client, and what it sends."""
+    with watched(one.uri(appName=app)) as both:
+        yield both
+
+
+@pytest.fixture
+def warm(ours, here):
+    """A feed that has its cursor, and what it sends from here on."""
+    client, commands = ours
+    feed = Feed(client, here)
+    feed.read()
+    commands.clear()
+    return feed, commands

@@ -1,13 +1,11 @@
 """Change streams, row by row of MongoDB's specification: CS-1 to CS-26, what resumes and what is sent."""
 
-import itertools
 import time
 from datetime import UTC, datetime, timedelta
 
 import bson
 import pytest
 from bson import Int64, ObjectId, Timestamp
-from pymongo import MongoClient
 from pymongo.change_stream import ChangeStream
 from pymongo.errors import ConfigurationError, OperationFailure
 from pymongo.read_concern import ReadConcern
@@ -25,59 +23,14 @@ from multiclouddb_api import (
 )
 from multiclouddb_mongo import MongoOptions
 
-from .monitor import Commands, Feed, keys, watched
+from .monitor import Feed, keys, watched
 from .old_server import OldServer
 from .servers.failpoint import fail_command
 
 RESUMABLE = {"errorLabels": ["ResumableChangeStreamError"]}
 CURSOR_NOT_FOUND = 43
 FINAL = 8000  # of the server, and nothing that a driver knows
-NAMES = itertools.count()
 SCOPES = [None, EntireDatabase(), EntireCluster()]
-
-
-@pytest.fixture
-def app():
-    """A client's `appName` that only this test uses, so that only its commands fail."""
-    return f"streams-a-{next(NAMES)}"
-
-
-@pytest.fixture
-def here(one, database):
-    """The address of a collection with one document."""
-    one.client()[database]["c"].insert_one({"_id": 0})
-    return ResourceAddress(database, "c")
-
-
-@pytest.fixture
-def written(one, here):
-    """The collection, for native writes."""
-    return one.client()[here.database]["c"]
-
-
-@pytest.fixture
-def plain(one, app):
-    """A client of the driver alone, and what it sends."""
-    commands = Commands()
-    with MongoClient(one.uri(appName=app), event_listeners=[commands]) as client:
-        yield client, commands
-
-
-@pytest.fixture
-def ours(one, app):
-    """Our client, and what it sends."""
-    with watched(one.uri(appName=app)) as both:
-        yield both
-
-
-@pytest.fixture
-def warm(ours, here):
-    """A feed that has its cursor, and what it sends from here on."""
-    client, commands = ours
-    feed = Feed(client, here)
-    feed.read()
-    commands.clear()
-    return feed, commands
 
 
 def asked(**options):

@@ -8,7 +8,6 @@ from unittest import mock
 
 import pytest
 from bson import Timestamp
-from pymongo import MongoClient
 from pymongo.change_stream import ChangeStream
 from pymongo.collection import Collection
 from pymongo.errors import InvalidOperation, OperationFailure
@@ -27,57 +26,12 @@ from multiclouddb_api import (
 )
 from multiclouddb_mongo import MongoOptions
 
-from .monitor import PATIENCE, Commands, Feed, keys, watched
+from .monitor import PATIENCE, Feed, keys, watched
 from .servers.failpoint import fail_command
 from .standalone import standalone
 
 RESUMABLE = {"errorLabels": ["ResumableChangeStreamError"]}
 FINAL = 8000  # of the server, and nothing that a driver knows
-NAMES = itertools.count()
-
-
-@pytest.fixture
-def app():
-    """A client's `appName` that only this test uses, so that only its commands fail."""
-    return f"streams-b-{next(NAMES)}"
-
-
-@pytest.fixture
-def here(one, database):
-    """The address of a collection with one document."""
-    one.client()[database]["c"].insert_one({"_id": 0})
-    return ResourceAddress(database, "c")
-
-
-@pytest.fixture
-def written(one, here):
-    """The collection, for native writes."""
-    return one.client()[here.database]["c"]
-
-
-@pytest.fixture
-def plain(one, app):
-    """A client of the driver alone, and what it sends."""
-    commands = Commands()
-    with MongoClient(one.uri(appName=app), event_listeners=[commands]) as client:
-        yield client, commands
-
-
-@pytest.fixture
-def ours(one, app):
-    """Our client, and what it sends."""
-    with watched(one.uri(appName=app)) as both:
-        yield both
-
-
-@pytest.fixture
-def warm(ours, here):
-    """A feed that has its cursor, and what it sends from here on."""
-    client, commands = ours
-    feed = Feed(client, here)
-    feed.read()
-    commands.clear()
-    return feed, commands
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ def keys(page):
 
 def read(client, request):
     """The next page that has something on it, and where it ends."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + 10
     while True:
         page = client.read_changes(request)
         if page.events or page.notices:

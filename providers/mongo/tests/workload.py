@@ -23,6 +23,8 @@ KEYS = 12
 MAJORITY = pymongo.WriteConcern(w="majority")
 LONG = 90.0
 """Longer than any outage of these tests: what has not happened by then never will."""
+STUCK = 20.0
+"""Seconds without progress when every server is well: longer than any backoff."""
 
 
 def wait_until(true, seconds=LONG):
@@ -107,7 +109,7 @@ class Writer:
         while True:
             try:
                 # Not for long: a node that is stopped would keep us for ever.
-                with pymongo.timeout(5):
+                with pymongo.timeout(3):
                     if not unsure or not self._is_made(changes[0]):
                         self._make_all(changes)
                 break
@@ -212,9 +214,14 @@ class Application:
     def finish(self, goal):
         """Until so many changes lie before it, and a page says that there is nothing more."""
         self.goal = goal
-        self._thread.join(LONG)
-        if self._thread.is_alive():
-            self.error = TimeoutError(f"stuck behind {self.place} of {goal} changes")
+        place, until = self.place, time.monotonic() + STUCK
+        while self._thread.is_alive():
+            self._thread.join(0.1)
+            if self.place > place:
+                place, until = self.place, time.monotonic() + STUCK
+            if time.monotonic() > until:
+                self.error = TimeoutError(f"stuck behind {place} of {goal} changes")
+                break
         return self
 
     def resumed(self, count):
