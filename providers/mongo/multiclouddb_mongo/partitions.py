@@ -22,7 +22,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_mongo.errors import TIME_LIMIT, fault
 from multiclouddb_mongo.options import MongoOptions
-from multiclouddb_mongo.position import At
+from multiclouddb_mongo.position import At, ticks_at
 from multiclouddb_mongo.stream import Source
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import FeedSpec, unsupported
@@ -159,21 +159,18 @@ class Log:
     def oldest(self) -> At:
         """The oldest cluster time from which everything is still there.
 
-        With read access to `local` it is that of the log's first entry. Without, it is searched for:
-        thirty-odd questions of 50 ms at most.
+        With read access to `local` it is that of the log's first entry. Without, it is searched for, to the
+        operation: sixty-odd questions of 50 ms at most.
 
         Raises:
             PyMongoError: What the server refuses, or the network.
             ProviderFault: The log is cut off faster than it can be looked at.
         """
-        entry = self.first_entry()
-        if entry is None:
-            return self._search()
-        place = entry.place
         for _ in range(_TRIES):
+            entry = self.first_entry()
+            place = self._searched() if entry is None else entry.place
             if self._source.reaches(place):
                 return place
-            place = At(place.seconds + 1)  # cut off while we looked
         raise fault(
             ErrorCategory.TRANSIENT_FAILURE,
             "the operation log is cut off faster than its beginning can be read; try again, and give it more "
@@ -201,15 +198,15 @@ class Log:
             return None
         return Entry(At(stamp.time, stamp.inc), entry.get("o", {}).get("msg") == _INITIATING)
 
-    def _search(self) -> At:
-        low, high = 0, int(clock(self._source.client).timestamp()) + 1
+    def _searched(self) -> At:
+        low, high = 0, ticks_at(self._source.now()) or 0
         while low < high:
             middle = (low + high) // 2
-            if self._source.reaches(At(middle, 1)):
+            if self._source.reaches(At.of(middle)):
                 high = middle
             else:
                 low = middle + 1
-        return At(low, 1)
+        return At.of(low)
 
 
 def clock(client: MongoClient[Any]) -> datetime:

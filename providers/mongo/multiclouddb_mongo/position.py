@@ -92,6 +92,11 @@ class At:
     seconds: int
     ordinal: int = 0
 
+    @classmethod
+    def of(cls, ticks: int) -> At:
+        """The cluster time in ticks, as `ticks_at` tells it."""
+        return cls(ticks >> 32, ticks & _MOST)
+
     def timestamp(self) -> Timestamp:
         """As the server takes it."""
         return Timestamp(self.seconds, self.ordinal)
@@ -222,10 +227,11 @@ def is_reached(place: Place, until: Place, *, at_end: bool) -> bool:
     order = compare(place, until)
     if order is not None and order >= 0:
         return True
-    if not (at_end and isinstance(place, After) and isinstance(until, After) and until.kind == "h"):
-        return False
     at, bound = ticks_at(place), ticks_at(until)
-    return at is not None and bound is not None and at + 1 >= bound
+    if not at_end or at is None or bound is None:
+        return False
+    is_mark = isinstance(until, After) and until.kind == "h"
+    return at + is_mark >= bound
 
 
 def ticks_at(place: Place) -> int | None:

@@ -151,6 +151,7 @@ class MongoReader(Reader):
         """Take changes until there are enough or the answer is used up; without any, wait for the next."""
         until = time.monotonic() + wait
         looks = resumes = 0
+        self._overtaken = False
         while not taken.changes and not taken.over():
             self._look()
             answer = self._answer(taken, max_records)

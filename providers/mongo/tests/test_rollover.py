@@ -29,6 +29,8 @@ from .monitor import Commands
 from .servers.mongod import ReplicaSet
 
 NOTE = "x" * 100_000
+CUTTING = 0.15
+"""Seconds in which the server cuts another entry off the log, if it has not ended."""
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +65,8 @@ class World:
         entries = [self.log.find_one(sort=[("$natural", way)]) for way in (1, -1)]
         return [entry["ts"] for entry in entries]
 
-    def roll_over(self, fill=None):
-        """Until nothing of what the log holds now is in it any more.
+    def roll_over(self, fill=None, *, wholly=True):
+        """Until nothing of what the log holds now is in it any more; if wholly, until it is no more cut.
 
         Filled with notes, which no change stream looks at, if nothing else is wanted.
         """
@@ -76,6 +78,11 @@ class World:
                 (fill or self._note)()
             # Only what a checkpoint covers may go; the server looks for it once a second.
             self.admin.command("fsync")
+        oldest, since = self.ends()[0], time.monotonic()
+        while wholly and time.monotonic() < since + CUTTING:
+            time.sleep(0.01)
+            if self.ends()[0] != oldest:
+                oldest, since = self.ends()[0], time.monotonic()
 
     def _note(self):
         self.admin.command({"appendOplogNote": 1, "data": {"note": NOTE}, "writeConcern": {"w": 1}})
@@ -281,21 +288,35 @@ class TestIdleFeed:
 
 class TestStart:
     def test_at_a_time_before_the_log_begins_has_expired(self, world):
+        """It is not taken for the beginning."""
         world.write(1)
         moment = world.ends()[1].as_datetime()
+        world.roll_over()
         with world.connect() as client:
-            assert 1 in keys(read(client, world.request(AtTime(moment))))
-            # Times are of whole seconds.
-            while world.ends()[0].as_datetime() <= moment:
-                world.roll_over()
             assert "AtTime" in str(expired(client, world.request(AtTime(moment))))
 
     def test_at_the_beginning_is_where_the_log_begins(self, world):
         world.write(1)
         world.roll_over()
+        # Within the second that the log begins in.
         world.write(2)
         with world.connect() as client:
             assert keys(read(client, world.request(Beginning()))) == [2]
+
+    def test_at_the_beginning_jumps_over_nothing_while_the_log_is_cut(self, world):
+        """For a moment it begins elsewhere whenever one looks; to be told so is no loss."""
+        with world.connect() as client:
+            for number in range(4):
+                world.roll_over(wholly=False)
+                world.write(number)
+                until = time.monotonic() + 10
+                while time.monotonic() < until:
+                    try:
+                        page = read(client, world.request(Beginning()))
+                        break
+                    except MulticloudDbError as error:
+                        assert error.retryable or error.category is ErrorCategory.CHECKPOINT_EXPIRED
+                assert keys(page)[-1] == number
 
 
 class TestHeadroom:

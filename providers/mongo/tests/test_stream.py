@@ -1,0 +1,399 @@
+"""What a stream is opened with, where it starts, and how it is closed."""
+
+import time
+
+import pymongo
+import pytest
+from bson import Decimal128, ObjectId, Timestamp
+from pymongo import MongoClient
+from pymongo.errors import AutoReconnect, NetworkTimeout, OperationFailure
+
+from multiclouddb_api import (
+    EntireCluster,
+    EntireCollection,
+    EntireDatabase,
+    LogicalPartition,
+    MulticloudDbError,
+    MulticloudDbKey,
+    NewItemStateMode,
+    OldItemStateMode,
+    ResourceAddress,
+)
+from multiclouddb_mongo import MongoOptions
+from multiclouddb_mongo.change import RAW_CODEC
+from multiclouddb_mongo.position import After, At, ticks_at
+from multiclouddb_mongo.stream import ENDINGS, Closer, Source, buffered, inner_cursor
+from multiclouddb_spi import FeedSpec
+
+NEW, OLD = NewItemStateMode, OldItemStateMode
+TOKEN = "826B004E5A000000022B0229296E04"
+NATIVE = {"include_native": True}
+OMITTED = {"new_item_state_mode": NEW.OMIT, "old_item_state_mode": OLD.OMIT}
+REQUIRED = {"new_item_state_mode": NEW.REQUIRE, "old_item_state_mode": OLD.REQUIRE}
+KEPT = {"_id", "operationType", "documentKey", "wallTime", "fullDocumentBeforeChange", "to", "splitEvent"}
+SPLIT = {"$changeStreamSplitLargeEvent": {}}
+
+
+@pytest.fixture
+def lonely():
+    """A client that has never spoken to a server."""
+    with MongoClient("mongodb://127.0.0.1:1/", connect=False) as client:
+        yield client
+
+
+@pytest.fixture
+def make(lonely, monkeypatch):
+    """Makes sources; what they would watch is noted."""
+
+    def make(scope=None, client=lonely, *, images=False, splits=False, asked=None, **options):
+        spec = FeedSpec(
+            ResourceAddress("shop", "orders"),
+            scope=scope or EntireCollection(),
+            options=MongoOptions(**options),
+            **(asked or {}),
+        )
+        source = Source(client, spec, spec.address, images=images, splits=splits)
+        source.noted = []
+
+        class Target:
+            def watch(self, stages, **settings):
+                source.noted.append((stages, settings))
+                return "stream"
+
+        monkeypatch.setattr(source, "_target", Target)
+        return source
+
+    return make
+
+
+def unwanted(stage):
+    """The fields that a stage leaves away."""
+    assert set(stage) == {"$project"}
+    assert set(stage["$project"].values()) == {0}
+    return set(stage["$project"])
+
+
+def watched(source, place=None, **asked):
+    """The stages and settings of one stream."""
+    source.open(place or At(1), 100, 10, **asked)
+    return source.noted[-1]
+
+
+class TestStages:
+    def test_what_happened_to_single_fields_is_left_away(self, make):
+        (stage,) = make().pipeline()
+        assert "updateDescription" in unwanted(stage)
+        assert not unwanted(stage) & (KEPT | {"fullDocument"})
+
+    def test_but_not_of_a_native_change(self, make):
+        assert make(asked=NATIVE).pipeline() == []
+        assert make(splits=True, asked=NATIVE).pipeline() == [SPLIT]
+
+    def test_documents_that_nobody_wants_are_not_sent(self, make):
+        (stage,) = make(asked=OMITTED).pipeline()
+        assert "fullDocument" in unwanted(stage)
+        assert not unwanted(stage) & KEPT
+        (stage,) = make(asked=OMITTED, full_document="whenAvailable").pipeline()
+        assert "fullDocument" not in unwanted(stage)
+
+    def test_the_caller_s_come_before_ours(self, make):
+        mine = [{"$match": {"a": 1}}, {"$set": {"b": 2}}]
+        *first, stage, last = make(pipeline=mine, splits=True).pipeline()
+        assert first == mine
+        assert "updateDescription" in unwanted(stage)
+        assert last == SPLIT
+
+    def test_a_caller_does_not_see_our_changes_to_them(self, make):
+        source = make(pipeline=[{"$match": {"a": 1}}])
+        assert source.pipeline() is not source.pipeline()
+        assert source.options.pipeline == ({"$match": {"a": 1}},)
+
+    @pytest.mark.parametrize(
+        "key", [1, "a", None, {"a": 1, "b": [2]}, ObjectId("65f0a1b2c3d4e5f60718293a"), {"$gt": ""}], ids=repr
+    )
+    def test_a_key_is_matched_as_it_is_and_an_ending_always(self, make, key):
+        stage = make(LogicalPartition(MulticloudDbKey({"_id": key}))).pipeline()[0]
+        ending = {"operationType": {"$in": list(ENDINGS)}}
+        assert stage == {"$match": {"$or": [{"documentKey._id": {"$eq": key}}, ending]}}
+
+    def test_a_shard_key_is_matched_by_its_leading_parts(self, make):
+        key = MulticloudDbKey({"country": "de", "customer": Decimal128("1.50").to_decimal(), "_id": 1}, 2)
+        stage = make(LogicalPartition(key), pipeline=[{"$match": {}}]).pipeline()
+        assert stage[0]["$match"]["$or"][0] == {
+            "documentKey.country": {"$eq": "de"},
+            "documentKey.customer": {"$eq": Decimal128("1.50")},
+        }
+        assert stage[1] == {"$match": {}}
+
+    def test_a_key_that_bson_has_not_is_refused(self, make):
+        source = make(LogicalPartition(MulticloudDbKey({"_id": 2**70})))
+        with pytest.raises(MulticloudDbError, match="64 bits"):
+            source.pipeline()
+
+    def test_the_endings_are_those_behind_which_the_server_closes_a_stream(self):
+        assert set(ENDINGS) == {"invalidate", "drop", "rename", "dropDatabase"}
+
+
+class TestImages:
+    @pytest.mark.parametrize(
+        ("mode", "images", "expected"),
+        [
+            (NEW.OMIT, False, None),
+            (NEW.OMIT, True, None),
+            (NEW.INCLUDE_IF_AVAILABLE, False, "updateLookup"),
+            (NEW.INCLUDE_IF_AVAILABLE, True, "whenAvailable"),
+            (NEW.REQUIRE, True, "required"),
+        ],
+    )
+    def test_where_a_new_document_comes_from(self, make, mode, images, expected):
+        _, settings = watched(make(asked={"new_item_state_mode": mode}, images=images))
+        assert settings["full_document"] == expected
+
+    @pytest.mark.parametrize(
+        ("mode", "expected"),
+        [(OLD.OMIT, None), (OLD.INCLUDE_IF_AVAILABLE, "whenAvailable"), (OLD.REQUIRE, "required")],
+    )
+    def test_where_an_old_one_comes_from(self, make, mode, expected):
+        _, settings = watched(make(asked={"old_item_state_mode": mode}))
+        assert settings["full_document_before_change"] == expected
+
+    @pytest.mark.parametrize("value", ["default", "nonsense", ""])
+    def test_the_caller_s_word_comes_first(self, make, value):
+        _, settings = watched(make(asked=OMITTED, full_document=value, full_document_before_change=value))
+        assert (settings["full_document"], settings["full_document_before_change"]) == (value, value)
+
+    def test_that_a_collection_keeps_them_by_now_can_be_told(self, make):
+        source = make()
+        source.images = True
+        assert watched(source)[1]["full_document"] == "whenAvailable"
+
+    def test_a_change_that_is_only_named_has_the_same_filter_and_no_document(self, make):
+        """A filter of the caller's may look at the documents."""
+        source = make(asked=REQUIRED, pipeline=[{"$match": {"fullDocument.a": 1}}], splits=True)
+        stages, settings = watched(source, slim=True)
+        assert stages[0] == {"$match": {"fullDocument.a": 1}}
+        assert "fullDocument" not in stages[-1]["$project"]
+        assert stages[-1]["$project"]["_id"] == 1
+        assert SPLIT not in stages
+        assert settings["full_document"] == settings["full_document_before_change"] == "whenAvailable"
+
+
+class TestStart:
+    """One option alone: of two the driver would drop one in silence."""
+
+    @pytest.mark.parametrize(
+        ("place", "expected"),
+        [
+            (At(5, 6), {"start_at_operation_time": Timestamp(5, 6)}),
+            (After("e", TOKEN), {"resume_after": {"_data": TOKEN}}),
+            (After("h", TOKEN + ".40"), {"resume_after": {"_data": TOKEN, "_typeBits": b"\x40"}}),
+            (After("r", TOKEN), {"resume_after": {"_data": TOKEN}}),
+            (After("i", TOKEN), {"start_after": {"_data": TOKEN}}),
+        ],
+    )
+    def test_each_kind_of_position_has_its_own(self, make, place, expected):
+        # Native starts of the options are the feed's to resolve: a stream has its position.
+        source = make(resume_after={"_data": "82FF"})
+        _, settings = watched(source, place)
+        assert {
+            name: settings[name] for name in settings if name.startswith(("start_", "resume_"))
+        } == expected
+
+
+class TestWaiting:
+    @pytest.mark.parametrize(
+        ("limits", "asked", "sent"),
+        [
+            ({}, 500, 500),
+            ({"timeoutMS": 300}, 500, 75),
+            ({"timeoutMS": 300}, 10, 10),
+            ({"timeoutMS": 2}, 10, 1),
+            ({"socketTimeoutMS": 400}, 500, 100),
+            ({"socketTimeoutMS": 400, "timeoutMS": 100_000}, 500, 100),
+            ({"timeoutMS": 100_000}, 500, 500),
+        ],
+        ids=str,
+    )
+    def test_it_is_shorter_than_what_the_driver_waits(self, make, limits, asked, sent):
+        with MongoClient("mongodb://127.0.0.1:1/", connect=False, **limits) as client:
+            source = make(client=client)
+            source.open(At(1), 100, asked)
+        assert source.noted[-1][1]["max_await_time_ms"] == sent
+
+    def test_the_caller_s_time_comes_first(self, make):
+        assert watched(make(max_await_time_ms=7))[1]["max_await_time_ms"] == 7
+
+    @pytest.mark.parametrize(("comment", "sent"), [(None, "multiclouddb"), ("", ""), ({"a": 1}, {"a": 1})])
+    def test_a_comment_tells_whose_it_is(self, make, comment, sent):
+        assert watched(make(comment=comment))[1]["comment"] == sent
+
+
+class TestTarget:
+    @pytest.mark.parametrize(
+        ("scope", "address", "name"),
+        [
+            (EntireCollection(), ResourceAddress("shop", "a.b"), "shop.a.b"),
+            (EntireDatabase(), ResourceAddress("shop"), "shop"),
+            (EntireCluster(), ResourceAddress(), "admin"),
+        ],
+    )
+    def test_it_is_read_in_our_codec_whatever_the_client_has(self, lonely, scope, address, name):
+        spec = FeedSpec(address, scope=scope, options=MongoOptions())
+        target = Source(lonely, spec, address)._target()
+        assert getattr(target, "full_name" if address.collection else "name") == name
+        assert target.codec_options.document_class is RAW_CODEC.document_class
+        assert target.codec_options.tz_aware
+        assert target.read_concern.level == "majority"
+
+
+class Stubborn:
+    """A stream that takes its time to close."""
+
+    def __init__(self, seconds=0.0, error=None):
+        self.seconds, self.error, self.closed, self.allowed = seconds, error, 0, []
+
+    def close(self):
+        self.closed += 1
+        self.allowed.append(pymongo._csot.remaining())
+        time.sleep(min(self.seconds, self.allowed[-1]))
+        if self.error is not None:
+            raise self.error
+
+
+class TestCloser:
+    @pytest.mark.parametrize(
+        "error",
+        [None, AutoReconnect("away"), NetworkTimeout("slow"), OperationFailure("no", 13), ValueError("x")],
+    )
+    def test_it_raises_nothing(self, error):
+        stream = Stubborn(error=error)
+        Closer().close(stream, reachable=True)
+        assert stream.closed == 1
+
+    def test_a_server_that_hangs_costs_its_time_once(self):
+        closer, streams = Closer(), [Stubborn(20.0, NetworkTimeout("slow")) for _ in range(20)]
+        began = time.monotonic()
+        for stream in streams:
+            closer.close(stream, reachable=True)
+        assert time.monotonic() - began < 1.5
+        assert all(stream.closed == 1 for stream in streams)
+        assert streams[-1].allowed[0] < 0.1
+
+    def test_one_that_is_known_to_be_away_costs_none(self):
+        stream = Stubborn(20.0, AutoReconnect("away"))
+        began = time.monotonic()
+        Closer().close(stream, reachable=False)
+        assert time.monotonic() - began < 0.3
+        assert stream.closed == 1
+
+    def test_one_that_refuses_at_once_does_not_make_it_deaf(self):
+        closer = Closer()
+        for _ in range(3):
+            stream = Stubborn(error=OperationFailure("no", 13))
+            closer.close(stream, reachable=True)
+            assert stream.allowed[0] > 0.3
+
+    def test_after_a_while_it_speaks_again(self, monkeypatch):
+        clock = [1000.0]
+        monkeypatch.setattr("multiclouddb_mongo.stream.time.monotonic", lambda: clock[0])
+
+        class Slow(Stubborn):
+            def close(self):
+                super().close()
+                clock[0] += self.allowed[-1]
+
+        closer = Closer()
+        closer.close(Slow(), reachable=True)
+        deaf, later = Slow(), Slow()
+        closer.close(deaf, reachable=True)
+        clock[0] += 60
+        closer.close(later, reachable=True)
+        assert deaf.allowed[0] < 0.1 < later.allowed[0]
+
+
+class TestLooks:
+    """What a driver does not tell is not needed."""
+
+    def test_how_much_of_an_answer_is_left(self):
+        class Cursor:
+            _data = (1, 2, 3)
+
+        class Stream:
+            _cursor = Cursor()
+
+        assert buffered(Stream()) == 3
+        assert inner_cursor(Stream()) is Stream._cursor
+        assert buffered(object()) is None
+        assert inner_cursor(object()) is None
+
+    def test_which_server_it_is_on(self, make):
+        class Stream:
+            class _cursor:  # noqa: N801 - the driver's name
+                address = ("127.0.0.1", 1)
+
+        source = make()
+        assert source.answers(object())
+        assert not source.answers(Stream())  # nobody has heard of it yet
+
+
+class TestRealServer:
+    """What only a server can say."""
+
+    @pytest.fixture
+    def source(self, one, database):
+        with MongoClient(one.uri(appName="stream")) as client:
+            address = ResourceAddress(database, "c")
+            one.client()[database].create_collection("c")
+            yield Source(client, FeedSpec(address, options=MongoOptions()), address)
+
+    def test_now_is_behind_what_was_written_and_before_what_will_be(self, source, one, database):
+        collection = one.client()[database]["c"]
+        for number in range(3):
+            collection.insert_one({"_id": number})
+            place = source.now()
+            collection.insert_one({"_id": f"behind {number}"})
+            stream = source.open(place, 10, 10)
+            assert stream.next()["documentKey"] == {"_id": f"behind {number}"}
+            source.close(stream)
+            assert place.kind == "h"
+
+    def test_what_the_log_reaches(self, source):
+        now = source.now()
+        seconds = ticks_at(now) >> 32
+        assert source.reaches(At(seconds, 1))
+        assert source.reaches(At(seconds + 5, 1))
+        assert source.reaches(At(0, 1))  # it has never been cut
+
+    def test_a_look_leaves_no_cursor(self, source, one):
+        def cursors():
+            return one.client().admin.command("serverStatus")["metrics"]["cursor"]["open"]["total"]
+
+        source.now()
+        before = cursors()
+        for _ in range(10):
+            source.now()
+            source.reaches(At(1))
+        assert cursors() <= before
+
+    def test_a_change_is_not_decoded_where_it_comes(self, source, one, database):
+        place = source.now()
+        one.client()[database]["c"].insert_one({"_id": 1, "text": "x" * 10_000})
+        stream = source.open(place, 10, 10)
+        change = stream.next()
+        assert isinstance(change.raw, bytes | memoryview)
+        assert stream.resume_token["_data"].startswith("82")
+        assert buffered(stream) == 0
+        source.close(stream)
+        assert not stream.alive
+
+    def test_a_stream_that_breaks_is_resumed_by_the_driver(self, source, one, database):
+        """It keeps the token of a change that it has not decoded, and sends it."""
+        collection = one.client()[database]["c"]
+        place = source.now()
+        collection.insert_many([{"_id": number} for number in range(4)])
+        stream = source.open(place, 2, 10)
+        seen = [stream.next()["documentKey"]["_id"] for _ in range(2)]
+        one.client()[database].command({"killCursors": "c", "cursors": [inner_cursor(stream).cursor_id]})
+        seen += [stream.next()["documentKey"]["_id"] for _ in range(2)]
+        assert seen == [0, 1, 2, 3]
+        source.close(stream)
