@@ -227,11 +227,10 @@ def is_reached(place: Place, until: Place, *, at_end: bool) -> bool:
     order = compare(place, until)
     if order is not None and order >= 0:
         return True
-    at, bound = ticks_at(place), ticks_at(until)
-    if not at_end or at is None or bound is None:
+    if not (at_end and isinstance(until, After) and until.kind == "h"):
         return False
-    is_mark = isinstance(until, After) and until.kind == "h"
-    return at + is_mark >= bound
+    at, bound = ticks_at(place), ticks_at(until)
+    return at is not None and bound is not None and at + 1 >= bound
 
 
 def ticks_at(place: Place) -> int | None:

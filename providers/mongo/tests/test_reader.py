@@ -615,7 +615,7 @@ class TestRefused:
         with pytest.raises(OperationFailure, match=str(EXPIRED)):
             fetch(reader)
         server.failures.extend([None, overtaken])
-        assert keys_of(fetch(reader)) == [1]
+        assert keys_of(fetch(reader_of(server))) == [1]
 
     def test_but_not_for_ever(self, log):
         server = Server(log)
