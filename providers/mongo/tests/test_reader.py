@@ -252,10 +252,18 @@ class Server:
         return [stream for stream in self.opened if not stream.closed]
 
 
+def whole_of(entries):
+    """One change of its parts."""
+    whole = {}
+    for entry in entries:
+        whole |= entry.change
+    return {name: value for name, value in whole.items() if name != "splitEvent"}
+
+
 def reader_of(server, place=None, *, until=None, start=None, goes_on=False, headroom=None, check=None):
     return MongoReader(
         server,
-        View(ADDRESS, "p"),
+        View(ADDRESS, "p", with_old=True),
         place or At(0),
         until,
         start,
@@ -419,6 +427,24 @@ class TestParts:
         with pytest.raises(AutoReconnect):
             fetch(reader)
         assert drained(reader) == [1]
+
+    def test_and_what_it_had_of_it_is_forgotten(self, log):
+        """With a document that was made smaller meanwhile, the change comes in one."""
+        log.add(parts=3, fullDocumentBeforeChange={"_id": 1, "n": "old"})
+        server = Server(log, splits=True, sizes=[2, 1, 1, 1])
+        server.failures.extend([None, None, AutoReconnect("away")])
+        reader = reader_of(server)
+        with pytest.raises(AutoReconnect):
+            fetch(reader)
+        *_, last = log.entries
+        log.entries[:] = [attrs.evolve(last, change=whole_of(log.entries))]
+        second = log.add(parts=3)
+        batch = fetch(reader)
+        assert keys_of(batch) == [1]
+        assert place_of(batch.cursor_after(1)) == behind(1, 2)
+        batch = fetch(reader)
+        assert keys_of(batch) == [second]
+        assert [event.old_item_state for event in batch.events(0, 1)] == [None]
 
 
 # -- What a stream tells beside changes
