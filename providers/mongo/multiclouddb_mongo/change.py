@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterable, Iterator
+from collections.abc import ItemsView, Iterator
 from typing import Any, Final
 
 import bson
@@ -18,8 +18,8 @@ __all__ = [
     "decoded",
     "is_before",
     "is_item_change",
+    "is_untouched_change",
     "place_of_change",
-    "untouched_changes",
 ]
 
 _HEAD: Final = b"\x03_id\x00"  # behind the document's length: a document named _id
@@ -33,6 +33,7 @@ _ITEM_CHANGES: Final = tuple(
     for name in (b"insert", b"update", b"replace", b"delete")
 )
 _SPLIT: Final = b"\x03splitEvent\x00"
+_NEEDED: Final = (b"\x03ns\x00", b"\x03documentKey\x00")
 _LONGEST: Final = max(map(len, _ITEM_CHANGES))
 
 
@@ -148,19 +149,10 @@ def is_before(change: bytes | memoryview, text: bytes) -> bool:
     return data.startswith(b"82") and data < text
 
 
-def untouched_changes(needed: Iterable[str]) -> Callable[[bytes | memoryview], bool]:
-    """Like `is_item_change`, where a change may come in parts, or a pipeline may leave out what is needed.
-
-    Args:
-        needed: Names of documents that a change has to have.
-    """
-    names = tuple(b"\x03" + name.encode() + b"\x00" for name in needed)
-
-    def is_untouched(change: bytes | memoryview) -> bool:
-        text = bytes(change)
-        return is_item_change(text) and _SPLIT not in text and all(name in text for name in names)
-
-    return is_untouched
+def is_untouched_change(change: bytes | memoryview) -> bool:
+    """The same where the server may send a change in parts, or a pipeline may leave out what is needed."""
+    text = bytes(change)
+    return is_item_change(text) and _SPLIT not in text and all(name in text for name in _NEEDED)
 
 
 def place_of_change(change: bytes | memoryview) -> After:

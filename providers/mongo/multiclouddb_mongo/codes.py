@@ -42,7 +42,7 @@ TOKEN_NOT_FOUND: Final = 280
 HISTORY_LOST: Final = 286
 EVENT_TOO_LARGE: Final = 10334
 
-FIRST_LOCATION: Final = 40000
+FIRST_LOCATION: Final = 15000
 """From here on most codes have no name: each is a place in the server that refuses a request."""
 
 REPORT: Final = (

@@ -135,7 +135,10 @@ class MongoProvider(Provider):
 
     def close(self) -> None:
         """Cancel every reader, close every cursor, and our client; a server that hangs is not waited for."""
-        for reader in list(self._readers):
+        readers = list(self._readers)
+        for reader in readers:
+            reader.halt()
+        for reader in readers:
             reader.cancel()
         with pymongo.timeout(_CLOSE_SECONDS):
             self._commands.close()

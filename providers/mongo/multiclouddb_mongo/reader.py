@@ -102,10 +102,14 @@ class MongoReader(Reader):
         While PyMongo opens a stream or looks for a server, it is not interrupted: that lasts until the server
         answers, or until `serverSelectionTimeoutMS`.
         """
-        self._cancelled.set()
+        self.halt()
         stream = self._stream
         if stream is not None:
             self._source.close(stream)
+
+    def halt(self) -> None:
+        """Let no further call begin."""
+        self._cancelled.set()
 
     def close(self) -> None:
         """Close the stream, and with it its cursor on the server."""

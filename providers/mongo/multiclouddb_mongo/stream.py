@@ -44,7 +44,7 @@ Stream: TypeAlias = ChangeStream[RawChange]
 ENDINGS: Final = ("invalidate", "drop", "rename", "dropDatabase")
 """Operations that no filter of ours may hide: behind them the server closes the stream, maybe in silence."""
 
-_UNWANTED: Final = ("updateDescription", "clusterTime", "lsid", "txnNumber", "ns")
+_UNWANTED: Final = ("updateDescription", "clusterTime", "lsid", "txnNumber")
 _MAJORITY: Final = ReadConcern("majority")
 _COMMENT: Final = "multiclouddb"
 _PROBE_MS: Final = 50
@@ -84,9 +84,6 @@ class Source:
         self._closer = closer or Closer()
         self.client, self.spec, self.address, self.options = client, spec, address, spec.options
         self.splits, self.sharded, self.images = splits, sharded, images
-        # Of one collection the name is known.
-        alone = address.collection is not None and not self.options.pipeline
-        self.needed = ("documentKey",) if alone else ("documentKey", "ns")
         limits = (client.options.timeout, client.options.pool_options.socket_timeout)
         self._limit_ms = min((int(limit * 1000) for limit in limits if limit is not None), default=None)
 
@@ -169,7 +166,7 @@ class Source:
         if slim:
             return [*stages, {"$project": {"_id": 1, "operationType": 1, "ns": 1, "clusterTime": 1}}]
         if not self.spec.include_native:
-            unwanted = {name: 0 for name in _UNWANTED if name not in self.needed}
+            unwanted = dict.fromkeys(_UNWANTED, 0)
             if self.spec.new_item_state_mode is NewItemStateMode.OMIT and self.options.full_document is None:
                 unwanted["fullDocument"] = 0
             stages.append({"$project": unwanted})

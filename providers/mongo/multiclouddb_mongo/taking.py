@@ -15,8 +15,8 @@ from multiclouddb_mongo.change import (
     decoded,
     is_before,
     is_item_change,
+    is_untouched_change,
     place_of_change,
-    untouched_changes,
 )
 from multiclouddb_mongo.errors import fault
 from multiclouddb_mongo.mapping import CHANGES, Raw
@@ -82,8 +82,7 @@ class Taker:
         self._bound = None if until is None else _surely_before(until)
         self._parts: dict[str, Any] = {}
         # Most changes are taken as they are; which ones need a closer look, the server and the caller decide.
-        touched = source.splits or source.options.pipeline
-        self._takes = untouched_changes(source.needed) if touched else is_item_change
+        self._takes = is_untouched_change if source.splits or source.options.pipeline else is_item_change
 
     def begin(self) -> None:
         """A stream begins at a position, and no change is in parts there."""
@@ -201,7 +200,7 @@ class Taker:
         if "splitEvent" in fields:
             self._join(fields, taken)
         elif kind in CHANGES:
-            for name in self._source.needed:
+            for name in ("documentKey", "ns"):
                 if not isinstance(fields.get(name), dict):
                     raise _altered(name)
             taken.changes.append(change.raw)
@@ -209,18 +208,14 @@ class Taker:
             taken.end(place, "the server invalidated the stream")
             return False
         elif kind == "drop":
-            taken.notices.append(Dropped(self._name(fields)))
+            taken.notices.append(Dropped(namespace_of(fields)))
         elif kind == "dropDatabase":
-            taken.notices.append(Dropped(self._name(fields).partition("/")[0]))
+            taken.notices.append(Dropped(namespace_of(fields).partition("/")[0]))
         elif kind == "rename":
-            taken.notices.append(Renamed(self._name(fields), namespace_of(fields, "to")))
+            taken.notices.append(Renamed(namespace_of(fields), namespace_of(fields, "to")))
         elif kind is None:
             raise _altered("operationType")
         return True
-
-    def _name(self, fields: Mapping[str, Any]) -> str:
-        address = self._source.address
-        return namespace_of(fields) if "ns" in fields else f"{address.database}/{address.collection or '?'}"
 
     def _join(self, part: dict[str, Any], taken: Taken) -> None:
         """Put a large change together again; the position moves behind its last part only."""

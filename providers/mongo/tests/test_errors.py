@@ -114,8 +114,9 @@ CODES = [
     # Codes that nobody has listed.
     (51091, "Regular expression is invalid: missing )", INVALID, False, "missing )"),
     (40323, "A pipeline stage must contain exactly one field.", INVALID, False, "exactly one field"),
-    (40000, "it is so", INVALID, False, "change what it names"),
-    (39999, "it is so", PERMANENT, False, "list of error codes"),
+    (17276, "Use of undefined variable: nonsense", INVALID, False, "undefined variable"),
+    (15000, "it is so", INVALID, False, "change what it names"),
+    (14999, "it is so", PERMANENT, False, "list of error codes"),
     (40066, f"{AT_WORK}$switch found no branch for {KEY}", INVALID, False, "fails on a document"),
     (241, f"{AT_WORK}Failed to parse number '{KEY}' in $convert", PERMANENT, False, "fails on a document"),
     (66, f"Plan executor error during findAndModify :: _id: {KEY}", PERMANENT, False, "fails on a document"),

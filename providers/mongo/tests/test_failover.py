@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 
 import attrs
 import pytest
-from pymongo import WriteConcern
+from pymongo import MongoClient, WriteConcern
 
 from multiclouddb_api import (
     ChangeFeedRequest,
@@ -28,7 +28,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance.consumer import Pause
 from multiclouddb_conformance.loss import iterator_consumer
 
-from .servers.mongod import ReplicaSet
+from .servers.mongod import NATIVE, ReplicaSet
 from .workload import COLLECTION, MAJORITY, Application, Writer, assert_kept, pages, seen, wait_until
 
 CALL = 15.0
@@ -85,14 +85,15 @@ def lagging(consumer):
 @contextmanager
 def load(cluster, database):
     """A writer, and applications that read all the while; in the end everything has come to each of them."""
-    writer = Writer(cluster.client(), database, pause=0.005)
-    applications = crowd(cluster, database)
-    with writer:
-        for application in applications:
-            application.start()
-        writer.wait_for(50)
-        yield writer, applications
-        writer.wait_for(50)
+    with MongoClient(url(cluster, appName=NATIVE)) as client:
+        writer = Writer(client, database, pause=0.005)
+        applications = crowd(cluster, database)
+        with writer:
+            for application in applications:
+                application.start()
+            writer.wait_for(50)
+            yield writer, applications
+            writer.wait_for(50)
     cluster.wait_healthy()
     for application in applications:
         application.finish(len(writer.truth))

@@ -52,9 +52,11 @@ class World:
         if len(changes) == 1:
             self._change(*changes[0], None)
             return
-        with self.client.start_session() as session, session.start_transaction():
-            for key, marker in changes:
-                self._change(key, marker, session)
+        # It is tried again when a restart has cut its connection.
+        with self.client.start_session() as session:
+            session.with_transaction(
+                lambda session: [self._change(key, marker, session) for key, marker in changes]
+            )
 
     def _change(self, key, marker, session):
         if marker is None:

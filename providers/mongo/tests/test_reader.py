@@ -228,8 +228,7 @@ class Server:
 
     def __init__(self, log, *, splits=False, sharded=False, stream=Stream, sizes=(), eager=False, **options):
         self.log, self.splits, self.sharded, self.stream = log, splits, sharded, stream
-        self.options, self.address = MongoOptions(**options), ADDRESS
-        self.needed = ("documentKey", "ns") if self.options.pipeline else ("documentKey",)
+        self.options = MongoOptions(**options)
         self.sizes, self.eager, self.failures = iter(sizes), eager, deque()
         self.opened, self.places, self.asked, self.slim, self.hides = [], [], 0, False, None
         self.before_answer = self.at_open = lambda: None

@@ -1,0 +1,592 @@
+"""What people and networks get wrong: a category, a message with the way out, no secret, and nothing lost."""
+
+import itertools
+import socket
+import threading
+import traceback
+from urllib.parse import quote
+
+import attrs
+import bson
+import pytest
+from bson import DatetimeMS
+from bson.raw_bson import RawBSONDocument
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ClientConfig,
+    EntireCluster,
+    EntireDatabase,
+    ErrorCategory,
+    FromContinuationToken,
+    LogicalPartition,
+    MulticloudDbError,
+    MulticloudDbKey,
+    NewItemStateMode,
+    Now,
+    OldItemStateMode,
+    OperationOptions,
+    PhysicalPartition,
+    RecordSkipped,
+    ResourceAddress,
+    connect,
+)
+from multiclouddb_mongo import MongoOptions
+from multiclouddb_spi.token import decode_token, encode_token
+
+from .harness import SMALL
+from .servers.mongod import PASSWORD
+from .servers.shared import shared
+
+NAMES = itertools.count()
+READER, READER_PASSWORD = "reader", "an0ther/secret:x@y"
+SECRETS = (
+    PASSWORD,
+    quote(PASSWORD, safe=""),
+    READER_PASSWORD,
+    quote(READER_PASSWORD, safe=""),
+    "my-document-key",
+)
+INVALID = ErrorCategory.INVALID_REQUEST
+QUICK = {"serverSelectionTimeoutMS": 300, "connectTimeoutMS": 300}
+MOST = 60
+
+
+def refused(category, act, *words):
+    """The error of an act, which is of a category, says these words and no secret."""
+    with pytest.raises(MulticloudDbError) as caught:
+        act()
+    error = caught.value
+    assert error.category == category, error
+    for word in words:
+        assert word in str(error)
+    shown = str(error) + repr(error) + repr(error.detail) + "".join(traceback.format_exception(error))
+    assert not any(secret in shown for secret in SECRETS)
+    # What a person reads comes first and last in what Python prints.
+    assert traceback.format_exception_only(error)[0].startswith("multiclouddb_api.errors.MulticloudDbError")
+    return error
+
+
+def client_of(url, **connection):
+    return connect(ClientConfig("mongo", {"url": url, **connection}))
+
+
+def read(client, address, place=None, size=0, *, timeout=20.0, **asked):
+    start = FromContinuationToken(place) if isinstance(place, str) else place or Beginning()
+    request = ChangeFeedRequest(address, start, max_page_size=size, **asked)
+    return client.read_changes(request, OperationOptions(timeout))
+
+
+def reading(client, address, place=None, **asked):
+    return lambda: read(client, address, place, **asked)
+
+
+def ids(page):
+    return [event.key.components["_id"] for event in page.events]
+
+
+@pytest.fixture
+def client(one):
+    with client_of(one.uri(appName="bad-input")) as made:
+        yield made
+
+
+@pytest.fixture
+def native(one, database):
+    """The test's database, for native writes."""
+    return one.client()[database]
+
+
+@pytest.fixture
+def here(native):
+    native.create_collection("c")
+    return ResourceAddress(native.name, "c")
+
+
+@pytest.fixture(scope="module")
+def guarded():
+    """A server with users: one may read the database `mine`."""
+    server = shared("us8 one", 1, **SMALL)
+    admin = server.client()
+    admin["mine"].command(
+        "createUser", READER, pwd=READER_PASSWORD, roles=["read"], mechanisms=["SCRAM-SHA-256"]
+    )
+    admin["mine"]["c"].insert_one({"_id": "mine"})
+    admin["theirs"]["c"].insert_one({"_id": "theirs"})
+    yield server
+    admin["mine"].command("dropUser", READER)
+    for name in ("mine", "theirs"):
+        admin.drop_database(name)
+
+
+class TestTheWay:
+    """To the server."""
+
+    def test_nobody_listens(self):
+        with client_of("mongodb://127.0.0.1:9/?serverSelectionTimeoutMS=300") as client:
+            error = refused(
+                ErrorCategory.TRANSIENT_FAILURE,
+                reading(client, ResourceAddress("a", "b")),
+                "127.0.0.1:9",
+                "hosts",
+            )
+            assert error.retryable
+
+    def test_what_answers_is_no_mongodb(self):
+        """A web server, for example."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+
+            def serve():
+                while True:
+                    try:
+                        near, _ = listener.accept()
+                    except OSError:
+                        return
+                    with near:
+                        near.recv(1000)
+                        near.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" + b"x" * 100)
+
+            thread = threading.Thread(target=serve, daemon=True)
+            thread.start()
+            url = f"mongodb://127.0.0.1:{listener.getsockname()[1]}/?serverSelectionTimeoutMS=300"
+            with client_of(url) as client:
+                refused(ErrorCategory.TRANSIENT_FAILURE, reading(client, ResourceAddress("a", "b")), "hosts")
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(10)
+
+    def test_the_set_has_another_name(self, one):
+        with client_of(one.uri(replicaSet="other", **QUICK)) as client:
+            refused(ErrorCategory.TRANSIENT_FAILURE, reading(client, ResourceAddress("a", "b")), "replicaSet")
+
+
+class TestTheIdentity:
+    """Nothing is guessed, and no secret is shown."""
+
+    def url(self, server, user=None, **options):
+        prefix, _, rest = server.uri(**QUICK, **options).partition("://")[2].rpartition("@")
+        del prefix
+        return f"mongodb://{user}@{rest}" if user else f"mongodb://{rest}"
+
+    def reader(self, server):
+        user = f"{READER}:{quote(READER_PASSWORD, safe='')}"
+        return client_of(self.url(server, user, authSource="mine"))
+
+    def test_nobody_in_particular(self, guarded):
+        with client_of(self.url(guarded)) as client:
+            refused(
+                ErrorCategory.AUTHENTICATION_FAILED, reading(client, ResourceAddress("mine", "c")), "user"
+            )
+
+    @pytest.mark.parametrize("user", ["reader:wrong", "nobody:an0ther"])
+    def test_somebody_else(self, guarded, user):
+        with client_of(self.url(guarded, user, authSource="mine")) as client:
+            error = refused(
+                ErrorCategory.AUTHENTICATION_FAILED, reading(client, ResourceAddress("mine", "c")), "password"
+            )
+            assert not error.retryable
+
+    def test_a_password_that_is_not_escaped(self, guarded):
+        hosts = self.url(guarded)[len("mongodb://") :]
+        refused(
+            INVALID,
+            lambda: client_of(f"mongodb://{READER}:{READER_PASSWORD}@{hosts}"),
+            "connection.url",
+            "percent-encode",
+        )
+
+    def test_who_may_read_a_database_reads_it_from_its_beginning(self, guarded):
+        with self.reader(guarded) as client:
+            for asked, address in (
+                ({}, ResourceAddress("mine", "c")),
+                ({"scope": EntireDatabase()}, ResourceAddress("mine")),
+            ):
+                assert read(client, address, Now(), **asked).idle
+                guarded.client()["mine"]["c"].update_one({}, {"$inc": {"n": 1}})
+                seen, place = [], Beginning()
+                for _ in range(MOST):
+                    page = read(client, address, place, **asked)
+                    seen += ids(page)
+                    place = page.continuation_token
+                    if page.idle:
+                        break
+                assert seen[-1] == "mine"
+
+    @pytest.mark.parametrize(
+        ("address", "asked"),
+        [
+            (ResourceAddress("theirs", "c"), {}),
+            (ResourceAddress("theirs"), {"scope": EntireDatabase()}),
+            (ResourceAddress(), {"scope": EntireCluster()}),
+            (ResourceAddress("theirs", "c"), {"provider_options": MongoOptions(allow_missing=True)}),
+        ],
+        ids=str,
+    )
+    def test_and_nothing_else(self, guarded, address, asked):
+        with self.reader(guarded) as client:
+            error = refused(
+                ErrorCategory.AUTHORIZATION_FAILED, reading(client, address, Now(), **asked), "role"
+            )
+            assert error.detail.native_code.startswith("13")
+
+
+class TestNames:
+    @pytest.mark.parametrize("allowed", [False, True])
+    @pytest.mark.parametrize("database", ["a.b", "a b", "$a", "a/b", "a\\b", 'a"b', "a\0b", "x" * 64])
+    @pytest.mark.parametrize("scope", [None, EntireDatabase()], ids=["collection", "database"])
+    def test_a_database_that_cannot_be(self, client, database, scope, allowed):
+        address = ResourceAddress(database, None if scope else "c")
+        asked = {"scope": scope} if scope else {}
+        options = MongoOptions(allow_missing=allowed)
+        refused(INVALID, reading(client, address, Now(), provider_options=options, **asked))
+
+    @pytest.mark.parametrize("name", ["$a", "a..b", "a.", ".a", "a\0b"])
+    def test_a_collection_that_cannot_be(self, client, native, name):
+        native.create_collection("c")
+        address = ResourceAddress(native.name, name)
+        refused(INVALID, reading(client, address, Now(), provider_options=MongoOptions(allow_missing=True)))
+
+    @pytest.mark.parametrize(
+        "address",
+        [
+            ResourceAddress("local", "oplog.rs"),
+            ResourceAddress("admin", "system.version"),
+            ResourceAddress("admin"),
+            ResourceAddress("local"),
+            ResourceAddress("config"),
+        ],
+        ids=str,
+    )
+    def test_where_there_is_no_stream(self, client, address):
+        asked = {} if address.collection else {"scope": EntireDatabase()}
+        refused(INVALID, reading(client, address, Now(), **asked), "admin, local or config")
+
+    @pytest.mark.parametrize("name", ["a.b.c", "with space", "ünï", "日本", "quo'te", "x" * 200])
+    def test_one_that_can(self, client, native, name):
+        collection = native.create_collection(name)
+        address = ResourceAddress(native.name, name)
+        token = read(client, address, Now()).continuation_token
+        collection.insert_one({"_id": 1})
+        assert ids(read(client, address, token)) == [1]
+        assert ids(read(client, address, Beginning())) == [1]
+
+    def test_one_that_is_written_a_little_wrong(self, client, here):
+        error = refused(
+            ErrorCategory.NOT_FOUND, reading(client, attrs.evolve(here, collection="C")), "check the name"
+        )
+        assert not error.retryable
+
+    def test_an_address_beside_a_cluster(self, client, here):
+        for address in (here, ResourceAddress(here.database)):
+            refused(
+                INVALID,
+                reading(client, address, Now(), scope=EntireCluster()),
+                "address",
+                "ResourceAddress()",
+            )
+
+    @pytest.mark.parametrize("partition", ["0", "", "mongo:0", "mongo:1.2:0", "shard-1"])
+    def test_a_partition_of_elsewhere(self, client, here, partition):
+        refused(INVALID, lambda: read(client, here, Now(), scope=PhysicalPartition(partition)))
+
+
+WRONG = [
+    {"full_document": "nonsense"},
+    {"full_document": ""},
+    {"full_document_before_change": "nonsense"},
+    {"collation": {"locale": "nonsense"}},
+    {"collation": {"strength": 1}},
+    {"comment": object()},
+    {"max_await_time_ms": 2**40},
+    {"pipeline": [{"$nonsense": 1}]},
+    {"pipeline": [{"$group": {"_id": 1}}]},
+    {"pipeline": [{"$out": "x"}]},
+    {"pipeline": [{"$match": {"$where": "1"}}]},
+    {"pipeline": [{"$changeStream": {}}]},
+    {"pipeline": [{"$match": {}, "$project": {"a": 1}}]},
+    {"pipeline": [{}]},
+    {"pipeline": [{"$project": {"a": "$$nonsense"}}]},
+    {"pipeline": [{"$match": {"a": object()}}]},
+    {"resume_after": {}},
+    {"resume_after": {"_data": "nonsense"}},
+    {"resume_after": {"_data": "82"}},
+    {"resume_after": {"_data": 5}},
+    {"resume_after": {"nonsense": 1}},
+    {"start_after": {"_data": "\0"}},
+    {"start_after": {"_data": "8" * 100_000}},
+]
+
+
+class TestOptions:
+    """Values are the server's to judge; what it says is told, and what it may quote is not."""
+
+    @pytest.mark.parametrize(
+        "options", WRONG, ids=[f"{name} {at}" for at, option in enumerate(WRONG) for name in option]
+    )
+    def test_what_the_server_does_not_take(self, client, here, native, options):
+        def act():
+            page = read(client, here, Now(), provider_options=MongoOptions(**options), timeout=5)
+            native["c"].insert_one({"_id": 1})
+            read(client, here, page.continuation_token, provider_options=MongoOptions(**options), timeout=5)
+
+        error = refused(INVALID, act)
+        assert not error.retryable
+
+    def test_a_wait_that_is_longer_than_the_call(self, client, here):
+        options = MongoOptions(max_await_time_ms=60_000)
+        error = refused(
+            ErrorCategory.TRANSIENT_FAILURE,
+            reading(client, here, Now(), provider_options=options, timeout=0.7),
+            "deadline",
+            "timeout_seconds",
+        )
+        assert error.retryable
+
+    def test_the_token_of_an_invalidate_goes_with_start_after(self, client, here, native):
+        with native["c"].watch() as stream:
+            native["c"].drop()
+            changes = [stream.next(), stream.next()]
+        assert changes[-1]["operationType"] == "invalidate"
+        native["c"].insert_one({"_id": 1})
+        token = changes[-1]["_id"]
+        before = MongoOptions(resume_after=token)
+        refused(INVALID, reading(client, here, Now(), provider_options=before), "start_after")
+        assert ids(read(client, here, Now(), provider_options=MongoOptions(start_after=token))) == [1]
+
+
+class TestPipelines:
+    """Of the caller's own: they may leave out a lot."""
+
+    def test_what_is_promised_to_be_enough_is(self, client, here, native):
+        fields = ("_id", "operationType", "ns", "documentKey", "fullDocument")
+        asked = {"provider_options": MongoOptions(pipeline=[{"$project": dict.fromkeys(fields, 1)}])}
+        token = read(client, here, Now(), **asked).continuation_token
+        native["c"].insert_one({"_id": 1, "n": 1})
+        native["c"].rename("d")
+        page = read(client, here, token, **asked)
+        assert [event.new_item_state for event in page.events] == [{"_id": 1, "n": 1}]
+
+    @pytest.mark.parametrize("name", ["operationType", "documentKey", "ns"])
+    def test_what_is_needed_is_named(self, client, here, native, name):
+        asked = {"provider_options": MongoOptions(pipeline=[{"$unset": name}])}
+        token = read(client, here, Now(), **asked).continuation_token
+        native["c"].insert_one({"_id": "my-document-key"})
+        refused(INVALID, reading(client, here, token, **asked), name, "pipeline")
+
+    @pytest.mark.parametrize(
+        "stage", [{"$unset": "_id"}, {"$set": {"_id": {"a": 1}}}, {"$replaceWith": {"a": "$$ROOT"}}], ids=str
+    )
+    def test_without_its_token_no_event_is_sent(self, client, here, native, stage):
+        asked = {"provider_options": MongoOptions(pipeline=[stage])}
+        token = read(client, here, Now(), **asked).continuation_token
+        native["c"].insert_one({"_id": "my-document-key"})
+        refused(INVALID, reading(client, here, token, **asked), "_id")
+
+    @pytest.mark.parametrize(
+        "stage",
+        [
+            {"$set": {"documentKey": "text"}},
+            {"$set": {"fullDocument": "text"}},
+            {"$set": {"ns": "text"}},
+            {"$set": {"wallTime": "text", "clusterTime": "text"}},
+        ],
+        ids=str,
+    )
+    def test_what_makes_no_sense_of_an_event_is_no_failure_of_ours(self, client, here, native, stage):
+        asked = {"provider_options": MongoOptions(pipeline=[stage])}
+        token = read(client, here, Now(), **asked).continuation_token
+        native["c"].insert_one({"_id": 1})
+        native["c"].drop()
+        try:
+            for _ in range(5):
+                token = read(client, here, token, **asked).continuation_token
+        except MulticloudDbError as error:
+            category = error.category
+            assert category in (INVALID, ErrorCategory.PROVIDER_ERROR)
+
+    @pytest.mark.parametrize("ending", ["drop", "rename"])
+    @pytest.mark.parametrize(
+        "stage", [{"$match": {"operationType": "insert"}}, {"$redact": "$$PRUNE"}], ids=str
+    )
+    def test_none_hides_how_a_feed_ends(self, client, here, native, stage, ending):
+        asked = {"provider_options": MongoOptions(pipeline=[stage])}
+        token = read(client, here, Now(), **asked).continuation_token
+        native["c"].insert_one({"_id": 1})
+        native["c"].drop() if ending == "drop" else native["c"].rename("d")
+        texts = []
+        for _ in range(5):
+            page = read(client, here, token, **asked)
+            texts += [type(notice).__name__ for notice in page.notices]
+            token = page.continuation_token
+        assert "FeedEnded" in texts
+
+
+class TestTokens:
+    """What the server hardly checks, we do."""
+
+    def token(self, client, address, **asked):
+        return read(client, address, Now(), **asked).continuation_token
+
+    def test_of_another_collection(self, client, here, native):
+        native.create_collection("d")
+        token = self.token(client, attrs.evolve(here, collection="d"))
+        refused(INVALID, reading(client, here, token), "continuation_token")
+
+    @pytest.mark.parametrize(
+        ("asked", "address"),
+        [
+            ({"scope": EntireDatabase()}, lambda here: ResourceAddress(here.database)),
+            ({"scope": LogicalPartition(MulticloudDbKey({"_id": 1}))}, lambda here: here),
+            ({"provider_options": MongoOptions(pipeline=[{"$match": {}}])}, lambda here: here),
+            ({"provider_options": MongoOptions(show_expanded_events=True)}, lambda here: here),
+        ],
+        ids=["database", "key", "pipeline", "expanded"],
+    )
+    def test_of_another_stream(self, client, here, asked, address):
+        refused(
+            INVALID, reading(client, here, self.token(client, address(here), **asked)), "continuation_token"
+        )
+        refused(
+            INVALID, reading(client, address(here), self.token(client, here), **asked), "continuation_token"
+        )
+
+    def test_of_a_collection_that_was_recreated(self, one, client, here, native):
+        token = self.token(client, here)
+        native["c"].drop()
+        native.create_collection("c")
+        with client_of(one.uri()) as other:
+            refused(INVALID, reading(other, here, token), "recreated")
+
+    def test_documents_may_come_or_not_from_page_to_page(self, client, here, native):
+        token = self.token(client, here)
+        native["c"].insert_one({"_id": 1})
+        for mode in (NewItemStateMode.OMIT, NewItemStateMode.INCLUDE_IF_AVAILABLE):
+            for old in (OldItemStateMode.OMIT, OldItemStateMode.INCLUDE_IF_AVAILABLE):
+                asked = {"new_item_state_mode": mode, "old_item_state_mode": old, "include_native": True}
+                assert ids(read(client, here, token, **asked)) == [1]
+
+    @pytest.mark.parametrize(
+        "cursor",
+        [
+            ["e", "nonsense"],
+            ["e", "82"],
+            ["e", "82FF"],
+            ["h", "A" * 1000],
+            ["i", "8269"],
+            ["e", "b:BQAAAAA="],
+            ["x", "82"],
+            ["t", -1, 0],
+            ["e"],
+            [],
+            None,
+            {"_data": "82"},
+        ],
+        ids=repr,
+    )
+    def test_with_a_position_that_is_none(self, client, here, cursor):
+        envelope = decode_token(self.token(client, here))
+        (entry,) = envelope.state
+        place = next(at for at, item in enumerate(entry) if isinstance(item, list))
+        forged = [*entry[:place], cursor, *entry[place + 1 :]]
+        token = encode_token(attrs.evolve(envelope, state=[forged]))
+        refused(INVALID, reading(client, here, token))
+
+
+class TestPoison:
+    """Documents that no driver reads, which the server takes all the same."""
+
+    def damaged(self, collection, document):
+        raw = bson.encode(document)
+        assert b"damaged" in raw
+        collection.insert_one(RawBSONDocument(raw.replace(b"damaged", b"damage\xff")))
+
+    def walk(self, client, address, token, size=0, **asked):
+        """Ids of all changes; None for one that was skipped."""
+        seen, skipped = [], 0
+        for _ in range(400):
+            try:
+                page = read(client, address, token, size, **asked)
+            except MulticloudDbError as error:
+                refused(ErrorCategory.PROVIDER_ERROR, reading(client, address, token, **asked), "skip_token")
+                seen.append(None)
+                token = error.detail.skip_token
+                continue
+            seen += ids(page)
+            skipped += sum(isinstance(notice, RecordSkipped) for notice in page.notices)
+            token = page.continuation_token
+            if page.idle:
+                return seen, skipped
+        return pytest.fail("not idle")
+
+    @pytest.mark.parametrize("size", [0, 1, 7, 100, 101])
+    def test_what_is_before_and_behind_it_is_delivered(self, client, here, native, size):
+        collection = native["c"]
+        token = read(client, here, Now()).continuation_token
+        collection.insert_many([{"_id": number} for number in range(100)])
+        for number in range(3):
+            self.damaged(collection, {"_id": f"bad {number}", "text": "damaged"})
+        collection.insert_many([{"_id": number} for number in range(100, 200)])
+        seen, skipped = self.walk(client, here, token, size)
+        assert seen == [*range(100), None, None, None, *range(100, 200)]
+        assert skipped == 3
+
+    @pytest.mark.parametrize(
+        "document",
+        [
+            {"_id": "damaged"},
+            {"_id": 1, "damaged": 1},
+            {"_id": 1, "a": {"b": [{"c": "damaged"}]}},
+            {"_id": {"a": "damaged"}, "n": 1},
+        ],
+        ids=str,
+    )
+    def test_wherever_the_damage_is(self, client, here, native, document):
+        token = read(client, here, Now()).continuation_token
+        native["c"].insert_one({"_id": "before"})
+        self.damaged(native["c"], document)
+        native["c"].insert_one({"_id": "behind"})
+        assert self.walk(client, here, token)[0] == ["before", None, "behind"]
+
+    def test_a_document_that_is_not_asked_for_does_no_harm(self, client, here, native):
+        token = read(client, here, Now()).continuation_token
+        self.damaged(native["c"], {"_id": 1, "text": "damaged"})
+        assert self.walk(client, here, token, new_item_state_mode=NewItemStateMode.OMIT)[0] == [1]
+
+    def test_dates_beyond_all_calendars_are_no_damage(self, client, here, native):
+        token = read(client, here, Now()).continuation_token
+        native["c"].insert_one({"_id": DatetimeMS(2**62), "at": DatetimeMS(-(2**62))})
+        (event,) = read(client, here, token).events
+        assert event.key == MulticloudDbKey({"_id": DatetimeMS(2**62)})
+        assert event.new_item_state["at"] == DatetimeMS(-(2**62))
+
+    def test_a_change_that_is_too_large_with_its_images(self, client, native):
+        collection = native.create_collection("c", changeStreamPreAndPostImages={"enabled": True})
+        address = ResourceAddress(native.name, "c")
+        asked = {"old_item_state_mode": OldItemStateMode.INCLUDE_IF_AVAILABLE}
+        large = "x" * 9_000_000
+        token = read(client, address, Now(), **asked).continuation_token
+        collection.insert_one({"_id": "large", "text": large, "n": 1})
+        collection.insert_many([{"_id": number} for number in range(3)])
+        collection.update_one({"_id": "large"}, {"$set": {"text": large[:-1]}})
+        collection.update_one({"_id": "large"}, {"$set": {"text": large[:-2]}})
+        collection.insert_one({"_id": "end"})
+        for size in (0, 2):
+            seen, skipped = self.walk(client, address, token, size, **asked)
+            assert seen == ["large", 0, 1, 2, None, None, "end"]
+            assert skipped == 2
+        # Without the old document it fits.
+        assert self.walk(client, address, token)[0] == ["large", 0, 1, 2, "large", "large", "end"]
+
+    def test_the_one_that_is_named_is_the_one_that_a_filter_lets_through(self, client, native):
+        collection = native.create_collection("c", changeStreamPreAndPostImages={"enabled": True})
+        address = ResourceAddress(native.name, "c")
+        asked = {
+            "old_item_state_mode": OldItemStateMode.INCLUDE_IF_AVAILABLE,
+            "provider_options": MongoOptions(pipeline=[{"$match": {"fullDocument.n": 1}}]),
+        }
+        large = "x" * 9_000_000
+        collection.insert_one({"_id": "large", "text": large, "n": 1})
+        token = read(client, address, Now(), **asked).continuation_token
+        collection.update_one({"_id": "large"}, {"$set": {"text": large[:-1]}})
+        collection.insert_one({"_id": "good", "n": 1})
+        assert self.walk(client, address, token, **asked)[0] == [None, "good"]
