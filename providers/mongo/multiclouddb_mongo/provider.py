@@ -22,6 +22,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_mongo.commands import Commands
 from multiclouddb_mongo.config import MongoConfig
+from multiclouddb_mongo.driver import Closer, interrupt
 from multiclouddb_mongo.errors import PROVIDER_ID, classify
 from multiclouddb_mongo.feed import MongoFeed
 from multiclouddb_mongo.options import MongoOptions
@@ -31,7 +32,7 @@ from multiclouddb_mongo.partitions import (
     resolve,
 )
 from multiclouddb_mongo.reader import MongoReader
-from multiclouddb_mongo.stream import Closer, Source, interrupt
+from multiclouddb_mongo.stream import Source
 from multiclouddb_spi import (
     Deadline,
     Fault,

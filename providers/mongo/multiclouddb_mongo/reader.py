@@ -14,10 +14,11 @@ from pymongo.errors import OperationFailure, PyMongoError
 from multiclouddb_api import ErrorCategory, Invalidated
 from multiclouddb_mongo.batch import MongoBatch
 from multiclouddb_mongo.change import decoded, place_of_change
+from multiclouddb_mongo.driver import Stream, buffered, inner_cursor
 from multiclouddb_mongo.errors import EVENT_TOO_LARGE, IMAGE_MISSING, OVERTAKEN, fault
 from multiclouddb_mongo.mapping import View
 from multiclouddb_mongo.position import Place, cursor_of, describe, is_reached, seconds_at, ticks_at
-from multiclouddb_mongo.stream import Source, Stream, buffered, inner_cursor
+from multiclouddb_mongo.stream import Source
 from multiclouddb_mongo.taking import Taken, Taker, namespace_of
 from multiclouddb_spi import Continue, Deadline, Ended, Outcome, Reached, Reader, RecordFault, unsupported
 

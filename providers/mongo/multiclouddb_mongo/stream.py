@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-import pymongo
 from pymongo import MongoClient
-from pymongo.change_stream import (
-    ChangeStream,
-    ClusterChangeStream,
-    CollectionChangeStream,
-    DatabaseChangeStream,
-)
 from pymongo.collection import Collection
 from pymongo.database import Database
 from pymongo.errors import NetworkTimeout, OperationFailure
@@ -22,24 +13,22 @@ from pymongo.read_concern import ReadConcern
 
 from multiclouddb_api import (
     EntireCluster,
-    EntireDatabase,
-    FeedScope,
     LogicalPartition,
     NewItemStateMode,
     OldItemStateMode,
     ResourceAddress,
 )
 from multiclouddb_mongo.change import RAW_CODEC, RawChange
+from multiclouddb_mongo.driver import Closer, Stream, inner_cursor, watch_otherwise
 from multiclouddb_mongo.errors import HISTORY_LOST, TIME_LIMIT
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.position import After, At, Place, token_text
 from multiclouddb_mongo.values import CODEC, to_bson
 from multiclouddb_spi import FeedSpec
 
-__all__ = ["ENDINGS", "Closer", "Source", "Stream", "buffered", "inner_cursor", "interrupt"]
+__all__ = ["ENDINGS", "Source"]
 
 Stage: TypeAlias = Mapping[str, Any]
-Stream: TypeAlias = ChangeStream[RawChange]
 
 ENDINGS: Final = ("invalidate", "drop", "rename", "dropDatabase")
 """Operations that no filter of ours may hide: behind them the server closes the stream, maybe in silence."""
@@ -48,9 +37,6 @@ _UNWANTED: Final = ("updateDescription", "clusterTime", "lsid", "txnNumber")
 _MAJORITY: Final = ReadConcern("majority")
 _COMMENT: Final = "multiclouddb"
 _PROBE_MS: Final = 50
-_CLOSE_SECONDS: Final = 0.5
-_DEAF_SECONDS: Final = 5.0
-_NO_SECONDS: Final = 0.001
 
 
 class Source:
@@ -218,7 +204,7 @@ class Source:
         target = self._target()
         stages = self.pipeline(slim=slim)
         if isinstance(self.spec.scope, EntireCluster) or self.options.collation is not None:
-            return _watch_otherwise(target, self.spec.scope, stages, settings)
+            return watch_otherwise(target, self.spec.scope, stages, settings)
         return target.watch(stages, **settings)
 
     def _target(self) -> Collection[RawChange] | Database[RawChange]:
@@ -236,30 +222,6 @@ class Source:
         if isinstance(self.spec.scope, EntireCluster):
             stage["allChangesForCluster"] = True
         return stage
-
-
-class Closer:
-    """Closes the streams of one client; a server that hangs costs a second once, not once a stream.
-
-    It ends idle cursors by itself, in ten minutes.
-    """
-
-    def __init__(self) -> None:
-        self._deaf_until = 0.0
-
-    def close(self, stream: Stream, *, reachable: bool) -> None:
-        """Close a stream; raises nothing.
-
-        Args:
-            stream: The stream.
-            reachable: False when its server is known to be away.
-        """
-        began = time.monotonic()
-        speak = reachable and began >= self._deaf_until
-        with suppress(Exception), pymongo.timeout(_CLOSE_SECONDS if speak else _NO_SECONDS):
-            stream.close()
-        if time.monotonic() - began > 0.9 * _CLOSE_SECONDS:
-            self._deaf_until = time.monotonic() + _DEAF_SECONDS
 
 
 def _start(place: Place) -> dict[str, Any]:
@@ -282,71 +244,3 @@ def _match(scope: LogicalPartition) -> Stage:
 
 def _if_there(image: str | None, slim: bool) -> str | None:
     return "whenAvailable" if slim and image == "required" else image
-
-
-class _Collated:
-    """PyMongo 4.20 takes `collation` for a change stream, and does not send it."""
-
-    def _command_options(self) -> dict[str, Any]:
-        options: dict[str, Any] = super()._command_options()  # type: ignore[misc]
-        collation = self._collation  # type: ignore[attr-defined]
-        return options if collation is None else {**options, "collation": collation}
-
-
-class _CollectionStream(_Collated, CollectionChangeStream[RawChange]):
-    pass
-
-
-class _DatabaseStream(_Collated, DatabaseChangeStream[RawChange]):
-    pass
-
-
-class _ClusterStream(_Collated, ClusterChangeStream[RawChange]):
-    pass
-
-
-def _watch_otherwise(
-    target: Collection[RawChange] | Database[RawChange],
-    scope: FeedScope,
-    stages: Sequence[Stage],
-    settings: Mapping[str, Any],
-) -> Stream:
-    """What `watch` does, with its streams' classes at hand."""
-    kind: type[ChangeStream[RawChange]]
-    match scope:
-        case EntireCluster():
-            kind = _ClusterStream
-        case EntireDatabase():
-            kind = _DatabaseStream
-        case _:
-            kind = _CollectionStream
-    given = {"resume_after": None, "start_after": None, "start_at_operation_time": None, **settings}
-    stream = kind(target, list(stages), session=None, **given)
-    stream._initialize_cursor()
-    return stream
-
-
-def buffered(stream: Stream) -> int | None:
-    """How many changes of the last answer are still to be taken; None where this PyMongo does not tell.
-
-    Nothing public says so, and to ask for one more change than there is waits for the server.
-    """
-    data = getattr(getattr(stream, "_cursor", None), "_data", None)
-    return None if data is None else len(data)
-
-
-def inner_cursor(stream: Stream) -> object:
-    """Another object once PyMongo has resumed the stream: an empty answer then is not the end of the log."""
-    return getattr(stream, "_cursor", None)
-
-
-def interrupt(client: MongoClient[Any]) -> None:
-    """End every receive of a client that is about to be closed, within half a second.
-
-    Behind a network that swallows everything they would last for ever: what ends them, PyMongo's monitor,
-    ends with the client. Nothing public does it.
-    """
-    servers = getattr(getattr(client, "_topology", None), "_servers", {})
-    for server in list(servers.values()):
-        with suppress(Exception):
-            server.pool.reset(interrupt_connections=True)

@@ -18,10 +18,11 @@ from multiclouddb_mongo.change import (
     is_untouched_change,
     place_of_change,
 )
+from multiclouddb_mongo.driver import Stream, buffered, inner_cursor
 from multiclouddb_mongo.errors import fault
 from multiclouddb_mongo.mapping import CHANGES, Raw
 from multiclouddb_mongo.position import After, At, Kind, Place, compare, token_text
-from multiclouddb_mongo.stream import Source, Stream, buffered, inner_cursor
+from multiclouddb_mongo.stream import Source
 from multiclouddb_mongo.values import CODEC
 
 __all__ = ["Taken", "Taker", "namespace_of"]

@@ -21,8 +21,9 @@ from multiclouddb_api import (
 )
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.change import RAW_CODEC
+from multiclouddb_mongo.driver import Closer, buffered, inner_cursor
 from multiclouddb_mongo.position import After, At, ticks_at
-from multiclouddb_mongo.stream import ENDINGS, Closer, Source, buffered, inner_cursor
+from multiclouddb_mongo.stream import ENDINGS, Source
 from multiclouddb_spi import FeedSpec
 
 NEW, OLD = NewItemStateMode, OldItemStateMode
@@ -295,7 +296,7 @@ class TestCloser:
 
     def test_after_a_while_it_speaks_again(self, monkeypatch):
         clock = [1000.0]
-        monkeypatch.setattr("multiclouddb_mongo.stream.time.monotonic", lambda: clock[0])
+        monkeypatch.setattr("multiclouddb_mongo.driver.time.monotonic", lambda: clock[0])
 
         class Slow(Stubborn):
             def close(self):

@@ -1,0 +1,133 @@
+"""Where PyMongo's public face does not reach, and the one place that looks behind it.
+
+What only helps (`buffered`, `inner_cursor`, `interrupt`) is asked for with care: where a version of PyMongo has
+it no more, reading goes on, with a question more to the server.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, TypeAlias
+
+import pymongo
+from pymongo import MongoClient
+from pymongo.change_stream import (
+    ChangeStream,
+    ClusterChangeStream,
+    CollectionChangeStream,
+    DatabaseChangeStream,
+)
+from pymongo.collection import Collection
+from pymongo.database import Database
+
+from multiclouddb_api import EntireCluster, EntireDatabase, FeedScope
+from multiclouddb_mongo.change import RawChange
+
+__all__ = ["Closer", "Stream", "buffered", "inner_cursor", "interrupt", "watch_otherwise"]
+
+Stream: TypeAlias = ChangeStream[RawChange]
+
+_CLOSE_SECONDS: Final = 0.5
+_DEAF_SECONDS: Final = 5.0
+_NO_SECONDS: Final = 0.001
+
+
+class Closer:
+    """Closes the streams of one client; a server that hangs costs a second once, not once a stream.
+
+    It ends idle cursors by itself, in ten minutes.
+    """
+
+    def __init__(self) -> None:
+        self._deaf_until = 0.0
+
+    def close(self, stream: Stream, *, reachable: bool) -> None:
+        """Close a stream; raises nothing.
+
+        Args:
+            stream: The stream.
+            reachable: False when its server is known to be away.
+        """
+        began = time.monotonic()
+        speak = reachable and began >= self._deaf_until
+        with suppress(Exception), pymongo.timeout(_CLOSE_SECONDS if speak else _NO_SECONDS):
+            stream.close()
+        if time.monotonic() - began > 0.9 * _CLOSE_SECONDS:
+            self._deaf_until = time.monotonic() + _DEAF_SECONDS
+
+
+class _Collated:
+    """PyMongo 4.20 takes `collation` for a change stream, and does not send it."""
+
+    def _command_options(self) -> dict[str, Any]:
+        options: dict[str, Any] = super()._command_options()  # type: ignore[misc]
+        collation = self._collation  # type: ignore[attr-defined]
+        return options if collation is None else {**options, "collation": collation}
+
+
+class _CollectionStream(_Collated, CollectionChangeStream[RawChange]):
+    pass
+
+
+class _DatabaseStream(_Collated, DatabaseChangeStream[RawChange]):
+    pass
+
+
+class _ClusterStream(_Collated, ClusterChangeStream[RawChange]):
+    pass
+
+
+def watch_otherwise(
+    target: Collection[RawChange] | Database[RawChange],
+    scope: FeedScope,
+    stages: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+) -> Stream:
+    """What `watch` does, with its streams' classes at hand.
+
+    Args:
+        target: A collection, a database, or `admin` for the cluster.
+        scope: Which of them.
+        stages: The pipeline.
+        settings: What `watch` takes by name.
+    """
+    kind: type[ChangeStream[RawChange]]
+    match scope:
+        case EntireCluster():
+            kind = _ClusterStream
+        case EntireDatabase():
+            kind = _DatabaseStream
+        case _:
+            kind = _CollectionStream
+    given = {"resume_after": None, "start_after": None, "start_at_operation_time": None, **settings}
+    stream = kind(target, list(stages), session=None, **given)
+    stream._initialize_cursor()
+    return stream
+
+
+def buffered(stream: Stream) -> int | None:
+    """How many changes of the last answer are still to be taken; None where this PyMongo does not tell.
+
+    Nothing public says so, and to ask for one more change than there is waits for the server.
+    """
+    data = getattr(getattr(stream, "_cursor", None), "_data", None)
+    return None if data is None else len(data)
+
+
+def inner_cursor(stream: Stream) -> object:
+    """Another object once PyMongo has resumed the stream: an empty answer then is not the end of the log."""
+    return getattr(stream, "_cursor", None)
+
+
+def interrupt(client: MongoClient[Any]) -> None:
+    """End every receive of a client that is about to be closed, within half a second.
+
+    Behind a network that swallows everything they would last for ever: what ends them, PyMongo's monitor,
+    ends with the client. Nothing public does it.
+    """
+    servers = getattr(getattr(client, "_topology", None), "_servers", {})
+    for server in list(servers.values()):
+        with suppress(Exception):
+            server.pool.reset(interrupt_connections=True)
