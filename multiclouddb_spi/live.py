@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeAlias
 
 import orjson
 
@@ -22,6 +22,9 @@ from multiclouddb_spi.watch import Watch
 __all__ = ["Budget", "Live", "LiveCache"]
 
 _IDLE_SECONDS: Final = 60.0
+_MOST_OF_ONE: Final = 16
+
+_Place: TypeAlias = tuple[int, str, bytes]
 
 
 class Budget:
@@ -183,6 +186,9 @@ class Live:
 class LiveCache:
     """Live partitions that no call uses at present, by feed, partition and position.
 
+    Of one partition a few are kept: one for each consumer in this process. More of them are what is left
+    behind by consumers who go on in other processes, and each may hold something of the service's.
+
     Args:
         budget: What they hold is bounded by it; the longest unused go first.
         capacity: How many at most.
@@ -191,26 +197,31 @@ class LiveCache:
     def __init__(self, budget: Budget, capacity: int) -> None:
         self._budget = budget
         self._capacity = capacity
-        self._lives: OrderedDict[tuple[int, str, bytes], Live] = OrderedDict()
+        self._lives: OrderedDict[_Place, Live] = OrderedDict()
+        self._crowds: Counter[tuple[int, str]] = Counter()
         self._lock = threading.Lock()
         self._closed = False
 
     def pop(self, feed: Feed, partition_id: str, cursor: Cursor) -> Live | None:
         """The live partition at this very position, or None."""
         with self._lock:
-            return self._lives.pop((id(feed), partition_id, orjson.dumps(cursor)), None)
+            return self._taken((id(feed), partition_id, orjson.dumps(cursor)))
 
     def put(self, live: Live) -> None:
         """Keep it for the next call; another one under the same position is closed."""
         live.used_at = time.monotonic()
         key = (id(live.feed), live.partition_id, orjson.dumps(live.cursor))
         with self._lock:
-            twin = self._lives.pop(key, None)
-            if not self._closed:
+            gone = [self._taken(key)]
+            if self._closed:
+                gone.append(live)
+            else:
                 self._lives[key] = live
-            gone = [live] if self._closed else self._expired()
-        for old in [twin, *gone] if twin else gone:
-            old.discard()
+                self._crowds[key[:2]] += 1
+                gone += [self._crowded_out(key[:2]), *self._expired()]
+        for old in gone:
+            if old is not None:
+                old.discard()
         self.make_room(0)
 
     def make_room(self, nbytes: int) -> None:
@@ -219,16 +230,18 @@ class LiveCache:
             with self._lock:
                 if not self._lives:
                     return
-                _, old = self._lives.popitem(last=False)
-            old.discard()
+                old = self._taken(next(iter(self._lives)))
+            if old is not None:
+                old.discard()
 
     def forget(self, feed: Feed | None = None) -> None:
         """Discard the lives of one feed, or all."""
         with self._lock:
             keys = [key for key in self._lives if feed is None or key[0] == id(feed)]
-            gone = [self._lives.pop(key) for key in keys]
+            gone = [self._taken(key) for key in keys]
         for old in gone:
-            old.discard()
+            if old is not None:
+                old.discard()
 
     def close(self) -> None:
         """Discard all, and whatever calls that are still in flight put back."""
@@ -239,7 +252,22 @@ class LiveCache:
     def __len__(self) -> int:
         return len(self._lives)
 
-    def _expired(self) -> list[Live]:
+    def _taken(self, key: _Place) -> Live | None:
+        """Take one out; the lock is held."""
+        live = self._lives.pop(key, None)
+        if live is not None:
+            self._crowds[key[:2]] -= 1
+            if not self._crowds[key[:2]]:
+                del self._crowds[key[:2]]
+        return live
+
+    def _crowded_out(self, crowd: tuple[int, str]) -> Live | None:
+        """The longest unused of a partition that has too many; the lock is held."""
+        if self._crowds[crowd] <= _MOST_OF_ONE:
+            return None
+        return self._taken(next(key for key in self._lives if key[:2] == crowd))
+
+    def _expired(self) -> list[Live | None]:
         """The ones beyond capacity or age; the lock is held."""
         oldest = time.monotonic() - _IDLE_SECONDS
         gone = []
@@ -247,5 +275,5 @@ class LiveCache:
             key, first = next(iter(self._lives.items()))
             if len(self._lives) <= self._capacity and first.used_at >= oldest:
                 break
-            gone.append(self._lives.pop(key))
+            gone.append(self._taken(key))
         return gone

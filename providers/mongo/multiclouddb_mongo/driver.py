@@ -1,7 +1,7 @@
 """Where PyMongo's public face does not reach, and the one place that looks behind it.
 
-What only helps (`buffered`, `inner_cursor`, `interrupt`) is asked for with care: where PyMongo has it no more,
-reading goes on, with a question more to the server.
+What only helps (`buffered`, `inner_cursor`, `interrupt`) is asked for with care: where PyMongo has it no
+more, reading goes on, with a question more to the server.
 """
 
 from __future__ import annotations

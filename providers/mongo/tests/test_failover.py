@@ -29,7 +29,7 @@ from multiclouddb_conformance.consumer import Pause
 from multiclouddb_conformance.loss import iterator_consumer
 
 from .servers.mongod import NATIVE, ReplicaSet
-from .workload import COLLECTION, MAJORITY, Application, Writer, assert_kept, pages, seen, wait_until
+from .workload import COLLECTION, MAJORITY, Application, Writer, assert_kept, finish, pages, seen, wait_until
 
 CALL = 15.0
 """Seconds that a read may take."""
@@ -97,9 +97,9 @@ def load(cluster, database):
             yield writer, applications
             writer.wait_for(50)
     cluster.wait_healthy()
-    for application in applications:
-        application.finish(len(writer.truth))
-    late = [late.start().finish(len(writer.truth)) for late in applications[1].resumed(5)]
+    finish(applications, len(writer.truth))
+    late = [application.start() for application in applications[1].resumed(5)]
+    finish(late, len(writer.truth))
     assert_kept(writer.truth, applications + late)
     for application in applications:
         assert application.slowest < CALL + MARGIN, application.name

@@ -178,6 +178,7 @@ class Application:
     Attributes:
         lives: All its lives.
         tokens: Every token that it stored, each with how many changes lie before it.
+        goal: How many changes there are, once that is known: behind them it ends.
         failures: Errors after which it was told to try again.
         slowest: Seconds of the longest read.
     """
@@ -211,18 +212,16 @@ class Application:
     def delivered(self):
         return sum(len(life.events) for life in self.lives)
 
-    def finish(self, goal):
-        """Until so many changes lie before it, and a page says that there is nothing more."""
-        self.goal = goal
+    def join(self):
+        """Until it has come to its goal, and a page says that there is nothing more."""
         place, until = self.place, time.monotonic() + STUCK
         while self._thread.is_alive():
             self._thread.join(0.1)
             if self.place > place:
                 place, until = self.place, time.monotonic() + STUCK
             if time.monotonic() > until:
-                self.error = TimeoutError(f"stuck behind {place} of {goal} changes")
+                self.error = TimeoutError(f"stuck behind {place} of {self.goal} changes")
                 break
-        return self
 
     def resumed(self, count):
         """Fresh ones, in large pages, from so many of its tokens, evenly chosen."""
@@ -269,6 +268,14 @@ class Application:
                 if self.goal is None and self._dice.random() < self._deaths:
                     steps.close()
                     return False
+
+
+def finish(applications, goal):
+    """Let all of them come to an end behind so many changes."""
+    for application in applications:
+        application.goal = goal
+    for application in applications:
+        application.join()
 
 
 def assert_kept(truth, applications):
