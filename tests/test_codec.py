@@ -144,9 +144,9 @@ class TestRoundTrip:
         assert encode_json(value) == b'{"box":["box",3,1.5,[1]]}'
 
     def test_a_type_of_a_provider_that_is_not_loaded_is_kept(self):
-        text = b'{"_id":{"$mongo.objectid":"65"}}'
+        text = b'{"_id":{"$elsewhere.id":"65"}}'
         value = decode_json(text)
-        assert value == {"_id": Tagged("mongo.objectid", "65")}
+        assert value == {"_id": Tagged("elsewhere.id", "65")}
         assert encode_json(value) == text
 
     def test_a_registered_type_is_exact(self, monkeypatch):
