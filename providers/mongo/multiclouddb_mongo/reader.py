@@ -180,7 +180,7 @@ class MongoReader(Reader):
             self._check()
             if time.monotonic() >= until:
                 return
-            if self._await_ms == _SHORT_AWAIT_MS:
+            if self._await_ms == _SHORT_AWAIT_MS and 1000 * wait >= _LONG_AWAIT_MS:
                 self._exchange(_LONG_AWAIT_MS)
 
     def _answer(self, taken: Taken, max_records: int) -> tuple[bool, bool] | None:

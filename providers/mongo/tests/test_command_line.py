@@ -96,23 +96,33 @@ class Tail:
         return [event.key.components["_id"] for event in self.seen]
 
 
-@contextmanager
-def writing(orders):
-    """New documents without a break; their keys, in order."""
-    written, over = [], threading.Event()
+class Writer:
+    """Writes new documents without a break, but for troubles that it is not the one to suffer from.
 
-    def write():
-        while not over.wait(0.003):
-            orders.insert_one({"_id": f"o-{len(written):05}", "secret": "a document"})
-            written.append(f"o-{len(written):05}")
+    Attributes:
+        written: The keys, in order.
+        between: Held while one is written.
+    """
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        yield written
-    finally:
-        over.set()
-        writer.join(SOON)
+    def __init__(self, orders):
+        self.orders, self.written, self.between = orders, [], threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._write)
+
+    def _write(self):
+        while not self._over.wait(0.003):
+            with self.between:
+                key = f"o-{len(self.written):05}"
+                self.orders.insert_one({"_id": key, "secret": "a document"})
+                self.written.append(key)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join(SOON)
 
 
 def forget_cursors(server):
@@ -131,22 +141,22 @@ class TestTail:
         tail = Tail(where, tmp_path / "position")
         with tail.running():
             wait_until(tail.checkpoint.exists)
-        with writing(orders) as written:
+        with Writer(orders) as writer:
             for trouble, events in (
                 (None, 1), (None, 300), (forget_cursors, 100), (None, 7), (step_down, 100), (None, 1),
             ):  # fmt: skip
                 with tail.running() as lines:
                     lines.get(timeout=SOON)
                     if trouble:
-                        trouble(one)
+                        with writer.between:
+                            trouble(one)
                     for _ in range(events):
                         lines.get(timeout=SOON)
         tail.finish()
-        keys = tail.keys()
-        assert len(written) > 500
+        assert len(writer.written) > 500
         # The first time that each came, in order; what came twice is the same event.
-        assert list(dict.fromkeys(keys)) == written
-        assert len({(event.event_id, event.key) for event in tail.seen}) == len(written)
+        assert list(dict.fromkeys(tail.keys())) == writer.written
+        assert len({(event.event_id, event.key) for event in tail.seen}) == len(writer.written)
 
     def test_killed_before_the_first_event_it_misses_nothing(self, orders, where, tmp_path):
         tail = Tail(where, tmp_path / "position")

@@ -1,6 +1,7 @@
 """The oplog rolls over: who stood still is told so, who moves is not touched, and nobody jumps in silence."""
 
 import itertools
+import re
 import time
 from contextlib import nullcontext
 
@@ -27,6 +28,7 @@ from multiclouddb_api import (
 
 from .monitor import Commands
 from .servers.mongod import ReplicaSet
+from .test_command_line import run
 
 NOTE = "x" * 100_000
 CUTTING = 0.15
@@ -171,6 +173,12 @@ class TestStoredToken:
                 2,
                 3,
             ]
+
+    def test_is_told_by_the_command_line(self, world, token):
+        ran = run("token", "check", world.server.uri(), token)
+        assert ran.returncode == 6
+        assert ran.stderr.startswith("error: [CHECKPOINT_EXPIRED] ")
+        assert re.search("^resumes +no$", ran.stdout, re.MULTILINE)
 
 
 class TestLiveReader:
