@@ -719,10 +719,15 @@ class TestOneStream:
         assert [stream.await_ms for stream in server.opened] == [10, 500]
         assert len(server.living()) == 1
 
+    def test_a_short_wait_has_not(self, log):
+        server = Server(log)
+        fetch(reader_of(server), wait=0.05)
+        assert [stream.await_ms for stream in server.opened] == [10]
+
     def test_and_a_caller_in_a_hurry_gets_the_other_one_back(self, log):
         server = Server(log)
         reader = reader_of(server)
-        fetch(reader, wait=0.001)
+        fetch(reader, wait=0.5)
         for _ in range(6):
             fetch(reader)
         assert [stream.await_ms for stream in server.opened] == [10, 500, 10]
@@ -731,7 +736,7 @@ class TestOneStream:
     def test_but_not_with_changes_in_it(self, log):
         server = Server(log)
         reader = reader_of(server)
-        fetch(reader, wait=0.001)
+        fetch(reader, wait=0.5)
         for _ in range(5):
             log.add()
         assert [keys_of(fetch(reader, 1)) for _ in range(5)] == [[1], [2], [3], [4], [5]]
