@@ -319,7 +319,18 @@ class TestToBson:
             (DBRef("c", Decimal(1), "d", x=2), DBRef("c", Decimal128("1"), "d", x=2)),
             (NOON.astimezone(timezone(timedelta(hours=5))), NOON),
         ],
-        ids=lambda value: type(value).__name__,
+        ids=[
+            "decimal",
+            "list of decimals",
+            "tuple",
+            "bytearray",
+            "memoryview",
+            "tagged object id",
+            "tagged timestamp",
+            "code",
+            "reference",
+            "another time zone",
+        ],
     )
     def test_what_bson_has_in_another_class(self, value, sent):
         found = to_bson(value)
