@@ -37,42 +37,43 @@ _NEEDED: Final = (b"\x03ns\x00", b"\x03documentKey\x00")
 _LONGEST: Final = max(map(len, _ITEM_CHANGES))
 
 
-class _Undecoded(RawBSONDocument):
-    """What PyMongo takes for one of its raw documents, without that class's work to make one."""
+class RawChange(RawBSONDocument):
+    """A change that PyMongo does not decode: to look at its `_id` alone costs a tenth of decoding it.
+
+    PyMongo's own class decodes all fields when one is asked for, and its streams ask every change for its
+    `_id`, to keep it as the resume token. A change is its own token here: what is kept is the change, and a
+    copy of it, which is all that PyMongo takes, is the token. Documents that do not begin with one, such as
+    the answer around the changes, are as PyMongo's class has them.
+    """
 
     __slots__ = ("_bytes",)
 
     def __init__(
         self, bson_bytes: bytes | memoryview, codec_options: CodecOptions[RawBSONDocument] | None = None
     ) -> None:
-        del codec_options
         self._bytes = bson_bytes
+        if bson_bytes[_LENGTH:_TOKEN] != _HEAD:
+            super().__init__(bson_bytes, codec_options)
 
     @property
     def raw(self) -> bytes | memoryview:
         """The document's bytes."""
         return self._bytes
 
-    def decoded(self) -> dict[str, Any]:
-        """The whole document.
-
-        Raises:
-            BSONError: It is damaged.
-        """
-        return decoded(self.raw)
-
     def items(self) -> ItemsView[str, Any]:
         """Its fields."""
-        return self.decoded().items()
+        return decoded(self._bytes).items() if self._is_change() else super().items()
 
     def __getitem__(self, name: str) -> Any:
-        return self.decoded()[name]
+        if name == "_id" and self._is_change():
+            return self
+        return decoded(self._bytes)[name] if self._is_change() else super().__getitem__(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.decoded())
+        return iter(decoded(self._bytes)) if self._is_change() else super().__iter__()
 
     def __len__(self) -> int:
-        return len(self.decoded())
+        return len(decoded(self._bytes)) if self._is_change() else super().__len__()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RawBSONDocument) and bytes(self.raw) == bytes(other.raw)
@@ -80,43 +81,13 @@ class _Undecoded(RawBSONDocument):
     __hash__ = None
 
     def __deepcopy__(self, memo: object) -> dict[str, Any]:
-        return self.decoded()
+        return _token(self._bytes) if self._is_change() else decoded(self._bytes)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__.strip('_')}, {len(self.raw)} bytes>"
+        return f"<{type(self).__name__}, {len(self.raw)} bytes>"
 
-
-class _Token(_Undecoded):
-    """The resume token in a change: PyMongo keeps it, and sends a copy when it resumes."""
-
-    __slots__ = ()
-
-    @property
-    def raw(self) -> bytes:
-        """Its bytes, within those of its change."""
-        length = int.from_bytes(self._bytes[_TOKEN : _TOKEN + _LENGTH], "little")
-        return bytes(self._bytes[_TOKEN : _TOKEN + length])
-
-
-class RawChange(_Undecoded):
-    """A change that PyMongo does not decode: to look at its `_id` alone costs a tenth of decoding it.
-
-    PyMongo's own class decodes all fields when one is asked for, and its streams ask every change for its
-    `_id`. Documents of another form, such as the answer around the changes, are as that class has them.
-    """
-
-    __slots__ = ()
-
-    def __new__(
-        cls, bson_bytes: bytes | memoryview, codec_options: CodecOptions[RawBSONDocument] | None = None
-    ) -> Any:
-        """A document that does not begin with a resume token is one of PyMongo's own class."""
-        if bson_bytes[_LENGTH:_TOKEN] == _HEAD:
-            return super().__new__(cls)
-        return RawBSONDocument(bson_bytes, codec_options)
-
-    def __getitem__(self, name: str) -> Any:
-        return _Token(self._bytes) if name == "_id" else self.decoded()[name]
+    def _is_change(self) -> bool:
+        return self._bytes[_LENGTH:_TOKEN] == _HEAD
 
 
 RAW_CODEC: Final[CodecOptions[RawChange]] = CODEC.with_options(document_class=RawChange)
@@ -137,6 +108,8 @@ def is_item_change(change: bytes | memoryview) -> bool:
     if change[_LENGTH:_TOKEN] != _HEAD:
         return False
     at = _TOKEN + int.from_bytes(change[_TOKEN : _TOKEN + _LENGTH], "little")
+    if type(change) is bytes:
+        return change.startswith(_ITEM_CHANGES, at)
     return bytes(change[at : at + _LONGEST]).startswith(_ITEM_CHANGES)
 
 
@@ -158,5 +131,11 @@ def is_untouched_change(change: bytes | memoryview) -> bool:
 def place_of_change(change: bytes | memoryview) -> After:
     """The position behind a change."""
     if change[_LENGTH:_TOKEN] == _HEAD:
-        return After("e", token_text(_Token(change).decoded()))
+        return After("e", token_text(_token(change)))
     return After("e", token_text(RawBSONDocument(change)["_id"]))
+
+
+def _token(change: bytes | memoryview) -> dict[str, Any]:
+    """The resume token that a change begins with."""
+    length = int.from_bytes(change[_TOKEN : _TOKEN + _LENGTH], "little")
+    return bson.decode(change[_TOKEN : _TOKEN + length], CODEC)

@@ -187,10 +187,13 @@ def _arrow(changes: Sequence[Change], view: View) -> pa.RecordBatch:
 
     count, text = len(changes), pa.string()
     ids = pa.array([change_text(change["_id"]) for change in changes], text)
+    keys = [change["documentKey"] for change in changes]
+    if None in keys:
+        raise TypeError("a change without a key")
     columns = [
         ids,
         pa.array([_TEXTS[change["operationType"]] for change in changes], text),
-        _texts([dict(change["documentKey"]) for change in changes]),
+        _texts(keys),
         pa.array(_moments(changes), pa.timestamp("us", tz="UTC")),
         _texts([change.get("fullDocument") for change in changes])
         if view.with_new
