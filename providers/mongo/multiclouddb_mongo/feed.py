@@ -156,8 +156,9 @@ class MongoFeed(Feed):
         return compare(place_of(a), place_of(b))
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """The beginning of the log."""
-        return [Seed(PARTITION_ID, (), cursor_of(self._log.oldest()))]
+        """The beginning of the log; what was dropped in it before now was another collection of the name."""
+        now = self._source.now()
+        return [Seed(PARTITION_ID, (), cursor_of(self._log.oldest(), ticks_at(now)))]
 
     def describe(self, cursor: Cursor) -> Position:
         """Its cluster time and kind."""

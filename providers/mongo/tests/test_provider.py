@@ -5,6 +5,7 @@ import pickle
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -315,6 +316,25 @@ class TestRecreated:
             if page.idle:
                 break
         assert seen == [1, 2, 3]
+
+    def test_nor_is_it_behind_a_gap(self, room):
+        """Where an expired position goes on (SkipToOldest), the log may still have an end of a former one."""
+        room.collection().insert_one({"_id": 1})
+        room.native["c"].drop()
+        room.collection().insert_one({"_id": 2})
+        provider = PLUGIN.connect(ClientConfig("mongo", {"url": room.uri}), None)
+        try:
+            deadline = Deadline.after(30)
+            feed = provider.open_feed(FeedSpec(room.address(), options=MongoOptions()), deadline)
+            (seed,) = feed.oldest(["0"], deadline)
+            with closing(feed.open("0", seed.cursor)) as reader:
+                seen = []
+                while 2 not in seen:
+                    batch = reader.fetch(100, 1 << 20, 0.0, deadline)
+                    assert not isinstance(batch.outcome, Ended)
+                    seen += [event.key.components["_id"] for event in batch.events(0, len(batch))]
+        finally:
+            provider.close()
 
     def test_a_page_that_goes_on_behind_an_end_is_not_idle(self, room):
         collection = room.collection()
