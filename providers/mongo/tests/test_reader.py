@@ -1,5 +1,6 @@
 """Reading one stream: what a server may send, how it is cut and where it breaks, played by a script."""
 
+import copy
 import itertools
 import threading
 from collections import deque
@@ -202,7 +203,7 @@ class Stream:
         change = data.popleft() if data else None
         if not self._cursor.alive:
             self.closed = True
-        self.token = self.mark if not data else change.decoded()["_id"]["_data"]
+        self.token = self.mark if not data else copy.deepcopy(change["_id"])["_data"]
         return change
 
     def close(self):
