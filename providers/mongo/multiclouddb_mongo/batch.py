@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from multiclouddb_api import ChangeEvent
-from multiclouddb_mongo.change import place_of_change
-from multiclouddb_mongo.mapping import Raw, View, to_arrow, to_events
+from multiclouddb_mongo.change import Raw, place_of_change
+from multiclouddb_mongo.mapping import View, to_arrow, to_events
 from multiclouddb_mongo.position import Place, cursor_of
 from multiclouddb_spi import Batch, Cursor
 

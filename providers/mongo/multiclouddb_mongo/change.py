@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import bson
 from bson.codec_options import CodecOptions
@@ -14,6 +14,7 @@ from multiclouddb_mongo.values import CODEC
 
 __all__ = [
     "RAW_CODEC",
+    "Raw",
     "RawChange",
     "decoded",
     "is_before",
@@ -21,6 +22,9 @@ __all__ = [
     "is_untouched_change",
     "place_of_change",
 ]
+
+Raw: TypeAlias = bytes | memoryview
+"""A change, undecoded; PyMongo gives large ones as views of the answer."""
 
 _HEAD: Final = b"\x03_id\x00"  # behind the document's length: a document named _id
 _TOKEN: Final = 4 + len(_HEAD)
@@ -48,15 +52,13 @@ class RawChange(RawBSONDocument):
 
     __slots__ = ("_bytes",)
 
-    def __init__(
-        self, bson_bytes: bytes | memoryview, codec_options: CodecOptions[RawBSONDocument] | None = None
-    ) -> None:
+    def __init__(self, bson_bytes: Raw, codec_options: CodecOptions[RawBSONDocument] | None = None) -> None:
         self._bytes = bson_bytes
         if bson_bytes[_LENGTH:_TOKEN] != _HEAD:
             super().__init__(bson_bytes, codec_options)
 
     @property
-    def raw(self) -> bytes | memoryview:
+    def raw(self) -> Raw:
         """The document's bytes."""
         return self._bytes
 
@@ -94,7 +96,7 @@ RAW_CODEC: Final[CodecOptions[RawChange]] = CODEC.with_options(document_class=Ra
 """How changes are received."""
 
 
-def decoded(change: bytes | memoryview) -> dict[str, Any]:
+def decoded(change: Raw) -> dict[str, Any]:
     """A change as a dict.
 
     Raises:
@@ -103,7 +105,7 @@ def decoded(change: bytes | memoryview) -> dict[str, Any]:
     return bson.decode(change, CODEC)
 
 
-def is_item_change(change: bytes | memoryview) -> bool:
+def is_item_change(change: Raw) -> bool:
     """True for a create, update or delete in the form that the server sends; False asks for a closer look."""
     if change[_LENGTH:_TOKEN] != _HEAD:
         return False
@@ -113,7 +115,7 @@ def is_item_change(change: bytes | memoryview) -> bool:
     return bytes(change[at : at + _LONGEST]).startswith(_ITEM_CHANGES)
 
 
-def is_before(change: bytes | memoryview, text: bytes) -> bool:
+def is_before(change: Raw, text: bytes) -> bool:
     """True when the change's token is seen to sort before a text; False asks for a closer look."""
     if change[_LENGTH:_TOKEN] != _HEAD or change[_DATA - len(_DATA_HEAD) : _DATA] != _DATA_HEAD:
         return False
@@ -122,20 +124,20 @@ def is_before(change: bytes | memoryview, text: bytes) -> bool:
     return data.startswith(b"82") and data < text
 
 
-def is_untouched_change(change: bytes | memoryview) -> bool:
+def is_untouched_change(change: Raw) -> bool:
     """The same where the server may send a change in parts, or a pipeline may leave out what is needed."""
     text = bytes(change)
     return is_item_change(text) and _SPLIT not in text and all(name in text for name in _NEEDED)
 
 
-def place_of_change(change: bytes | memoryview) -> After:
+def place_of_change(change: Raw) -> After:
     """The position behind a change."""
     if change[_LENGTH:_TOKEN] == _HEAD:
         return After("e", token_text(_token(change)))
     return After("e", token_text(RawBSONDocument(change)["_id"]))
 
 
-def _token(change: bytes | memoryview) -> dict[str, Any]:
+def _token(change: Raw) -> dict[str, Any]:
     """The resume token that a change begins with."""
     length = int.from_bytes(change[_TOKEN : _TOKEN + _LENGTH], "little")
     return bson.decode(change[_TOKEN : _TOKEN + length], CODEC)

@@ -22,12 +22,11 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_mongo.errors import PROVIDER_ID, fault
+from multiclouddb_mongo.log import Entry, Log
 from multiclouddb_mongo.mapping import View
 from multiclouddb_mongo.partitions import (
     PARTITION_ID,
-    Entry,
     Found,
-    Log,
     clock,
     find,
 )

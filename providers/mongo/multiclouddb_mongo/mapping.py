@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from datetime import UTC, datetime
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -15,7 +16,7 @@ from bson.errors import BSONError
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, ResourceAddress
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
-from multiclouddb_mongo.change import place_of_change
+from multiclouddb_mongo.change import Raw, place_of_change
 from multiclouddb_mongo.position import After, change_text, cursor_of, describe, seconds_at, token_text
 from multiclouddb_mongo.text import json_text
 from multiclouddb_mongo.values import CODEC, TEXT_CODEC, portable
@@ -24,10 +25,9 @@ from multiclouddb_spi import RecordFault
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["CHANGES", "Change", "Raw", "View", "time_of", "to_arrow", "to_events"]
+__all__ = ["CHANGES", "Change", "View", "time_of", "to_arrow", "to_events"]
 
 Change: TypeAlias = Mapping[str, Any]
-Raw: TypeAlias = bytes | memoryview
 
 CHANGES: Final = {
     "insert": ChangeType.CREATE,
@@ -118,6 +118,8 @@ def time_of(change: Change) -> datetime:
 def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
     # By column: one call an event, and none for what a request leaves out.
     ids = [change_text(change["_id"]) for change in changes]
+    # Taken before the documents in it become portable: it is the vendor's own.
+    natives: Iterable[Any] = deepcopy(changes) if view.native else repeat(None)
     columns: list[Iterable[Any]] = [
         ids,
         _keys([change["documentKey"] for change in changes]),
@@ -130,7 +132,7 @@ def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
         repeat(False),
         _addresses(changes, view),
         repeat(view.partition_id),
-        changes if view.native else repeat(None),
+        natives,
     ]
     return trusted_events(len(changes), columns)
 

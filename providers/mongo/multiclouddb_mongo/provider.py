@@ -15,8 +15,6 @@ from multiclouddb_api import (
     CapabilityNote,
     CapabilitySet,
     ClientConfig,
-    EntireCluster,
-    ResourceAddress,
     Support,
     invalid_request,
 )
@@ -110,7 +108,6 @@ class MongoProvider(Provider):
         A collection that is not there is an error where a feed is started; behind a token its last changes,
         and that it was dropped, are read from the log.
         """
-        _check_starts(spec)
         address = resolve(spec, self._database)
         found = find(self._client, spec, address)
         check_provisioned(spec, address, found)
@@ -194,11 +191,6 @@ class MongoPlugin(ProviderPlugin):
             )
         database = MongoConfig.from_client(config).database if "url" in config.connection else None
         return MongoProvider(native_client, database, ours=False)
-
-
-def _check_starts(spec: FeedSpec) -> None:
-    if isinstance(spec.scope, EntireCluster) and spec.address != ResourceAddress():
-        raise invalid_request("ChangeFeedRequest.address", "is not empty", "pass ResourceAddress()")
 
 
 PLUGIN: Final = MongoPlugin()

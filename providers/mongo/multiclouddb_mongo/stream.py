@@ -114,7 +114,9 @@ class Source:
         Asked of a command that may look at the log for 50 ms only: one that is cut short has begun to look,
         and the server says at once when it cannot.
         """
-        stage = self._stage({"startAtOperationTime": place.timestamp()})
+        stage: dict[str, Any] = {"startAtOperationTime": place.timestamp()}
+        if isinstance(self.spec.scope, EntireCluster):
+            stage["allChangesForCluster"] = True
         name = self.address.collection
         command = {
             "aggregate": 1 if name is None else name,
@@ -216,12 +218,6 @@ class Source:
 
     def _database(self, name: str) -> Database[RawChange]:
         return self.client.get_database(name, codec_options=RAW_CODEC, read_concern=_MAJORITY)
-
-    def _stage(self, start: Mapping[str, Any]) -> dict[str, Any]:
-        stage: dict[str, Any] = dict(start)
-        if isinstance(self.spec.scope, EntireCluster):
-            stage["allChangesForCluster"] = True
-        return stage
 
 
 def _start(place: Place) -> dict[str, Any]:

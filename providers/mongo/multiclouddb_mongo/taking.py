@@ -11,6 +11,7 @@ from bson.errors import BSONError
 
 from multiclouddb_api import Dropped, ErrorCategory, Notice, Renamed
 from multiclouddb_mongo.change import (
+    Raw,
     RawChange,
     decoded,
     is_before,
@@ -20,7 +21,7 @@ from multiclouddb_mongo.change import (
 )
 from multiclouddb_mongo.driver import Stream, buffered, inner_cursor
 from multiclouddb_mongo.errors import fault
-from multiclouddb_mongo.mapping import CHANGES, Raw
+from multiclouddb_mongo.mapping import CHANGES
 from multiclouddb_mongo.position import After, At, Kind, Place, compare, token_text
 from multiclouddb_mongo.stream import Source
 from multiclouddb_mongo.values import CODEC

@@ -2,6 +2,7 @@
 
 import copy
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from uuid import UUID
 
 import bson
@@ -189,6 +190,11 @@ class TestEvents:
     def test_what_changed_in_single_fields_is_no_state(self):
         change = one(updateDescription={"updatedFields": {"n": 1}, "removedFields": []}, fullDocument=None)
         assert mapped(change).new_item_state is None
+
+    def test_native_has_what_the_vendor_has_for_a_value(self):
+        event = mapped(one(fullDocument={"_id": 1, "price": Decimal128("1.50")}), native=True)
+        assert event.new_item_state["price"] == Decimal("1.50")
+        assert event.native["fullDocument"]["price"] == Decimal128("1.50")
 
     def test_native_is_the_whole_change(self):
         change = one(more={"x": 1})

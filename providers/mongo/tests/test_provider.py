@@ -42,7 +42,7 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_mongo import MongoOptions
-from multiclouddb_mongo.partitions import Entry, Log
+from multiclouddb_mongo.log import Entry, Log
 from multiclouddb_mongo.position import At
 from multiclouddb_mongo.provider import PLUGIN
 from multiclouddb_spi import Deadline, Ended, FeedSpec, ProviderFault, Range, read_range
@@ -587,6 +587,15 @@ class TestHeadroom:
     def test_it_costs_a_figure_and_no_page(self, room, monkeypatch, entry):
         seconds, _ = self.headroom(room, monkeypatch, entry)
         assert seconds == [None] * 3
+
+    @pytest.mark.parametrize(("code", "asks_again"), [(6, True), (13, False)], ids=["election", "no access"])
+    def test_only_who_may_not_look_gives_up(self, room, app, code, asks_again):
+        room.collection()
+        with closing(PLUGIN.connect(ClientConfig("mongo", {"url": room.uri}), None)) as provider:
+            feed = provider.open_feed(FeedSpec(room.address(), options=MongoOptions()), Deadline.after(30))
+            with fail_command(room.server, commands=["find"], app_name=app, times=2, errorCode=code):
+                assert feed._log.first_entry() is None
+            assert (feed._log.first_entry() is not None) is asks_again
 
     def test_behind_its_beginning_it_is_none_at_all(self, room, monkeypatch):
         seconds, _ = self.headroom(room, monkeypatch, Entry(At(int(time.time()) + 100), whole=False))

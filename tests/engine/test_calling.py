@@ -1,0 +1,61 @@
+"""Calls to a provider without an engine: what the command line and Spark make."""
+
+import pytest
+
+from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_conformance.simulation import ServerError, SimulationProvider
+from multiclouddb_spi import Fault
+from multiclouddb_spi.calling import call
+
+
+class Discreet(SimulationProvider):
+    """The vendor's text may quote a secret."""
+
+    def classify(self, error):
+        return Fault(ErrorCategory.PERMANENT_FAILURE, "it did not work; try another way", confidential=True)
+
+
+def failing(text):
+    def ask(deadline):
+        raise ServerError(text)
+
+    return ask
+
+
+def test_a_confidential_failure_leaves_nothing_of_the_vendor_s_text(bench):
+    with pytest.raises(MulticloudDbError) as caught:
+        call(Discreet(bench.sim), "plan", failing("password=hunter2"), 5)
+    error = caught.value
+    assert (error.category, error.detail.operation) == (ErrorCategory.PERMANENT_FAILURE, "plan")
+    assert error.__cause__ is None
+    assert error.__suppress_context__
+    assert "hunter2" not in f"{error} {error!r} {error.detail!r}"
+
+
+def test_any_other_has_its_cause(bench, monkeypatch):
+    monkeypatch.setattr("multiclouddb_spi.calling.time.sleep", lambda seconds: None)
+    tried = []
+    with pytest.raises(MulticloudDbError) as caught:
+        call(
+            SimulationProvider(bench.sim),
+            "plan",
+            failing("503"),
+            5,
+            attempts=3,
+            told=lambda *told: tried.append(told),
+        )
+    assert isinstance(caught.value.__cause__, ServerError)
+    assert [number for number, *_ in tried] == [1, 2]
+
+
+def test_what_works_the_second_time_works(bench, monkeypatch):
+    monkeypatch.setattr("multiclouddb_spi.calling.time.sleep", lambda seconds: None)
+    answers = [ServerError("503"), None]
+
+    def ask(deadline):
+        error = answers.pop(0)
+        if error is not None:
+            raise error
+        return "done"
+
+    assert call(SimulationProvider(bench.sim), "plan", ask, 5) == "done"
