@@ -6,9 +6,10 @@ more, reading goes on, with a question more to the server.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeAlias
 
 import pymongo
@@ -42,6 +43,25 @@ class Closer:
 
     def __init__(self) -> None:
         self._deaf_until = 0.0
+        self._at_work = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """While a stream is opened or closed: the client has to live as long."""
+        with self._changed:
+            self._at_work += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._at_work -= 1
+                self._changed.notify_all()
+
+    def settle(self) -> None:
+        """Wait for whoever is opening or closing a stream at the moment, half a second at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._at_work, _CLOSE_SECONDS)
 
     def close(self, stream: Stream, *, reachable: bool) -> None:
         """Close a stream; raises nothing.
@@ -50,12 +70,13 @@ class Closer:
             stream: The stream.
             reachable: False when its server is known to be away.
         """
-        began = time.monotonic()
-        speak = reachable and began >= self._deaf_until
-        with suppress(Exception), pymongo.timeout(_CLOSE_SECONDS if speak else _NO_SECONDS):
-            stream.close()
-        if time.monotonic() - began > 0.9 * _CLOSE_SECONDS:
-            self._deaf_until = time.monotonic() + _DEAF_SECONDS
+        with self.at_work():
+            began = time.monotonic()
+            speak = reachable and began >= self._deaf_until
+            with suppress(Exception), pymongo.timeout(_CLOSE_SECONDS if speak else _NO_SECONDS):
+                stream.close()
+            if time.monotonic() - began > 0.9 * _CLOSE_SECONDS:
+                self._deaf_until = time.monotonic() + _DEAF_SECONDS
 
 
 class _Collated:

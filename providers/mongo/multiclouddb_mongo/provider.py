@@ -138,6 +138,8 @@ class MongoProvider(Provider):
             reader.halt()
         for reader in readers:
             reader.cancel()
+        # Each of them closes what it is opening; it has to have a client for that.
+        self._closer.settle()
         with pymongo.timeout(_CLOSE_SECONDS):
             self._commands.close()
             if self._ours:

@@ -114,9 +114,10 @@ class MongoReader(Reader):
 
     def close(self) -> None:
         """Close the stream, and with it its cursor on the server."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            self._source.close(stream)
+        with self._source.at_work():
+            stream, self._stream = self._stream, None
+            if stream is not None:
+                self._source.close(stream)
 
     # -- The stream
 
@@ -128,9 +129,14 @@ class MongoReader(Reader):
                 _MOST_BATCH, max(_LEAST_BATCH, max_records)
             )
             taken.requests += 1
-            self._stream = self._source.open(taken.place, self._batch_size, self._await_ms)
+            with self._source.at_work():
+                self._look()
+                self._stream = self._source.open(taken.place, self._batch_size, self._await_ms)
+                if self._cancelled.is_set():  # while it was opened nobody could close it
+                    self.close()
+            self._look()
             self._taker.begin()
-            self._look()  # while it was opened nobody could close it
+        assert self._stream is not None
         return self._stream
 
     def _look(self) -> None:

@@ -68,6 +68,7 @@ class Source:
     ) -> None:
         assert isinstance(spec.options, MongoOptions)
         self._closer = closer or Closer()
+        self.at_work = self._closer.at_work
         self.client, self.spec, self.address, self.options = client, spec, address, spec.options
         self.splits, self.sharded, self.images = splits, sharded, images
         limits = (client.options.timeout, client.options.pool_options.socket_timeout)

@@ -1,5 +1,6 @@
 """Reading one stream: what a server may send, how it is cut and where it breaks, played by a script."""
 
+import contextlib
 import copy
 import itertools
 import threading
@@ -247,6 +248,9 @@ class Server:
 
     def answers(self, stream):
         return True
+
+    def at_work(self):
+        return contextlib.nullcontext()
 
     def living(self):
         return [stream for stream in self.opened if not stream.closed]
