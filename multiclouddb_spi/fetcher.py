@@ -100,16 +100,19 @@ class Fetcher:
 
         Raises:
             Exception: What the provider raised last.
-            ProviderFault: `TRANSIENT_FAILURE` when it did not come back in time.
+            ProviderFault: `TRANSIENT_FAILURE` when it did not come back in time, and had not failed before.
         """
-        future: Future[T] = self._submit(self._retrying, operation, deadline, lambda *_: None)
+        failures: list[Exception] = []
+        future: Future[T] = self._submit(
+            self._retrying, operation, deadline, lambda _attempt, _seconds, error: failures.append(error)
+        )
         while not future.done():
             wait([future], timeout=min(_LOOK_SECONDS, max(0.001, deadline.remaining())))
             if self._closed.is_set():
                 raise closed_fault()
             if deadline.passed() and not future.done():
                 future.cancel()
-                raise ProviderFault(late_fault())
+                raise failures[-1] if failures else ProviderFault(late_fault())
         return future.result()
 
     def _submit(self, operation: Callable[..., T], *args: object) -> Future[T]:
@@ -121,7 +124,7 @@ class Fetcher:
             raise
 
     def _fetch(self, live: Live, ask: Ask) -> Batch:
-        live.retries = 0
+        live.retries, live.trouble = 0, None
 
         def once() -> Batch:
             if live.cancelled or self._closed.is_set():
@@ -136,7 +139,7 @@ class Fetcher:
                 raise
 
         def told(attempt: int, seconds: float, error: Exception) -> None:
-            live.retries = attempt
+            live.retries, live.trouble = attempt, error
             address, where = live.feed.spec.address, live.feed.public_id(live.partition_id)
             self._watch.retry(address, where, attempt, seconds, self.fault(error).message)
 

@@ -142,16 +142,17 @@ class Flight:
             # Let the pool's thread send the request: mapping comes next and does not give up the interpreter.
             time.sleep(_SEND_SECONDS)
 
-    def park(self) -> list[str]:
+    def park(self) -> dict[str, Exception | None]:
         """Leave what is in flight to the next call; past the deadline it is given up, if that loses nothing.
 
         Returns:
-            The partitions that had no answer by the deadline.
+            The partitions that had no answer by the deadline, with what their fetch has failed with so far.
         """
-        passed, late = self._deadline.passed(), []
+        passed = self._deadline.passed()
+        late: dict[str, Exception | None] = {}
         for live in self._flying.values():
             if passed and live.future is not None and not live.future.done():
-                late.append(live.partition_id)
+                late[live.partition_id] = live.trouble
                 if not live.outlasts():
                     live.discard()
                     continue

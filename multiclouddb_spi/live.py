@@ -67,6 +67,7 @@ class Live:
         not_before: Monotonic time before which asking again makes no sense.
         asked_at: Monotonic time of the last fetch's start: an older answer proves nothing now.
         retries: Calls that were made again in the last fetch.
+        trouble: Why the fetch in flight was made again the last time, or None.
         waiting: True while the fetch in flight blocks for news: it had nothing when it was asked.
         cancelled: True once nobody wants the fetch in flight any more.
     """
@@ -89,6 +90,7 @@ class Live:
         "reader",
         "retries",
         "taken",
+        "trouble",
         "used_at",
         "waiting",
         "window",
@@ -105,6 +107,7 @@ class Live:
         self.window = 0
         self.not_before = self.asked_at = self.used_at = 0.0
         self.retries = 0
+        self.trouble: Exception | None = None
         self.cancelled = self.waiting = False
         self.fetches = 0
         self._budget, self._watch, self._held_ask, self._held_batch = budget, watch, 0, 0

@@ -311,7 +311,8 @@ class Sweep(Generic[T]):
             and all(entry.partition_id in self._quiet for entry in active)
         )
         late = self._flight.park()
-        result.errors.update(dict.fromkeys(late, ProviderFault(late_fault())))
+        for name, trouble in late.items():  # that a service throttles says more than that it was late
+            result.errors[name] = trouble or result.errors.get(name) or ProviderFault(late_fault())
         self._lineage.rotate([*self._turns, *late])
         stuck = result.failure or result.poison
         if stuck is not None and stuck[0] in self._lineage:

@@ -1,6 +1,7 @@
 """Faults: retried, told, put up with or raised; and never at the cost of an event."""
 
 import pickle
+import threading
 
 import attrs
 import pytest
@@ -119,6 +120,30 @@ class TestRetry:
         assert error.retryable
         assert pauses.seconds == []
         assert bench.calls.fetches["p0"] == 1
+
+    @pytest.mark.parametrize("operation", ["fetch", "start", "open_feed"])
+    def test_try_that_hangs_until_the_deadline_does_not_hide_why_it_was_made(self, make_bench, operation):
+        bench = make_bench(1)
+        over = threading.Event()
+        bench.connect(threads=True, pause=lambda _: over.wait(20))
+        bench.sim.fail_next("p0" if operation == "fetch" else None, ThrottledError("slow"), operation=operation)
+        try:
+            error = bench.refused(ErrorCategory.THROTTLED, timeout=0.3)
+            assert error.retryable
+        finally:
+            over.set()
+
+    def test_failure_of_before_does_not_stay_when_a_later_fetch_hangs(self, make_bench, ids):
+        bench = make_bench(1)
+        bench.connect(threads=True)
+        bench.fill(5)
+        bench.sim.fail_next("p0", ThrottledError("slow"))
+        page = bench.page(size=2)
+        assert page.diagnostics.retries == 1
+        rest, token = bench.drain(page.continuation_token)
+        assert ids(page) + ids(rest) == bench.written()
+        bench.sim.hold("p0")
+        bench.refused(ErrorCategory.TRANSIENT_FAILURE, token, timeout=0.3)
 
     def test_what_the_vendor_has_retried_is_not_retried_by_us(self, bench):
         bench.sim.fail_next("p0", ServerError("503", vendor_retried=True), times=FOREVER)
