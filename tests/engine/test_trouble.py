@@ -126,7 +126,9 @@ class TestRetry:
         bench = make_bench(1)
         over = threading.Event()
         bench.connect(threads=True, pause=lambda _: over.wait(20))
-        bench.sim.fail_next("p0" if operation == "fetch" else None, ThrottledError("slow"), operation=operation)
+        bench.sim.fail_next(
+            "p0" if operation == "fetch" else None, ThrottledError("slow"), operation=operation
+        )
         try:
             error = bench.refused(ErrorCategory.THROTTLED, timeout=0.3)
             assert error.retryable
