@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from multiclouddb_api.check import is_a, to_dict
-from multiclouddb_api.codec import canonical_json
+from multiclouddb_api.codec import encode_json
 from multiclouddb_api.errors import invalid_request
 from multiclouddb_api.text import shorten
 
@@ -41,7 +41,7 @@ class MulticloudDbKey:
     """Ordered components that together name one document; the leading ones are the partition key.
 
     Two keys are equal when their components have the same names, order, types and values: `True`,
-    `1` and `1.0` are three keys.
+    `1` and `1.0` are three keys, and so are MongoDB's `_id`s `{"a": 1, "b": 2}` and `{"b": 2, "a": 1}` two.
 
     Attributes:
         components: Name → value, in the database's own order. A copy is taken.
@@ -87,7 +87,7 @@ class MulticloudDbKey:
     def canonical(self) -> bytes:
         """One JSON text per key, the same in every process and version; what equality compares."""
         pairs = [[name, _plain(value)] for name, value in self.components.items()]
-        return canonical_json([self.partition_components, pairs])
+        return encode_json([self.partition_components, pairs])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MulticloudDbKey):

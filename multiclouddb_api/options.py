@@ -9,7 +9,7 @@ import attrs
 
 from multiclouddb_api.capability import Capability
 from multiclouddb_api.check import at_least, is_a
-from multiclouddb_api.codec import canonical_json
+from multiclouddb_api.codec import encode_json
 
 __all__ = ["OperationOptions", "ProviderOptions"]
 
@@ -52,7 +52,7 @@ class ProviderOptions:
         }
         if not values:
             return ""
-        return hashlib.sha256(canonical_json(values)).hexdigest()[:12]
+        return hashlib.sha256(encode_json(values)).hexdigest()[:12]
 
     def opts_into(self, capability: Capability) -> bool:
         """True when the caller has asked for this `EMULATED` capability; False by default.

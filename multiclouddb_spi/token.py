@@ -34,7 +34,7 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_api.codec import JsonValue, canonical_json
+from multiclouddb_api.codec import JsonValue, encode_json
 
 __all__ = ["Envelope", "decode_token", "encode_token", "scope_text"]
 
@@ -88,7 +88,7 @@ def scope_text(scope: FeedScope, partition_id: str | None = None) -> str:
         case EntireCluster():
             return "cluster"
         case LogicalPartition(key):
-            text = canonical_json([[name, value] for name, value in key.partition_key.items()])
+            text = encode_json([[name, value] for name, value in key.partition_key.items()])
             return f"key:{hashlib.sha256(text).hexdigest()[:16]}"
         case PhysicalPartition():
             return f"partition:{partition_id}"

@@ -81,7 +81,7 @@ EVENT = ChangeEvent(
 class SomeOptions(ProviderOptions):
     """What a provider would add."""
 
-    stream: str = attrs.field(default="", metadata={"positions": True})
+    stream: object = attrs.field(default="", metadata={"positions": True})
     hint: int = 0
 
 
@@ -295,6 +295,8 @@ class TestOptions:
     def test_a_digest_tells_options_apart_that_change_positions(self):
         assert SomeOptions("a").position_digest() != SomeOptions("b").position_digest()
         assert SomeOptions("a", 1).position_digest() == SomeOptions("a", 2).position_digest()
+        one, other = SomeOptions({"a": 1, "b": 2}), SomeOptions({"b": 2, "a": 1})
+        assert one.position_digest() != other.position_digest()
         assert SomeOptions(hint=5).position_digest() == ProviderOptions().position_digest() == ""
 
     def test_nothing_is_opted_into_unasked(self):
@@ -421,6 +423,13 @@ class TestKey:
             MulticloudDbKey({"a": 1, "c": 1}),
         }
         assert len(keys) == 4
+
+    def test_so_does_the_order_of_names_inside_a_component(self):
+        """MongoDB keeps `{a: 1, b: 2}` and `{b: 2, a: 1}` as the `_id`s of two documents."""
+        one, other = ({"a": 1, "b": 2}, {"b": 2, "a": 1})
+        assert MulticloudDbKey({"_id": one}) != MulticloudDbKey({"_id": other})
+        assert MulticloudDbKey({"_id": [one]}) != MulticloudDbKey({"_id": [other]})
+        assert MulticloudDbKey({"_id": one}) == MulticloudDbKey({"_id": dict(one)})
 
     def test_a_trusted_key_equals_a_checked_one(self):
         one, other = trusted_keys([{"customer": "c-1", "order": 7}, {"a": 1}])

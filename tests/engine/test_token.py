@@ -299,6 +299,11 @@ class TestScope:
     def test_key_is_not_readable_in_it(self):
         assert "secret" not in scope_text(LogicalPartition(self.ADDRESS_KEY))
 
+    def test_order_of_names_in_a_key_value_counts(self):
+        values = ({"a": 1, "b": 2}, {"b": 2, "a": 1})
+        texts = {scope_text(LogicalPartition(MulticloudDbKey({"_id": value}))) for value in values}
+        assert len(texts) == 2
+
     @settings(max_examples=50)
     @given(st.sampled_from([1, 1.0, True, "1"]), st.sampled_from([1, 1.0, True, "1"]))
     def test_types_of_key_values_count(self, one, other):

@@ -28,6 +28,15 @@ def _stages(value: object) -> Any:
     return value
 
 
+def _exact(value: object) -> object:
+    """What two equal values have in common; Python's own idea has 1 equal to True, and no order of names."""
+    if isinstance(value, Mapping):
+        return dict, tuple((name, _exact(item)) for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return list, tuple(map(_exact, value))
+    return type(value), value
+
+
 @attrs.frozen
 class MongoOptions(ProviderOptions):
     """Options of a change stream, named as MongoDB's drivers name them.
@@ -82,6 +91,7 @@ class MongoOptions(ProviderOptions):
         default=None,
         converter=_mapping,
         validator=is_a(dict, type(None)),
+        eq=_exact,
         hash=False,
         metadata={"positions": True},
     )
@@ -90,7 +100,12 @@ class MongoOptions(ProviderOptions):
         default=None, validator=is_a(bool, type(None)), metadata={"positions": True}
     )
     pipeline: tuple[Mapping[str, Any], ...] = attrs.field(
-        default=(), converter=_stages, validator=is_a(tuple), hash=False, metadata={"positions": True}
+        default=(),
+        converter=_stages,
+        validator=is_a(tuple),
+        eq=_exact,
+        hash=False,
+        metadata={"positions": True},
     )
     after_invalidate: Literal["end", "follow"] = attrs.field(default="end", validator=is_a(str))
     allow_missing: bool = attrs.field(default=False, validator=is_a(bool))
