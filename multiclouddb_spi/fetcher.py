@@ -118,10 +118,8 @@ class Fetcher:
     def _submit(self, operation: Callable[..., T], *args: object) -> Future[T]:
         try:
             return self._executor.submit(operation, *args)
-        except RuntimeError as error:
-            if self._closed.is_set():
-                raise closed_fault() from error
-            raise
+        except RuntimeError as error:  # the pool takes no more: the client is closed, or the process ends
+            raise closed_fault() from error
 
     def _fetch(self, live: Live, ask: Ask) -> Batch:
         live.retries, live.trouble = 0, None
@@ -173,8 +171,8 @@ def closed_fault() -> ProviderFault:
     return ProviderFault(
         Fault(
             ErrorCategory.TRANSIENT_FAILURE,
-            "the client was closed while this call was in flight; nothing is lost: connect again and go on "
-            "from the token of the request",
+            "the client was closed, or its process ends, while this call was in flight; nothing is lost: "
+            "connect again and go on from the token of the request",
         )
     )
 

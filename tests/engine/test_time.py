@@ -1,4 +1,7 @@
-"""Deadlines, waiting, pacing and closing, on real threads and a real clock; bounds are generous."""
+"""Deadlines, waiting, pacing and closing, on real threads and a real clock.
+
+Bounds are half of what it would take otherwise, so that a busy machine does not break them.
+"""
 
 import signal
 import subprocess
@@ -24,6 +27,8 @@ from multiclouddb_spi.token import decode_token
 
 BEGINNING = Beginning()
 FOREVER = None
+# Seconds, for what would take 20 or more.
+SOON = 10
 
 
 @contextmanager
@@ -32,6 +37,14 @@ def within(seconds, at_least=0.0):
     yield
     took = time.monotonic() - began
     assert at_least <= took < seconds, f"it took {took:.2f} s"
+
+
+def best_of_five(seconds, attempt):
+    """A busy machine delays some attempts; what is slow by itself delays all. Each tells what it took."""
+    took = []
+    while not took or min(took) >= seconds:
+        assert len(took) < 5, f"they took {took}"
+        took.append(attempt())
 
 
 @contextmanager
@@ -80,7 +93,7 @@ class TestDeadline:
     def test_silent_server_ends_the_call_in_time(self, threaded):
         bench = threaded(weather=Weather(silent=1.0, faults_in_row=10**6))
         bench.fill(3)
-        with within(3, at_least=0.5):
+        with within(SOON, at_least=0.5):
             error = bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=0.5, match="deadline")
         assert error.retryable
         assert bench.sim.public_id("p0") in error.message
@@ -109,7 +122,7 @@ class TestDeadline:
         stuck = threading.Event()
         monkeypatch.setattr(owner, method, lambda *args: stuck.wait(20))
         try:
-            with within(3):
+            with within(SOON):
                 bench.refused(ErrorCategory.TRANSIENT_FAILURE, place, timeout=0.5, match="deadline")
         finally:
             stuck.set()
@@ -120,8 +133,8 @@ class TestDeadline:
         stuck = threading.Event()
         monkeypatch.setattr(SimulationFeed, "clock", lambda *args: stuck.wait(20))
         try:
-            with within(3):
-                came = [name for page in bench.walk(size=5) for name in ids(page)]
+            with within(SOON):
+                came = [name for page in bench.walk(size=1) for name in ids(page)]
         finally:
             stuck.set()
         assert came == bench.written()
@@ -130,22 +143,22 @@ class TestDeadline:
         bench = threaded(2)
         events = bench.fill_partition("p1", 3)
         bench.sim.hold("p0")
-        with within(3):
-            page = bench.page(timeout=1)
+        with within(SOON):
+            page = bench.page(timeout=2)
         assert ids(page) == events
         assert not page.idle
 
     def test_partition_that_gave_no_answer_is_named(self, threaded):
         bench = threaded(2)
         bench.sim.hold("p1")
-        page = bench.page(timeout=0.5)
+        page = bench.page(timeout=2)
         assert not page.idle
         assert list(page.diagnostics.partition_errors) == [bench.sim.public_id("p1")]
 
     def test_retries_end_at_the_deadline(self, threaded):
         bench = threaded()
         bench.sim.fail_next("p0", ThrottledError("slow down", retry_after=0.4), times=FOREVER)
-        with within(3):
+        with within(SOON):
             bench.refused(ErrorCategory.THROTTLED, timeout=1)
         assert bench.calls.fetches["p0"] <= 3
 
@@ -171,13 +184,19 @@ class TestDeadline:
 
 
 class TestSlowPartitions:
+    @pytest.fixture(autouse=True)
+    def shorter_turns(self, monkeypatch):
+        """How long the head of the queue is waited for alone."""
+        for module in ("sweep", "flight"):
+            monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", 1.0)
+
     def test_slow_head_of_the_queue_holds_up_the_others_once(self, threaded, ids):
         bench = threaded(3)
         late = bench.fill_partition("p0", 3)
         bench.fill_partition("p1", 200)
         bench.sim.hold("p0")
         place = BEGINNING
-        with within(4):
+        with within(SOON):
             for _ in range(8):
                 page = bench.page(place, size=10)
                 assert len(page.events) == 10
@@ -196,8 +215,8 @@ class TestSlowPartitions:
         for _ in range(6):
             bench.connect(threads=True)
             began = time.monotonic()
-            place = bench.page(place, size=10, timeout=2).continuation_token
-            slow += time.monotonic() - began > 0.5
+            place = bench.page(place, size=10, timeout=20).continuation_token
+            slow += time.monotonic() - began > 0.9  # its whole turn
         assert slow <= 3
 
     def test_partition_slower_than_all_others_is_served_by_small_pages(self, threaded, slow):
@@ -219,7 +238,7 @@ class TestSlowPartitions:
             bench.fill_partition(name, 3)
             bench.sim.hold(name)
         events = bench.fill_partition("p4", 3)
-        with within(6):
+        with within(SOON):
             page = bench.page(timeout=20)
         assert ids(page) == events
 
@@ -231,7 +250,7 @@ class TestSlowPartitions:
         assert ids(page) == first
         more = bench.fill_partition("p0", 3)
         bench.sim.hold("p2")
-        with within(6):
+        with within(SOON):
             page = bench.page(page.continuation_token, timeout=20)
         assert ids(page) == more
 
@@ -257,40 +276,51 @@ class TestSlowPartitions:
     def test_long_polls_of_others_do_not_keep_a_call_waiting(self, threaded, ids):
         bench = threaded(8, max_concurrency=8)
         token = bench.page(Now()).continuation_token
-        polls = [threading.Thread(target=bench.page, args=(token,), kwargs={"wait": 1.5}) for _ in range(3)]
-        for poll in polls:
-            poll.start()
+
+        def poll():
+            with suppress(MulticloudDbError):
+                bench.page(token, wait=20)
+
+        polls = [threading.Thread(target=poll) for _ in range(3)]
+        for thread in polls:
+            thread.start()
         time.sleep(0.3)
-        with within(3):
+        with within(SOON):
             assert not bench.page(Now()).events
-        for poll in polls:
-            poll.join()
+        bench.engine.close()
+        for thread in polls:
+            thread.join()
 
 
 class TestWait:
     def test_without_waiting_an_empty_page_comes_at_once(self, threaded):
         bench = threaded(4)
-        with within(0.5):
+
+        def attempt():
+            began = time.monotonic()
             assert bench.page().idle
+            return time.monotonic() - began
+
+        best_of_five(0.5, attempt)
 
     @pytest.mark.parametrize("config", [{}, {"max_concurrency": 2}], ids=["long poll", "more than at once"])
     def test_event_written_while_waiting_comes_soon(self, threaded, ids, config):
         bench = threaded(4, **config)
         token = bench.page(Now()).continuation_token
-        with aside(lambda: bench.page(token, wait=20)) as outcome, within(3):
+        with aside(lambda: bench.page(token, wait=20)) as outcome, within(SOON):
             time.sleep(0.3)
             events = bench.fill_partition("p3")
         assert ids(outcome[0]) == events
 
     def test_nothing_comes_and_the_whole_wait_is_waited(self, threaded):
         bench = threaded(2)
-        with within(2.5, at_least=1.2):
+        with within(SOON, at_least=1.2):
             assert bench.page(Now(), wait=1.2).idle
 
     def test_wait_ends_with_the_deadline(self, threaded):
         bench = threaded(2)
-        with within(2.5):
-            page = bench.page(Now(), wait=60, timeout=0.8)
+        with within(SOON):
+            page = bench.page(Now(), wait=60, timeout=2)
         assert not page.events
 
     def test_waiting_is_no_busy_loop(self, threaded):
@@ -301,13 +331,13 @@ class TestWait:
     def test_event_that_is_there_is_not_waited_for(self, threaded, ids):
         bench = threaded(3)
         bench.fill(3)
-        with within(0.5):
+        with within(SOON):
             assert bench.page(wait=20).events
 
     def test_child_that_starts_while_waiting_is_read(self, threaded, ids):
         bench = threaded(1)
         token = bench.page(Now()).continuation_token
-        with aside(lambda: bench.page(token, wait=20)) as outcome, within(4):
+        with aside(lambda: bench.page(token, wait=20)) as outcome, within(SOON):
             time.sleep(0.2)
             child = bench.sim.split("p0")[0]
             events = bench.fill_partition(child)
@@ -319,7 +349,7 @@ class TestWait:
         bench.sim.delay_children("p0", 4)
         child = bench.sim.split("p0")[0]
         events = bench.fill_partition(child)
-        with within(4):
+        with within(SOON):
             assert ids(bench.page(token, wait=20)) == events
 
     def test_partition_that_recovers_while_waiting_is_read(self, threaded, ids):
@@ -327,7 +357,7 @@ class TestWait:
         token = bench.page(Now()).continuation_token
         events = bench.fill_partition("p1")
         bench.sim.fail_next("p1", ServerError("503"), times=3)
-        with within(5):
+        with within(SOON):
             assert ids(bench.page(token, wait=20)) == events
 
 
@@ -342,23 +372,23 @@ class TestPacing:
         assert bench.calls.fetches["p1"] <= 6
 
     def test_wait_is_not_overrun_for_a_partition_that_may_not_be_asked_yet(self, threaded):
-        bench = threaded(1, weather=Weather(poll_after=10))
-        with within(3):
+        bench = threaded(1, weather=Weather(poll_after=20))
+        with within(SOON):
             page = bench.page(Now(), wait=0.5)
         assert page.idle
 
     def test_pace_beyond_the_deadline_ends_at_once_and_is_not_idle(self, threaded):
         bench = threaded(1, weather=Weather(poll_after=30))
         token = bench.page(Now()).continuation_token
-        with within(2):
-            page = bench.page(token, timeout=5)
+        with within(SOON):
+            page = bench.page(token, timeout=25)
         assert not page.idle
         assert bench.calls.fetches["p0"] == 1
 
     def test_records_are_read_on_without_a_pause(self, threaded, ids):
-        bench = threaded(1, weather=Weather(poll_after=5, page_limit=10))
+        bench = threaded(1, weather=Weather(poll_after=20, page_limit=10))
         bench.fill(95)
-        with within(3):
+        with within(SOON):
             came = []
             place = BEGINNING
             while len(came) < 95:
@@ -406,30 +436,42 @@ class TestClose:
         + [(state, 1) for state in (_held, _polling, _silent)],
     )
     def test_call_in_flight_ends_within_a_second_and_says_why(self, threaded, state, attempts):
-        bench = threaded(attempts=attempts)
-        bench.token = bench.page(Now()).continuation_token
-        settings = state(bench)
-        with aside(lambda: bench.page(bench.token, **settings)) as outcome:
-            time.sleep(0.4)
-            assert not outcome
-            closed_at = time.monotonic()
-            bench.engine.close()
-        assert time.monotonic() - closed_at < 1.5
-        (error,) = outcome
-        assert isinstance(error, MulticloudDbError)
-        assert error.category == ErrorCategory.TRANSIENT_FAILURE
-        assert "closed" in error.message
+        def attempt():
+            bench = threaded(attempts=attempts)
+            bench.token = bench.page(Now()).continuation_token
+            settings = state(bench)
+            with aside(lambda: bench.page(bench.token, **settings)) as outcome:
+                time.sleep(0.4)
+                assert not outcome
+                closed_at = time.monotonic()
+                bench.engine.close()
+            took = time.monotonic() - closed_at
+            (error,) = outcome
+            assert isinstance(error, MulticloudDbError)
+            assert error.category == ErrorCategory.TRANSIENT_FAILURE
+            assert "closed" in error.message
+            return took
+
+        best_of_five(1, attempt)
 
     def test_control_call_in_flight_ends_too(self, threaded, monkeypatch):
-        bench = threaded()
         stuck = threading.Event()
         monkeypatch.setattr(SimulationFeed, "start", lambda *args: stuck.wait(20))
-        with aside(bench.page) as outcome:
-            time.sleep(0.3)
-            with within(1):
+
+        def attempt():
+            bench = threaded()
+            with aside(bench.page) as outcome:
+                time.sleep(0.3)
+                closed_at = time.monotonic()
                 bench.engine.close()
-        stuck.set()
-        assert "closed" in outcome[0].message
+            took = time.monotonic() - closed_at
+            assert "closed" in outcome[0].message
+            return took
+
+        try:
+            best_of_five(1, attempt)
+        finally:
+            stuck.set()
 
     def test_many_calls_in_flight_end(self, threaded):
         bench = threaded(4)
@@ -446,7 +488,7 @@ class TestClose:
         for thread in threads:
             thread.start()
         time.sleep(0.3)
-        with within(2):
+        with within(SOON):
             bench.engine.close()
             for thread in threads:
                 thread.join()
@@ -465,6 +507,13 @@ class TestClose:
         bench.engine.close()
         assert "closed" in bench.refused(ErrorCategory.TRANSIENT_FAILURE).message
 
+    def test_read_while_the_process_ends_says_so(self, threaded):
+        """The interpreter shuts every pool down before a daemon thread is stopped."""
+        bench = threaded()
+        bench.engine._executor.shutdown()
+        error = bench.refused(ErrorCategory.TRANSIENT_FAILURE, match="its process ends")
+        assert not error.retryable
+
     def test_call_that_ends_while_the_client_closes_leaves_no_reader(self, threaded, monkeypatch):
         """It puts its readers back after the others were closed; the fixture counts them."""
         bench = threaded(2)
@@ -477,12 +526,12 @@ class TestClose:
         def late(self, feed=None):
             forget(self, feed)
             reached.set()
-            go.wait(5)
+            go.wait(30)
 
         with monkeypatch.context() as patch:
             patch.setattr(LiveCache, "forget", late)
             with aside(bench.engine.close):
-                assert reached.wait(5)
+                assert reached.wait(30)
                 with suppress(MulticloudDbError):
                     bench.page(first.continuation_token, size=5)
                 go.set()
@@ -525,17 +574,19 @@ INTERRUPTED = """
 
 @pytest.mark.parametrize("state", ["held", "polling", "throttled", "silent"])
 def test_ctrl_c_ends_a_call_and_the_process(state):
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(INTERRUPTED), state], stdout=subprocess.PIPE, text=True
-    )
-    with process:
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(0.5)
-        began = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        assert process.stdout.read() == "interrupted\nclosed\n"
-        assert process.wait(20) == 0
-        assert time.monotonic() - began < 2.5
+    command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED), state]
+
+    def attempt():
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(0.5)
+            began = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.read() == "interrupted\nclosed\n"
+            assert process.wait(60) == 0
+            return time.monotonic() - began
+
+    best_of_five(2, attempt)
 
 
 def test_expired_partitions_by_the_dozen_are_skipped_within_the_deadline(threaded, ids):
@@ -544,7 +595,7 @@ def test_expired_partitions_by_the_dozen_are_skipped_within_the_deadline(threade
     first = bench.page(size=1)
     bench.sim.trim(upto=40)
     bench.connect(threads=True)
-    with within(10):
+    with within(25):
         pages = bench.walk(first.continuation_token, on_expired=SkipToOldest())
         came = [name for page in pages for name in ids(page)]
     assert set(came) == set(bench.written(40)) - set(ids(first))
