@@ -7,23 +7,18 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from functools import cache
-from importlib import import_module
-from importlib.machinery import ModuleSpec
-from importlib.util import module_from_spec
 from multiprocessing.connection import Connection
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
+from benchmarks.servers import server_module
 from multiclouddb_api import ClientConfig, ResourceAddress
 
 __all__ = ["ADDRESS", "Local", "Scripted", "item", "local", "on_client_core", "on_server_core", "scripted"]
 
 ADDRESS: Final = ResourceAddress(collection="items")
-_SERVERS: Final = Path(__file__).parents[1] / "providers" / "dynamo" / "tests" / "servers"
 _BATCH: Final = 25  # the service's bound on BatchWriteItem
 _START_SECONDS: Final = 60.0
 # With the thorough compiler too, unlike in the tests: the less the server takes, the more the client shows.
@@ -95,15 +90,6 @@ class Local:
         return session.client("dynamodbstreams", endpoint_url=endpoint, config=once)
 
 
-@cache
-def _servers() -> Any:
-    """The servers of the provider's tests, which are no package of their own."""
-    spec = ModuleSpec("benchmarks_dynamodb_servers", None, is_package=True)
-    spec.submodule_search_locations = [str(_SERVERS)]
-    sys.modules[spec.name] = module_from_spec(spec)
-    return import_module(f"{spec.name}.local")
-
-
 @contextmanager
 def local(items: int) -> Iterator[Local]:
     """A server with so many items in `ADDRESS`, written once each.
@@ -112,7 +98,7 @@ def local(items: int) -> Iterator[Local]:
         ServerUnavailableError: There is no npm to fetch it with, or it did not start.
     """
     with on_server_core():
-        server = _servers().LocalDynamo(java_options=_JAVA_OPTIONS)
+        server = server_module("dynamo", "local").LocalDynamo(java_options=_JAVA_OPTIONS)
     table = ADDRESS.collection
     with server:
         arn = server.create_table(table, "NEW_IMAGE")

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
-from importlib import import_module
-from importlib.machinery import ModuleSpec
-from importlib.util import module_from_spec
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
 from benchmarks.dynamo import on_client_core, on_server_core
+from benchmarks.servers import server_module
 from multiclouddb_api import ChangeFeedRequest, ClientConfig, Now, ResourceAddress, connect
 
 __all__ = ["ADDRESS", "Backlog", "backlog", "document", "on_client_core"]
 
 ADDRESS: Final = ResourceAddress("bench", "items")
-_SERVERS: Final = Path(__file__).parents[1] / "providers" / "mongo" / "tests" / "servers"
 _BATCH: Final = 1000
 
 
@@ -70,15 +65,6 @@ def _aggregates(server: Any) -> int:
     return found
 
 
-@cache
-def _servers() -> Any:
-    """The servers of the provider's tests, which are no package of their own."""
-    spec = ModuleSpec("benchmarks_mongodb_servers", None, is_package=True)
-    spec.submodule_search_locations = [str(_SERVERS)]
-    sys.modules[spec.name] = module_from_spec(spec)
-    return import_module(f"{spec.name}.mongod")
-
-
 @contextmanager
 def backlog(folder: Path, size: int) -> Iterator[Backlog]:
     """A replica set of one node with so many inserts in `ADDRESS`, on a core of its own.
@@ -87,7 +73,7 @@ def backlog(folder: Path, size: int) -> Iterator[Backlog]:
         ServerUnavailableError: The server could not be fetched, or did not start.
     """
     with on_server_core():
-        server = _servers().ReplicaSet(folder)
+        server = server_module("mongo", "mongod").ReplicaSet(folder)
     with server:
         url = server.uri()
         collection = server.client()[ADDRESS.database].create_collection(ADDRESS.collection)

@@ -84,11 +84,12 @@ class FileCheckpointStore:
     only, because a token may hold the key of a document.
 
     Args:
-        directory: Where the files are; made by the first `save`.
+        directory: Where the files are; made by the first `save`. A relative one is where the process stands
+            now, wherever it goes later.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._directory = Path(directory)
+        self._directory = Path(directory).absolute()
 
     def path(self, name: str) -> Path:
         """The file of one checkpoint, for a look at it or to delete it.

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import attrs
 
+from benchmarks.arrow import arrow_reader
 from benchmarks.dynamo import ADDRESS, Local, Scripted, local, on_client_core, scripted
 from benchmarks.row import Bench, Done, Sides, row
 from benchmarks.stores import pages
 from multiclouddb_api import (
-    ChangeFeedPage,
     ChangeFeedRequest,
     FromContinuationToken,
     MulticloudDbClient,
@@ -89,24 +89,10 @@ def _through_the_client(table: Local) -> Done:
 
 
 def _through_arrow(table: Local) -> Done:
-    from multiclouddb_spi import open_provider
-    from multiclouddb_spi.engine import Engine
-
-    columns: list[Any] = []
-    config = table.config
-    with on_client_core(), closing(Engine(open_provider(config), config)) as engine:
-
-        def read(request: ChangeFeedRequest) -> ChangeFeedPage:
-            reading = engine.read(request, OperationOptions(), lambda batch, i, j: batch.arrow(i, j))
-            columns.extend(arrow.column("event_id") for arrow in reading.values if arrow is not None)
-            return reading.page
-
-        for _ in pages(read, ADDRESS):
+    with on_client_core(), arrow_reader(table.config) as reader:
+        for _ in pages(reader.read, ADDRESS):
             pass
-    return Done(
-        sum(len(column) for column in columns),
-        ids=(text for column in columns for text in column.to_pylist()),
-    )
+    return reader.done()
 
 
 @row(

@@ -6,13 +6,14 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
+from benchmarks.arrow import arrow_reader
 from benchmarks.row import Bench, Done, Sides, row
 from benchmarks.stores import ADDRESS, fill, pages, url
-from multiclouddb_api import ChangeFeedPage, ChangeFeedRequest, ClientConfig, OperationOptions, connect
+from multiclouddb_api import ClientConfig, connect
 
 _EVENTS: Final = 200_000
 _BARE: Final = (
@@ -42,24 +43,10 @@ def through_the_client(path: Path) -> Done:
 
 def through_arrow(path: Path, max_page_size: int) -> Done:
     """The same as Arrow batches: documents stay JSON text, as Spark takes them."""
-    from multiclouddb_spi import open_provider
-    from multiclouddb_spi.engine import Engine
-
-    config = ClientConfig.from_url(url(path))
-    columns: list[Any] = []
-    with closing(Engine(open_provider(config), config)) as engine:
-
-        def read(request: ChangeFeedRequest) -> ChangeFeedPage:
-            reading = engine.read(request, OperationOptions(), lambda batch, i, j: batch.arrow(i, j))
-            columns.extend(arrow.column("event_id") for arrow in reading.values if arrow is not None)
-            return reading.page
-
-        for _ in pages(read, ADDRESS, max_page_size):
+    with arrow_reader(ClientConfig.from_url(url(path))) as reader:
+        for _ in pages(reader.read, ADDRESS, max_page_size):
             pass
-    return Done(
-        sum(len(column) for column in columns),
-        ids=(text for column in columns for text in column.to_pylist()),
-    )
+    return reader.done()
 
 
 @row(

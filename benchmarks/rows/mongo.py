@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from itertools import islice
 from typing import Any, Final
 
+from benchmarks.arrow import arrow_reader
 from benchmarks.mongo import ADDRESS, Backlog, backlog, on_client_core
 from benchmarks.row import Bench, Done, Sides, row
 from multiclouddb_api import (
@@ -14,7 +14,6 @@ from multiclouddb_api import (
     ChangeFeedRequest,
     ChangeType,
     FromContinuationToken,
-    OperationOptions,
     connect,
 )
 
@@ -127,23 +126,11 @@ def _counted(changes: Backlog, done: Done) -> Done:
 
 
 def _through_arrow(changes: Backlog) -> Done:
-    from multiclouddb_spi import open_provider
-    from multiclouddb_spi.engine import Engine
-
-    columns: list[Any] = []
-    config = changes.config
-    with on_client_core(), closing(Engine(open_provider(config), config)) as engine:
-
-        def read(request: ChangeFeedRequest) -> ChangeFeedPage:
-            reading = engine.read(request, OperationOptions(), lambda batch, i, j: batch.arrow(i, j))
-            columns.extend(arrow.column("event_id") for arrow in reading.values if arrow is not None)
-            return reading.page
-
-        for _ in _pages(read, changes):
-            if sum(len(column) for column in columns) >= changes.size:
+    with on_client_core(), arrow_reader(changes.config) as reader:
+        for _ in _pages(reader.read, changes):
+            if reader.count >= changes.size:
                 break
-    count = sum(len(column) for column in columns)
-    return Done(count, ids=(text for column in columns for text in column.to_pylist()))
+    return reader.done()
 
 
 # -- Rows

@@ -1,20 +1,9 @@
 """What the page about DynamoDB says, on DynamoDB Local: its commands, programs, policy and tables."""
 
-import functools
 import json
-import os
-import queue
 import re
-import shlex
-import subprocess
-import sys
-import threading
 from contextlib import closing
 from datetime import UTC, datetime
-from importlib import import_module
-from importlib.machinery import ModuleSpec
-from importlib.util import module_from_spec
-from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -32,7 +21,6 @@ from multiclouddb_api import (
     ErrorCategory,
     FromContinuationToken,
     LogicalPartition,
-    MulticloudDbError,
     MulticloudDbKey,
     NewItemStateMode,
     Now,
@@ -40,22 +28,13 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
+from multiclouddb_conformance import command_line
+from multiclouddb_conformance.waiting import SOON
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/how-to/dynamodb.md").read_text(encoding="utf-8")
-PROGRAM = re.compile(r'^```python title="(?P<name>[^"]+)"\n(?P<code>.*?)^```$', re.DOTALL | re.MULTILINE)
-PROGRAMS = {found["name"]: found["code"] for found in PROGRAM.finditer(PAGE)}
-SOON = 60.0
+from .page import ROOT, Page, refused, servers
+
+PAGE = Page("dynamodb.md")
 ORDERS = ResourceAddress(collection="orders")
-
-
-@functools.cache
-def servers():
-    """The servers of the provider's tests, which are no package of their own."""
-    spec = ModuleSpec("dynamodb_servers", None, is_package=True)
-    spec.submodule_search_locations = [str(ROOT / "providers/dynamo/tests/servers")]
-    sys.modules[spec.name] = module_from_spec(spec)
-    return import_module(f"{spec.name}.local")
 
 
 @pytest.fixture(autouse=True)
@@ -70,20 +49,13 @@ def nobody(tmp_path, monkeypatch):
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     """An empty account, found by boto3's own variables."""
-    local = servers()
-    for name, value in import_module("dynamodb_servers.server").CREDENTIALS.items():
+    modules = servers("dynamo")
+    for name, value in modules("server").CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
-    with local.LocalDynamo() as made:
+    with modules("local").LocalDynamo() as made:
         monkeypatch.setenv("AWS_ENDPOINT_URL", made.endpoint_url)
         yield made
-
-
-def commands(start):
-    """Commands of the page that begin so, as their words."""
-    blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    return [shlex.split(line) for line in lines if line.startswith(start)]
 
 
 def by_boto3(words):
@@ -106,62 +78,29 @@ def by_boto3(words):
 @pytest.fixture
 def orders(server):
     """The table of the page."""
-    (create,) = commands("aws dynamodb create-table")
+    (create,) = PAGE.commands("aws dynamodb create-table")
     by_boto3(create)
     return server
 
 
-def run(name):
-    """What a program of the page prints."""
-    Path(name).write_text(PROGRAMS[name], encoding="utf-8")
-    ours = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", name], env=ours, capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
-
-
-def said_behind(name):
-    """What the page says that a program prints."""
-    end = next(found.end() for found in PROGRAM.finditer(PAGE) if found["name"] == name)
-    return re.match(r"\n\n```text\n(.*?)^```$", PAGE[end:], re.DOTALL | re.MULTILINE)[1]
-
-
-def rows_below(heading):
-    """The rows of the first table below a heading or a paragraph, header and all."""
-    table = re.search(r"^\|.*?\n\n", PAGE[PAGE.index(heading) :], re.DOTALL | re.MULTILINE)[0]
-    rows = [line.strip("|").split("|") for line in table.strip().splitlines()]
-    return [[cell.strip() for cell in row] for row in rows[:1] + rows[2:]]
-
-
-def refused(category, *words):
-    return pytest.raises(
-        MulticloudDbError,
-        match=".*".join(map(re.escape, words)),
-        check=lambda error: error.category == category,
-    )
-
-
 class TestPrograms:
     def test_from_an_empty_account_to_the_first_event(self, orders):
-        assert run("worker.py") == ""  # a position, before there is any record
-        assert run("write.py") == ""
-        assert run("first.py") == said_behind("first.py")
-        assert run("own_session.py") == run("own_clients.py") == "3\n"
-        assert run("worker.py").splitlines() == [
+        assert PAGE.run("worker.py") == ""  # a position, before there is any record
+        assert PAGE.run("write.py") == ""
+        assert PAGE.run("first.py") == PAGE.said_behind("first.py")
+        assert PAGE.run("own_session.py") == PAGE.run("own_clients.py") == "3\n"
+        assert PAGE.run("worker.py").splitlines() == [
             f"{kind} {{'id': 'o-1'}} False" for kind in ("CREATE", "UPDATE", "DELETE")
         ]
-        assert run("worker.py") == ""
+        assert PAGE.run("worker.py") == ""
 
     def test_all_programs_are_run_here(self):
-        ran = set(re.findall(r'(?:run|param)\("([^"]+\.py)"', Path(__file__).read_text(encoding="utf-8")))
-        assert PROGRAMS.keys() == ran
+        assert PAGE.programs.keys() == PAGE.programs_run_in(__file__)
 
     @pytest.mark.parametrize("name", [pytest.param("stream.py", id="stream.py-jvm")])  # for conftest.py
     def test_spark(self, orders, name):
-        run("write.py")
-        assert run(name) == "3\n"
+        PAGE.run("write.py")
+        assert PAGE.run(name) == "3\n"
 
     def test_a_table_gets_its_stream_later(self, server):
         server.create_table("orders", None, partition_key="id")
@@ -169,84 +108,32 @@ class TestPrograms:
             request = ChangeFeedRequest(ORDERS, Beginning())
             with refused(ErrorCategory.INVALID_REQUEST, "has no stream", "update-table"):
                 client.read_changes(request)
-            (update,) = commands("aws dynamodb update-table")
+            (update,) = PAGE.commands("aws dynamodb update-table")
             by_boto3(update)
             assert client.read_changes(request).events == ()
 
 
 class TestCommandLine:
     def test_a_tail_that_is_killed_misses_nothing(self, orders):
-        tail, partitions, check = (
-            commands(f"multiclouddb {name}")[0] for name in ("tail", "partitions", "token")
+        words, partitions, check = (
+            PAGE.commands(f"multiclouddb {name}")[0][1:] for name in ("tail", "partitions", "token")
         )
-        with Tail(tail) as process:
-            process.wait_for_checkpoint()
+        tail = command_line.Tail(*words[1:])
+        tail.run_until_saved()
+        with tail.running() as came:
             orders.client().put_item(TableName="orders", Item={"id": {"S": "o-1"}})
-            assert 'id="o-1"' in process.line()
-            process.kill()
+            came.get(timeout=SOON)
         for number in (2, 3):
             orders.client().put_item(TableName="orders", Item={"id": {"S": f"o-{number}"}})
-        with Tail(tail) as process:
-            seen = ""
-            while 'id="o-3"' not in seen:  # o-1 may be told again
-                seen += process.line()
-            assert 'id="o-2"' in seen
-            process.kill()
-        assert "1 open" in by_command_line(partitions)
-        assert "yes" in by_command_line(check)
-
-
-def by_command_line(words):
-    ran = subprocess.run(
-        [sys.executable, "-m", "multiclouddb_cli", *words[1:]], capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
-
-
-class Tail:
-    """A command that runs until it is killed, and its lines."""
-
-    def __init__(self, words):
-        self.checkpoint = Path(words[words.index("--checkpoint") + 1])
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "multiclouddb_cli", *words[1:]], stdout=subprocess.PIPE, text=True
-        )
-        self.lines = queue.Queue()
-        self.reader = threading.Thread(target=self.read)
-        self.reader.start()
-
-    def read(self):
-        for line in self.process.stdout:
-            self.lines.put(line)
-
-    def line(self):
-        return self.lines.get(timeout=SOON)
-
-    def wait_for_checkpoint(self):
-        pause = threading.Event()
-        for _ in range(int(SOON / 0.05)):
-            if self.checkpoint.exists():
-                return
-            pause.wait(0.05)
-        raise TimeoutError("no checkpoint")
-
-    def kill(self):
-        self.process.kill()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.wait()
-        self.reader.join(SOON)
-        self.process.stdout.close()
+        tail.finish()
+        assert tail.keys() == ["o-1", "o-2", "o-3"]
+        assert "1 open" in command_line.said(*partitions)
+        assert "yes" in command_line.said(*check)
 
 
 class TestPermissions:
     def policy(self):
-        (text,) = re.findall(r"^```json\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+        (text,) = PAGE.blocks("json")
         return json.loads(text)
 
     def allowed(self):
@@ -295,9 +182,9 @@ class TestPermissions:
 
 class TestViewTypes:
     def test_an_event_has_what_the_table_says(self, server):
-        rows = rows_below("The view type decides")
-        assert rows[0] == ["`StreamViewType`", "`new_item_state`", "`old_item_state`"]
-        for kind, *said in rows[1:]:
+        rows = PAGE.rows_below("The view type decides")
+        assert "| `StreamViewType` | `new_item_state` | `old_item_state` |" in PAGE.text
+        for kind, *said in rows:
             name = kind.strip("`")
             server.create_table(name, name)
             for number in ("1", "2"):
@@ -313,7 +200,7 @@ class TestViewTypes:
             for field, words in zip(("new_item_state", "old_item_state"), said, strict=True):
                 has = [event.type.value for event in events if getattr(event, field) is not None]
                 assert words == (f"on {' and '.join(has)}" if has else "never"), (name, field)
-        assert len(rows) == 5
+        assert len(rows) == 4
 
 
 ASKED = {
@@ -326,7 +213,7 @@ ASKED = {
 
 class TestRefusals:
     def test_what_is_not_there_is_refused(self, orders):
-        said = " ".join(name for name, _ in rows_below("## What it cannot do"))
+        said = " ".join(name for name, _ in PAGE.rows_below("## What it cannot do"))
         unsupported = ErrorCategory.UNSUPPORTED_CAPABILITY
         with connect("dynamo://eu-west-1") as client:
             for name, asked in ASKED.items():
@@ -349,10 +236,8 @@ class TestRefusals:
                     client.read_changes(ChangeFeedRequest(**asked))
 
     def test_each_category_has_its_row(self):
-        rows = rows_below("## When it fails")
-        named = {category.partition("`:")[0].strip("`") for category, *_ in rows[1:]}
         # Nothing conflicts with a reader, and a permanent failure has no way out but a report.
-        assert named == set(ErrorCategory.known()) - {"CONFLICT", "PERMANENT_FAILURE"}
+        assert PAGE.categories() == set(ErrorCategory.known()) - {"CONFLICT", "PERMANENT_FAILURE"}
 
     def test_a_stream_that_was_switched_off_and_on(self, orders):
         table = orders.client()
@@ -362,7 +247,7 @@ class TestRefusals:
         table.update_table(TableName="orders", StreamSpecification={"StreamEnabled": False})
         with connect("dynamo://eu-west-1") as client, refused(ErrorCategory.INVALID_REQUEST, "disabled"):
             client.read_changes(ChangeFeedRequest(ORDERS, Now()))
-        (update,) = commands("aws dynamodb update-table")
+        (update,) = PAGE.commands("aws dynamodb update-table")
         by_boto3(update)
         with connect("dynamo://eu-west-1") as client, refused(ErrorCategory.INVALID_REQUEST, "recreated"):
             client.read_changes(ChangeFeedRequest(ORDERS, token(page.continuation_token)))
@@ -387,12 +272,12 @@ class TestHosts:
         streams.close()
         (host,) = hosts
         pattern = host.replace("111122223333", "ACCOUNT").replace("eu-west-1", "REGION")
-        assert f"`{pattern}`" in PAGE
+        assert f"`{pattern}`" in PAGE.text
         assert ("ACCOUNT" in pattern) is (mode == "preferred")
 
     def test_each_service_has_an_address_of_its_own(self, monkeypatch):
         exports = {}
-        for _, word in commands("export AWS_ENDPOINT_URL_"):
+        for _, word in PAGE.commands("export AWS_ENDPOINT_URL_"):
             name, _, value = word.partition("=")
             monkeypatch.setenv(name, value)
             exports[name] = value

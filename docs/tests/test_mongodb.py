@@ -1,20 +1,13 @@
 """What the page about MongoDB says, on a real replica set: its commands, programs, roles and tables."""
 
-import functools
 import json
-import os
 import re
-import shlex
 import socket
 import subprocess
-import sys
 import time
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from importlib import import_module
-from importlib.machinery import ModuleSpec
-from importlib.util import module_from_spec
 from pathlib import Path
 from urllib.parse import quote
 
@@ -47,29 +40,24 @@ from multiclouddb_api import (
     decode_json,
     encode_json,
 )
+from multiclouddb_conformance import command_line
 from multiclouddb_mongo import MongoOptions, RunCommandOptions, RunCursorCommandOptions
 from multiclouddb_mongo.values import CODEC
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/how-to/mongodb.md").read_text(encoding="utf-8")
-PROGRAM = re.compile(r'^```python title="(?P<name>[^"]+)"\n(?P<code>.*?)^```$', re.DOTALL | re.MULTILINE)
-PROGRAMS = {found["name"]: found["code"] for found in PROGRAM.finditer(PAGE)}
+from .page import Page, refused, servers
+
+PAGE = Page("mongodb.md")
 ORDERS = ResourceAddress("shop", "orders")
 SOON = 30.0
 
 
-@functools.cache
-def servers():
-    """The servers of the provider's tests, which are no package of their own."""
-    spec = ModuleSpec("mongodb_servers", None, is_package=True)
-    spec.submodule_search_locations = [str(ROOT / "providers/mongo/tests/servers")]
-    sys.modules[spec.name] = module_from_spec(spec)
-    return import_module(f"{spec.name}.mongod")
+def mongod():
+    return servers("mongo")("mongod")
 
 
 @contextmanager
 def started(folder, **options):
-    with servers().ReplicaSet(folder, **options) as replica_set:
+    with mongod().ReplicaSet(folder, **options) as replica_set:
         yield replica_set
 
 
@@ -107,20 +95,10 @@ def database(one, request):
 # -- The page
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-
-
-def commands(start):
-    """Shell commands of the page that begin so, as their words."""
-    lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith(start)]
-    return [[os.path.expandvars(word) for word in shlex.split(line)] for line in lines]
-
-
 def by_mongosh(name):
     """What the page has mongosh call by this name: the arguments of each call."""
     calls = []
-    for block in blocks("js"):
+    for block in PAGE.blocks("js"):
         for found in re.finditer(r"^(?:db|rs)\.(\w+)\((.*?)\)$", block, re.DOTALL | re.MULTILINE):
             if found[1] == name:
                 text = found[2].replace("passwordPrompt()", '"a secret"')
@@ -140,41 +118,9 @@ def create_orders(client):
     return client["shop"].create_collection(name, **options)
 
 
-def run(name):
-    """What a program of the page prints."""
-    Path(name).write_text(PROGRAMS[name], encoding="utf-8")
-    ours = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", name], env=ours, capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
-
-
-def said_behind(name):
-    """What the page says that a program prints."""
-    end = next(found.end() for found in PROGRAM.finditer(PAGE) if found["name"] == name)
-    return re.match(r"\n\n```text\n(.*?)^```$", PAGE[end:], re.DOTALL | re.MULTILINE)[1]
-
-
-def rows_below(heading, number=0):
-    """The rows of a table below a heading or a paragraph, without its head."""
-    tables = re.findall(r"^\|.*?\n\n", PAGE[PAGE.index(heading) :], re.DOTALL | re.MULTILINE)
-    rows = [line.strip("|").split("|") for line in tables[number].strip().splitlines()]
-    return [[cell.strip() for cell in row] for row in rows[2:]]
-
-
 def words_of(cell):
     """What stands in backticks."""
     return re.findall(r"`([^`]+)`", cell)
-
-
-def refused(category, *words):
-    return pytest.raises(
-        MulticloudDbError,
-        match=".*".join(map(re.escape, words)),
-        check=lambda error: error.category == category,
-    )
 
 
 # -- Reading
@@ -236,36 +182,36 @@ def watched(replica_set):
 class TestPrograms:
     def test_from_a_replica_set_to_the_first_event(self, empty):
         create_orders(empty.client())
-        assert run("worker.py") == ""  # a position, before there is any change
-        assert run("write.py") == ""
-        assert run("first.py") == said_behind("first.py")
-        assert run("options.py") == said_behind("options.py")
-        assert run("own_client.py") == "3\n"
-        assert [line.split()[0] for line in run("worker.py").splitlines()] == ["CREATE", "UPDATE", "DELETE"]
-        assert run("worker.py") == ""
-        assert re.fullmatch(r"\d+\.\d of \d+ MB hold 0\.0\d hours\n", run("window.py"))
+        assert PAGE.run("worker.py") == ""  # a position, before there is any change
+        assert PAGE.run("write.py") == ""
+        assert PAGE.run("first.py") == PAGE.said_behind("first.py")
+        assert PAGE.run("options.py") == PAGE.said_behind("options.py")
+        assert PAGE.run("own_client.py") == "3\n"
+        lines = PAGE.run("worker.py").splitlines()
+        assert [line.split()[0] for line in lines] == ["CREATE", "UPDATE", "DELETE"]
+        assert PAGE.run("worker.py") == ""
+        assert re.fullmatch(r"\d+\.\d of \d+ MB hold 0\.0\d hours\n", PAGE.run("window.py"))
 
     def test_all_programs_are_run_here(self):
-        ran = set(re.findall(r'(?:run|param)\("([^"]+\.py)"', Path(__file__).read_text(encoding="utf-8")))
-        assert PROGRAMS.keys() == ran
+        assert PAGE.programs.keys() == PAGE.programs_run_in(__file__)
 
     @pytest.mark.parametrize("name", [pytest.param("stream.py", id="stream.py-jvm")])  # for conftest.py
     def test_spark(self, empty, name):
         create_orders(empty.client())
-        run("write.py")
-        assert run(name) == "3\n"
+        PAGE.run("write.py")
+        assert PAGE.run(name) == "3\n"
 
     def test_the_page_starts_a_server_that_will_do(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        (folder,) = commands("mkdir")
-        (words,) = commands("mongod")
+        (folder,) = PAGE.commands("mkdir")
+        (words,) = PAGE.commands("mongod")
         (((config,),)) = by_mongosh("initiate")
-        (export,) = commands("export")
+        (export,) = PAGE.commands("export")
         with closing(socket.socket()) as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         there = words[words.index("--port") + 1]
-        program = servers().fetch()
+        program = mongod().fetch()
         Path(folder[-1]).mkdir()
         process = subprocess.Popen(
             [str(program), *(port if word == there else word for word in words[1:])],
@@ -300,23 +246,15 @@ class TestCommandLine:
     def test_a_tail_goes_on_where_it_was(self, empty):
         create_orders(empty.client())
         tail, partitions, check = (
-            commands(f"multiclouddb {name}")[0] for name in ("tail", "partitions", "token")
+            PAGE.commands(f"multiclouddb {name}")[0][1:] for name in ("tail", "partitions", "token")
         )
-        assert by_command_line([*tail, "--until-idle"]) == ""
-        run("write.py")
-        seen = by_command_line([*tail, "--until-idle"])
+        assert command_line.said(*tail, "--until-idle") == ""
+        PAGE.run("write.py")
+        seen = command_line.said(*tail, "--until-idle")
         assert [line.split()[1] for line in seen.splitlines()] == ["CREATE", "UPDATE", "DELETE"]
-        assert by_command_line([*tail, "--until-idle"]) == ""
-        assert "1 open" in by_command_line(partitions)
-        assert "yes" in by_command_line(check)
-
-
-def by_command_line(words):
-    ran = subprocess.run(
-        [sys.executable, "-m", "multiclouddb_cli", *words[1:]], capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+        assert command_line.said(*tail, "--until-idle") == ""
+        assert "1 open" in command_line.said(*partitions)
+        assert "yes" in command_line.said(*check)
 
 
 ASKED = {
@@ -373,7 +311,7 @@ class TestRoles:
         ],
     )
     def test_the_roles_of_the_table(self, users, roles, can):
-        said = [words_of(cell) for _, cell, _ in rows_below("## Roles")]
+        said = [words_of(cell) for _, cell, _ in PAGE.rows_below("## Roles")]
         assert said == [["read"], ["read"], ["readAnyDatabase"], ["read", "local"]]
         with self.reader(users, roles=roles) as client:
             assert {what for what in ASKED if self.may(client, what)} == can
@@ -387,7 +325,7 @@ class TestRoles:
         ],
     )
     def test_what_they_come_down_to(self, users, row, privileges, can):
-        said = set(words_of(rows_below("## Roles")[row][2]))
+        said = set(words_of(PAGE.rows_below("## Roles")[row][2]))
         assert said == {action for _, actions in privileges for action in actions}
         with self.reader(users, *privileges) as client:
             assert {what for what in ASKED if self.may(client, what)} == can
@@ -423,7 +361,7 @@ class TestRoles:
         began = time.monotonic()
         with self.reader(users, roles=roles) as client:
             assert page_of(client, ORDERS, Beginning()).events
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
 
 
 class TestOplog:
@@ -467,11 +405,11 @@ class TestOplog:
         found.append(entry_size(one, orders) + size)
         orders.delete_one({"_id": "o-1"})
         found.append(entry_size(one, orders) + size)
-        assert "300 bytes" in PAGE
+        assert "300 bytes" in PAGE.text
         assert [round(each - size, -2) for each in found] == [300] * 4
 
     def test_the_numbers_are_those_of_the_rule(self):
-        text = " ".join(PAGE.split())
+        text = " ".join(PAGE.text.split())
         writes, hourly, size, hours = re.search(
             r"([\d,]+) writes a second of 1 KB fill ([\d.]+) GB an hour, and (\d+) GB in (\d+) hours", text
         ).groups()
@@ -493,7 +431,7 @@ class TestOplog:
         admin.command(wanted)
         (found,) = admin.command("getClusterParameter", "changeStreamOptions")["clusterParameters"]
         assert found["preAndPostImages"] == images
-        assert '`expireAfterSeconds: "off"`' in PAGE
+        assert '`expireAfterSeconds: "off"`' in PAGE.text
         images["expireAfterSeconds"] = "off"
         admin.command(wanted)
 
@@ -540,7 +478,7 @@ class TestStates:
         ],
     )
     def test_an_event_has_what_the_table_says(self, one, there, number, modes, field, option):
-        rows = rows_below("## Documents before and after a change", number)
+        rows = PAGE.rows_below("## Documents before and after a change", number)
         assert {(mode.strip("`"), where.partition(" ")[0]) for mode, where, *_ in rows} == {
             ("OMIT", "any"),
             *((mode, where) for mode in ("INCLUDE_IF_AVAILABLE", "REQUIRE") for where in ("with", "without")),
@@ -603,7 +541,7 @@ class TestStates:
         size = len(bson.encode(orders.find_one()))
         orders.delete_one({"_id": "imaged"})
         kept = one.client()["config"]["system.preimages"].find_one({"preImage._id": "imaged"})
-        assert "with about 110 bytes more" in PAGE
+        assert "with about 110 bytes more" in PAGE.text
         assert len(bson.encode(kept, codec_options=CODEC)) - size == pytest.approx(110, abs=5)
 
     def test_wider_scopes_ask_no_collection(self, one, there):
@@ -652,7 +590,7 @@ class TestScopes:
             second = event.timestamp.replace(microsecond=0)
             behind = event.timestamp + timedelta(seconds=1.15)
             found = [events_of(client, address, AtTime(at)) for at in (second, event.timestamp, behind)]
-        assert "up to 1.1 seconds" in PAGE
+        assert "up to 1.1 seconds" in PAGE.text
         assert [len(events) for events in found] == [1, 1, 0]
 
     def test_the_token_of_a_quiet_collection_moves(self, one, database):
@@ -669,14 +607,14 @@ class TestScopes:
 class TestOptions:
     def rows(self):
         """Option → its name at MongoDB, and what counts without it."""
-        return {words_of(name)[0]: rest for name, *rest in rows_below("## MongoDB's own options")}
+        return {words_of(name)[0]: rest for name, *rest in PAGE.rows_below("## MongoDB's own options")}
 
     def test_the_table_has_every_option(self):
         assert list(self.rows()) == [field.name for field in attrs.fields(MongoOptions)]
 
     def test_the_page_says_which_ones_a_token_is_bound_to(self):
         bound = {field.name for field in attrs.fields(MongoOptions) if field.metadata.get("positions")}
-        assert set(words_of(re.search(r"the options (.*?), and refused", PAGE, re.DOTALL)[1])) == bound
+        assert set(words_of(re.search(r"the options (.*?), and refused", PAGE.text, re.DOTALL)[1])) == bound
 
     def opened(self, one, database, options):
         """The streams that a request and the one behind it open, each as all that was said of it."""
@@ -765,7 +703,7 @@ class TestOptions:
         ids=lambda stage: next(iter(stage)),
     )
     def test_these_stages_are_allowed(self, one, database, stage):
-        assert f"`{next(iter(stage))}`" in PAGE
+        assert f"`{next(iter(stage))}`" in PAGE.text
         database["orders"].insert_one({"_id": 1, "less": 1})
         address, options = ResourceAddress(database.name, "orders"), MongoOptions(pipeline=[stage])
         with connect(one.uri()) as client:
@@ -774,7 +712,7 @@ class TestOptions:
 
     @pytest.mark.parametrize("field", ["_id", "operationType", "ns", "documentKey"])
     def test_what_an_event_needs(self, one, database, field):
-        (said,) = re.findall(r"^- Leave `_id` as it is.*?(?=^- )", PAGE, re.DOTALL | re.MULTILINE)
+        (said,) = re.findall(r"^- Leave `_id` as it is.*?(?=^- )", PAGE.text, re.DOTALL | re.MULTILINE)
         assert field in words_of(said)
         database["orders"].insert_one({"_id": 1})
         options = MongoOptions(pipeline=[{"$project": {field: 0}}])
@@ -805,7 +743,7 @@ class TestGoneCollections:
         "what", ["the collection is dropped", "the collection is renamed", "the database is dropped"]
     )
     def test_the_notices_are_those_of_the_table(self, one, database, what):
-        (said,) = (row[1] for row in rows_below("## When a collection goes away") if row[0] == what)
+        (said,) = (row[1] for row in PAGE.rows_below("## When a collection goes away") if row[0] == what)
         orders, address, asked = database["orders"], ResourceAddress(database.name, "orders"), {}
         orders.insert_one({"_id": 1})
         if "database" in what:
@@ -903,7 +841,7 @@ class TestCommands:
     def test_the_table_has_every_option(self):
         both = [field.name for field in attrs.fields(RunCommandOptions)]
         every = [field.name for field in attrs.fields(RunCursorCommandOptions)]
-        said = {name: what for names, what, _ in rows_below("## Commands") for name in words_of(names)}
+        said = {name: what for names, what, _ in PAGE.rows_below("## Commands") for name in words_of(names)}
         assert sorted(said) == sorted(every)
         assert sorted(name for name, what in said.items() if what == "both") == sorted(both)
 
@@ -930,7 +868,7 @@ class TestCommands:
 
 class TestValues:
     def test_each_value_comes_as_the_table_says(self, one, database):
-        rows = rows_below("## Values")
+        rows = PAGE.rows_below("## Values")
         wanted = {name: decode_json(words_of(text)[0].encode()) for name, _, text in rows}
         wanted["decimal128"] = bson.Decimal128(wanted["decimal128"])
         wanted["64-bit integer"] = bson.Int64(wanted["64-bit integer"])
@@ -952,7 +890,7 @@ class TestValues:
         ],
     )
     def test_what_bson_does_not_have_is_refused(self, one, database, value, words):
-        assert words in " ".join(PAGE.split())
+        assert words in " ".join(PAGE.text.split())
         database.create_collection("orders")
         scope = LogicalPartition(MulticloudDbKey({"_id": value}))
         with connect(one.uri()) as client, refused(ErrorCategory.INVALID_REQUEST, "BSON"):
@@ -961,7 +899,7 @@ class TestValues:
 
 class TestConnection:
     def test_the_file_of_the_page_is_one(self, tmp_path, monkeypatch):
-        (text,) = blocks("toml")
+        (text,) = PAGE.blocks("toml")
         path = tmp_path / "mongo.toml"
         path.write_text(text, encoding="utf-8")
         monkeypatch.setenv("MONGODB_PASSWORD", "hunter2")
@@ -985,8 +923,8 @@ class TestConnection:
 
     def test_a_password_beside_the_url_may_have_any_character(self, users):
         config = {"url": f"mongodb://{users.uri().rpartition('@')[2]}"}
-        config |= {"username": servers().USER, "password": servers().PASSWORD}
-        assert quote(servers().PASSWORD, safe="") != servers().PASSWORD
+        config |= {"username": mongod().USER, "password": mongod().PASSWORD}
+        assert quote(mongod().PASSWORD, safe="") != mongod().PASSWORD
         with connect(ClientConfig("mongo", config)) as client:
             assert client.run_command("admin", {"ping": 1})["ok"] == 1
 
@@ -1006,10 +944,8 @@ class TestSpeed:
 
 class TestFailures:
     def test_each_category_has_its_row(self):
-        rows = rows_below("## When it fails")
-        named = {category.partition("`:")[0].strip("`") for category, *_ in rows}
         # Nothing conflicts with a reader, and a permanent failure has no way out but a report.
-        assert named == set(ErrorCategory.known()) - {"CONFLICT", "PERMANENT_FAILURE"}
+        assert PAGE.categories() == set(ErrorCategory.known()) - {"CONFLICT", "PERMANENT_FAILURE"}
 
     def test_a_wrong_password(self, users):
         config = {"url": f"mongodb://{users.uri().rpartition('@')[2]}"}

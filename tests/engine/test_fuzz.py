@@ -50,7 +50,7 @@ class StrictFeed(SimulationFeed):
         for name, cursor in awaiting.items():
             self._check(name)
             self.describe(cursor)
-        return {name: self.ending(name, asked=True) for name in awaiting}
+        return {name: self.view.ending(name, asked=True) for name in awaiting}
 
     def _check(self, partition_id):
         if partition_id not in self.sim.partitions:

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar, assert_never
 
-from multiclouddb_api import AtTime, Beginning, ErrorCategory, LogicalPartition, Now
+from multiclouddb_api import AtTime, Beginning, ErrorCategory, Now
 from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.errors import MissingError, TrimmedError
-from multiclouddb_conformance.simulation.log import PROVIDER_ID
 from multiclouddb_conformance.simulation.position import Place, behind, place_text, to_cursor, to_place
 from multiclouddb_conformance.simulation.reader import SimulationReader
-from multiclouddb_conformance.simulation.tree import PartitionLog, Written, key_hash
+from multiclouddb_conformance.simulation.tree import PartitionLog
+from multiclouddb_conformance.simulation.view import View
 from multiclouddb_conformance.simulation.weather import Dice
 from multiclouddb_conformance.simulation.world import Simulation
 from multiclouddb_spi import (
-    Awaiting,
-    Child,
     Continue,
     Cursor,
     Deadline,
-    Drained,
     Fault,
     Feed,
-    FeedIdentity,
     FeedSpec,
     FeedStart,
     Head,
@@ -49,27 +44,15 @@ class SimulationFeed(Feed):
     Attributes:
         sim: The collection.
         calls: Where its calls are counted.
+        view: What it sees of the collection.
     """
 
     def __init__(self, sim: Simulation, spec: FeedSpec, calls: Calls) -> None:
+        self.view = View(sim, spec, calls)
         self.sim = sim
         self.spec = spec
         self.calls = calls
-        self.identity = FeedIdentity(PROVIDER_ID, spec.address, sim.incarnation)
-        self._readers: set[SimulationReader] = set()
-        self._lock = threading.Lock()
-        self._key = spec.scope.key if isinstance(spec.scope, LogicalPartition) else None
-        self._hash = None if self._key is None else key_hash(self._key)
-
-    # -- The scope
-
-    def wanted(self, written: Written) -> bool:
-        """True for a record in the feed's scope."""
-        # The hash is of the canonical partition key: nothing else is likely to have the same 64 bits.
-        return self._hash is None or self.sim.hash_of(written.key) == self._hash
-
-    def _covers(self, partition: PartitionLog) -> bool:
-        return self._hash is None or partition.owns(self._hash)
+        self.identity = self.view.identity
 
     # -- The contract
 
@@ -104,7 +87,7 @@ class SimulationFeed(Feed):
             listed = [
                 Partition(
                     partition.id,
-                    self._parents(partition),
+                    self.view.parents(partition),
                     PartitionState.OPEN if partition.closed is None else PartitionState.CLOSED,
                 )
                 for partition in self._listed()
@@ -114,10 +97,13 @@ class SimulationFeed(Feed):
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
         """See `Feed.open`."""
         reader = SimulationReader(
-            self, partition_id, to_place(cursor), None if until is None else to_place(until)
+            self.view,
+            partition_id,
+            self.public_id(partition_id),
+            to_place(cursor),
+            None if until is None else to_place(until),
         )
-        with self._lock:
-            self._readers.add(reader)
+        self.view.opened(reader)
         self.calls.opened(partition_id)
         return reader
 
@@ -128,7 +114,7 @@ class SimulationFeed(Feed):
         self.sim.control("discover")
         with self.sim.changed:
             self._check_alive()
-            return {name: self.ending(name, asked=True) for name in awaiting}
+            return {name: self.view.ending(name, asked=True) for name in awaiting}
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
         """See `Feed.join`: the latest, for a child begins when its last parent has ended."""
@@ -168,34 +154,9 @@ class SimulationFeed(Feed):
             self._check_alive()
             return {name: self._head(name, to_place(cursor), max_records) for name, cursor in cursors.items()}
 
-    # -- For readers and the provider
-
-    def ending(self, partition_id: str, *, asked: bool) -> Outcome:
-        """How a closed partition ends; `asked` when `discover` asks."""
-        partition = self.sim.partitions[partition_id]
-        if partition.closed is None:
-            return Continue()
-        if not self.sim.children_named(partition_id, asked=asked):
-            return Awaiting()
-        following = [self.sim.partitions[name] for name in partition.children]
-        children = [self._child(child) for child in following if self._covers(child)]
-        weather = self.sim.weather
-        dice = Dice(weather.seed, f"children {partition_id}")
-        if weather.repeat_children:
-            children.append(children[dice.up_to(len(children) - 1)])
-        return Drained(tuple(dice.jumbled(children) if weather.jumble else children))
-
-    def forget(self, reader: SimulationReader) -> None:
-        """A reader was closed."""
-        with self._lock:
-            self._readers.discard(reader)
-
     def cancel(self) -> None:
         """Cancel every reader."""
-        with self._lock:
-            readers = list(self._readers)
-        for reader in readers:
-            reader.cancel()
+        self.view.cancel()
 
     # -- How it does that
 
@@ -207,17 +168,11 @@ class SimulationFeed(Feed):
         return [
             partition
             for partition in self.sim.partitions.values()
-            if not partition.gone and self._covers(partition)
+            if not partition.gone and self.view.covers(partition)
         ]
 
-    def _parents(self, partition: PartitionLog) -> tuple[str, ...]:
-        return tuple(name for name in partition.parents if self._covers(self.sim.partitions[name]))
-
     def _seed(self, partition: PartitionLog, commit: int) -> Seed:
-        return Seed(partition.id, self._parents(partition), to_cursor(behind(commit)))
-
-    def _child(self, partition: PartitionLog) -> Child:
-        return Child(partition.id, self._parents(partition), to_cursor(behind(partition.born)))
+        return Seed(partition.id, self.view.parents(partition), to_cursor(behind(commit)))
 
     def _jumbled(self, items: list[_Item], what: str) -> list[_Item]:
         return Dice(self.sim.weather.seed, what).jumbled(items) if self.sim.weather.jumble else items
@@ -255,7 +210,8 @@ class SimulationFeed(Feed):
         return [
             partition
             for partition in self.sim.partitions.values()
-            if self._covers(partition) and (partition.alive_at(commit) or (later and partition.born > commit))
+            if self.view.covers(partition)
+            and (partition.alive_at(commit) or (later and partition.born > commit))
         ]
 
     def _check_kept(self, partition: PartitionLog, commit: int) -> None:
@@ -274,7 +230,7 @@ class SimulationFeed(Feed):
         seen = set(pending)
         while pending:
             partition = self.sim.partitions.get(pending.pop())
-            if partition is None or not self._covers(partition):
+            if partition is None or not self.view.covers(partition):
                 continue
             if not partition.gone:
                 found[partition.id] = partition
@@ -289,11 +245,11 @@ class SimulationFeed(Feed):
         if not partition.keeps(place[0], strict=self.sim.weather.strict_retention):
             raise TrimmedError(f"{place_text(place)} of {partition_id} is no longer kept")
         end = behind(self.sim.head if partition.closed is None else partition.closed)
-        known = self._hash is None
+        known = self.view.whole
         first = self._records_before(partition, place)
         records = self._records_before(partition, end) - first
         if max_records is None or records <= max_records:
-            outcome = self.ending(partition_id, asked=False)
+            outcome = self.view.ending(partition_id, asked=False)
             return Head(to_cursor(max(end, place)), records if known else None, outcome)
         index = partition.index_of_record(first + max_records - 1)
         commit = partition.commit(index)

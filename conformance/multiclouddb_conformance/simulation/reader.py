@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from multiclouddb_api import Dropped
 from multiclouddb_conformance.simulation.batch import SimulationBatch, Slice
@@ -21,13 +20,11 @@ from multiclouddb_conformance.simulation.errors import (
 )
 from multiclouddb_conformance.simulation.position import Place, behind, place_text
 from multiclouddb_conformance.simulation.scan import Bounds, earlier, scan
+from multiclouddb_conformance.simulation.tree import PartitionLog, Written
+from multiclouddb_conformance.simulation.view import View
 from multiclouddb_conformance.simulation.weather import CaughtUp
 from multiclouddb_conformance.simulation.world import FETCH
 from multiclouddb_spi import Batch, Continue, Deadline, Ended, Reached, Reader
-
-if TYPE_CHECKING:
-    from multiclouddb_conformance.simulation.feed import SimulationFeed
-    from multiclouddb_conformance.simulation.tree import PartitionLog, Written
 
 __all__ = ["SimulationReader"]
 
@@ -35,12 +32,14 @@ __all__ = ["SimulationReader"]
 class SimulationReader(Reader):
     """Reads one partition forward; made by `SimulationFeed.open`."""
 
-    def __init__(self, feed: SimulationFeed, partition_id: str, place: Place, until: Place | None) -> None:
-        self._feed = feed
-        self._sim = feed.sim
-        self._calls = feed.calls
+    def __init__(
+        self, view: View, partition_id: str, public_id: str, place: Place, until: Place | None
+    ) -> None:
+        self._view = view
+        self._sim = view.sim
+        self._calls = view.calls
         self._id = partition_id
-        self._public_id = feed.public_id(partition_id)
+        self._public_id = public_id
         self._place = place
         self._until = until
         self._fresh = True
@@ -79,7 +78,7 @@ class SimulationReader(Reader):
             if not self._closed:
                 self._closed = True
                 self._calls.closed()
-                self._feed.forget(self)
+                self._view.closed(self)
 
     def _count(self, max_records: int) -> None:
         self._calls.count_each("fetches", [self._id])
@@ -188,7 +187,7 @@ class SimulationReader(Reader):
             until=self._until,
             stop_at_poison=weather.poison_at_fetch,
         )
-        found = scan(partition, self._place, self._sim.head, self._feed.wanted, bounds)
+        found = scan(partition, self._place, self._sim.head, self._view.wants, bounds)
         self._finish(partition, found)
         if again:
             found.records[:0] = again
@@ -196,7 +195,7 @@ class SimulationReader(Reader):
         return found
 
     def _partition(self) -> PartitionLog | None:
-        if self._feed.identity.incarnation != self._sim.incarnation:
+        if self._view.identity.incarnation != self._sim.incarnation:
             return None
         return self._sim.partitions.get(self._id)
 
@@ -216,7 +215,7 @@ class SimulationReader(Reader):
         if not self._fresh or self._until is not None or limit == 1:
             return []
         count = self._sim.redelivers(self._id, self._place)
-        return earlier(partition, self._place, self._feed.wanted, min(count, limit - 1))
+        return earlier(partition, self._place, self._view.wants, min(count, limit - 1))
 
     def _finish(self, partition: PartitionLog, found: Slice) -> None:
         """Say how the partition goes on, when everything in it was seen."""
@@ -229,7 +228,7 @@ class SimulationReader(Reader):
         if found.records and self._sim.ends_apart(self._id):
             found.exhausted = False
             return
-        found.outcome = self._feed.ending(self._id, asked=False)
+        found.outcome = self._view.ending(self._id, asked=False)
 
     def _nothing(self, found: Slice) -> bool:
         return not found.records and isinstance(found.outcome, Continue) and found.exhausted
@@ -249,7 +248,7 @@ class SimulationReader(Reader):
 
     def _batch(self, found: Slice) -> SimulationBatch:
         weather = self._sim.weather
-        batch = SimulationBatch(found, self._feed.spec, self._public_id, self._calls)
+        batch = SimulationBatch(found, self._view.spec, self._public_id, self._calls)
         return batch.tell(
             caught_up=self._caught_up(found),
             watermark=self._watermark(found) if weather.watermarks else None,

@@ -129,7 +129,7 @@ class TestEndlessTrouble:
             error = collection.refused(
                 ErrorCategory.TRANSIENT_FAILURE, collection.begin, client=client, timeout=1.0
             )
-            assert time.monotonic() - began < 4
+            assert time.monotonic() - began < 15
         assert error.retryable
         assert len(collection.read(collection.begin, 5)) == 5
 

@@ -80,14 +80,14 @@ class TestLongPoll:
         token = collection.last(collection.begin).continuation_token
         began = time.monotonic()
         assert collection.page(token).events == ()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
 
     def test_a_wait_ends_when_its_time_is_over(self, collection: Collection) -> None:
         token = collection.last(collection.begin).continuation_token
         began = time.monotonic()
         page = collection.page(token, wait=0.3)
         assert page.events == ()
-        assert 0.25 <= time.monotonic() - began < 5
+        assert 0.25 <= time.monotonic() - began < 15
 
     def test_a_wait_ends_with_the_first_event(self, collection: Collection) -> None:
         token = collection.last(collection.begin).continuation_token

@@ -186,7 +186,7 @@ class TestHttp:
             half = socket.create_connection(address(server.endpoint_url))
             half.sendall(b"POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\nabc")
             began = time.monotonic()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         assert connection_threads() == []
         for each in (idle, half, wire):
             each.close()
@@ -200,7 +200,7 @@ class TestHttp:
                 time.sleep(0.001)
             began = time.monotonic()
             server.stop()
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 30
             with pytest.raises(botocore.exceptions.HTTPClientError):
                 call.result()
             wire.close()

@@ -1,25 +1,18 @@
 """The command line on DynamoDB: real processes, killed and started again."""
 
 import json
-import os
-import queue
 import re
-import signal
-import subprocess
-import sys
-import threading
-from contextlib import contextmanager
 
 import pytest
 
 from multiclouddb_api import Beginning, ChangeFeedRequest, ResourceAddress, connect, event_from_json
+from multiclouddb_conformance.command_line import Tail, Writer, assert_refused, facts, follow, run, said
+from multiclouddb_conformance.waiting import SOON
 
 from .servers.local import LocalDynamo
 from .servers.server import CREDENTIALS
 from .test_us8_scripted import Scripted
 
-PROGRAM = [sys.executable, "-m", "multiclouddb_cli"]
-SOON = 60.0
 TABLE = "orders"
 SECRET = CREDENTIALS["AWS_SECRET_ACCESS_KEY"]
 
@@ -33,98 +26,8 @@ def put(server, *keys):
         server.client().put_item(TableName=TABLE, Item={"pk": {"S": key}, "secret": {"S": "a document"}})
 
 
-def run(*words, **environment):
-    """What a command says and ends with."""
-    return subprocess.run(
-        [*PROGRAM, *map(str, words)], capture_output=True, text=True, check=False, timeout=SOON,
-        env={**os.environ, **environment},
-    )  # fmt: skip
-
-
-def said(*words):
-    ran = run(*words)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    return ran.stdout
-
-
-def wait_until(true):
-    pause = threading.Event()
-    for _ in range(int(SOON / 0.02)):
-        if true():
-            return
-        pause.wait(0.02)
-    raise TimeoutError("it did not happen")
-
-
-def stamp(file):
-    """Another one whenever the file is saved."""
-    return file.stat().st_mtime_ns if file.exists() else None
-
-
-class Tail:
-    """`multiclouddb tail --json` until it is killed, and all that it ever printed."""
-
-    def __init__(self, server, checkpoint, start="now"):
-        words = ["tail", url_of(server), TABLE, "--from", start, "--checkpoint", checkpoint, "--json"]
-        self.words, self.checkpoint = words, checkpoint
-        self.seen = []
-
-    @contextmanager
-    def running(self):
-        """A process for a while, ended by SIGKILL; its lines come in a queue, as they are printed."""
-        lines, words = queue.Queue(), [*PROGRAM, *map(str, self.words)]
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-        def read():
-            for line in process.stdout:
-                if line.endswith("\n"):  # the last one may have been cut by the kill
-                    event = event_from_json(line)
-                    self.seen.append(event)
-                    lines.put(event)
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        try:
-            yield lines
-        finally:
-            process.kill()
-            reader.join(SOON)
-            said, code = process.stderr.read(), process.wait()
-            process.stdout.close()
-            process.stderr.close()
-        assert (code, re.findall("^error.*", said, re.MULTILINE)) == (-signal.SIGKILL, [])
-
-    def finish(self):
-        """Go on until there is nothing more."""
-        self.seen += [event_from_json(line) for line in said(*self.words, "--until-idle").splitlines()]
-
-    def keys(self):
-        return [event.key.components["pk"] for event in self.seen]
-
-
-class Writer:
-    """Writes new items, without a break, until it is stopped."""
-
-    def __init__(self, server):
-        self.server, self.written = server, []
-        self.between = threading.Lock()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._write)
-
-    def _write(self):
-        while not self._over.wait(0.01):
-            with self.between:
-                key = f"k-{len(self.written):05}"
-                put(self.server, key)
-                self.written.append(key)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._over.set()
-        self._thread.join(SOON)
+def tail_of(server, folder, start="now"):
+    return Tail(url_of(server), TABLE, "--from", start, "--checkpoint", folder / "position")
 
 
 def open_shards(server):
@@ -163,23 +66,11 @@ class TestTail:
     def test_killed_again_and_again_it_misses_nothing(self, server, tmp_path):
         """Under a writer, over roll-overs and splits, killed at once and in the middle of much."""
         put(server, "before")
-        tail = Tail(server, tmp_path / "position")
-        with tail.running():
-            wait_until(tail.checkpoint.exists)
-        with Writer(server) as writer:
-            for children, events in ((None, 1), (1, 40), (None, 200), (2, 1), (1, 40), (2, 7)):
-                with tail.running() as lines:
-                    lines.get(timeout=SOON)
-                    if children:
-                        with writer.between:
-                            split(server, children)
-                    for _ in range(events):
-                        lines.get(timeout=SOON)
-        tail.finish()
-        assert sorted(set(tail.keys())) == writer.written
+        tail, writer = tail_of(server, tmp_path), Writer(lambda key: put(server, key), pause=0.01)
+        in_one, in_two = (lambda: split(server, 1)), (lambda: split(server, 2))
+        follow(tail, writer, [(None, 1), (in_one, 40), (None, 200), (in_two, 1), (in_one, 40), (in_two, 7)])
+        assert sorted(tail.keys()) == writer.written
         assert len(writer.written) > 200
-        # What came twice is the same event.
-        assert len({(event.event_id, event.key) for event in tail.seen}) == len(writer.written)
         assert len(open_shards(server)) == 3
 
     @pytest.mark.parametrize("minutes", [0, 20])
@@ -188,27 +79,27 @@ class TestTail:
         """Again and again, and for longer than an iterator lives."""
         put(scripted, "before")
         scripted.script.advance(300)
-        tail = Tail(scripted, tmp_path / "position")
+        tail = tail_of(scripted, tmp_path)
         for children in steps:
             if children:
                 split(scripted, children)
-            saved = stamp(tail.checkpoint)
-            with tail.running():
-                wait_until(lambda saved=saved: stamp(tail.checkpoint) != saved)
+            tail.run_until_saved()
         keys = [f"o-{number}" for number in range(10)]
         put(scripted, *keys)
         scripted.script.advance(60 * minutes)
         tail.finish()
         assert sorted(tail.keys()) == keys
+        assert len(tail.seen) == len(keys)
 
     def test_killed_while_it_prints_it_misses_nothing(self, scripted, tmp_path):
-        put(scripted, *(f"o-{number:04}" for number in range(1500)))
-        tail = Tail(scripted, tmp_path / "position", "beginning")
+        keys = [f"o-{number:04}" for number in range(1500)]
+        put(scripted, *keys)
+        tail = tail_of(scripted, tmp_path, "beginning")
         for _ in range(3):
-            with tail.running() as lines:
-                lines.get(timeout=SOON)
+            with tail.running() as came:
+                came.get(timeout=SOON)
         tail.finish()
-        assert len(set(tail.keys())) == 1500
+        assert sorted(tail.keys()) == keys
 
     def test_its_lines_have_whole_documents_and_types(self, scripted):
         put(scripted, "o-1")
@@ -256,9 +147,8 @@ class TestToken:
         return f"@{tmp_path}/position"
 
     def test_of_now_resumes_before_the_first_event(self, scripted, token):
-        out = said("token", "check", url_of(scripted), token)
-        assert re.search(r"^resumes +yes$", out, re.MULTILINE)
-        assert re.search(r"^changes +none at present$", out, re.MULTILINE)
+        found = facts("token", "check", url_of(scripted), token)
+        assert (found["resumes"], found["changes"]) == ("yes", "none at present")
         put(scripted, "o-1")
         out = said("token", "check", url_of(scripted), token)
         assert re.search(r"^changes +waiting$", out, re.MULTILINE)
@@ -305,10 +195,11 @@ class TestToken:
 
     def test_is_inspected_without_a_service(self, scripted, token):
         scripted.close()
-        out = said("token", "inspect", token)
-        for line in ("provider +dynamo", "resource +orders", r"partitions +1 \(1 active\)"):
-            assert re.search(f"^{line}$", out, re.MULTILINE)
-        assert "stream/" in re.search("^incarnation.*", out, re.MULTILINE)[0]
+        found = facts("token", "inspect", token)
+        assert [found[name] for name in ("provider", "resource", "partitions")] == [
+            "dynamo", TABLE, "1 (1 active)",
+        ]  # fmt: skip
+        assert "stream/" in found["incarnation"]
 
 
 class TestCapabilities:
@@ -353,13 +244,7 @@ class TestFailures:
     """One line on stderr, the exit code of its category, a way out, and no secret."""
 
     def check(self, ran, code, category, *words):
-        assert (ran.returncode, ran.stdout) == (code, "")
-        lines = [line for line in ran.stderr.splitlines() if not line.startswith("warning: ")]
-        assert len(lines) == 1
-        assert lines[0].startswith(f"error: [{category}] ")
-        assert all(word in lines[0] for word in words)
-        for hidden in (SECRET, "a-hidden-key"):
-            assert hidden not in ran.stderr
+        assert_refused(ran, code, category, *words, hidden=[SECRET, "a-hidden-key"])
 
     @pytest.mark.parametrize("case", FAILURES)
     def test_of_the_set_up(self, scripted, case):

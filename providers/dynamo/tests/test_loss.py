@@ -8,12 +8,13 @@ import pytest
 from multiclouddb_api import Beginning, ChangeFeedRequest, ClientConfig, Now, ResourceAddress, connect
 from multiclouddb_conformance.loss import (
     Act,
-    Change,
+    Author,
     LossOracle,
     Read,
     ReadUntilIdle,
     iterator_consumer,
     page_consumer,
+    public_lineage,
 )
 from multiclouddb_conformance.scripted.dynamo import Order
 from multiclouddb_dynamo import calls, reader, shards
@@ -45,11 +46,10 @@ class Living(World):
         self.note()
 
     def note(self):
-        self.parents |= {shard.shard_id: shard.parent for shard in self.script.shards(TABLE)}
+        self.parents |= {shard.shard_id: above(shard.parent) for shard in self.script.shards(TABLE)}
 
-    def write(self, changes):
-        for key, marker in changes:
-            put_or_delete(self.server.client(), TABLE, key, marker)
+    def write(self, writes):
+        write(self.server.client(), TABLE, writes)
 
     def split(self):
         self.script.split(self.open()[0])
@@ -67,58 +67,19 @@ class Living(World):
 
     def lineage(self):
         with self.consumer_client() as client:
-            front = client.list_physical_partitions(ADDRESS)[0].rpartition(":")[0]
-        return lineage_of(front, self.parents)
+            return public_lineage(client, ADDRESS, self.parents)
 
 
-def put_or_delete(client, table, key, marker):
-    if marker is None:
-        client.delete_item(TableName=table, Key={"id": {"S": key}})
-    else:
-        client.put_item(TableName=table, Item={"id": {"S": key}, "n": {"N": str(marker)}})
+def write(client, table, writes):
+    for key, document in writes:
+        if document is None:
+            client.delete_item(TableName=table, Key={"id": {"S": key}})
+        else:
+            client.put_item(TableName=table, Item={"id": {"S": key}, "n": {"N": str(document["n"])}})
 
 
-def lineage_of(front, parents):
-    return {
-        f"{front}:{name}": (f"{front}:{parent}",) if parent is not None else ()
-        for name, parent in parents.items()
-    }
-
-
-class Author:
-    """Writes a life: every key gets its turn, and every seventh change is a delete."""
-
-    def __init__(self):
-        self._number = 0
-        self._there = set()
-
-    def write(self, count):
-        changes = [self._change() for _ in range(count)]
-        name = f"write {', '.join(f'{key}={marker}' for key, marker in changes)}"
-        return Act(name, lambda world: self._done(world, changes))
-
-    def _change(self):
-        self._number += 1
-        key = f"k{self._number * 5 % KEYS}"
-        if key in self._there and self._number % 7 == 0:
-            self._there.discard(key)
-            return key, None
-        self._there.add(key)
-        return key, self._number
-
-    @staticmethod
-    def _done(world, changes):
-        world.write(changes)
-        return [Change(key, marker) for key, marker in changes]
-
-
-def act(name, run, **others):
-    """Something that writes nothing."""
-
-    def done(world):
-        run(world)
-
-    return Act(name, done, **others)
+def above(parent):
+    return () if parent is None else (parent,)
 
 
 def habit(**values):
@@ -128,37 +89,41 @@ def habit(**values):
         for name, value in values.items():
             setattr(world.habits, name, value)
 
-    return act(f"habits {values}", change)
+    return Act(f"habits {values}", change)
 
 
 def cut_answers(world):
     world.troubles.drop("GetRecords", 2, mid_body=True, with_records=True)
 
 
-ROLL_OVER = act("roll over", lambda world: world.roll_over())
-SPLIT = act("split", lambda world: world.split())
+def empty_pages(world):
+    world.troubles.empty_pages(6)
+
+
+ROLL_OVER = Act("roll over", lambda world: world.roll_over())
+SPLIT = Act("split", lambda world: world.split())
 
 
 def day_passes():
     """A day as the service lives it, which rolls shards over every four hours: the past is trimmed."""
-    hours = act("four hours pass", lambda world: world.pass_hours(4), forgets=True)
+    hours = Act("four hours pass", lambda world: world.pass_hours(4), forgets=True)
     return [ROLL_OVER, hours, ReadUntilIdle()] * 7
 
 
 def scripted_life():
     """Everything that the scripted server can do."""
-    write = Author().write
+    write = Author(keys=KEYS).write
     return [
         # A Now whose iterator has expired may repeat two minutes.
-        write(4), act("minutes pass", lambda world: world.script.advance(300)), Read(1),
+        write(4), Act("minutes pass", lambda world: world.script.advance(300)), Read(1),
         ROLL_OVER, write(3), Read(1), write(2),
         # Children that are listed late, and before their parents.
         habit(late_children=2, order=Order.CHILDREN_FIRST), SPLIT, write(5), Read(2), write(1),
-        act("iterators expire", lambda world: world.script.expire_iterators()), write(2), Read(1),
+        Act("iterators expire", lambda world: world.script.expire_iterators()), write(2), Read(1),
         # Empty pages on open shards, answers that are cut off, the end of a shard on a page of its own.
-        act("empty pages", lambda world: world.troubles.empty_pages(6)), write(3), Read(2),
-        act("no more empty pages", lambda world: world.troubles.end()),
-        act("cut answers", cut_answers),
+        Act("empty pages", empty_pages), write(3), Read(2),
+        Act("no more empty pages", lambda world: world.troubles.end()),
+        Act("cut answers", cut_answers),
         write(4), Read(1), habit(separate_end=True, null_iterator=True), ROLL_OVER, ROLL_OVER, write(3),
         Read(1),
         # Three generations while nobody looks, in small listings.
@@ -226,11 +191,10 @@ class LocalWorld:
 
     def note(self):
         for shard in self.server.shards(self.arn):
-            self.parents[shard["ShardId"]] = shard.get("ParentShardId")
+            self.parents[shard["ShardId"]] = above(shard.get("ParentShardId"))
 
-    def write(self, changes):
-        for key, marker in changes:
-            put_or_delete(self.server.client(), self.table, key, marker)
+    def write(self, writes):
+        write(self.server.client(), self.table, writes)
 
     def split(self):
         self.server.split(self.server.open_shards(self.arn)[0])
@@ -252,15 +216,14 @@ class LocalWorld:
     def lineage(self):
         self.note()
         with self.consumer_client() as client:
-            front = client.list_physical_partitions(self.address)[0].rpartition(":")[0]
-        return lineage_of(front, self.parents)
+            return public_lineage(client, self.address, self.parents)
 
 
 def local_life():
     """What DynamoDB Local does by itself, and the splits that are written into its file."""
-    write = Author().write
-    hour = act("an hour passes, iterators expire", lambda world: world.pass_hours(1))
-    day = act("a day passes", lambda world: world.pass_hours(25), forgets=True)
+    write = Author(keys=KEYS).write
+    hour = Act("an hour passes, iterators expire", lambda world: world.pass_hours(1))
+    day = Act("a day passes", lambda world: world.pass_hours(25), forgets=True)
     return [
         write(2), Read(1), write(2), Read(1), ROLL_OVER, write(3), Read(1), hour, write(2), SPLIT, write(4),
         # Shards are trimmed with all their records: by then the consumer is in their children.

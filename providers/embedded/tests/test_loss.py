@@ -24,6 +24,7 @@ from multiclouddb_conformance.loss import (
     LossOracle,
     iterator_consumer,
     page_consumer,
+    public_lineage,
     scripted_life,
 )
 from multiclouddb_embedded import Delete, EmbeddedStore, Put
@@ -62,13 +63,8 @@ class World:
         return connect(f"embedded://{self.store.path}")
 
     def lineage(self) -> Mapping[str, tuple[str, ...]]:
-        """By public ids, which all have the same front part."""
         with self.client() as client:
-            front = client.list_physical_partitions(ADDRESS)[0].rpartition(":")[0]
-        return {
-            f"{front}:{name}": tuple(f"{front}:{parent}" for parent in parents)
-            for name, parents in self.parents.items()
-        }
+            return public_lineage(client, ADDRESS, self.parents)
 
 
 @contextmanager

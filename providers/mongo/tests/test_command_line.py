@@ -1,38 +1,17 @@
 """The command line on MongoDB: real processes, killed and started again."""
 
-import os
-import queue
 import re
-import signal
-import subprocess
-import sys
-import threading
-from contextlib import contextmanager
+from datetime import UTC, datetime
 
 import pytest
 
 from multiclouddb_api import event_from_json
+from multiclouddb_conformance.command_line import Tail, Writer, assert_refused, facts, follow, run, said
+from multiclouddb_conformance.waiting import SOON
 
 from .servers.failpoint import fail_command
-from .workload import wait_until
 
-PROGRAM = [sys.executable, "-m", "multiclouddb_cli"]
-SOON = 60.0
 SECRET = "a-hidden-key"
-
-
-def run(*words, **environment):
-    """What a command says and ends with."""
-    return subprocess.run(
-        [*PROGRAM, *map(str, words)], capture_output=True, text=True, check=False, timeout=SOON,
-        env={**os.environ, **environment},
-    )  # fmt: skip
-
-
-def said(*words):
-    ran = run(*words)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    return ran.stdout
 
 
 @pytest.fixture
@@ -46,138 +25,50 @@ def where(one, orders):
     return one.uri(), f"{orders.database.name}/orders"
 
 
-def stamp(file):
-    """Another one whenever the file is saved."""
-    return file.stat().st_mtime_ns if file.exists() else None
-
-
-class Tail:
-    """`multiclouddb tail --json` until it is killed, and all that it ever printed."""
-
-    def __init__(self, where, checkpoint, start="now"):
-        self.words = [
-            *PROGRAM, "tail", *where, "--from", start, "--checkpoint", str(checkpoint), "--json"
-        ]  # fmt: skip
-        self.checkpoint, self.seen = checkpoint, []
-
-    @contextmanager
-    def running(self):
-        """A process for a while, ended by SIGKILL; its events come in a queue, as they are printed."""
-        events = queue.Queue()
-        process = subprocess.Popen(self.words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-        def read():
-            for line in process.stdout:
-                if line.endswith("\n"):  # the last one may have been cut by the kill
-                    self.seen.append(event_from_json(line))
-                    events.put(self.seen[-1])
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        try:
-            yield events
-        finally:
-            process.kill()
-            reader.join(SOON)
-            complaint, code = process.stderr.read(), process.wait()
-            process.stdout.close()
-            process.stderr.close()
-        assert (code, re.findall("^error.*", complaint, re.MULTILINE)) == (-signal.SIGKILL, [])
-
-    def finish(self):
-        """Go on until there is nothing more."""
-        ran = subprocess.run(
-            [*self.words, "--until-idle"], capture_output=True, text=True, check=False, timeout=SOON
-        )
-        assert (ran.returncode, ran.stderr) == (0, "")
-        self.seen += map(event_from_json, ran.stdout.splitlines())
-
-    def keys(self):
-        return [event.key.components["_id"] for event in self.seen]
-
-
-class Writer:
-    """Writes new documents without a break, but for troubles that it is not the one to suffer from.
-
-    Attributes:
-        written: The keys, in order.
-        between: Held while one is written.
-    """
-
-    def __init__(self, orders):
-        self.orders, self.written, self.between = orders, [], threading.Lock()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._write)
-
-    def _write(self):
-        while not self._over.wait(0.003):
-            with self.between:
-                key = f"o-{len(self.written):05}"
-                self.orders.insert_one({"_id": key, "secret": "a document"})
-                self.written.append(key)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._over.set()
-        self._thread.join(SOON)
-
-
-def forget_cursors(server):
-    server.client().admin.command({"killAllSessions": []})
-
-
-def step_down(server):
-    server.step_down()
-    server.wait_primary()
+def tail_of(where, folder, start="now"):
+    return Tail(*where, "--from", start, "--checkpoint", folder / "position")
 
 
 class TestTail:
     def test_killed_again_and_again_it_misses_nothing(self, one, orders, where, tmp_path):
         """Seven times, under a writer: at once, in the middle of much, and in trouble."""
         orders.insert_one({"_id": "before"})
-        tail = Tail(where, tmp_path / "position")
-        with tail.running():
-            wait_until(tail.checkpoint.exists)
-        with Writer(orders) as writer:
-            for trouble, events in (
-                (None, 1), (None, 300), (forget_cursors, 100), (None, 7), (step_down, 100), (None, 1),
-            ):  # fmt: skip
-                with tail.running() as lines:
-                    lines.get(timeout=SOON)
-                    if trouble:
-                        with writer.between:
-                            trouble(one)
-                    for _ in range(events):
-                        lines.get(timeout=SOON)
-        tail.finish()
+        tail = tail_of(where, tmp_path)
+        writer = Writer(lambda key: orders.insert_one({"_id": key, "secret": "a document"}), pause=0.003)
+
+        def forget_cursors():
+            one.client().admin.command({"killAllSessions": []})
+
+        def step_down():
+            one.step_down()
+            one.wait_primary()
+
+        follow(
+            tail, writer,
+            [(None, 1), (None, 300), (forget_cursors, 100), (None, 7), (step_down, 100), (None, 1)],
+        )  # fmt: skip
+        assert tail.keys() == writer.written
         assert len(writer.written) > 500
-        # The first time that each came, in order; what came twice is the same event.
-        assert list(dict.fromkeys(tail.keys())) == writer.written
-        assert len({(event.event_id, event.key) for event in tail.seen}) == len(writer.written)
 
     def test_killed_before_the_first_event_it_misses_nothing(self, orders, where, tmp_path):
-        tail = Tail(where, tmp_path / "position")
+        tail = tail_of(where, tmp_path)
         for _ in range(2):
-            saved = stamp(tail.checkpoint)
-            with tail.running():
-                wait_until(lambda saved=saved: stamp(tail.checkpoint) != saved)
+            tail.run_until_saved()
         keys = [f"o-{number}" for number in range(10)]
         orders.insert_many([{"_id": key} for key in keys])
         tail.finish()
         assert tail.keys() == keys
+        assert len(tail.seen) == len(keys)
 
     def test_killed_while_it_prints_it_misses_nothing(self, orders, where, tmp_path):
         keys = [f"o-{number:04}" for number in range(3000)]
         orders.insert_many([{"_id": key} for key in keys])
-        tail = Tail(where, tmp_path / "position", "beginning")
+        tail = tail_of(where, tmp_path, "beginning")
         for _ in range(2):
-            with tail.running() as lines:
-                lines.get(timeout=SOON)
+            with tail.running() as came:
+                came.get(timeout=SOON)
         tail.finish()
-        assert list(dict.fromkeys(tail.keys())) == keys
+        assert tail.keys() == keys
 
     def test_its_lines_have_whole_documents_and_types(self, orders, where):
         orders.insert_one({"_id": "o-1"})
@@ -189,6 +80,19 @@ class TestTail:
         ]
         assert lines[0].endswith('{"_id":"o-1"}')
         assert lines[2].endswith('_id="o-1"')
+
+    @pytest.mark.parametrize("scope", ["database", "cluster"])
+    def test_of_more_than_a_collection_says_where_each_document_is(self, orders, where, scope):
+        start, name = datetime.now(UTC).isoformat(), orders.database.name
+        orders.insert_one({"_id": "o-1"})
+        orders.database["items"].insert_one({"_id": 7})
+        address = [name] if scope == "database" else []
+        words = ("--scope", scope, "--from", start, "--until-idle")
+        lines = [line.split()[1:4] for line in said("tail", where[0], *address, *words).splitlines()]
+        assert [line for line in lines if line[1].startswith(f"{name}/")] == [
+            ["CREATE", f"{name}/orders", '_id="o-1"'],
+            ["CREATE", f"{name}/items", "_id=7"],
+        ]
 
     def test_of_a_collection_that_is_dropped_says_so_and_ends(self, orders, where, tmp_path):
         kept = ("--checkpoint", tmp_path / "position")
@@ -206,7 +110,7 @@ class TestTail:
 class TestPartitions:
     def test_are_one(self, where):
         first, line = said("partitions", *where).splitlines()
-        assert first == "1 partitions: 1 open, 0 closed"
+        assert first == "1 partition: 1 open, 0 closed"
         assert re.fullmatch(r"0  open  mongo:\S+", line)
 
 
@@ -218,9 +122,8 @@ class TestToken:
         return f"@{tmp_path}/position"
 
     def test_of_now_resumes_before_the_first_event(self, orders, where, token):
-        out = said("token", "check", where[0], token)
-        assert re.search(r"^resumes +yes$", out, re.MULTILINE)
-        assert re.search(r"^changes +none at present$", out, re.MULTILINE)
+        found = facts("token", "check", where[0], token)
+        assert (found["resumes"], found["changes"]) == ("yes", "none at present")
         orders.insert_one({"_id": "o-1", "secret": "a document"})
         out = said("token", "check", where[0], token)
         assert re.search(r"^changes +waiting$", out, re.MULTILINE)
@@ -234,9 +137,10 @@ class TestToken:
         assert "recreated" in ran.stderr
 
     def test_is_inspected_without_a_server(self, where, token):
-        out = said("token", "inspect", token)
-        for line in ("provider +mongo", f"resource +{where[1]}", r"partitions +1 \(1 active\)"):
-            assert re.search(f"^{line}$", out, re.MULTILINE)
+        found = facts("token", "inspect", token)
+        assert [found[name] for name in ("provider", "resource", "partitions")] == [
+            "mongo", where[1], "1 (1 active)",
+        ]  # fmt: skip
 
 
 class TestCapabilities:
@@ -267,11 +171,7 @@ class TestFailures:
     """One line on stderr, the exit code of its category, a way out, and no secret."""
 
     def check(self, ran, code, category, *words):
-        assert (ran.returncode, ran.stdout) == (code, "")
-        (line,) = ran.stderr.splitlines()
-        assert line.startswith(f"error: [{category}] ")
-        assert all(word in line for word in words)
-        assert SECRET not in ran.stderr
+        assert_refused(ran, code, category, *words, hidden=[SECRET])
 
     @pytest.mark.parametrize("case", FAILURES)
     def test_of_the_set_up(self, one, orders, case):

@@ -25,15 +25,14 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
-from multiclouddb_conformance.consumer import Pause
-from multiclouddb_conformance.loss import iterator_consumer
+from multiclouddb_conformance.loss import Pause, iterator_consumer
 
 from .servers.mongod import NATIVE, ReplicaSet
 from .workload import COLLECTION, MAJORITY, Application, Writer, assert_kept, finish, pages, seen, wait_until
 
 CALL = 15.0
 """Seconds that a read may take."""
-MARGIN = 2.0
+MARGIN = 10.0
 """Seconds that it may take longer, on a machine that is busy."""
 
 
@@ -266,7 +265,7 @@ class TestOutage:
         assert time.monotonic() - began < 1.0 + MARGIN
         assert "closed" in str(said.get_nowait())
         # None that the end of the program would wait for.
-        wait_until(lambda: not [each for each in self.ours() if each not in before], 5.0)
+        wait_until(lambda: not [each for each in self.ours() if each not in before], 30.0)
 
     def ours(self):
         return [thread for thread in threading.enumerate() if thread.name.startswith("multiclouddb")]

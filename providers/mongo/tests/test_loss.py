@@ -17,7 +17,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.loss import (
     Act,
-    Change,
+    Author,
     LossOracle,
     Read,
     ReadUntilIdle,
@@ -48,22 +48,22 @@ class World:
     def consumer_client(self):
         return connect(ClientConfig("mongo", {"url": self.server.uri(appName=APPLICATION)}))
 
-    def write(self, changes):
-        if len(changes) == 1:
-            self._change(*changes[0], None)
+    def write(self, writes):
+        if len(writes) == 1:
+            self._write(*writes[0], None)
             return
         # It is tried again when a restart has cut its connection.
         with self.client.start_session() as session:
             session.with_transaction(
-                lambda session: [self._change(key, marker, session) for key, marker in changes]
+                lambda session: [self._write(key, document, session) for key, document in writes]
             )
 
-    def _change(self, key, marker, session):
-        if marker is None:
+    def _write(self, key, document, session):
+        if document is None:
             self.items.delete_one({"_id": key}, session=session)
         else:
             # An update would be told of with the document of later.
-            self.items.replace_one({"_id": key}, {"n": marker}, upsert=True, session=session)
+            self.items.replace_one({"_id": key}, document, upsert=True, session=session)
 
     def noise(self):
         """Changes that are in the log and not in the feed."""
@@ -89,55 +89,18 @@ class World:
             self.client.drop_database(name)
 
 
-class Author:
-    """Writes a life: every key gets its turn, and every seventh change is a delete."""
-
-    def __init__(self):
-        self._number = 0
-        self._there = set()
-
-    def write(self, count):
-        """Changes of so many documents, in one transaction if there are several."""
-        changes = [self._change() for _ in range(count)]
-        name = f"write {', '.join(f'{key}={marker}' for key, marker in changes)}"
-        return Act(name, lambda world: self._done(world, changes))
-
-    def _change(self):
-        self._number += 1
-        key = f"k{self._number * 2 % KEYS}"
-        if key in self._there and self._number % 7 == 0:
-            self._there.discard(key)
-            return key, None
-        self._there.add(key)
-        return key, self._number
-
-    @staticmethod
-    def _done(world, changes):
-        world.write(changes)
-        return [Change(key, marker) for key, marker in changes]
-
-
-def act(name, run):
-    """Something that writes nothing."""
-
-    def done(world):
-        run(world)
-
-    return Act(name, done)
-
-
 def fail(command, **how):
-    return act(f"{command} fails with {how}", lambda world: world.fail(command, **how))
+    return Act(f"{command} fails with {how}", lambda world: world.fail(command, **how))
 
 
-NOISE = act("other collections change", World.noise)
-NO_CURSORS = act("all cursors are forgotten", World.forget_cursors)
-RESTART = act("kill -9, and a restart", World.restart)
+NOISE = Act("other collections change", World.noise)
+NO_CURSORS = Act("all cursors are forgotten", World.forget_cursors)
+RESTART = Act("kill -9, and a restart", World.restart)
 
 
 def life(*, restarts):
     """Transactions larger than a page, and what breaks a stream: in its middle, at its end, at its start."""
-    write = Author().write
+    write = Author(keys=KEYS).write
     return [
         write(2), Read(1), NOISE, write(1), write(5), Read(1), NO_CURSORS, write(3), Read(2),
         fail("getMore", closeConnection=True), write(4), Read(1), write(1), NOISE, ReadUntilIdle(),

@@ -16,14 +16,14 @@ from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from multiclouddb_api import ChangeType, ClientConfig, Now, OperationOptions, connect
-from multiclouddb_conformance.consumer import Delivered, Failed, Received, Stored, page_consumer_with
+from multiclouddb_conformance.loss import Delivered, Failed, Received, Stored, page_consumer_with
 
 COLLECTION = "items"
 KEYS = 12
 MAJORITY = pymongo.WriteConcern(w="majority")
 LONG = 90.0
 """Longer than any outage of these tests: what has not happened by then never will."""
-STUCK = 20.0
+STUCK = 60.0
 """Seconds without progress when every server is well: longer than any backoff."""
 
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from multiclouddb_api import ChangeEvent, ChangeType
-from multiclouddb_conformance.life import Change, plain_key
+from multiclouddb_conformance.loss.life import Change, plain_key
 
 __all__ = ["Marker", "marker_in", "match"]
 

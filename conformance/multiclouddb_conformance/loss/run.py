@@ -1,23 +1,21 @@
-"""One run of the loss oracle: a world, its life, and consumers that are killed on the way."""
+"""Plays a life once, with consumers that are killed on the way."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, assert_never
+from typing import Any, Generic, TypeAlias, TypeVar, assert_never
 
 import attrs
 
 from multiclouddb_api import (
     AtTime,
     Beginning,
-    ChangeEvent,
-    ChangeFeedPage,
     ChangeFeedRequest,
     FromContinuationToken,
     MulticloudDbError,
     Now,
 )
-from multiclouddb_conformance.consumer import (
+from multiclouddb_conformance.loss.consumer import (
     ConsumerStep,
     Delivered,
     Failed,
@@ -26,22 +24,10 @@ from multiclouddb_conformance.consumer import (
     Received,
     Stored,
 )
-from multiclouddb_conformance.life import Act, Change, Read, ReadUntilIdle
-from multiclouddb_conformance.model import (
-    check_complete,
-    check_identity,
-    check_key_order,
-    check_known,
-    check_lineage,
-    check_order,
-    check_watermarks,
-    count_duplicates,
-)
-from multiclouddb_conformance.report import RunReport
-from multiclouddb_conformance.truth import match
-
-if TYPE_CHECKING:
-    from multiclouddb_conformance.loss import LossOracle
+from multiclouddb_conformance.loss.life import Act, Change, Read, ReadUntilIdle
+from multiclouddb_conformance.loss.report import RunReport
+from multiclouddb_conformance.loss.scenario import Scenario
+from multiclouddb_conformance.loss.verdict import Idle, Reading, Record
 
 __all__ = ["Kill", "Run", "Snapshot"]
 
@@ -65,25 +51,15 @@ class Snapshot:
     required_from: int
 
 
-@attrs.frozen
-class _Idle:
-    """What there was when a page said that the feed is idle."""
-
-    written: int
-    delivered: int
-    required_from: int
-
-
 @attrs.define
 class _Process:
     """One consumer from its start to its kill, and what it leaves behind."""
 
     steps: Iterator[ConsumerStep]
     client: ReadsChanges
-    seen_before: int
-    pages: list[ChangeFeedPage] = attrs.field(factory=list)
+    reading: Reading
+    first_token: str | None
     events: int = 0
-    first_token: str | None = None
 
 
 class Run(Generic[W]):
@@ -94,33 +70,25 @@ class Run(Generic[W]):
         snapshots: One for each token that was stored.
     """
 
-    def __init__(self, oracle: LossOracle[W], world: W, kill: Kill | None, *, forget: bool) -> None:
+    def __init__(self, scenario: Scenario[W], world: W, kill: Kill | None, *, forget: bool) -> None:
         """A run that has not begun.
 
         Args:
-            oracle: The script and everything else that is the same in all runs.
+            scenario: The script and everything else that is the same in all runs.
             world: The fresh world.
             kill: Asked after each step of the consumer, or None.
             forget: False to leave out acts that take changes out of retention.
         """
-        self._oracle = oracle
+        self._scenario = scenario
         self._world = world
         self._kill = kill
         self._forget = forget
-        self._truth: list[Change] = []
-        self._labels: list[str] = []
-        self._delivered: list[ChangeEvent] = []
-        self._idle: list[_Idle] = []
-        self._processes: list[_Process] = []
+        self._record = Record()
         self._alive: _Process | None = None
         self._request: ChangeFeedRequest | None = None
         self._token: str | None = None
         self._where = "life step 0"
-        self._required_from: int | None = None
-        self._allowed_from: int | None = None
-        self._kills = 0
         self._failures = 0
-        self._error: str | None = None
         self.steps_done: list[str] = []
         self.snapshots: list[Snapshot] = []
 
@@ -137,7 +105,7 @@ class Run(Generic[W]):
     def play(self) -> None:
         """Play the life, then let the consumer read until the feed is idle."""
         with _Ending(self):
-            for number, step in enumerate(self._oracle.life, 1):
+            for number, step in enumerate(self._scenario.life, 1):
                 self._where = f"life step {number}"
                 match step:
                     case Act():
@@ -152,11 +120,16 @@ class Run(Generic[W]):
     def go_on_from(self, first: Run[W], snapshot: Snapshot) -> None:
         """Resume from a token that another run of the same world has stored, until idle."""
         with _Ending(self):
-            self._truth, self._labels = first._truth, first._labels
-            self._delivered = first._delivered[: snapshot.delivered]
             self._request, self._token = first._request, snapshot.token
-            self._required_from, self._allowed_from = snapshot.required_from, first._allowed_from
-            self._kills = 1
+            before = first._record
+            self._record = Record(
+                truth=before.truth,
+                labels=before.labels,
+                delivered=before.delivered[: snapshot.delivered],
+                required_from=snapshot.required_from,
+                allowed_from=before.allowed_from,
+                kills=1,
+            )
             self._read_until_idle()
 
     # -- The world
@@ -166,11 +139,10 @@ class Run(Generic[W]):
             if not self._forget:
                 return
             self._read_until_idle()
+        truth, labels = self._record.truth, self._record.labels
         for change in act.run(self._world) or ():
-            self._labels.append(
-                f"{_named(change)} (change {len(self._truth) + 1}, {self._where}: {act.name})"
-            )
-            self._truth.append(change)
+            labels.append(f"{_named(change)} (change {len(truth) + 1}, {self._where}: {act.name})")
+            truth.append(change)
 
     # -- The consumer
 
@@ -180,7 +152,7 @@ class Run(Generic[W]):
 
     def _read_until_idle(self) -> None:
         in_row = pages = 0
-        while in_row < self._oracle.idle_pages:
+        while in_row < self._scenario.idle_pages:
             step = self._advance()
             if step is None:
                 return
@@ -189,7 +161,7 @@ class Run(Generic[W]):
             # A consumer that was killed just now has not told anybody that it is idle.
             in_row = in_row + 1 if step.idle and self._alive is not None else 0
             pages += 1
-            if pages > self._oracle.max_pages:
+            if pages > self._scenario.max_pages:
                 raise _HopelessError(f"not idle after {pages} pages")
 
     def _advance(self) -> ConsumerStep | None:
@@ -202,31 +174,31 @@ class Run(Generic[W]):
         self.steps_done.append(f"{_described(step)}, in {self._where}")
         if self._kill is not None and self._kill(self, step):
             self.discard()
-            self._kills += 1
+            self._record.kills += 1
         return step
 
     def _start(self) -> _Process:
-        oracle = self._oracle
+        scenario, record = self._scenario, self._record
         if self._request is None:
-            made = oracle.request
+            made = scenario.request
             self._request = made if isinstance(made, ChangeFeedRequest) else made(self._world)
         if self._token is None:
-            self._required_from = self._starts_at(self._request)
-            if self._allowed_from is None:
-                self._allowed_from = self._required_from
-        client = oracle.client(self._world)
-        steps = oracle.consumer(client, self._request, self._token)
-        self._alive = _Process(steps, client, len(self._delivered), first_token=self._token)
-        self._processes.append(self._alive)
+            record.required_from = self._starts_at(self._request)
+            if record.allowed_from is None:
+                record.allowed_from = record.required_from
+        client = scenario.client(self._world)
+        steps = scenario.consumer(client, self._request, self._token)
+        record.readings.append(Reading(len(record.delivered)))
+        self._alive = _Process(steps, client, record.readings[-1], self._token)
         return self._alive
 
     def _starts_at(self, request: ChangeFeedRequest) -> int:
-        before = self._oracle.written_before
+        before = self._scenario.written_before
         match request.start_position:
             case Beginning():
                 return before or 0
             case Now():
-                return len(self._truth) if before is None else before
+                return len(self._record.truth) if before is None else before
             case AtTime() | FromContinuationToken():
                 if before is None:
                     raise ValueError("say with written_before how many changes of the life precede the start")
@@ -236,22 +208,23 @@ class Run(Generic[W]):
 
     def _note(self, process: _Process, step: ConsumerStep) -> None:
         self._failures = self._failures + 1 if isinstance(step, Failed) else 0
-        required_from = self._required_from or 0
+        record = self._record
+        required_from = record.required_from or 0
         match step:
             case Received(page):
-                process.pages.append(page)
+                process.reading.pages.append(page)
             case Delivered(event):
                 process.events += 1
-                self._delivered.append(event)
+                record.delivered.append(event)
             case Stored(token):
                 self._token = token
                 number = len(self.steps_done) + 1
-                self.snapshots.append(Snapshot(number, token, len(self._delivered), required_from))
+                self.snapshots.append(Snapshot(number, token, len(record.delivered), required_from))
             case Pause(idle):
                 if idle:
-                    self._idle.append(_Idle(len(self._truth), len(self._delivered), required_from))
+                    record.idle.append(Idle(len(record.truth), len(record.delivered), required_from))
             case Failed(error):
-                if self._failures > self._oracle.max_failures:
+                if self._failures > self._scenario.max_failures:
                     raise error
             case _:
                 assert_never(step)
@@ -269,60 +242,13 @@ class Run(Generic[W]):
 
     def failed(self, error: Exception) -> None:
         """The run cannot go on."""
-        self._error = f"{error} (in {self._where})"
-
-    # -- The verdict
+        self._record.error = f"{error} (in {self._where})"
 
     def report(self, plan: str, name: str) -> RunReport:
         """Everything that is wrong with what was delivered."""
-        numbers = match(self._truth, self._delivered, self._oracle.marker)
-
-        def identify(event: ChangeEvent) -> str:
-            number = numbers.get(event.event_id)
-            return f"event {event.event_id}" if number is None else self._labels[number]
-
-        delivered, labels = self._delivered, self._labels
-        required = labels[self._required_from or 0 :] if self._required_from is not None else []
-        early = {labels[number] for number in numbers.values() if number < (self._allowed_from or 0)}
-        lineage = None if self._oracle.lineage is None else self._oracle.lineage(self._world)
-        return RunReport(
-            plan=plan,
-            name=name,
-            written=len(self._truth),
-            delivered=len(delivered),
-            duplicates=count_duplicates(delivered, identify),
-            kills=self._kills,
-            lost=tuple(check_complete(required, delivered, identify)) if self._error is None else (),
-            early=tuple(sorted(early)),
-            unknown=tuple(check_known(labels, delivered, identify)),
-            disorder=(
-                *check_order(labels, delivered, identify),
-                *check_key_order(labels, delivered, identify),
-            ),
-            lineage=() if lineage is None else tuple(check_lineage(delivered, lineage, identify)),
-            identity=tuple(check_identity(delivered, identify)),
-            watermark=tuple(self._watermarks(identify)),
-            hasty=tuple(self._hasty([numbers.get(event.event_id) for event in delivered])),
-            error=self._error,
-        )
-
-    def _watermarks(self, identify: Callable[[ChangeEvent], str]) -> list[str]:
-        found = []
-        for process in self._processes:
-            seen = {identify(event) for event in self._delivered[: process.seen_before]}
-            found += check_watermarks(process.pages, identify, seen)
-        return found
-
-    def _hasty(self, numbers: list[int | None]) -> list[str]:
-        found = []
-        for idle in dict.fromkeys(self._idle):
-            came = set(numbers[: idle.delivered])
-            missing = [number for number in range(idle.required_from, idle.written) if number not in came]
-            if missing:
-                found.append(
-                    f"idle with {len(missing)} changes to come, {self._labels[missing[0]]} the first"
-                )
-        return found
+        tree = self._scenario.lineage
+        lineage = None if tree is None else tree(self._world)
+        return self._record.report(plan, name, self._scenario.marker, lineage)
 
 
 Kill: TypeAlias = Callable[[Run[Any], ConsumerStep], bool]

@@ -10,7 +10,17 @@ import attrs
 
 from multiclouddb_api import MulticloudDbKey
 
-__all__ = ["Act", "Change", "Read", "ReadUntilIdle", "ScriptedWorld", "Step", "plain_key", "scripted_life"]
+__all__ = [
+    "Act",
+    "Author",
+    "Change",
+    "Read",
+    "ReadUntilIdle",
+    "ScriptedWorld",
+    "Step",
+    "plain_key",
+    "scripted_life",
+]
 
 W = TypeVar("W")
 W_contra = TypeVar("W_contra", contravariant=True)
@@ -109,7 +119,7 @@ def scripted_life(
         keys: How many documents.
         field: Which field of a document holds the marker.
     """
-    author = _Author(seed, keys, field)
+    author = Author(seed, keys, field)
     life: list[Step[ScriptedWorld]] = []
     for number in range(rounds):
         life += [author.write(1), author.write(1), author.write(3)]
@@ -124,10 +134,16 @@ def scripted_life(
     return life
 
 
-class _Author:
-    """Writes a life, and keeps in mind which documents are there."""
+class Author:
+    """Writes the changes of a life, and keeps in mind which documents are there.
 
-    def __init__(self, seed: int, keys: int, field: str) -> None:
+    Args:
+        seed: Which of the possible changes.
+        keys: How many documents.
+        field: Which field of a document holds the marker.
+    """
+
+    def __init__(self, seed: int = 0, keys: int = 6, field: str = "n") -> None:
         self._dice = random.Random(f"life {seed}")
         self._keys = [f"k{number}" for number in range(keys)]
         self._present: set[str] = set()

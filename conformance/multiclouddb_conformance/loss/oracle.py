@@ -1,70 +1,18 @@
-"""The loss oracle: kills a consumer after every step of its life, and compares with what was written.
-
-    oracle = LossOracle(world=make_world, client=make_client, request=request, life=scripted_life())
-    report = oracle.run()
-    print(report)
-    report.assert_nothing_lost()
-
-It knows the API only. The world (a database with one collection) and what happens to it are the
-caller's, so it works with any provider, and with a consumer of the caller's own.
-"""
+"""Plays one life many times, each time killing the consumer elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Generic, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import attrs
 
-from multiclouddb_api import ChangeFeedRequest
-from multiclouddb_conformance.consumer import (
-    Consumer,
-    Delivered,
-    Failed,
-    Pause,
-    ReadsChanges,
-    Received,
-    Stored,
-    iterator_consumer,
-    page_consumer,
-    page_consumer_with,
-)
-from multiclouddb_conformance.life import (
-    Act,
-    Change,
-    Read,
-    ReadUntilIdle,
-    ScriptedWorld,
-    Step,
-    scripted_life,
-)
-from multiclouddb_conformance.report import LossReport, RunReport
-from multiclouddb_conformance.run import Kill, Run, Snapshot
-from multiclouddb_conformance.truth import Marker, marker_in
+from multiclouddb_conformance.loss.consumer import Pause
+from multiclouddb_conformance.loss.report import LossReport, RunReport
+from multiclouddb_conformance.loss.run import Kill, Run, Snapshot
+from multiclouddb_conformance.loss.scenario import Scenario
 
-__all__ = [
-    "Act",
-    "Change",
-    "Consumer",
-    "Delivered",
-    "Failed",
-    "LossOracle",
-    "LossReport",
-    "Pause",
-    "Read",
-    "ReadUntilIdle",
-    "Received",
-    "RunReport",
-    "ScriptedWorld",
-    "Step",
-    "Stored",
-    "iterator_consumer",
-    "marker_in",
-    "page_consumer",
-    "page_consumer_with",
-    "scripted_life",
-]
+__all__ = ["LossOracle"]
 
 W = TypeVar("W")
 
@@ -75,7 +23,7 @@ LATE = "resumed at the end from each token"
 
 
 @attrs.frozen(kw_only=True)
-class LossOracle(Generic[W]):
+class LossOracle(Scenario[W]):
     """Plays one scripted life many times, each time killing the consumer elsewhere.
 
     A kill discards the client and everything but the last stored token. Four plans:
@@ -89,34 +37,8 @@ class LossOracle(Generic[W]):
 
     Lives have to be deterministic: every run gets a fresh world and plays the same steps.
 
-    Attributes:
-        world: Makes a fresh world, and clears it away behind the run.
-        client: Makes a client on a world: anything with `read_changes`; closed if it can be.
-        request: What the consumer reads, or a function that makes the request when it first reads.
-        life: The script. At its end the consumer reads until the feed is idle.
-        consumer: The application; `page_consumer` by default.
-        marker: Where an event's marker is; the field `n` of its document by default.
-        lineage: Partition id as events have it → parents, of everything that ever was in a world;
-            None when nobody can tell: then only keys show whether a child was read too early.
-        written_before: So many changes of the life come before the start (`AtTime`, a token). For
-            `Now` and `Beginning` leave it out.
-        idle_pages: So many idle pages in a row count as the end; more than one where the service
-            shows what was written only after a while.
-        max_pages: So many pages in one reading at most.
-        max_failures: So many retryable failures in a row at most.
+    What it is told is described at `Scenario`.
     """
-
-    world: Callable[[], AbstractContextManager[W]]
-    client: Callable[[W], ReadsChanges]
-    request: ChangeFeedRequest | Callable[[W], ChangeFeedRequest]
-    life: Sequence[Step[W]] = attrs.field(converter=tuple)
-    consumer: Consumer = page_consumer
-    marker: Marker = attrs.field(factory=lambda: marker_in("n"))
-    lineage: Callable[[W], Mapping[str, tuple[str, ...]]] | None = None
-    written_before: int | None = None
-    idle_pages: int = 1
-    max_pages: int = 100_000
-    max_failures: int = 1000
 
     def run(self, max_kills: int | None = None) -> LossReport:
         """All plans.

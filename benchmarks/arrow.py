@@ -1,0 +1,51 @@
+"""Reads pages as the Spark source does: their events are Arrow batches, with documents as JSON text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.row import Done
+from multiclouddb_api import ChangeFeedPage, ChangeFeedRequest, ClientConfig, OperationOptions
+
+if TYPE_CHECKING:
+    from multiclouddb_spi.engine import Engine
+
+__all__ = ["ArrowReader", "arrow_reader"]
+
+
+class ArrowReader:
+    """Reads pages, and keeps the ids of their events.
+
+    Attributes:
+        count: Events so far.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.count = 0
+        self._engine = engine
+        self._ids: list[Any] = []
+
+    def read(self, request: ChangeFeedRequest) -> ChangeFeedPage:
+        """The next page; its events are counted, and it has none itself."""
+        reading = self._engine.read(request, OperationOptions(), lambda batch, i, j: batch.arrow(i, j))
+        for arrow in reading.values:
+            if arrow is not None:
+                self.count += len(arrow)
+                self._ids.append(arrow.column("event_id"))
+        return reading.page
+
+    def done(self) -> Done:
+        """All that was read."""
+        return Done(self.count, ids=(text for column in self._ids for text in column.to_pylist()))
+
+
+@contextmanager
+def arrow_reader(config: ClientConfig) -> Iterator[ArrowReader]:
+    """An engine for as long as it is read."""
+    from multiclouddb_spi import open_provider
+    from multiclouddb_spi.engine import Engine
+
+    with closing(Engine(open_provider(config), config)) as engine:
+        yield ArrowReader(engine)

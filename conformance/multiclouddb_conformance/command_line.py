@@ -1,0 +1,193 @@
+"""The `multiclouddb` command in processes of its own: run to the end, or killed and started again.
+
+It has to be installed: `pip install "multiclouddb[cli]"`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Queue
+from types import TracebackType
+from typing import Any, Final, Self
+
+from multiclouddb_api import ChangeEvent, event_from_json
+from multiclouddb_conformance.loss.life import plain_key
+from multiclouddb_conformance.waiting import SOON, wait_until
+
+__all__ = ["Tail", "Writer", "assert_refused", "facts", "follow", "run", "said"]
+
+_PROGRAM: Final = (sys.executable, "-m", "multiclouddb_cli")
+
+
+def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end.
+
+    Args:
+        words: What stands behind `multiclouddb`.
+        environment: Variables that are other ones for it.
+    """
+    return subprocess.run(
+        [*_PROGRAM, *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SOON,
+        env={**os.environ, **environment},
+    )
+
+
+def said(*words: object) -> str:
+    """What a command prints that ends well and complains of nothing."""
+    ran = run(*words)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return ran.stdout
+
+
+def facts(*words: object) -> dict[str, str]:
+    """The lines of two columns that such a command begins with."""
+    lines = said(*words).partition("\n\n")[0].splitlines()
+    return dict(re.split(" {2,}", line, maxsplit=1) for line in lines)
+
+
+def assert_refused(
+    ran: subprocess.CompletedProcess[str], code: int, category: str, *words: str, hidden: Iterable[str] = ()
+) -> None:
+    """Assert that a command printed nothing but one line that says what to do.
+
+    Args:
+        ran: The command.
+        code: What it has to end with.
+        category: What the line has to begin with.
+        words: What has to stand in it.
+        hidden: Secrets that may stand nowhere, not even in a warning.
+    """
+    assert (ran.returncode, ran.stdout) == (code, ""), ran.stderr
+    (line,) = [line for line in ran.stderr.splitlines() if not line.startswith("warning: ")]
+    assert line.startswith(f"error: [{category}] ")
+    assert [word for word in words if word not in line] == []
+    assert [secret for secret in hidden if secret in ran.stderr] == []
+
+
+class Tail:
+    """`multiclouddb tail --json` with a checkpoint: it is killed, goes on, and is killed again.
+
+    Args:
+        words: What stands behind `multiclouddb tail`, a `--checkpoint` among it.
+
+    Attributes:
+        checkpoint: The file.
+        seen: Every event that it printed.
+    """
+
+    def __init__(self, *words: object) -> None:
+        self._words = ("tail", *map(str, words), "--json")
+        self.checkpoint = Path(self._words[self._words.index("--checkpoint") + 1])
+        self.seen: list[ChangeEvent] = []
+
+    @contextmanager
+    def running(self) -> Iterator[Queue[ChangeEvent]]:
+        """A process for a while, ended by SIGKILL; its events come in a queue, as they are printed."""
+        events: Queue[ChangeEvent] = Queue()
+        process = subprocess.Popen(
+            [*_PROGRAM, *self._words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        reader = threading.Thread(target=self._read, args=(process.stdout, events), name="reader")
+        reader.start()
+        try:
+            yield events
+        finally:
+            process.kill()
+            reader.join(SOON)
+            _, complaint = process.communicate()
+        assert (process.returncode, re.findall("^error.*", complaint, re.MULTILINE)) == (-signal.SIGKILL, [])
+
+    def _read(self, lines: Iterable[str], events: Queue[ChangeEvent]) -> None:
+        for line in lines:
+            if line.endswith("\n"):  # the last one may have been cut by the kill
+                self.seen.append(event_from_json(line))
+                events.put(self.seen[-1])
+
+    def run_until_saved(self) -> None:
+        """A process that is killed when it has saved a position."""
+        before = self._saved()
+        with self.running():
+            wait_until(lambda: self._saved() != before)
+
+    def _saved(self) -> int | None:
+        """Another one whenever the file is saved."""
+        return self.checkpoint.stat().st_mtime_ns if self.checkpoint.exists() else None
+
+    def finish(self) -> None:
+        """A process that goes on until there is nothing more."""
+        self.seen += map(event_from_json, said(*self._words, "--until-idle").splitlines())
+
+    def keys(self) -> list[Hashable]:
+        """The key of each event that it printed; of one that came again, and was the same, once."""
+        return [
+            key for _, key in dict.fromkeys((event.event_id, plain_key(event.key)) for event in self.seen)
+        ]
+
+
+class Writer:
+    """Writes new documents in a thread, without a break.
+
+    Args:
+        put: Writes the document of a key.
+        pause: Seconds from one to the next.
+
+    Attributes:
+        written: The keys, in order.
+        between: Held while one is written.
+    """
+
+    def __init__(self, put: Callable[[str], object], pause: float) -> None:
+        self.written: list[str] = []
+        self.between = threading.Lock()
+        self._put, self._pause, self._over = put, pause, threading.Event()
+        self._thread = threading.Thread(target=self._write, name="writer")
+
+    def _write(self) -> None:
+        while not self._over.wait(self._pause):
+            with self.between:
+                key = f"k-{len(self.written):05}"
+                self._put(key)
+                self.written.append(key)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join(SOON)
+
+
+def follow(tail: Tail, writer: Writer, lives: Sequence[tuple[Callable[[], Any] | None, int]]) -> None:
+    """Have a tail follow a writer, killed at the end of each of its lives; the last one ends by itself.
+
+    Args:
+        tail: It begins at `now`, or behind a checkpoint.
+        writer: Writes for as long as there are lives to come.
+        lives: What happens between two writes of each, or None, and how many events more it lives to see.
+    """
+    tail.run_until_saved()
+    with writer:
+        for trouble, events in lives:
+            with tail.running() as came:
+                came.get(timeout=SOON)
+                if trouble is not None:
+                    with writer.between:
+                        trouble()
+                for _ in range(events):
+                    came.get(timeout=SOON)
+    tail.finish()

@@ -1,0 +1,61 @@
+"""The loss oracle: kills a consumer after every step of its life, and compares with what was written.
+
+    oracle = LossOracle(world=make_world, client=make_client, request=request, life=scripted_life())
+    report = oracle.run()
+    print(report)
+    report.assert_nothing_lost()
+
+It knows the API only. The world (a database with one collection) and what happens to it are the
+caller's, so it works with any provider, and with a consumer of the caller's own.
+"""
+
+from multiclouddb_conformance.loss.consumer import (
+    Consumer,
+    Delivered,
+    Failed,
+    Pause,
+    Received,
+    Stored,
+    iterator_consumer,
+    page_consumer,
+    page_consumer_with,
+)
+from multiclouddb_conformance.loss.life import (
+    Act,
+    Author,
+    Change,
+    Read,
+    ReadUntilIdle,
+    ScriptedWorld,
+    Step,
+    scripted_life,
+)
+from multiclouddb_conformance.loss.lineage import public_lineage
+from multiclouddb_conformance.loss.oracle import LossOracle
+from multiclouddb_conformance.loss.report import LossReport, RunReport
+from multiclouddb_conformance.loss.truth import marker_in
+
+__all__ = [
+    "Act",
+    "Author",
+    "Change",
+    "Consumer",
+    "Delivered",
+    "Failed",
+    "LossOracle",
+    "LossReport",
+    "Pause",
+    "Read",
+    "ReadUntilIdle",
+    "Received",
+    "RunReport",
+    "ScriptedWorld",
+    "Step",
+    "Stored",
+    "iterator_consumer",
+    "marker_in",
+    "page_consumer",
+    "page_consumer_with",
+    "public_lineage",
+    "scripted_life",
+]

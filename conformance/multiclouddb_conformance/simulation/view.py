@@ -1,0 +1,90 @@
+"""What an opened feed sees of a simulated collection, and its readers with it."""
+
+from __future__ import annotations
+
+import threading
+
+from multiclouddb_api import LogicalPartition
+from multiclouddb_conformance.simulation.calls import Calls
+from multiclouddb_conformance.simulation.log import PROVIDER_ID
+from multiclouddb_conformance.simulation.position import behind, to_cursor
+from multiclouddb_conformance.simulation.tree import PartitionLog, Written, key_hash
+from multiclouddb_conformance.simulation.weather import Dice
+from multiclouddb_conformance.simulation.world import Simulation
+from multiclouddb_spi import Awaiting, Child, Continue, Drained, FeedIdentity, FeedSpec, Outcome, Reader
+
+__all__ = ["View"]
+
+
+class View:
+    """One incarnation of a collection, as far as the feed's scope goes.
+
+    Attributes:
+        sim: The collection.
+        spec: What was opened.
+        calls: Where calls are counted.
+        identity: The collection and its incarnation.
+        whole: True when every record is in the scope.
+    """
+
+    def __init__(self, sim: Simulation, spec: FeedSpec, calls: Calls) -> None:
+        self.sim = sim
+        self.spec = spec
+        self.calls = calls
+        self.identity = FeedIdentity(PROVIDER_ID, spec.address, sim.incarnation)
+        self._hash = key_hash(spec.scope.key) if isinstance(spec.scope, LogicalPartition) else None
+        self.whole = self._hash is None
+        self._readers: set[Reader] = set()
+        self._lock = threading.Lock()
+
+    # -- The scope
+
+    def wants(self, written: Written) -> bool:
+        """True for a record in the scope."""
+        # The hash is of the canonical partition key: nothing else is likely to have the same 64 bits.
+        return self._hash is None or self.sim.hash_of(written.key) == self._hash
+
+    def covers(self, partition: PartitionLog) -> bool:
+        """True for a partition that may have such records."""
+        return self._hash is None or partition.owns(self._hash)
+
+    def parents(self, partition: PartitionLog) -> tuple[str, ...]:
+        """A partition's parents."""
+        return tuple(name for name in partition.parents if self.covers(self.sim.partitions[name]))
+
+    def ending(self, partition_id: str, *, asked: bool) -> Outcome:
+        """How a closed partition ends; `asked` when `discover` asks."""
+        partition = self.sim.partitions[partition_id]
+        if partition.closed is None:
+            return Continue()
+        if not self.sim.children_named(partition_id, asked=asked):
+            return Awaiting()
+        following = [self.sim.partitions[name] for name in partition.children]
+        children = [self._child(child) for child in following if self.covers(child)]
+        weather = self.sim.weather
+        dice = Dice(weather.seed, f"children {partition_id}")
+        if weather.repeat_children:
+            children.append(children[dice.up_to(len(children) - 1)])
+        return Drained(tuple(dice.jumbled(children) if weather.jumble else children))
+
+    def _child(self, partition: PartitionLog) -> Child:
+        return Child(partition.id, self.parents(partition), to_cursor(behind(partition.born)))
+
+    # -- The readers
+
+    def opened(self, reader: Reader) -> None:
+        """There is another reader."""
+        with self._lock:
+            self._readers.add(reader)
+
+    def closed(self, reader: Reader) -> None:
+        """A reader was closed."""
+        with self._lock:
+            self._readers.discard(reader)
+
+    def cancel(self) -> None:
+        """Cancel every reader."""
+        with self._lock:
+            readers = list(self._readers)
+        for reader in readers:
+            reader.cancel()

@@ -1,0 +1,89 @@
+"""What the tests of a how-to page look at: its programs, commands and tables, and the servers for them."""
+
+import functools
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
+from pathlib import Path
+
+import pytest
+
+from multiclouddb_api import MulticloudDbError
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = re.compile(r'^```python title="(?P<name>[^"]+)"\n(?P<code>.*?)^```$', re.DOTALL | re.MULTILINE)
+
+
+class Page:
+    """A page of how-to.
+
+    Attributes:
+        text: All of it.
+        programs: The programs that have a name.
+    """
+
+    def __init__(self, name):
+        self.text = (ROOT / "docs/how-to" / name).read_text(encoding="utf-8")
+        self.programs = {found["name"]: found["code"] for found in PROGRAM.finditer(self.text)}
+
+    def blocks(self, language):
+        return re.findall(rf"^```{language}\n(.*?)^```$", self.text, re.DOTALL | re.MULTILINE)
+
+    def commands(self, start):
+        """Shell commands that begin so, as their words."""
+        lines = [line for block in self.blocks("sh") for line in block.replace("\\\n", " ").splitlines()]
+        found = [shlex.split(line) for line in lines if line.startswith(start)]
+        return [[os.path.expandvars(word) for word in words] for words in found]
+
+    def run(self, name):
+        """What a program prints."""
+        Path(name).write_text(self.programs[name], encoding="utf-8")
+        ours = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+        ran = subprocess.run(
+            [sys.executable, "-W", "error", name], env=ours, capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return ran.stdout
+
+    def said_behind(self, name):
+        """What the page says that a program prints."""
+        end = next(found.end() for found in PROGRAM.finditer(self.text) if found["name"] == name)
+        return re.match(r"\n\n```text\n(.*?)^```$", self.text[end:], re.DOTALL | re.MULTILINE)[1]
+
+    def programs_run_in(self, file):
+        """The programs that a file of tests names where it runs them."""
+        return set(re.findall(r'(?:run|param)\("([^"]+\.py)"', Path(file).read_text(encoding="utf-8")))
+
+    def rows_below(self, heading, number=0):
+        """The rows of a table below a heading or a paragraph, without its head."""
+        below = self.text[self.text.index(heading) :]
+        table = re.findall(r"^\|.*?\n\n", below, re.DOTALL | re.MULTILINE)[number]
+        rows = [line.strip("|").split("|") for line in table.strip().splitlines()]
+        return [[cell.strip() for cell in row] for row in rows[2:]]
+
+    def categories(self):
+        """The categories of errors that have a row."""
+        rows = self.rows_below("## When it fails")
+        return {category.partition("`:")[0].strip("`") for category, *_ in rows}
+
+
+def refused(category, *words):
+    return pytest.raises(
+        MulticloudDbError,
+        match=".*".join(map(re.escape, words)),
+        check=lambda error: error.category == category,
+    )
+
+
+@functools.cache
+def servers(provider):
+    """Imports modules of the servers of a provider's tests, which are no package of their own."""
+    spec = ModuleSpec(f"{provider}_servers", None, is_package=True)
+    spec.submodule_search_locations = [str(ROOT / "providers" / provider / "tests/servers")]
+    sys.modules[spec.name] = module_from_spec(spec)
+    return lambda module: import_module(f"{spec.name}.{module}")
