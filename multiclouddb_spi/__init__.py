@@ -34,9 +34,10 @@ from multiclouddb_spi.fetcher import InlineExecutor
 from multiclouddb_spi.lineage import Lineage
 from multiclouddb_spi.pages import Reading
 from multiclouddb_spi.partition import PartitionId, decode_partition_id, encode_partition_id
-from multiclouddb_spi.planner import Planner, Step, Target, ranges_between
+from multiclouddb_spi.planner import Planner
 from multiclouddb_spi.plugin import ProviderPlugin, open_provider
 from multiclouddb_spi.ranges import Range, read_range
+from multiclouddb_spi.step import Step, Target, ranges_between
 
 __all__ = [
     "Awaiting",

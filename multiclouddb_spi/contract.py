@@ -470,7 +470,7 @@ class Feed(ABC):
 class SupportsHeads(Protocol):
     """A feed that can find a position to read until without reading what lies before it.
 
-    Without it a bounded read is planned by reading.
+    Without it, and for each partition that an answer leaves out, a bounded read is planned by reading.
     """
 
     def heads(
@@ -483,6 +483,10 @@ class SupportsHeads(Protocol):
             max_records: Bound on the records between cursor and head, of each partition; None = no
                 bound.
             deadline: When it has to be over.
+
+        Returns:
+            A head for each partition that has a cheap one; the planner reads the others. No head lies
+            behind an end of its partition: reading up to it has to be possible.
         """
         ...
 

@@ -10,7 +10,7 @@ No method changes its arguments, so each can be called again: only reads are ret
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Final
@@ -36,8 +36,9 @@ from multiclouddb_spi.failure import fault_of
 from multiclouddb_spi.fault import RecordFault
 from multiclouddb_spi.lineage import Active, Lineage, Waiting, descendants
 from multiclouddb_spi.ranges import Range, RangeReading
+from multiclouddb_spi.step import Step, Target
 
-__all__ = ["Planner", "Step", "Target", "ranges_between"]
+__all__ = ["Planner"]
 
 _AT_ONCE: Final = 256
 _AHEAD: Final = timedelta(seconds=60)
@@ -45,67 +46,12 @@ _RECORDS: Final = 10_000
 _SPARE_SECONDS: Final = 30.0
 
 
-@attrs.frozen
-class Target:
-    """How far a run that ends by itself may read.
-
-    Attributes:
-        cursors: Partition → where to stop in it.
-        passed: Partitions that ended before, which are read to their end; None = every partition
-            that has no cursor. What is neither passed nor has a cursor came later.
-    """
-
-    cursors: Mapping[str, Cursor]
-    passed: frozenset[str] | None
-
-
-@attrs.frozen
-class Step:
-    """One planned step.
-
-    Attributes:
-        before: Where reading stands.
-        after: Where it stands when the ranges are read.
-        ends: Partition → where it ended, for those that ended in this step: `after` does not have
-            them any more.
-    """
-
-    before: Lineage
-    after: Lineage
-    ends: Mapping[str, Cursor]
-
-    @property
-    def moved(self) -> bool:
-        """False when there is nothing to read."""
-        return self.after.to_json() != self.before.to_json()
-
-    def ranges(self) -> list[Range]:
-        """What to read, in any order."""
-        return ranges_between(self.before, self.after, self.ends)
-
-
-def ranges_between(before: Lineage, after: Lineage, ends: Mapping[str, Cursor]) -> list[Range]:
-    """What lies between two lineages of one feed; pure.
-
-    Args:
-        before: As in `Step`.
-        after: As in `Step`.
-        ends: As in `Step`.
-    """
-    until = {**ends}
-    until.update({entry.partition_id: entry.cursor for entry in after if not isinstance(entry, Waiting)})
-    parts = [
-        Range(entry.partition_id, entry.cursor, until.get(entry.partition_id)) for entry in before.active()
-    ]
-    return [part for part in parts if part.until != part.start]
-
-
 class Planner:
     """Plans the reads of one feed.
 
     Args:
         provider: Classifies failures.
-        feed: The opened feed; one with `SupportsHeads` is planned without reading.
+        feed: The opened feed; one with `SupportsHeads` is planned with little or no reading.
         on_expired: `SkipToOldest()` to plan past what retention has taken.
     """
 
@@ -140,18 +86,26 @@ class Planner:
         return Lineage.from_json(value, self._feed.join)
 
     def advance(
-        self, before: Lineage, max_records: int | None, deadline: Deadline, target: Target | None = None
+        self,
+        before: Lineage,
+        max_records: int | None,
+        deadline: Deadline,
+        target: Target | None = None,
+        *,
+        allow_empty: bool = False,
     ) -> Step:
-        """The next step; it has not moved when there is nothing to read.
+        """The next step; it has not moved when it is not worth one.
 
         Args:
             before: Where reading stands; it is not changed.
             max_records: Hard bound on the records of the step; None = up to the present end.
             deadline: When planning has to be over.
             target: Not further than this.
+            allow_empty: True when positions that moved without a record are worth a step too. Without
+                it a position that is kept for long falls out of the service's log.
         """
         wanted = {e.partition_id: e.cursor for e in before.active() if _within(self._feed, e, target)}
-        return self._step(before, wanted, max_records, deadline, target)
+        return self._step(before, wanted, max_records, deadline, target, allow_empty)
 
     def steps(self, before: Lineage, deadline: Deadline, target: Target | None = None) -> Iterator[Step]:
         """Every step from a lineage to the present end of the feed, or to the target.
@@ -168,7 +122,7 @@ class Planner:
             fresh = [entry for entry in before.active() if entry.partition_id not in asked]
             wanted = {e.partition_id: e.cursor for e in fresh if _within(self._feed, e, target)}
             asked.update(wanted)
-            step = self._step(before, wanted, None, deadline, target)
+            step = self._step(before, wanted, None, deadline, target, allow_empty=True)
             if not step.moved:
                 return
             yield step
@@ -219,17 +173,21 @@ class Planner:
         max_records: int | None,
         deadline: Deadline,
         target: Target | None,
+        allow_empty: bool,
     ) -> Step:
         after = self.restore(before.to_json())
         self._discover(after, deadline)
         heads = self._heads(after, wanted, max_records, deadline, target)
-        if any(self._worth(after, name, head) for name, head in heads.items()):
+        moved = {name: head for name, head in heads.items() if head.cursor != after.cursor(name)}
+        news = any(_is_news(head, name in moved) for name, head in heads.items())
+        empty = allow_empty and not news and bool(moved)
+        if news or empty:
             for name, head in heads.items():
                 after.advance(name, head.cursor)
                 self._end(after, name, head.outcome, deadline)
             after.rotate(heads)
         ends = {name: head.cursor for name, head in heads.items() if name not in after}
-        return Step(before, after, ends)
+        return Step(before, after, ends, empty)
 
     def _end(self, lineage: Lineage, name: str, outcome: Outcome, deadline: Deadline) -> None:
         match outcome:
@@ -248,11 +206,6 @@ class Planner:
                 lineage.await_children(name)
             case _:
                 pass
-
-    def _worth(self, lineage: Lineage, name: str, head: Head) -> bool:
-        """Only records or an end are worth a step: an idle position alone is not."""
-        moved = head.records is None and head.cursor != lineage.cursor(name)
-        return bool(head.records) or moved or not isinstance(head.outcome, Continue)
 
     def _discover(self, lineage: Lineage, deadline: Deadline) -> None:
         drained = lineage.drained()
@@ -303,9 +256,13 @@ class Planner:
     ) -> dict[str, Head]:
         """The head of each; one whose branch was lost to retention is replaced in the lineage."""
         try:
-            if isinstance(self._feed, SupportsHeads):
-                return self._feed.heads(cursors, most, deadline) if cursors else {}
-            return {name: self._read_head(name, cursor, most, deadline) for name, cursor in cursors.items()}
+            found: dict[str, Head] = {}
+            if cursors and isinstance(self._feed, SupportsHeads):
+                found = self._feed.heads(cursors, most, deadline)
+            return {
+                name: found.get(name) or self._read_head(name, cursor, most, deadline)
+                for name, cursor in cursors.items()
+            }
         except Exception as error:
             fault = fault_of(self._provider, error)
             if fault.category != ErrorCategory.CHECKPOINT_EXPIRED or not isinstance(
@@ -333,7 +290,7 @@ class Planner:
         return left
 
     def _read_head(self, name: str, cursor: Cursor, most: int | None, deadline: Deadline) -> Head:
-        """Find a head by reading, where the service has no cheaper way."""
+        """Find a head by reading, where the feed knows no cheaper way."""
         reading = RangeReading(self._provider, self._feed, Range(name, cursor, None))
         count, outcome = 0, Continue()
         try:
@@ -364,9 +321,14 @@ class Planner:
             behind = self._feed.compare(head.cursor, bound) if name in target.cursors else None
             if behind in (0, 1):
                 # An end right at the bound is left for later too: its children lie behind the target.
-                head = Head(bound, None if behind else head.records, Continue())
+                head = Head(bound, None if behind and head.records else head.records, Continue())
             clipped[name] = head
         return clipped
+
+
+def _is_news(head: Head, moved: bool) -> bool:
+    """True for records, for what may be some, and for an end: an idle position alone is none."""
+    return bool(head.records) or (head.records is None and moved) or not isinstance(head.outcome, Continue)
 
 
 def _records(head: Head, asked: Cursor, share: int) -> int:

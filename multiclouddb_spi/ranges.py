@@ -19,6 +19,8 @@ from multiclouddb_spi.retry import retrying
 __all__ = ["Range", "RangeReading", "read_range"]
 
 _FETCH_SECONDS: Final = 120.0
+_STILL_SECONDS: Final = 120.0
+_PAUSE_SECONDS: Final = 0.1
 _RECORDS: Final = 10_000
 _BYTES: Final = 8 * 1024 * 1024
 
@@ -76,8 +78,14 @@ class RangeReading:
         self._reader: Reader | None = None
 
     def batches(self, on_expired: OnExpired) -> Iterator[Batch]:
-        """The whole range; batches are not empty."""
+        """The whole range; batches are not empty.
+
+        Whoever answers may be behind whoever the range was planned with: where there is nothing before the
+        end of the range, it is asked again.
+        """
+        still = Deadline.after(_STILL_SECONDS)
         while True:
+            before = self._position
             try:
                 batch = self.fetch(_RECORDS, Deadline.after(_FETCH_SECONDS))
             except Exception as error:  # noqa: BLE001 - raised below, or skipped
@@ -96,8 +104,14 @@ class RangeReading:
             ended = not isinstance(batch.outcome, Continue)
             if ended and not self._is_short():
                 return
-            if ended or (not len(batch) and batch.caught_up is not False):
-                raise ProviderFault(_short(self._feed.public_id(self._part.partition_id)))
+            if ended:
+                raise ProviderFault(_ended(self._feed.public_id(self._part.partition_id)))
+            if self._position != before:
+                still = Deadline.after(_STILL_SECONDS)
+            if not len(batch) and batch.caught_up is not False:
+                if still.passed():
+                    raise ProviderFault(_behind(self._feed.public_id(self._part.partition_id)))
+                _sleep(threading.Event(), max(_PAUSE_SECONDS, batch.poll_after))
 
     def close(self) -> None:
         """Free the reader; idempotent."""
@@ -155,10 +169,19 @@ def _sleep(pause: threading.Event, seconds: float) -> None:
     pause.wait(seconds)
 
 
-def _short(partition: str) -> Fault:
+def _ended(partition: str) -> Fault:
     return Fault(
         ErrorCategory.TRANSIENT_FAILURE,
-        f"{partition}: the service has nothing more, but the range that was planned goes on; try again, and "
-        "if that does not help the resource was recreated: start anew",
+        f"{partition}: it ended before the range that was planned does: it was dropped, renamed or recreated "
+        "on the way; try again, and if that does not help start anew, at a time before that",
+        retryable=True,
+    )
+
+
+def _behind(partition: str) -> Fault:
+    return Fault(
+        ErrorCategory.TRANSIENT_FAILURE,
+        f"{partition}: the service has had nothing more for {_STILL_SECONDS:.0f} s, but the range that was "
+        "planned goes on; try again, and if that does not help the resource was recreated: start anew",
         retryable=True,
     )

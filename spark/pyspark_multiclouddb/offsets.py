@@ -3,12 +3,14 @@
 Two forms, both canonical JSON (sorted keys), since Spark takes another text for new data:
 
     {"from": "beginning", "src": "3b1f…", "v": 1}
-    {"c": [["p0", 17], …], "e": {"p3": 9}, "inc": "…", "src": "3b1f…", "v": 1}
+    {"c": [["p0", 17], …], "e": {"p3": 9}, "empty": true, "inc": "…", "src": "3b1f…", "v": 1}
 
 The first is where a new query starts. Spark asks for it several times and does not keep it, so it is
 not resolved in it: the first micro-batch has no rows and pins the start in the second form. There `c`
 is the lineage as it stands in a continuation token, and `e` says where partitions ended that the step
-to this offset has used up, so that the step can be read again with the same result.
+to this offset has used up, so that the step can be read again with the same result. `empty` is there
+when only the positions of an idle feed have moved: such a step needs no reading, also when the log behind
+it is gone by the time of a replay.
 """
 
 from __future__ import annotations
@@ -48,11 +50,13 @@ class Pinned:
         incarnation: Which incarnation of the resource.
         cursors: The lineage as JSON.
         ends: Where partitions ended in the step to this offset.
+        empty: True when no record lies in that step.
     """
 
     incarnation: str | None
     cursors: Cursor
     ends: Mapping[str, Cursor] = attrs.field(factory=dict)
+    empty: bool = False
 
     def check_incarnation(self, settings: Settings, incarnation: str | None) -> None:
         """Refuse an offset of a resource that was recreated.
@@ -77,10 +81,12 @@ def offset_to_json(settings: Settings, offset: Offset) -> dict[str, Any]:
     match offset:
         case Symbolic(position):
             value["from"] = position_text(position)
-        case Pinned(incarnation, cursors, ends):
+        case Pinned(incarnation, cursors, ends, empty):
             value |= {"inc": incarnation, "c": cursors}
             if ends:
                 value["e"] = dict(ends)
+            if empty:
+                value["empty"] = True
     canonical: dict[str, Any] = json.loads(json.dumps(value, sort_keys=True))
     return canonical
 
@@ -110,7 +116,7 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
         case {"v": 1, "src": str(), "inc": str() | None as incarnation, "c": list(cursors)} if isinstance(
             value.get("e", {}), dict
         ):
-            return Pinned(incarnation, cursors, value.get("e", {}))
+            return Pinned(incarnation, cursors, value.get("e", {}), value.get("empty") is True)
         case _:
             raise _damaged("holds an offset that is not of this source")
 
@@ -127,7 +133,7 @@ def ranges_of(start: Offset, end: Offset) -> list[Range]:
         case Pinned(), Pinned():
             if start.incarnation != end.incarnation:
                 raise _damaged("mixes two incarnations of the resource")
-            return ranges_between(_lineage(start), _lineage(end), end.ends)
+            return [] if end.empty else ranges_between(_lineage(start), _lineage(end), end.ends)
         case _:
             raise _damaged("goes back behind its own start")
 

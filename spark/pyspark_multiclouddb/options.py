@@ -15,11 +15,18 @@ Names are case-insensitive. What begins with `connection.` goes to the provider'
 | `newItemState` | `omit`, `include_if_available`, `require` | `include_if_available` |
 | `oldItemState` | the same | `omit` |
 | `pollInterval` | how often an idle feed is asked: `1 second`, `500 ms`; stream only | `1 second` |
+| `idleCheckpointInterval` | how often an idle position is saved; stream only | `5 minutes` |
 
 The start is `beginning` for streams as well as for batches, so that nothing is left out unless it is
 asked for (Kafka's source starts a stream at the end). It counts for a new query only: a checkpoint
 goes on where it is. Known from Kafka: `startingOffsets` and `endingOffsets` (`earliest`, `latest`),
 `startingTimestamp` and `endingTimestamp` (milliseconds since 1970), `maxOffsetsPerTrigger`.
+
+The position of a feed in which nothing happens moves along with the service's log, and one that is left
+in the checkpoint is lost when the log is cut behind it. So a query saves it when it goes on from a
+checkpoint, and then once an `idleCheckpointInterval`: in a micro-batch without rows that reads nothing.
+Where the position stands still there is none. Durations have a unit: `ms`, `seconds`, `minutes`, `hours`;
+without one they are seconds.
 """
 
 from __future__ import annotations
@@ -69,6 +76,7 @@ _NAMES: Final = {
         "newItemState",
         "oldItemState",
         "pollInterval",
+        "idleCheckpointInterval",
     )
 }
 _ALIASES: Final = {
@@ -80,7 +88,7 @@ _ALIASES: Final = {
 }
 _ALIAS_NAMES: Final = {alias.lower(): alias for alias in _ALIASES}
 _CONNECTION: Final = "connection."
-_ONLY_STREAM: Final = ("maxRecordsPerTrigger", "pollInterval")
+_ONLY_STREAM: Final = ("maxRecordsPerTrigger", "pollInterval", "idleCheckpointInterval")
 _ONLY_BATCH: Final = ("endingPosition",)
 _SECONDS: Final = {
     "ms": 0.001,
@@ -91,6 +99,8 @@ _SECONDS: Final = {
     "second": 1,
     "min": 60,
     "minute": 60,
+    "h": 3600,
+    "hour": 3600,
 }
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 _WAY_OUT_POSITION: Final = "write beginning, now, or a time with its zone such as 2026-01-31T12:00:00Z"
@@ -112,6 +122,7 @@ class Settings:
         new_item_state: Whether rows have the new document.
         old_item_state: Whether rows have the old document.
         poll_seconds: How often an idle feed is asked.
+        idle_checkpoint_seconds: How often a position that moved without a record is saved.
         given: Lower-case names of the options that were given.
     """
 
@@ -125,6 +136,7 @@ class Settings:
     new_item_state: NewItemStateMode
     old_item_state: OldItemStateMode
     poll_seconds: float
+    idle_checkpoint_seconds: float
     given: frozenset[str]
 
     @property
@@ -209,6 +221,9 @@ def parse_options(options: Mapping[str, str]) -> Settings:
         new_item_state=_mode("newItemState", given, NewItemStateMode.INCLUDE_IF_AVAILABLE),
         old_item_state=_mode("oldItemState", given, OldItemStateMode.OMIT),
         poll_seconds=_duration("pollInterval", given.get("pollinterval", "1 second")),
+        idle_checkpoint_seconds=_duration(
+            "idleCheckpointInterval", given.get("idlecheckpointinterval", "5 minutes")
+        ),
         given=frozenset(given),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -50,6 +51,7 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._ends_by_itself = False
         self._target: Target | None = None
         self._idle: tuple[dict[str, Any], float] | None = None
+        self._moved = -math.inf
         self._report: dict[str, Any] | None = None
 
     def __reduce__(self) -> tuple[type[ChangeFeedStreamReader], tuple[Settings]]:
@@ -80,14 +82,19 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
         Returns:
             `start` itself when there is nothing to read. Spark asks without pause then: the answer
-            holds for `pollInterval`.
+            holds for `pollInterval`. Once an `idleCheckpointInterval`, and at first, a position that moved
+            without a record is an end too, before the service forgets the one in the checkpoint.
         """
         if self._is_idle(start):
             time.sleep(min(_NAP_SECONDS, self._settings.poll_seconds))
             return start
         with told():
             end = self._plan(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
-        self._idle = (start, time.monotonic()) if end is start else None
+        now = time.monotonic()
+        if end is start:
+            self._idle = start, now
+        else:
+            self._idle, self._moved = None, now
         return end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -125,10 +132,10 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             return offset_to_json(self._settings, Pinned(connection.incarnation, lineage.to_json()))
         offset.check_incarnation(self._settings, connection.incarnation)
         step = self._step(connection, offset, max_records)
-        self._describe(connection.feed, step.after, idle=not step.moved)
+        self._describe(connection.feed, step.after, idle=step.empty or not step.moved)
         if not step.moved:
             return start
-        end = Pinned(offset.incarnation, step.after.to_json(), step.ends)
+        end = Pinned(offset.incarnation, step.after.to_json(), step.ends, step.empty)
         return offset_to_json(self._settings, end)
 
     def _step(self, connection: Connection, offset: Pinned, max_records: int | None) -> Step:
@@ -137,8 +144,12 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             raise _ended(self._settings)
         if self._ends_by_itself and self._target is None:
             self._target = connection.plan("plan", lambda planner, deadline: planner.target(before, deadline))
+        due = time.monotonic() - self._moved >= self._settings.idle_checkpoint_seconds
         return connection.plan(
-            "plan", lambda planner, deadline: planner.advance(before, max_records, deadline, self._target)
+            "plan",
+            lambda planner, deadline: planner.advance(
+                before, max_records, deadline, self._target, allow_empty=due
+            ),
         )
 
     def _describe(self, feed: Feed, lineage: Lineage, *, idle: bool) -> None:

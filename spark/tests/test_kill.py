@@ -8,10 +8,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from deltalake import DeltaTable
 
 PROGRAM = Path(__file__).with_name("follower.py")
-SECONDS = 120
+SECONDS = 300
 
 
 class Follower:
@@ -58,6 +59,7 @@ def marks(folder, kind):
     return {int(path.name) for path in (folder / "checkpoint" / kind).iterdir() if path.name.isdigit()}
 
 
+@pytest.mark.timeout(900)  # it starts Spark four times
 def test_table_equals_the_source_after_kills_at_every_stage(source, tmp_path):
     """Each start begins with the batch that the kill before it left open."""
     source.write(150)

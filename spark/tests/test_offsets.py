@@ -18,6 +18,7 @@ OFFSETS = [
     Symbolic(AtTime(datetime(2026, 1, 31, 12, 0, 0, 5, tzinfo=UTC))),
     Pinned("i-1", [["p1", [7, 1]], ["p0", {"b": 1, "a": None}], ["p2", [9], 1], ["p3", [[1]], ["p1"]]]),
     Pinned(None, [], {"p9": [4]}),
+    Pinned(None, [["p0", [5]]], empty=True),
 ]
 
 
@@ -95,6 +96,11 @@ class TestRanges:
         before = Pinned("i", [["p0", 5], ["p1", 3], ["p2", 0], ["p3", [1], ["p1"]]])
         after = Pinned("i", [["p0", 5], ["p2", 4, 1], ["p3", 9]], {"p1": 8})
         assert ranges_of(before, after) == [Range("p1", 3, 8), Range("p2", 0, 4)]
+
+    def test_nothing_lies_between_idle_positions(self):
+        before, after = Pinned("i", [["p0", 5]]), Pinned("i", [["p0", 9]], empty=True)
+        assert ranges_of(before, after) == []
+        assert ranges_of(after, Pinned("i", [["p0", 12]])) == [Range("p0", 9, 12)]
 
     @pytest.mark.parametrize(
         ("before", "after", "message"),

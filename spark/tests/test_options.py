@@ -33,6 +33,7 @@ def test_defaults():
     assert settings.start == Beginning()
     assert settings.end is None
     assert (settings.max_records, settings.max_tasks, settings.poll_seconds) == (None, None, 1.0)
+    assert settings.idle_checkpoint_seconds == 300.0
     assert settings.on_expired == Fail()
     assert settings.new_item_state is NewItemStateMode.INCLUDE_IF_AVAILABLE
     assert settings.old_item_state is OldItemStateMode.OMIT
@@ -93,10 +94,14 @@ def test_limits_and_flags():
         ("250 milliseconds", 0.25),
         ("1.5", 1.5),
         ("2 min", 120),
+        ("90 minutes", 5400),
+        ("1 h", 3600),
+        ("2 hours", 7200),
     ],
 )
-def test_poll_interval(text, seconds):
+def test_intervals(text, seconds):
     assert parse(pollInterval=text).poll_seconds == pytest.approx(seconds)
+    assert parse(idleCheckpointInterval=text).idle_checkpoint_seconds == pytest.approx(seconds)
 
 
 def test_provider_without_url():
@@ -143,6 +148,7 @@ def test_connection_options_come_along_with_a_url():
         ({"oldItemState": "yes"}, r"oldItemState: is 'yes'; write one of omit"),
         ({"pollInterval": "often"}, r"pollInterval: is 'often'; write it as 1 second"),
         ({"pollInterval": "3 weeks"}, r"pollInterval: is '3 weeks'; write it as"),
+        ({"idleCheckpointInterval": "never"}, r"idleCheckpointInterval: is 'never'; write it as 1 second"),
         ({"database": " "}, r"database: is empty; give a value"),
     ],
 )
@@ -164,6 +170,12 @@ def test_end_means_nothing_in_a_stream(options):
 def test_limit_means_nothing_in_a_batch(name):
     with pytest.raises(MulticloudDbError, match=r"maxRecordsPerTrigger: means nothing in a batch"):
         parse(**{name: "5"}).for_batch()
+
+
+@pytest.mark.parametrize("name", ["pollInterval", "idleCheckpointInterval"])
+def test_interval_means_nothing_in_a_batch(name):
+    with pytest.raises(MulticloudDbError, match=rf"{name}: means nothing in a batch"):
+        parse(**{name: "5 s"}).for_batch()
 
 
 def test_batch_starts_before_its_end():

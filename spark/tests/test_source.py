@@ -54,6 +54,11 @@ def follow(spark, source, checkpoint, **options):
     return rows
 
 
+def offset_of(checkpoint, batch):
+    """The offset that a batch ends at, out of Spark's file of it."""
+    return json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[-1])
+
+
 def through_the_client(source):
     """Every event as the client delivers it, in the form of rows."""
     request = ChangeFeedRequest(ResourceAddress(None, "orders"), Beginning())
@@ -184,6 +189,45 @@ class TestStream:
             assert json.loads(progress["sources"][0]["latestOffset"])["partitions"] >= 3
         finally:
             query.stop()
+
+    def test_idle_position_goes_to_the_checkpoint(self, spark, source, tmp_path):
+        checkpoint = tmp_path / "checkpoint"
+        source.store.create_collection("others")
+        source.write(5)
+        assert follow(spark, source, checkpoint).sizes() == [0, 5]
+        for night in range(2, 4):
+            source.store.put("others", "k", {"n": night})
+            assert follow(spark, source, checkpoint).sizes() == [0]
+            end, before = (offset_of(checkpoint, number) for number in (night, night - 1))
+            assert end["c"] != before["c"]
+            assert end["empty"] is True
+        assert follow(spark, source, checkpoint).sizes() == []
+        # The driver dies in that batch: it is planned and not done.
+        for name in ("3", ".3.crc"):
+            (checkpoint / "commits" / name).unlink()
+        source.write(2)
+        again = follow(spark, source, checkpoint)
+        assert again.sizes() == [0, 2]
+        assert len({row["event_id"] for row in again.all()}) == 2
+
+    def test_idle_position_goes_there_while_it_follows(self, spark, source, tmp_path):
+        checkpoint = tmp_path / "checkpoint"
+        source.store.create_collection("others")
+        options = {"pollInterval": "20 ms", "idleCheckpointInterval": "40 ms"}
+        rows = Rows()
+        stream = load(spark.readStream, source, **options).writeStream.foreachBatch(rows)
+        query = stream.option("checkpointLocation", str(checkpoint)).start()
+        try:
+            for number in range(4):
+                while len(rows.batches) <= number:
+                    assert not query.awaitTermination(0.02)
+                source.store.put("others", "k", {"n": number})
+            source.write(3)
+            while len(rows.all()) < 3:
+                assert not query.awaitTermination(0.02)
+        finally:
+            query.stop()
+        assert len({json.dumps(offset_of(checkpoint, number)["c"]) for number in range(4)}) == 4
 
     def test_without_foreach_batch(self, spark, source, tmp_path):
         """Any sink of Spark does; here its own files."""

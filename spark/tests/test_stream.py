@@ -15,7 +15,7 @@ from multiclouddb_conformance.simulation import (
     ThrottledError,
     capabilities_without,
 )
-from pyspark_multiclouddb import connection
+from pyspark_multiclouddb import connection, stream
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import parse_options
 from pyspark_multiclouddb.stream import ChangeFeedStreamReader
@@ -139,6 +139,177 @@ class TestIdle:
         deadline = time.monotonic() + 10
         while reader.latestOffset(pinned, ALL) is pinned:
             assert time.monotonic() < deadline
+
+
+class Clock:
+    """Stands in for the module `time`: nobody waits."""
+
+    def __init__(self):
+        self.seconds = 1000.0
+
+    def monotonic(self):
+        return self.seconds
+
+    def sleep(self, seconds):
+        self.seconds += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(stream, "time", made)
+    return made
+
+
+class TestIdlePosition:
+    """Something happens in the store, nothing in the collection: its position moves."""
+
+    @pytest.fixture
+    def offset(self, source, clock):
+        """What a checkpoint has when all is read."""
+        source.store.create_collection("others")
+        source.write(10)
+        reader = reader_of(source)
+        pinned = reader.latestOffset(reader.initialOffset(), ALL)
+        return json.loads(json.dumps(reader.latestOffset(pinned, ALL)))
+
+    def write_beside(self, source):
+        source.store.put("others", "k", {"n": 1})
+
+    def moves(self, source, reader, offset, clock, seconds, times):
+        """When in a number of questions the offset moves, something being written beside it each time."""
+        began, found = clock.seconds, []
+        for _ in range(times):
+            self.write_beside(source)
+            end = reader.latestOffset(offset, ALL)
+            if end is not offset:
+                found.append(clock.seconds - began)
+            offset = end
+            clock.seconds += seconds
+        return found
+
+    @pytest.mark.parametrize("limit", [ALL, ReadMaxRows(3)], ids=["all", "limited"])
+    def test_is_saved_at_once_by_a_query_that_goes_on(self, source, offset, limit):
+        reader = reader_of(source, pollInterval="0")
+        self.write_beside(source)
+        end = reader.latestOffset(offset, limit)
+        assert end != offset
+        assert reader.reportLatestOffset()["idle"] is True
+        assert reader.partitions(offset, end) == []
+        self.write_beside(source)
+        assert reader.latestOffset(end, limit) is end
+
+    def test_is_saved_once_an_interval(self, source, offset, clock):
+        assert self.moves(source, reader_of(source), offset, clock, 10, 100) == [0, 300, 600, 900]
+        reader = reader_of(source, idleCheckpointInterval="1 hour")
+        assert self.moves(source, reader, offset, clock, 600, 13) == [0, 3600, 7200]
+
+    def test_is_saved_by_records_too(self, source, offset, clock):
+        reader = reader_of(source, pollInterval="0")
+        self.write_beside(source)
+        offset = reader.latestOffset(offset, ALL)
+        clock.seconds += 299
+        source.write(1)
+        offset = reader.latestOffset(offset, ALL)
+        assert self.moves(source, reader, offset, clock, 100, 7) == [300, 600]
+
+    def test_that_was_just_pinned_is_fresh(self, source, clock):
+        reader = reader_of(source, startingPosition="now")
+        source.store.create_collection("others")
+        pinned = reader.latestOffset(reader.initialOffset(), ALL)
+        assert self.moves(source, reader, pinned, clock, 100, 7) == [300, 600]
+
+    def test_that_stands_still_costs_nothing(self, source, offset, clock):
+        reader = reader_of(source, pollInterval="0", idleCheckpointInterval="0")
+        for _ in range(5):
+            assert reader.latestOffset(offset, ALL) is offset
+            clock.seconds += 1000
+
+    def test_is_saved_once_in_a_run_that_ends_by_itself(self, source, offset, clock):
+        for _ in range(3):
+            self.write_beside(source)
+            reader = reader_of(source, idleCheckpointInterval="0")
+            reader.prepareForTriggerAvailableNow()
+            end = reader.latestOffset(offset, ALL)
+            assert end != offset
+            assert reader.partitions(offset, end) == []
+            assert self.moves(source, reader, end, clock, 1000, 3) == []
+            source.write(1)
+            assert reader.latestOffset(end, ALL) is end
+            offset = reader_of(source).latestOffset(end, ALL)
+            assert len(rows(reader, end, offset)) == 1
+
+    def test_adds_nothing_to_a_run_with_records(self, source, offset, clock):
+        source.write(5)
+        self.write_beside(source)
+        reader = reader_of(source)
+        reader.prepareForTriggerAvailableNow()
+        end = reader.latestOffset(offset, ALL)
+        assert len(rows(reader, offset, end)) == 5
+        assert self.moves(source, reader, end, clock, 1, 3) == []
+
+    def test_is_replayed_without_the_database(self, source, offset, tmp_path):
+        self.write_beside(source)
+        end = json.loads(json.dumps(reader_of(source).latestOffset(offset, ALL)))
+        source.store.close()
+        (tmp_path / "store.db").rename(tmp_path / "gone.db")
+        assert reader_of(source).partitions(offset, end) == []
+
+    def test_loses_nothing_that_is_written_later(self, source, offset, clock):
+        found, reader = [], reader_of(source, pollInterval="0", idleCheckpointInterval="0")
+        for number in range(20):
+            self.write_beside(source)
+            source.write(number % 3)
+            if number % 5 == 4:
+                source.split(number)
+            end = reader.latestOffset(offset, ReadMaxRows(2))
+            found += rows(reader, offset, end)
+            offset = json.loads(json.dumps(end))
+        while (end := reader.latestOffset(offset, ALL)) is not offset:
+            found += rows(reader, offset, end)
+            offset = end
+        assert len({row["event_id"] for row in found}) == len(found) == len(source.truth) - 10
+
+
+class TestIdleFeedOverRetention:
+    """One of two partitions is followed, and the log that both are in is cut."""
+
+    @pytest.fixture
+    def offset(self, simulation):
+        simulation.owners = {simulation.write(key, {"n": 0}).partition_id: key for key in "abcdefgh"}
+        reader = simulated(startingPosition="now")
+        pinned = reader.latestOffset(reader.initialOffset(), ALL)
+        return {**pinned, "c": [entry for entry in pinned["c"] if entry[0] == "p0"]}
+
+    def days(self, simulation, offset, **options):
+        """A run each night, and the log is cut behind it."""
+        for _ in range(3):
+            simulation.write(simulation.owners["p1"], {"n": 1})
+            reader = simulated(**options)
+            reader.prepareForTriggerAvailableNow()
+            while (end := reader.latestOffset(offset, ALL)) is not offset:
+                assert rows(reader, offset, end) == []
+                offset = end
+            simulation.trim()
+        return offset
+
+    def test_the_checkpoint_moves_along(self, simulation, offset):
+        last = self.days(simulation, offset)
+        simulation.write(simulation.owners["p0"], {"n": 2})
+        reader = simulated()
+        assert len(rows(reader, last, reader.latestOffset(last, ALL))) == 1
+        with pytest.raises(SourceError, match="CHECKPOINT_EXPIRED"):
+            simulated().latestOffset(offset, ALL)
+
+    def test_a_batch_of_it_outlives_what_it_went_over(self, simulation, offset):
+        """The driver died behind the plan, and by its restart the log is cut in front of the end."""
+        simulation.write(simulation.owners["p1"], {"n": 1})
+        end = simulated().latestOffset(offset, ALL)
+        simulation.trim()
+        simulation.write(simulation.owners["p0"], {"n": 2})
+        again = simulated()
+        assert rows(again, offset, end) == []
+        assert len(rows(again, end, again.latestOffset(end, ALL))) == 1
 
 
 class TestReport:

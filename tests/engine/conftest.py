@@ -20,7 +20,7 @@ BEGINNING = Beginning()
 MANY_PAGES = 20_000
 
 
-def wait_until(condition, seconds=10.0, what="it"):
+def wait_until(condition, seconds=30.0, what="it"):
     """Look again and again until a condition holds."""
     until = time.monotonic() + seconds
     while not condition():

@@ -10,7 +10,7 @@ from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError
 from multiclouddb_conformance.simulation import ServerError, SimulationFeed, SimulationReader
 
 BEGINNING = Beginning()
-SOON = 0.15
+SOON = 0.4
 KINDS = pytest.mark.parametrize("outlasts", [True, False], ids=["outlasts", "does not"])
 
 
@@ -44,7 +44,7 @@ class TestOutlasts:
         bench = outlasting(outlasts=outlasts)
         bench.fill(3)
         bench.sim.hold("p0")
-        with within(3):
+        with within(10):
             error = bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=SOON, match="deadline")
         assert error.retryable
         assert bench.sim.public_id("p0") in error.message
@@ -78,7 +78,7 @@ class TestOutlasts:
         bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=SOON)
         threading.Timer(SOON, bench.sim.release, ["p0"]).start()
         with within(10):
-            assert ids(bench.page(timeout=20)) == bench.written()
+            assert ids(bench.page(timeout=30)) == bench.written()
         assert bench.calls.fetches["p0"] == 1
 
     def test_it_is_for_that_position_alone(self, outlasting, ids):
@@ -111,10 +111,10 @@ class TestOutlasts:
         bench.fill_partition("p0", 2)
         prompt = bench.fill_partition("p1", 2)
         bench.sim.hold("p0")
-        page = bench.page(timeout=1)
+        page = bench.page(timeout=2)
         assert ids(page) == prompt
         assert not page.idle
-        late = bench.page(page.continuation_token, timeout=SOON)
+        late = bench.page(page.continuation_token, timeout=2)
         assert not late.idle
         assert list(late.diagnostics.partition_errors) == [bench.sim.public_id("p0")]
         bench.sim.release("p0")
@@ -143,18 +143,23 @@ class TestOutlasts:
         assert ids(bench.drain(token)[0]) == bench.written()[10:]
 
     def test_closing_ends_it_in_a_second(self, outlasting):
-        bench = outlasting()
-        bench.sim.hold("p0")
-        bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=SOON)
-        with within(1):
+        """A busy machine delays some closes; what is slow by itself delays all."""
+        took = []
+        while not took or min(took) >= 1:
+            assert len(took) < 5
+            bench = outlasting()
+            bench.sim.hold("p0")
+            bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=SOON)
+            began = time.monotonic()
             bench.engine.close()
+            took.append(time.monotonic() - began)
 
     def test_when_its_bytes_are_needed_it_goes(self, outlasting, ids):
         bench = outlasting(2, max_buffered_bytes=65_536)
         bench.fill_partition("p0", 2)
         bench.fill_partition("p1", 2)
         bench.sim.hold("p0")
-        first = bench.page(timeout=0.5)
+        first = bench.page(timeout=2)
         bench.sim.release("p0")
         events, _ = bench.drain(first.continuation_token, size=1)
         assert sorted(ids(first) + ids(events)) == sorted(bench.written())

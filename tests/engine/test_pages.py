@@ -40,6 +40,11 @@ def grown(bench):
     bench.fill(12)
 
 
+def state(page):
+    """Where its token is; the token itself also says when it was made."""
+    return decode_token(page.continuation_token).state
+
+
 class TestSize:
     @pytest.mark.parametrize("size", [1, 2, 7, 29, 30, 31])
     def test_bound_is_hard_inside_a_transaction(self, bench, ids, size):
@@ -91,7 +96,7 @@ class TestResume:
         token = bench.page(size=4).continuation_token
         first = bench.page(token, size=6)
         assert [ids(bench.page(token, size=6)) for _ in range(3)] == [ids(first)] * 3
-        assert bench.page(token, size=6).continuation_token == first.continuation_token
+        assert state(bench.page(token, size=6)) == state(first)
 
     def test_one_token_gives_the_same_page_to_two_engines(self, bench, ids):
         bench.fill(30)
@@ -435,7 +440,7 @@ class TestNotices:
         bench.connect()
         again = bench.page(last.continuation_token)
         assert ended(again) == ended(last)
-        assert again.continuation_token == last.continuation_token
+        assert state(again) == state(last)
 
     def test_events_before_the_end_are_delivered_first(self, bench, ids, ended):
         """The collection is dropped while pages of it are still buffered."""

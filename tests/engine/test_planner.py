@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +14,19 @@ from multiclouddb_conformance.simulation import (
     ServerError,
     Simulation,
     SimulationProvider,
+    TrimmedError,
     Weather,
 )
-from multiclouddb_spi import Deadline, FeedSpec, Planner, SupportsHeads, ranges, ranges_between, read_range
+from multiclouddb_spi import (
+    Deadline,
+    FeedSpec,
+    Planner,
+    SupportsHeads,
+    Target,
+    ranges,
+    ranges_between,
+    read_range,
+)
 
 BEGINNING = Beginning()
 ACTIONS = st.lists(
@@ -58,10 +69,10 @@ class Consumer:
         self.at = self.planner.start(position, self.deadline)
         self.steps, self.delivered, self.truth = [], [], {item.event_id: item for item in sim.truth}
 
-    def step(self, most=None, target=None):
+    def step(self, most=None, target=None, *, allow_empty=False):
         """One step, checked; its events, or None when there was nothing."""
         before = self.at.to_json()
-        step = self.planner.advance(self.at, most, self.deadline, target)
+        step = self.planner.advance(self.at, most, self.deadline, target, allow_empty=allow_empty)
         assert self.at.to_json() == before, "planning changes nothing"
         if not step.moved:
             return None
@@ -74,6 +85,9 @@ class Consumer:
             assert names.isdisjoint(self.sim.lineage[name]), "a child together with its parent"
         self.at = after
         events = self.read(parts)
+        if step.empty:
+            assert allow_empty
+            assert (step.ranges(), events) == ([], [])
         if most is not None:
             assert len(events) <= most
         self.steps.append((parts, events))
@@ -357,3 +371,219 @@ class TestTrouble:
         consumer.drain()
         assert ("1.0" in consumer.delivered) == (position is not Now)
         assert "2.0" in consumer.delivered
+
+
+class Beside(Consumer):
+    """Reads `p0` of two partitions and what comes of it; what is written beside moves its position only."""
+
+    def __init__(self, sim, **settings):
+        owners = {key: sim.write(key, {"n": 0}).partition_id for key in (f"k{n}" for n in range(12))}
+        self.mine = [key for key, owner in owners.items() if owner == "p0"]
+        self.others = [key for key, owner in owners.items() if owner != "p0"]
+        super().__init__(sim, position=Now(), **settings)
+        self.at = self.planner.restore([entry for entry in self.at.to_json() if entry[0] == "p0"])
+        self.first = self.at
+
+    def write(self):
+        return self.sim.write(self.mine[0], {"n": self.sim.head}).event_id
+
+    def write_beside(self):
+        self.sim.write(self.others[0], {"n": self.sim.head})
+
+
+@pytest.mark.parametrize("heads", [True, False], ids=["heads", "by reading"])
+class TestIdlePosition:
+    @pytest.mark.parametrize("most", [None, 1, 5])
+    def test_that_moved_is_a_step_where_that_is_allowed(self, heads, most):
+        sim = Simulation(partitions=2)
+        consumer = Beside(sim, heads=heads)
+        consumer.write_beside()
+        assert consumer.step(most) is None
+        assert consumer.step(most, allow_empty=True) == []
+        assert consumer.step(most, allow_empty=True) is None
+        assert consumer.feed.compare(consumer.first.cursor("p0"), consumer.at.cursor("p0")) == -1
+        consumer.close()
+
+    def test_that_stands_still_is_none(self, heads):
+        sim = Simulation(partitions=3, weather=Weather(heartbeats=False))
+        consumer = Consumer(sim, heads=heads, position=Now())
+        sim.advance(3600)
+        assert consumer.step(allow_empty=True) is None
+
+    def test_that_stands_still_in_front_of_the_target_is_none(self, heads):
+        sim = Simulation(partitions=3)
+        consumer = Consumer(sim, heads=heads, position=Now())
+        ahead = Target({"p0": sim.head + 9}, frozenset())
+        assert consumer.step(target=ahead, allow_empty=True) is None
+
+    def test_comes_along_with_records(self, heads):
+        sim = Simulation(partitions=2)
+        consumer = Beside(sim, heads=heads)
+        name = consumer.write()
+        consumer.write_beside()
+        step = consumer.planner.advance(consumer.at, None, consumer.deadline, allow_empty=True)
+        assert not step.empty
+        assert consumer.read(step.ranges()) == [name]
+
+    def test_is_not_taken_for_the_end_of_a_partition(self, heads):
+        sim = Simulation(partitions=2)
+        consumer = Beside(sim, heads=heads)
+        consumer.write_beside()
+        sim.roll("p0")
+        step = consumer.planner.advance(consumer.at, None, consumer.deadline, allow_empty=True)
+        assert (step.empty, list(step.ends)) == (False, ["p0"])
+
+    @pytest.mark.parametrize("allowed", [True, False], ids=["allowed", "not allowed"])
+    def test_outlives_retention_only_where_it_moves(self, heads, allowed):
+        sim = Simulation(partitions=2)
+        consumer = Beside(sim, heads=heads)
+        with nullcontext() if allowed else pytest.raises(TrimmedError):
+            for _ in range(3):
+                consumer.write_beside()
+                consumer.step(allow_empty=allowed)
+                sim.trim()
+            name = consumer.write()
+            assert consumer.step() == [name]
+
+    @pytest.mark.parametrize("most", [None, 1])
+    def test_is_in_the_target_and_the_run_ends_there(self, heads, most):
+        sim = Simulation(partitions=2)
+        consumer = Beside(sim, heads=heads)
+        consumer.write_beside()
+        target = consumer.planner.target(consumer.at, consumer.deadline)
+        assert target.cursors["p0"] != consumer.first.cursor("p0")
+        consumer.write_beside()
+        assert consumer.step(most, target) is None
+        assert consumer.step(most, target, allow_empty=True) == []
+        assert consumer.at.cursor("p0") == target.cursors["p0"]
+        for _ in range(3):
+            consumer.write()
+            consumer.write_beside()
+            assert consumer.step(most, target, allow_empty=True) is None
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        actions=st.lists(
+            st.tuples(
+                st.sampled_from(["write", "beside", "step", "split", "roll", "target"]), st.integers(0, 4)
+            ),
+            max_size=40,
+        ),
+        allowed=st.lists(st.booleans(), min_size=1, max_size=7),
+        weather=st.sampled_from([Weather(), Weather(late_children=2), Weather(page_limit=2, scan_limit=1)]),
+    )
+    def test_hides_no_record(self, heads, actions, allowed, weather):
+        """However records, idle positions, splits and runs that end by themselves follow each other."""
+        sim = Simulation(partitions=2, weather=weather)
+        consumer = Beside(sim, heads=heads)
+        family, target, written = ["p0"], None, []
+        for number, (kind, value) in enumerate(actions):
+            match kind:
+                case "write":
+                    written.append(consumer.write())
+                case "beside":
+                    consumer.write_beside()
+                case "step":
+                    consumer.step(value or None, target, allow_empty=allowed[number % len(allowed)])
+                case "target":
+                    target = consumer.planner.target(consumer.at, consumer.deadline)
+                case "split" | "roll" if len(family) < 8:
+                    name = next(each for each in family if each in sim.open_partitions)
+                    family += sim.split(name) if kind == "split" else [sim.roll(name)]
+                case _:
+                    pass
+        sim.weather = Weather()
+        target = consumer.planner.target(consumer.at, consumer.deadline)
+        for _ in range(200):
+            consumer.write_beside()
+            if consumer.step(1, target, allow_empty=True) is None:
+                break
+        else:
+            pytest.fail("it does not end")
+        consumer.drain()
+        assert sorted(consumer.delivered) == sorted(written)
+        for parts, events in consumer.steps:
+            assert consumer.read(parts) == events
+        consumer.close()
+
+
+class Forgetful:
+    """The same feed, which finds the heads of some partitions only, by turns of others."""
+
+    def __init__(self, feed):
+        self._feed, self.asked, self.left_out = feed, 0, set()
+
+    def __getattr__(self, name):
+        return getattr(self._feed, name)
+
+    def heads(self, cursors, max_records, deadline):
+        found = self._feed.heads(cursors, max_records, deadline)
+        self.asked += 1
+        self.left_out = {name for number, name in enumerate(found) if (self.asked + number) % 2}
+        return {name: head for name, head in found.items() if name not in self.left_out}
+
+
+class TestLeftOutHeads:
+    """A feed may leave heads to the planner, which then finds these by reading, and only these."""
+
+    def consumer(self, sim, **settings):
+        consumer = Consumer(sim, **settings)
+        consumer.feed = Forgetful(consumer.feed)
+        consumer.planner = Planner(consumer.provider, consumer.feed, consumer.on_expired)
+        return consumer
+
+    @pytest.mark.parametrize("most", [None, 8])
+    def test_only_these_are_read(self, most):
+        sim = Simulation(partitions=4)
+        consumer = self.consumer(sim)
+        for number in range(40):
+            sim.write(f"k{number % 12}", {"n": number})
+        calls = consumer.provider.calls
+        step = consumer.planner.advance(consumer.at, most, consumer.deadline)
+        assert consumer.feed.asked == 1
+        assert set(calls.fetches) == consumer.feed.left_out == {"p0", "p2"}
+        assert [part.partition_id for part in step.ranges()] == ["p0", "p1", "p2", "p3"]
+        assert len(consumer.read(step.ranges())) == (40 if most is None else most)
+
+    @settings(max_examples=80, deadline=None)
+    @given(
+        actions=ACTIONS,
+        rest=ACTIONS,
+        partitions=st.integers(1, 4),
+        last=st.sampled_from([None, 1, 3, 50]),
+        weather=st.sampled_from([Weather(), Weather(seed_descendants=False, heartbeats=False, scan_limit=1)]),
+    )
+    def test_steps_give_the_truth(self, actions, rest, partitions, last, weather):
+        sim = Simulation(partitions=partitions, weather=weather)
+        consumer = self.consumer(sim)
+        for action in actions:
+            act(sim, consumer, action)
+        target = consumer.planner.target(consumer.at, consumer.deadline)
+        there = {item.event_id for item in sim.truth}
+        for action in rest:
+            if action[0] != "step":
+                act(sim, consumer, action)
+        sim.weather = Weather()
+        consumer.drain(last, target)
+        assert set(consumer.delivered) == there
+        consumer.drain(last)
+        consumer.check_all()
+        consumer.close()
+
+    @settings(max_examples=40, deadline=None)
+    @given(actions=ACTIONS, rest=ACTIONS, cut=st.floats(0, 1), most=st.sampled_from([None, 1, 4]))
+    def test_what_retention_took_is_replaced_all_the_same(self, actions, rest, cut, most):
+        sim = Simulation(partitions=3)
+        consumer = self.consumer(sim, on_expired=SkipToOldest())
+        for action in actions:
+            act(sim, consumer, action)
+        sim.trim(upto=int(cut * sim.head))
+        trimmed = {partition.id: partition.trimmed for partition in sim.partitions.values()}
+        for action in rest:
+            if action[0] != "step":
+                act(sim, consumer, action)
+        consumer.drain(most)
+        left = {item.event_id for item in sim.truth if item.commit > trimmed.get(item.partition_id, 0)}
+        assert left <= set(consumer.delivered)
+        assert len(set(consumer.delivered)) == len(consumer.delivered)
+        consumer.close()

@@ -142,7 +142,7 @@ class TestConcurrentCalls:
         assert not closed
         bench.sim.release("p0")
         late = bench.fill_partition("p0")
-        reader.join(10)
+        reader.join(60)
         assert ids(results[0]) == late
         assert closed == [feed]
         bench.refused(ErrorCategory.CHECKPOINT_EXPIRED, old)
@@ -435,12 +435,12 @@ class TestLive:
 
         def slowly(self, *args):
             opening.set()
-            go.wait(10)
+            go.wait(30)
             return open_reader(self, *args)
 
         monkeypatch.setattr(SimulationFeed, "open", slowly)
         fetches = bench.calls.total_fetches
-        bench.refused(ErrorCategory.TRANSIENT_FAILURE, Now(), timeout=0.2)
+        bench.refused(ErrorCategory.TRANSIENT_FAILURE, Now(), timeout=1)
         assert opening.is_set()
         go.set()
         eventually(lambda: bench.engine.buffered_bytes == 0)

@@ -130,7 +130,7 @@ class TestRetry:
             "p0" if operation == "fetch" else None, ThrottledError("slow"), operation=operation
         )
         try:
-            error = bench.refused(ErrorCategory.THROTTLED, timeout=0.3)
+            error = bench.refused(ErrorCategory.THROTTLED, timeout=1)
             assert error.retryable
         finally:
             over.set()

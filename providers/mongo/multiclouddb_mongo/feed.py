@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from datetime import datetime
 from typing import Final
 from weakref import WeakSet
 
+import attrs
 from pymongo.errors import PyMongoError
 
 from multiclouddb_api import (
     AtTime,
     Beginning,
+    EntireCluster,
     ErrorCategory,
     NewItemStateMode,
     Now,
@@ -21,6 +25,7 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
+from multiclouddb_mongo.batch import MongoBatch
 from multiclouddb_mongo.errors import PROVIDER_ID, fault
 from multiclouddb_mongo.log import Entry, Log
 from multiclouddb_mongo.mapping import View
@@ -46,11 +51,13 @@ from multiclouddb_mongo.position import (
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.stream import Source
 from multiclouddb_spi import (
+    Continue,
     Cursor,
     Deadline,
     Feed,
     FeedIdentity,
     FeedStart,
+    Head,
     Outcome,
     Partition,
     PartitionState,
@@ -63,6 +70,7 @@ __all__ = ["MongoFeed"]
 
 _LOG_SECONDS: Final = 30.0
 _AHEAD_SECONDS: Final = 60
+_PEEK_BYTES: Final = 1
 # The clock that stamps a change and the one that orders it are read one after the other: where a second turns
 # between them, a change is stamped later than its place says.
 _STAMPED_LATER_SECONDS: Final = 0.1
@@ -81,6 +89,8 @@ class MongoFeed(Feed):
         self.spec = source.spec
         self._source, self._found, self._readers = source, found, readers
         self._options = source.options
+        follows = self._options.after_invalidate == "follow"
+        self._endless = follows or isinstance(self.spec.scope, EntireCluster)
         self._bound = self._options.after_invalidate == "end" and not self._options.allow_missing
         self.identity = FeedIdentity(PROVIDER_ID, self.spec.address, found.uuid if self._bound else None)
         self._log = Log(source)
@@ -120,27 +130,21 @@ class MongoFeed(Feed):
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> MongoReader:
         """A reader at a position."""
-        spec = self.spec
-        view = View(
-            spec.address,
-            self.public_id(partition_id),
-            with_new=spec.new_item_state_mode is not NewItemStateMode.OMIT,
-            with_old=spec.old_item_state_mode is not OldItemStateMode.OMIT,
-            native=spec.include_native,
-        )
-        bound = place_of(until) if until is not None else None
-        reader = MongoReader(
-            self._source,
-            view,
-            place_of(cursor),
-            bound,
-            start_of(cursor),
-            self._goes_on,
-            self._headroom,
-            self._check,
-        )
-        self._readers.add(reader)
-        return reader
+        return self._reader(self._source, partition_id, cursor, until)
+
+    def heads(
+        self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
+    ) -> dict[str, Head]:
+        """The end of the log, where there is a change before it: one is read to see that.
+
+        Left to be found by reading are a bounded head, and one that may lie behind the end of a stream. Of
+        a database, and of a collection that need not be there, nothing tells whether it was dropped and made
+        again; of any other collection its id does.
+        """
+        if max_records is not None or not (self._endless or self.identity.incarnation is not None):
+            return {}
+        heads = {name: self._head(name, cursor, deadline) for name, cursor in cursors.items()}
+        return {name: head for name, head in heads.items() if head is not None}
 
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
         """Nothing: the one partition has no children."""
@@ -162,6 +166,62 @@ class MongoFeed(Feed):
     def describe(self, cursor: Cursor) -> Position:
         """Its cluster time and kind."""
         return describe(place_of(cursor))
+
+    def _reader(self, source: Source, partition_id: str, cursor: Cursor, until: Cursor | None) -> MongoReader:
+        spec = self.spec
+        view = View(
+            spec.address,
+            self.public_id(partition_id),
+            with_new=spec.new_item_state_mode is not NewItemStateMode.OMIT,
+            with_old=spec.old_item_state_mode is not OldItemStateMode.OMIT,
+            native=spec.include_native,
+        )
+        reader = MongoReader(
+            source,
+            view,
+            place_of(cursor),
+            None if until is None else _bound(place_of(cursor), place_of(until)),
+            start_of(cursor),
+            self._goes_on,
+            self._headroom,
+            self._check,
+        )
+        self._readers.add(reader)
+        return reader
+
+    def _head(self, name: str, cursor: Cursor, deadline: Deadline) -> Head | None:
+        """The head of a partition; None where it has to be found by reading."""
+        first = self._peek(name, cursor, deadline)
+        behind = first.cursor_after(len(first))
+        if not isinstance(first.outcome, Continue):
+            return Head(behind, len(first), first.outcome)
+        if not len(first):
+            return None if first.caught_up is False else Head(behind, 0, Continue())
+        now = self._source.now()
+        order = compare(place_of(behind), now)
+        if order in (0, 1):
+            return Head(behind, len(first), Continue())
+        if order is None or not _is_far(place_of(cursor), now) or self._may_have_ended():
+            return None
+        return Head(cursor_of(now, start_of(cursor)), None, Continue())
+
+    def _peek(self, name: str, cursor: Cursor, deadline: Deadline) -> MongoBatch:
+        """The first change behind a position, or none; the server sends no more than that one."""
+        source = copy.copy(self._source)
+        source.options = attrs.evolve(self._options, batch_size=1)
+        with closing(self._reader(source, name, cursor, None)) as reader:
+            while True:
+                batch = reader.fetch(1, _PEEK_BYTES, 0.0, deadline)
+                found = len(batch) or not isinstance(batch.outcome, Continue)
+                if found or batch.caught_up is not False or deadline.passed():
+                    return batch
+
+    def _may_have_ended(self) -> bool:
+        """Whether what is watched may have been dropped or renamed by now; the primary is asked."""
+        if self._endless:
+            return False
+        found = find(self._source.client, self.spec, self._source.address)
+        return found.uuid != self.identity.incarnation
 
     def _resolved(self, position: FeedStart) -> Cursor:
         native = self._options.start()
@@ -245,6 +305,23 @@ class MongoFeed(Feed):
         if oldest is None or oldest.whole:
             return None
         return max(0.0, float(seconds - oldest.place.seconds))
+
+
+def _is_far(start: Place, mark: Place) -> bool:
+    """Whether a reader that has come to one operation before a mark has moved: see `is_reached`."""
+    begin, end = ticks_at(start), ticks_at(mark)
+    return begin is not None and end is not None and end - begin > 1
+
+
+def _bound(start: Place, until: Place) -> Place:
+    """Where a reader stops.
+
+    At a mark it stops as soon as it has nothing more right before it. A member that lags has nothing at the
+    start, too: a mark right behind that is for the server to pass.
+    """
+    if isinstance(until, After) and until.kind == "h" and not _is_far(start, until):
+        return After("r", until.data)
+    return until
 
 
 def _missing(address: ResourceAddress) -> ProviderFault:

@@ -1,0 +1,527 @@
+"""Planning bounded reads on real servers: what it costs, where it stops, and that nothing is lost by it."""
+
+import functools
+import itertools
+import threading
+import time
+from unittest import mock
+
+import bson
+import pytest
+from bson.raw_bson import RawBSONDocument
+from pymongo import MongoClient
+
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    ClientConfig,
+    EntireCluster,
+    EntireCollection,
+    EntireDatabase,
+    ErrorCategory,
+    LogicalPartition,
+    MulticloudDbError,
+    MulticloudDbKey,
+    Now,
+    ResourceAddress,
+    SkipToOldest,
+)
+from multiclouddb_mongo import MongoOptions, config
+from multiclouddb_mongo.position import After, cursor_of, place_of, ticks_at
+from multiclouddb_mongo.provider import PLUGIN
+from multiclouddb_mongo.reader import MongoReader
+from multiclouddb_mongo.stream import Source
+from multiclouddb_spi import (
+    Continue,
+    Deadline,
+    Ended,
+    FeedSpec,
+    Head,
+    Planner,
+    Range,
+    RecordFault,
+    ranges,
+    read_range,
+)
+from multiclouddb_spi.failure import fault_of
+
+from .monitor import Commands
+from .servers.mongod import ReplicaSet
+from .test_rollover import World as Log
+
+FOLLOW = MongoOptions(after_invalidate="follow")
+MANY = 300
+
+
+def soon():
+    return Deadline.after(60)
+
+
+class World:
+    """A feed as Spark has it: planned by one who keeps it, read by whoever gets the ranges."""
+
+    def __init__(self, server, database, *, options=None, scope=None, uri=None, on_expired=None):
+        self.commands = Commands()
+        listening = functools.partial(MongoClient, event_listeners=[self.commands])
+        with mock.patch.object(config, "MongoClient", listening):
+            self.provider = PLUGIN.connect(ClientConfig("mongo", {"url": uri or server.uri()}), None)
+        self.native = server.client()[database]
+        names = {EntireDatabase: (database,), EntireCluster: ()}.get(type(scope), (database, "c"))
+        self.spec = FeedSpec(
+            ResourceAddress(*names), scope or EntireCollection(), options=options or MongoOptions()
+        )
+        self.feed = self.provider.open_feed(self.spec, soon())
+        self.planner = Planner(self.provider, self.feed, on_expired)
+        self.at, self.on_expired = None, on_expired
+
+    def start(self, position=None):
+        self.at = self.planner.start(position or Now(), soon())
+        return self.at.cursor("0")
+
+    def plan(self, most=None, target=None):
+        """The next step; what it made the server send stands in `commands`."""
+        self.commands.clear()
+        return self.planner.advance(self.at, most, soon(), target)
+
+    def heads(self, cursor, most=None, deadline=None):
+        self.commands.clear()
+        return self.feed.heads({"0": cursor}, most, deadline or soon())
+
+    def read(self, parts):
+        return [
+            event.key.components["_id"]
+            for part in parts
+            for batch in read_range(self.provider, self.feed, part, self.on_expired)
+            for event in batch.events(0, len(batch))
+        ]
+
+    def write(self, *keys):
+        self.native["c"].insert_many([{"_id": key, "text": "x" * 100} for key in keys])
+
+    def changes_sent(self):
+        """How many changes the server has sent since the last plan."""
+        replies = [event.reply for event in self.commands.events("succeeded", "aggregate", "getMore")]
+        cursors = [reply["cursor"] for reply in replies]
+        return sum(len(cursor.get("firstBatch", cursor.get("nextBatch", ()))) for cursor in cursors)
+
+
+@pytest.fixture
+def make(one, database):
+    """Makes worlds over a collection that is there."""
+    one.client()[database].create_collection("c")
+    made = []
+
+    def build(**settings):
+        made.append(World(one, database, **settings))
+        return made[-1]
+
+    yield build
+    for world in made:
+        world.provider.close()
+
+
+def drop(native):
+    native["c"].drop()
+
+
+def rename(native):
+    native["c"].rename("elsewhere")
+
+
+def drop_database(native):
+    native.client.drop_database(native.name)
+
+
+def drop_and_make_again(native):
+    native["c"].drop()
+    native.create_collection("c").insert_one({"_id": "of the next"})
+
+
+def replace_by_another(native):
+    native["d"].insert_one({"_id": 1})
+    native["d"].rename("c", dropTarget=True)
+
+
+ENDS = [drop, rename, drop_database, drop_and_make_again, replace_by_another]
+
+
+class TestCost:
+    def test_a_plan_has_one_change_sent_however_many_there_are(self, make):
+        world = make()
+        world.start()
+        world.write(*range(MANY))
+        step = world.plan()
+        assert world.changes_sent() == 1
+        assert world.commands.names("aggregate", "listCollections") == ["aggregate"] * 2 + ["listCollections"]
+        world.commands.clear()
+        assert world.read(step.ranges()) == list(range(MANY))
+        assert world.changes_sent() == MANY
+
+    def test_a_run_to_the_present_end_has_two_sent_and_each_change_once(self, make):
+        """As Spark's `availableNow`: the target, the step to it, the step that is none."""
+        world = make()
+        world.start()
+        world.write(*range(MANY))
+        world.commands.clear()
+        target = world.planner.target(world.at, soon())
+        sent = world.changes_sent()
+        world.write("later")
+        step = world.plan(target=target)
+        sent += world.changes_sent()
+        assert step.after.cursor("0") == target.cursors["0"]
+        world.commands.clear()
+        assert world.read(step.ranges()) == list(range(MANY))
+        assert sent == 2
+        assert world.changes_sent() <= MANY + 1  # the one behind the target
+        world.at = step.after
+        assert not world.plan(target=target).moved
+        assert world.commands.names() == []
+
+    def test_a_quiet_collection_of_a_busy_cluster_is_no_step_and_one_stream(self, make):
+        world = make()
+        world.start()
+        for number in range(20):
+            world.native["other"].insert_one({"_id": number})
+        assert not world.plan().moved
+        assert (world.changes_sent(), len(world.commands.opening())) == (0, 1)
+        assert world.commands.names("listCollections") == []
+
+    def test_no_cursor_is_left_on_the_server(self, make):
+        world = make()
+        cursor = world.start()
+        world.write(*range(20))
+        world.heads(cursor)
+        world.write(*range(20, 40))
+        world.heads(cursor)
+        opened = {reply["cursor"]["id"] for reply in self.replies(world, "aggregate")} - {0}
+        killed = {name for event in world.commands.sent("killCursors") for name in event.command["cursors"]}
+        assert opened
+        assert opened == killed
+
+    def replies(self, world, name):
+        return [event.reply for event in world.commands.events("succeeded", name)]
+
+
+class TestHead:
+    def test_nothing_is_the_position_that_reading_has(self, make):
+        world = make()
+        cursor = world.start()
+        world.native["other"].insert_one({})
+        (head,) = world.heads(cursor).values()
+        assert (head.records, head.outcome) == (0, Continue())
+        assert world.feed.compare(cursor, head.cursor) == -1
+        world.write(1, 2)
+        assert world.read([Range("0", head.cursor, world.heads(cursor)["0"].cursor)]) == [1, 2]
+
+    @pytest.mark.parametrize("scope", [EntireCollection(), EntireCluster()], ids=["collection", "cluster"])
+    def test_changes_are_the_end_of_the_log(self, make, scope):
+        world = make(scope=scope)
+        cursor = world.start()
+        world.write(1, 2)
+        (head,) = world.heads(cursor).values()
+        assert (head.records, head.outcome, place_of(head.cursor).kind) == (None, Continue(), "h")
+        assert world.read([Range("0", cursor, head.cursor)]) == [1, 2]
+
+    def test_of_a_key_is_looked_for_among_all(self, make):
+        world = make(scope=LogicalPartition(MulticloudDbKey({"_id": "mine"})))
+        cursor = world.start()
+        world.write(*range(50))
+        assert world.heads(cursor)["0"].records == 0
+        world.write("mine", *range(50, 60))
+        (head,) = world.heads(cursor).values()
+        assert world.changes_sent() == 1
+        assert world.read([Range("0", cursor, head.cursor)]) == ["mine"]
+
+    def test_a_pipeline_of_the_caller_decides_what_is_a_change(self, make):
+        world = make(options=MongoOptions(pipeline=[{"$match": {"fullDocument._id": {"$gte": 40}}}]))
+        cursor = world.start()
+        world.write(*range(30))
+        assert world.heads(cursor)["0"].records == 0
+        world.write(*range(30, 60))
+        (head,) = world.heads(cursor).values()
+        assert world.read([Range("0", cursor, head.cursor)]) == list(range(40, 60))
+
+    @pytest.mark.parametrize(
+        ("scope", "options"),
+        [(EntireDatabase(), MongoOptions()), (EntireCollection(), MongoOptions(allow_missing=True))],
+        ids=["a database", "a collection that need not be there"],
+    )
+    def test_where_an_end_may_be_hidden_it_is_left_to_be_found_by_reading(self, make, scope, options):
+        world = make(scope=scope, options=options)
+        cursor = world.start()
+        world.write(*range(5))
+        assert (world.heads(cursor), world.commands.names()) == ({}, [])
+        assert world.read(world.plan().ranges()) == list(range(5))
+
+    def test_a_bounded_one_is_found_by_reading(self, make):
+        world = make()
+        cursor = world.start()
+        world.write(*range(20))
+        assert (world.heads(cursor, 7), world.commands.names()) == ({}, [])
+        assert world.read(world.plan(7).ranges()) == list(range(7))
+
+    @pytest.mark.parametrize("far", [0, 1, 2])
+    def test_a_mark_right_behind_the_start_is_left_to_reading(self, make, monkeypatch, far):
+        """Who lags has nothing at the start, which cannot be told from nothing in front of the mark."""
+        world = make()
+        cursor = world.start()
+        begin = ticks_at(place_of(cursor))
+        mark = After("h", f"82{begin + far:016X}2B0229296E04")
+        behind = After("e", f"82{begin:016X}2B0000")  # sorts in front of the marks
+        first = mock.MagicMock(outcome=Continue(), **{"__len__.return_value": 1})
+        first.cursor_after.return_value = cursor_of(behind)
+        monkeypatch.setattr(type(world.feed), "_peek", lambda *_: first)
+        monkeypatch.setattr(Source, "now", lambda _: mark)
+        expected = {"0": Head(cursor_of(mark), None, Continue())} if far == 2 else {}
+        assert world.heads(cursor) == expected
+
+    def test_a_change_from_behind_the_end_of_the_log_is_a_head_itself(self, make, monkeypatch):
+        """Whoever was asked for the end lags behind whoever sent the change."""
+        world = make()
+        cursor = world.start()
+        before = world.feed._source.now()
+        world.write(1, 2, 3)
+        monkeypatch.setattr(Source, "now", lambda _: before)
+        (head,) = world.heads(cursor).values()
+        assert (head.records, head.outcome) == (1, Continue())
+        assert world.read([Range("0", cursor, head.cursor)]) == [1]
+
+    def test_the_time_of_the_start_is_kept_as_long_as_it_lies_ahead(self, make, monkeypatch):
+        world = make()
+        world.write(0)
+        world.native["other"].insert_one({})
+        cursor = world.start(Beginning())
+        *_, begin = cursor
+        assert begin > ticks_at(place_of(cursor))
+        place = After("h", f"82{begin - 1:016X}2B0229296E04")
+        monkeypatch.setattr(Source, "now", lambda _: place)
+        (head,) = world.heads(cursor).values()
+        assert head.cursor == ["h", place.data, begin]
+
+    def test_without_a_change_by_the_deadline_it_is_left_to_reading(self, make, monkeypatch):
+        world = make()
+        cursor = world.start()
+        nothing = world.feed.open("0", cursor).fetch(1, 1, 0.0, soon())
+        nothing.caught_up = False
+        monkeypatch.setattr(MongoReader, "fetch", lambda *_: nothing)
+        began = time.monotonic()
+        assert world.heads(cursor, deadline=Deadline.after(0.3)) == {}
+        assert time.monotonic() - began >= 0.3
+
+    def test_a_change_that_cannot_be_decoded_does_not_end_the_plan(self, make):
+        world = make()
+        world.start()
+        bad = RawBSONDocument(bson.encode({"text": "damaged"}).replace(b"damaged", b"damage\xff"))
+        world.write(1)
+        world.native["c"].insert_one({"_id": 2, "inside": bad})
+        step = world.plan()
+        assert step.moved
+        with pytest.raises(RecordFault):
+            world.read(step.ranges())
+
+
+class TestEnds:
+    @pytest.mark.parametrize("end", ENDS)
+    @pytest.mark.parametrize("before", [0, 1, 20])
+    def test_a_step_does_not_go_past_one(self, make, end, before):
+        world = make()
+        world.start()
+        if before:
+            world.write(*range(before))
+        end(world.native)
+        step = world.plan()
+        assert (list(step.ends), len(step.after)) == (["0"], 0)
+        assert world.read(step.ranges()) == list(range(before))
+
+    @pytest.mark.parametrize("end", ENDS)
+    def test_one_that_comes_after_the_plan_is_for_the_next(self, make, end):
+        world = make()
+        world.start()
+        world.write(*range(20))
+        world.at = (step := world.plan()).after
+        end(world.native)
+        assert world.read(step.ranges()) == list(range(20))
+        assert list(world.plan().ends) == ["0"]
+
+    @pytest.mark.parametrize("end", [drop_and_make_again, replace_by_another])
+    def test_one_that_is_followed_is_none(self, make, end):
+        world = make(options=FOLLOW)
+        world.start()
+        world.write(*range(20))
+        end(world.native)
+        world.write(*range(100, 120))
+        step = world.plan()
+        assert (step.ends, world.changes_sent()) == ({}, 1)
+        there = ["of the next"] if end is drop_and_make_again else []
+        assert world.read(step.ranges()) == [*range(20), *there, *range(100, 120)]
+
+    def test_one_of_a_former_collection_is_none(self, make):
+        old = make()
+        moment = old.feed.clock(soon())
+        old.write(*range(20))
+        drop(old.native)
+        old.native.create_collection("c")
+        world = make()
+        world.start(AtTime(moment))
+        world.write(*range(100, 120))
+        step = world.plan()
+        assert (step.ends, world.changes_sent()) == ({}, 1)
+        assert world.read(step.ranges()) == [*range(20), *range(100, 120)]
+
+    def test_a_drop_of_the_database_is_seen_by_its_feed(self, make):
+        world = make(scope=EntireDatabase())
+        world.start()
+        world.write(1, 2)
+        drop_database(world.native)
+        world.native.create_collection("c")
+        world.write(3)
+        step = world.plan()
+        assert list(step.ends) == ["0"]
+        assert world.read(step.ranges()) == [1, 2]
+
+    def test_a_collection_that_went_and_came_back_is_told_by_the_read(self, make):
+        """Nothing that is cheap to ask tells it from one that was there all the time."""
+        world = make()
+        world.start()
+        world.write(*range(20))
+        rename(world.native)
+        world.native["elsewhere"].rename("c")
+        world.write("back")
+        step = world.plan()
+        with pytest.raises(MulticloudDbError, match=r"ended before the range.*at a time before") as caught:
+            world.read(step.ranges())
+        assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
+
+    def test_an_end_without_a_change_before_it_is_a_head(self, make):
+        world = make()
+        cursor = world.start()
+        drop(world.native)
+        (head,) = world.heads(cursor).values()
+        assert (head.records, type(head.outcome)) == (0, Ended)
+
+
+class TestEverything:
+    @pytest.mark.parametrize("most", [None, 50], ids=["unbounded", "bounded"])
+    @pytest.mark.parametrize("target", [False, True], ids=["on and on", "to a target"])
+    def test_comes_once_and_in_order_while_it_is_written(self, make, most, target):
+        """Single writes and transactions, planned and read while they come."""
+        world = make()
+        world.start()
+        written = []
+
+        def write():
+            client = world.native.client
+            for number in range(0, 600, 6):
+                world.native["c"].insert_one({"_id": number})
+                with client.start_session() as session:
+                    session.with_transaction(
+                        lambda session, first=number + 1: world.native["c"].insert_many(
+                            [{"_id": each} for each in range(first, first + 5)], session=session
+                        )
+                    )
+            written.extend(range(600))
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        got, steps = [], []
+        while writer.is_alive() or len(got) < len(written):
+            until = world.planner.target(world.at, soon()) if target else None
+            while (step := world.plan(most, until)).moved:
+                steps.append((step.ranges(), read := world.read(step.ranges())))
+                assert most is None or len(read) <= most
+                world.at = step.after
+                got += read
+        writer.join()
+        assert got == list(range(600))
+        for parts, read in steps:
+            assert world.read(parts) == read
+
+    def test_one_by_one(self, make):
+        """Each plan has one change to find, and the cluster's clock has gone on by one."""
+        world = make()
+        world.start()
+        for number in range(40):
+            world.write(number)
+            step = world.plan()
+            assert world.read(step.ranges()) == [number]
+            world.at = step.after
+
+    @pytest.mark.parametrize("on_expired", [None, SkipToOldest()], ids=["fail", "skip to the oldest"])
+    def test_but_what_the_log_has_lost(self, tmp_path, on_expired):
+        with ReplicaSet(tmp_path / "small", oplog_mb=1) as server:
+            server.client()["small"].create_collection("c")
+            world = World(server, "small", on_expired=on_expired)
+            try:
+                world.start()
+                world.write(*range(20))
+                Log(server, "small").roll_over()
+                world.write(*range(20, 40))
+                if on_expired is not None:
+                    assert world.read(world.plan().ranges()) == list(range(20, 40))
+                    return
+                with pytest.raises(Exception, match="resume") as caught:
+                    world.plan()
+                fault = fault_of(world.provider, caught.value)
+                assert fault.category == ErrorCategory.CHECKPOINT_EXPIRED
+            finally:
+                world.provider.close()
+
+
+class TestLaggingMember:
+    """The range is read from a member that has not come so far yet."""
+
+    @pytest.fixture
+    def late(self, three, database, monkeypatch):
+        """Two worlds: of the set, and of a member that applies nothing before it has been asked for long."""
+        three.wait_healthy()
+        three.client()[database].create_collection("c").insert_one({"_id": "first"})
+        late = next(member for member in three.members if member != three.primary())
+        self.wait_for(three, late, database, "first")
+        whole = World(three, database)
+        part = World(three, database, uri=f"mongodb://{late}/?directConnection=true")
+        admin, asked = three.direct(late).admin, itertools.count(1)
+
+        def stop():
+            admin.command({"configureFailPoint": "rsSyncApplyStop", "mode": "alwaysOn"})
+
+        def go_on(*_):
+            if next(asked) == 5:
+                admin.command({"configureFailPoint": "rsSyncApplyStop", "mode": "off"})
+                whole.native["other"].insert_one({})
+            time.sleep(0.02)
+
+        monkeypatch.setattr(ranges, "_sleep", go_on)
+        yield whole, part, stop
+        admin.command({"configureFailPoint": "rsSyncApplyStop", "mode": "off"})
+        whole.provider.close()
+        part.provider.close()
+        three.wait_healthy()
+
+    def wait_for(self, three, member, database, key):
+        until = time.monotonic() + 30
+        while three.direct(member)[database]["c"].find_one({"_id": key}) is None:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+    def test_is_waited_for(self, late):
+        whole, part, stop = late
+        whole.start()
+        stop()
+        whole.write(*range(20))
+        step = whole.plan()
+        assert step.moved
+        assert part.read(step.ranges()) == list(range(20))
+
+    def test_is_not_taken_for_one_that_has_nothing_right_before_a_mark(self, late):
+        whole, part, stop = late
+        stop()
+        # Within a second, the cluster's time goes on by one with each operation.
+        for key in range(100):
+            start = whole.start()
+            whole.write(key)
+            until = cursor_of(whole.feed._source.now())
+            if ticks_at(place_of(until)) == ticks_at(place_of(start)) + 1:
+                break
+        else:
+            pytest.fail("each write has a second of its own")
+        assert part.read([Range("0", start, until)]) == [key]

@@ -1,0 +1,94 @@
+"""Spark over a collection in which nothing happens, while the oplog rolls over."""
+
+import shutil
+import time
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from multiclouddb_api import ErrorCategory
+from pyspark_multiclouddb import error_from_query, local_session
+
+from .servers.mongod import ReplicaSet
+from .test_rollover import NOTE, World
+
+
+@pytest.fixture(scope="session")
+def spark():
+    """The one session of the process, if another test has started it."""
+    session = local_session("tests", **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A server whose log holds one megabyte."""
+    with ReplicaSet(tmp_path_factory.mktemp("small"), oplog_mb=1) as made:
+        yield made
+
+
+@pytest.fixture
+def world(small, database):
+    return World(small, database)
+
+
+def run(spark, world, checkpoint):
+    """A query that ends by itself, as a nightly job is; the keys that it found."""
+    found = []
+    options = {"url": world.server.uri(), "database": world.database, "collection": "items"}
+    stream = spark.readStream.format("multiclouddb").options(startingPosition="now", **options).load()
+    query = (
+        stream.writeStream.foreachBatch(lambda frame, _: found.extend(row.key for row in frame.collect()))
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return found
+
+
+def batches(checkpoint):
+    return max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
+
+
+def fill(world, megabytes):
+    for _ in range(round(10 * megabytes)):
+        world.others.insert_one({"note": NOTE})
+
+
+def cut(world, behind):
+    """Fill the log until it is cut behind a moment; slowly, since the server looks for it once a second."""
+    while world.ends()[0] <= behind:
+        fill(world, 0.1)
+        world.admin.command("fsync")
+        until = time.monotonic() + 2
+        while world.ends()[0] <= behind and time.monotonic() < until:
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("collection", ["quiet-jvm"])  # says that it needs a JVM: see the root's conftest.py
+def test_checkpoint_moves_along_and_survives(spark, world, tmp_path, collection):
+    """Each night less than the log holds is written elsewhere, and together more."""
+    checkpoint, kept = tmp_path / "checkpoint", tmp_path / "kept"
+    assert run(spark, world, checkpoint) == []
+    world.write(1)
+    assert run(spark, world, checkpoint) == ['{"_id":1}']
+    shutil.copytree(checkpoint, kept)
+    before, newest = batches(checkpoint), world.ends()[1]
+
+    fill(world, 0.6)
+    assert run(spark, world, checkpoint) == []
+    assert batches(checkpoint) == before + 1
+    fill(world, 0.3)
+    cut(world, newest)
+    assert run(spark, world, checkpoint) == []
+    assert batches(checkpoint) == before + 2
+
+    world.write(2)
+    assert run(spark, world, checkpoint) == ['{"_id":2}']
+    # That was needed: where it stood in the first night is gone.
+    with pytest.raises(StreamingQueryException) as caught:
+        run(spark, world, kept)
+    assert error_from_query(caught.value) == ErrorCategory.CHECKPOINT_EXPIRED

@@ -1,0 +1,147 @@
+"""A bounded read where the service answers late, ends early, or has no more."""
+
+import attrs
+import pytest
+
+from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError
+from multiclouddb_conformance.simulation import Simulation, SimulationProvider, Weather
+from multiclouddb_spi import Batch, Deadline, FeedSpec, Planner, Reader, deadline, ranges, read_range
+
+
+class Nothing(Batch):
+    """An answer of somebody who has not come so far."""
+
+    caught_up = True
+
+    def __init__(self, cursor, poll_after):
+        self.cursor, self.poll_after = cursor, poll_after
+
+    def __len__(self):
+        return 0
+
+    def cursor_after(self, count):
+        return self.cursor
+
+    def events(self, start, stop):
+        return []
+
+
+class Clock:
+    """Time that passes in pauses only, a tenth of a second for those that are short."""
+
+    def __init__(self):
+        self.now, self.pauses = 1000.0, []
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, _, seconds):
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
+@attrs.define
+class Lagging:
+    """A feed whose readers do not see anything for some answers.
+
+    Attributes:
+        feed: The feed.
+        cursors: Where each of these answers says it is; None for where reading is.
+        poll_after: When it wants to be asked again.
+    """
+
+    feed: object
+    cursors: list
+    poll_after: float = 0.0
+
+    def __getattr__(self, name):
+        return getattr(self.feed, name)
+
+    def open(self, partition_id, cursor, until=None):
+        reader, lagging = self.feed.open(partition_id, cursor, until), self
+
+        class Late(Reader):
+            def fetch(self, *asked):
+                if not lagging.cursors:
+                    return reader.fetch(*asked)
+                return Nothing(lagging.cursors.pop(0) or cursor, lagging.poll_after)
+
+            def cancel(self):
+                reader.cancel()
+
+            def close(self):
+                reader.close()
+
+        return Late()
+
+
+class World:
+    """One partition with a range of three changes in it, and two behind it."""
+
+    def __init__(self, clock, **weather):
+        self.clock = clock
+        self.sim = Simulation(weather=Weather(**weather))
+        self.provider = SimulationProvider(self.sim)
+        soon = Deadline.after(60)
+        self.feed = self.provider.open_feed(FeedSpec(self.sim.address), soon)
+        planner = Planner(self.provider, self.feed)
+        start = planner.start(Beginning(), soon)
+        self.places, self.names = [start.cursor("p0")], []
+        for number in range(5):
+            self.names.append(self.sim.write("k", {"n": number}).event_id)
+            step = planner.advance(start, None, soon)
+            self.places.append(step.after.cursor("p0"))
+        self.part = ranges.Range("p0", self.places[0], self.places[3])
+
+    def read(self, feed=None):
+        for batch in read_range(self.provider, feed or self.feed, self.part):
+            yield from (event.event_id for event in batch.events(0, len(batch)))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(deadline, "time", made)
+    monkeypatch.setattr(ranges, "_sleep", made.sleep)
+    return made
+
+
+@pytest.mark.parametrize("poll_after", [0.0, 0.05, 2.0])
+def test_who_is_behind_is_asked_again_until_it_has_come_so_far(clock, poll_after):
+    world = World(clock)
+    lagging = Lagging(world.feed, [None] * 20, poll_after)
+    assert list(world.read(lagging)) == world.names[:3]
+    assert clock.pauses == [max(0.1, poll_after)] * 20
+
+
+def test_who_comes_nearer_is_waited_for_however_long_it_takes(clock):
+    world = World(clock)
+    lagging = Lagging(world.feed, [*[None] * 59, world.places[1], *[world.places[1]] * 59, None], 2.0)
+    world.part = attrs.evolve(world.part, start=world.places[0])
+    assert len(lagging.cursors) * 2.0 > 120
+    assert list(world.read(lagging)) == world.names[:3]
+
+
+def test_who_stays_behind_is_given_up_in_words_that_help(clock):
+    world = World(clock)
+    with pytest.raises(MulticloudDbError, match=r"nothing more for 120 s.*try again.*start anew") as caught:
+        list(world.read(Lagging(world.feed, [None] * 10_000)))
+    assert (caught.value.category, caught.value.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
+    assert 119 < sum(clock.pauses) < 121
+
+
+def test_a_partition_that_ends_early_is_told_behind_what_came_before(clock):
+    world = World(clock, drop_notice=True, page_limit=1)
+    rows = world.read()
+    assert next(rows) == world.names[0]
+    world.sim.drop()
+    with pytest.raises(MulticloudDbError, match=r"ended before the range.*at a time before") as caught:
+        list(rows)
+    assert (caught.value.category, caught.value.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
+    assert clock.pauses == []
+
+
+def test_an_answer_that_is_still_scanning_is_no_reason_to_wait(clock):
+    world = World(clock, scan_limit=1, page_limit=1)
+    assert list(world.read()) == world.names[:3]
+    assert clock.pauses == []
