@@ -5,6 +5,7 @@ It fills a small store, runs the commands as a user would, and writes what they 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,11 @@ from typing import Final
 from multiclouddb_embedded import EmbeddedStore
 
 _HEAD: Final = """# The command line at work
+
+`pip install "multiclouddb[embedded,cli]"`, or with `mongo` or `dynamo` in place of `embedded`. A URL is what
+`connect` takes, or the path of a [TOML file](../configuration.md#connect), where a password can come from the
+environment; other users of the machine see what is typed. [All options](#all-options) are at the end, and
+[Errors](errors.md) tells what to do about each exit code.
 
 Made by `python cli/record.py`: a store with one split and one merge, and a consumer that stopped half-way.
 """
@@ -38,6 +44,11 @@ _STEPS: Final = (
     ("What is installed, and what it can do:",
      "multiclouddb providers",
      f"multiclouddb capabilities {_URL}"),
+    ("## All options",
+     "multiclouddb --help",
+     "multiclouddb tail --help",
+     "multiclouddb top --help",
+     "multiclouddb token check --help"),
 )  # fmt: skip
 
 
@@ -60,6 +71,7 @@ def _run(command: str, folder: Path) -> str:
     ran = subprocess.run(
         [sys.executable, "-m", "multiclouddb_cli", *words],
         cwd=folder, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "COLUMNS": "80"},
     )  # fmt: skip
     lines = [f"$ {command}", ran.stdout.rstrip().replace(str(folder), "/data")]
     if ran.returncode:

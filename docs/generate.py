@@ -162,7 +162,9 @@ def command_line_page(file: Path) -> None:
 
 
 def main() -> None:
-    """Write every page."""
+    """Write every page into `docs/reference`, or into the folder that is named."""
+    if len(sys.argv) > 2 or any(word.startswith("-") for word in sys.argv[1:]):
+        sys.exit("usage: python docs/generate.py [FOLDER]")
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else _ROOT / "docs" / "reference"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "mutants.md").write_text(mutants_page(), encoding="utf-8")

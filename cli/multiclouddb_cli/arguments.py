@@ -13,7 +13,9 @@ from multiclouddb_api import (
     AtTime,
     Beginning,
     ClientConfig,
+    EntireCluster,
     EntireCollection,
+    EntireDatabase,
     FeedScope,
     FromContinuationToken,
     LogicalPartition,
@@ -28,13 +30,19 @@ from multiclouddb_api import (
 )
 from multiclouddb_cli.bookmark import Bookmark
 
-__all__ = ["to_address", "to_config", "to_key", "to_scope", "to_start", "to_state", "to_token"]
+__all__ = ["to_address", "to_config", "to_key", "to_start", "to_state", "to_target", "to_token"]
 
 _MOST_CHARACTERS: Final = 64 * 1024 * 1024
 _MODES: Final = {
     "omit": NewItemStateMode.OMIT,
     "include": NewItemStateMode.INCLUDE_IF_AVAILABLE,
     "require": NewItemStateMode.REQUIRE,
+}
+
+_WHOLE: Final[dict[str, FeedScope]] = {
+    "collection": EntireCollection(),
+    "database": EntireDatabase(),
+    "cluster": EntireCluster(),
 }
 
 
@@ -57,6 +65,23 @@ def to_address(text: str) -> ResourceAddress:
     if not collection.strip():
         raise _wrong("COLLECTION", "names no collection: write DATABASE/COLLECTION or COLLECTION")
     return ResourceAddress(database or None, collection)
+
+
+def to_target(where: str | None, scope: str) -> tuple[ResourceAddress, FeedScope]:
+    """What is followed, and how much of it: a collection as a rule, a database or a cluster by `--scope`."""
+    kind = _to_scope(scope)
+    match kind:
+        case EntireCluster():
+            if where is not None:
+                raise _wrong("COLLECTION", "is too narrow for --scope cluster: leave it out")
+            return ResourceAddress(), kind
+        case EntireDatabase():
+            database, _, collection = (where or "").partition("/")
+            if collection:
+                raise _wrong("COLLECTION", "is too narrow for --scope database: write the database alone")
+            return ResourceAddress(database or None), kind
+        case _:
+            return to_address(where or ""), kind
 
 
 def to_start(text: str) -> StartPosition:
@@ -108,16 +133,16 @@ def _stripped(text: str, option: str, where: str) -> str:
     return text.strip()
 
 
-def to_scope(text: str) -> FeedScope:
-    """`collection`, `partition:ID` or `key:JSON`."""
+def _to_scope(text: str) -> FeedScope:
+    """`collection`, `database`, `cluster`, `partition:ID` or `key:JSON`."""
     kind, _, value = text.partition(":")
-    if text == "collection":
-        return EntireCollection()
+    if text in _WHOLE:
+        return _WHOLE[text]
     if kind == "partition" and value:
         return PhysicalPartition(value)
     if kind == "key" and value:
         return LogicalPartition(to_key(value, "--scope"))
-    raise _wrong("--scope", f"{text!r} is none of collection, partition:ID and key:JSON")
+    raise _wrong("--scope", f"{text!r} is none of {', '.join(_WHOLE)}, partition:ID and key:JSON")
 
 
 def to_key(text: str, option: str) -> MulticloudDbKey:

@@ -18,7 +18,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.registry import load_plugin
 from multiclouddb_cli.failure import scrub
-from multiclouddb_cli.screen import Cell, print_table, printable
+from multiclouddb_cli.screen import Cell, print_table, print_text, printable
 from multiclouddb_spi import open_provider
 
 __all__ = ["TellsCapabilities", "capabilities"]
@@ -98,11 +98,11 @@ def _print(columns: list[Column]) -> None:
         typer.echo()
     for column in columns:
         if column.known is None:
-            typer.echo(f"{column.provider}: {printable(scrub(column.problem))}")
+            print_text(f"{column.provider}: {printable(scrub(column.problem))}")
             continue
         for item in Capability:
             if note := column.known[item].note:
-                typer.echo(f"{column.provider} {item.name}: {printable(note)}")
+                print_text(f"{column.provider} {item.name}: {printable(note)}")
 
 
 def _cell(column: Column, item: Capability) -> Cell:

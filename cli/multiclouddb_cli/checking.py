@@ -257,6 +257,7 @@ def _print(session: Session, verdict: Verdict) -> None:
         print_table(
             ["partition", "state", "position", "time", "kept for", "answer"],
             [_row(session, answer) for answer in verdict.answers],
+            spare=["time"],
         )
 
 

@@ -90,9 +90,24 @@ token_app = typer.Typer(rich_markup_mode=None, help="Look into a continuation to
 app.add_typer(token_app, name="token")
 
 _Url = Annotated[
-    str, typer.Argument(metavar="URL", help="PROVIDER://… (embedded:///data/store.db), or a .toml file.")
+    str,
+    typer.Argument(
+        metavar="URL",
+        help="mongodb://…, dynamo://REGION, embedded:///data/store.db, or a .toml file with the connection.",
+    ),
 ]
 _Where = Annotated[str, typer.Argument(metavar="COLLECTION", help="DATABASE/COLLECTION, or COLLECTION.")]
+_Target = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="COLLECTION",
+        help="DATABASE/COLLECTION, or COLLECTION; DATABASE with --scope database, nothing with cluster.",
+    ),
+]
+_Scope = Annotated[
+    str,
+    typer.Option(metavar="SCOPE", help="collection, database, cluster, partition:ID or key:JSON."),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _From = Annotated[
     str,
@@ -103,10 +118,21 @@ _Token = Annotated[
 ]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"{_NAME} {version('multiclouddb-cli')}")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error; anywhere on the line.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """Follow, measure and explain the change feeds of several databases."""
@@ -115,7 +141,7 @@ def _options(
 @app.command()
 def tail(
     url: _Url,
-    collection: _Where,
+    collection: _Target = None,
     start: _From = "now",
     checkpoint: Annotated[
         Path | None,
@@ -123,8 +149,10 @@ def tail(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON event a line.")] = False,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="End when there is nothing more.")] = False,
-    scope: Annotated[str, typer.Option(help="collection, partition:ID or key:JSON.")] = "collection",
-    state: Annotated[str, typer.Option(help="Show documents: omit, include or require.")] = "include",
+    scope: _Scope = "collection",
+    state: Annotated[
+        str, typer.Option(metavar="STATE", help="Show documents: omit, include or require.")
+    ] = "include",
     max_events: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="End after so many events.")
     ] = None,
@@ -138,22 +166,24 @@ def tail(
     continued without a gap. START counts when there is no checkpoint yet.
     """
     from multiclouddb_cli import tail as command
-    from multiclouddb_cli.arguments import to_address, to_config, to_scope, to_start, to_state
+    from multiclouddb_cli.arguments import to_config, to_start, to_state, to_target
 
+    address, kind = to_target(collection, scope)
     command.tail(
         to_config(url),
         command.Wish(
-            to_address(collection), to_start(start), to_scope(scope), to_state(state), checkpoint,
+            address, to_start(start), kind, to_state(state), checkpoint,
             as_json=as_json, until_idle=until_idle, max_events=max_events, skip_poison=skip_poison,
         ),
     )  # fmt: skip
 
 
-@app.command()
+@app.command(short_help="Show partitions, rates, lag and retention, live.")
 def top(
     url: _Url,
-    collection: _Where,
+    collection: _Target = None,
     start: _From = "now",
+    scope: _Scope = "collection",
     interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often to look.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
 ) -> None:
@@ -163,9 +193,9 @@ def top(
     Nothing is changed or saved.
     """
     from multiclouddb_cli import top as command
-    from multiclouddb_cli.arguments import to_address, to_config, to_start
+    from multiclouddb_cli.arguments import to_config, to_start, to_target
 
-    command.top(to_config(url), to_address(collection), to_start(start), interval, once=once)
+    command.top(to_config(url), to_target(collection, scope), to_start(start), interval, once=once)
 
 
 @app.command()
@@ -184,10 +214,10 @@ def partitions(
     command.partitions(to_config(url), to_address(collection), mermaid=mermaid, as_json=as_json)
 
 
-@app.command()
+@app.command(short_help="Show what each provider can do, and the way out.")
 def capabilities(
     url: Annotated[
-        str | None, typer.Argument(metavar="[URL]", help="One database; all installed providers without it.")
+        str | None, typer.Argument(metavar="URL", help="One database; all installed providers without it.")
     ] = None,
     as_json: _Json = False,
 ) -> None:
@@ -198,7 +228,7 @@ def capabilities(
     command.capabilities(None if url is None else to_config(url), as_json=as_json)
 
 
-@app.command()
+@app.command(short_help="List the installed providers.")
 def providers(as_json: _Json = False) -> None:
     """List the installed providers, and whether their SDKs can be imported."""
     from multiclouddb_cli import providers as command
@@ -206,7 +236,7 @@ def providers(as_json: _Json = False) -> None:
     command.providers(as_json=as_json)
 
 
-@token_app.command()
+@token_app.command(short_help="Show whose it is and where it stands, offline.")
 def inspect(token: _Token, as_json: _Json = False) -> None:
     """Show whose token it is, how old, and its partitions; connects to nothing, shows no document's key."""
     from multiclouddb_cli import inspection
@@ -215,7 +245,7 @@ def inspect(token: _Token, as_json: _Json = False) -> None:
     inspection.inspect(to_token(token), as_json=as_json)
 
 
-@token_app.command()
+@token_app.command(short_help="Find out whether it still resumes, and for how long.")
 def check(
     url: _Url,
     token: _Token,

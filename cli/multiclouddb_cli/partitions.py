@@ -10,7 +10,7 @@ import orjson
 import typer
 
 from multiclouddb_api import ChangeFeedRequest, ClientConfig, Now, ResourceAddress
-from multiclouddb_cli.screen import is_terminal, printable, with_colour
+from multiclouddb_cli.screen import counted, is_terminal, printable, with_colour
 from multiclouddb_cli.session import Session
 from multiclouddb_spi import Partition, PartitionState
 
@@ -100,7 +100,7 @@ def partitions(config: ClientConfig, address: ResourceAddress, *, mermaid: bool,
 def _lines(family: Family, public_id: Callable[[str], str]) -> Iterator[str]:
     states = [item.state for item in family.members.values()]
     opened = states.count(PartitionState.OPEN)
-    yield f"{len(states)} partitions: {opened} open, {len(states) - opened} closed"
+    yield f"{counted(len(states), 'partition')}: {opened} open, {len(states) - opened} closed"
     for branch in family.tree(lines=is_terminal()):
         item = branch.partition
         state = item.state.value

@@ -17,16 +17,18 @@ _COLOURS: Final = {ChangeType.CREATE: "green", ChangeType.UPDATE: "yellow", Chan
 _TYPE_COLUMNS: Final = 6
 
 
-def event_line(event: ChangeEvent, columns: int, *, colour: bool) -> str:
+def event_line(event: ChangeEvent, columns: int, *, colour: bool, address: bool = False) -> str:
     """Time, type, key and the beginning of the document.
 
     Args:
         event: The change.
         columns: What the line should fit into; the key is never cut.
         colour: True to colour the type.
+        address: True to say where the document is.
     """
     kind = event.type.value.ljust(_TYPE_COLUMNS)
-    words = [rfc3339(event.timestamp), kind, key_text(event)]
+    words = [rfc3339(event.timestamp), kind, *([printable(str(event.address))] if address else [])]
+    words.append(key_text(event))
     words += [
         word for word, holds in (("expired", event.by_expiry), ("backfilled", event.backfilled)) if holds
     ]

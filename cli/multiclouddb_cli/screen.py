@@ -6,6 +6,7 @@ import os
 import select
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Cell",
     "check_reader",
+    "counted",
     "duration",
     "emit",
     "is_terminal",
     "moment",
     "print_fields",
     "print_table",
+    "print_text",
     "printable",
     "rich_table",
     "shorter",
@@ -35,6 +38,8 @@ Cell: TypeAlias = str | tuple[str, str]
 """Text, or text and a style of rich."""
 
 _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0))}
+# A longer text may be folded in a table; shorter ones, a moment among them, stay on one line.
+_UNFOLDED: Final = 24
 _PARTS: Final = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
@@ -61,6 +66,11 @@ def printable(text: str) -> str:
 def shorter(text: str, columns: int) -> str:
     """The beginning of a text that is too long."""
     return text if len(text) <= columns else f"{text[: max(0, columns - 1)]}…"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 partition`, `2 partitions`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float | None) -> str:
@@ -120,14 +130,29 @@ def emit(data: bytes) -> None:
     stream.flush()
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-    """A table: with lines and colours in a terminal, aligned columns elsewhere."""
+def print_text(text: str) -> None:
+    """A sentence or a row of facts: broken between words in a terminal, one line elsewhere."""
+    if is_terminal():
+        text = textwrap.fill(
+            text, width(), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+    typer.echo(text)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: Sequence[str] = ()) -> None:
+    """A table: with lines and colours in a terminal, aligned columns elsewhere.
+
+    Args:
+        columns: Their headings.
+        rows: A cell for each of them.
+        spare: Headings of columns that a narrow terminal can do without.
+    """
     if not is_terminal():
         typer.echo("\n".join(_plain(columns, rows)))
         return
     from rich.console import Console
 
-    Console(highlight=False).print(rich_table(columns, rows))
+    Console(highlight=False).print(rich_table(columns, rows, spare))
 
 
 def print_fields(fields: Sequence[tuple[str, str]]) -> None:
@@ -138,18 +163,39 @@ def print_fields(fields: Sequence[tuple[str, str]]) -> None:
         typer.echo(f"{label}  {printable(value)}")
 
 
-def rich_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], title: str | None = None) -> Table:
-    """The table as rich draws it; nothing in it is read as markup."""
+def rich_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: Sequence[str] = ()) -> Table:
+    """The table as rich draws it, as wide as the terminal at most; nothing in it is read as markup.
+
+    Columns in which nothing is said are left out. Only long texts are folded.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.ROUNDED, title=Text(title) if title else None, title_justify="left")
-    for column in columns:
-        table.add_column(Text(column), overflow="fold")
+    table = Table(box=box.ROUNDED)
+    shown = _shown(columns, rows, spare)
+    for place in shown:
+        folds = _widest(columns, rows, place) > _UNFOLDED
+        table.add_column(Text(columns[place]), overflow="fold", no_wrap=not folds)
     for row in rows:
-        table.add_row(*(Text(printable(_text(cell)), style=_style(cell)) for cell in row))
+        cells = [row[place] for place in shown]
+        table.add_row(*(Text(printable(_text(cell)), style=_style(cell)) for cell in cells))
     return table
+
+
+def _shown(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: Sequence[str]) -> list[int]:
+    """The places of the columns that fit and say something."""
+    places = range(len(columns))
+    shown = [place for place in places if not rows or any(_text(row[place]) for row in rows)]
+    for name in spare:
+        needed = sum(min(_widest(columns, rows, place), _UNFOLDED) for place in shown)
+        if needed + 3 * len(shown) + 1 > width():
+            shown = [place for place in shown if columns[place] != name]
+    return shown
+
+
+def _widest(columns: Sequence[str], rows: Sequence[Sequence[Cell]], place: int) -> int:
+    return max(len(columns[place]), *(len(_text(row[place])) for row in rows), 0)
 
 
 def _plain(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:

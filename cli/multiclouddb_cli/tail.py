@@ -14,6 +14,8 @@ from multiclouddb_api import (
     ChangeFeedPage,
     ChangeFeedRequest,
     ClientConfig,
+    EntireCluster,
+    EntireDatabase,
     FeedScope,
     MulticloudDbClient,
     NewItemStateMode,
@@ -42,7 +44,7 @@ class Wish:
     """What to follow and how to print it.
 
     Attributes:
-        address: The collection.
+        address: The collection, or what is wider.
         start: Where to start when there is no checkpoint.
         scope: How much of it.
         state: Whether events carry documents.
@@ -117,7 +119,8 @@ def _changes(
 
 def _follow(changes: ChangeFeedIterator, wish: Wish) -> None:
     """The iterator saves the position behind a page when it is asked for the next one."""
-    printer = _Printer(as_json=wish.as_json)
+    wide = isinstance(wish.scope, EntireDatabase | EntireCluster)
+    printer = _Printer(as_json=wish.as_json, address=wide)
     left = wish.max_events
     for page in changes.pages():
         printer.print(page)
@@ -136,8 +139,8 @@ def _page_size(events: int | None) -> int:
 class _Printer:
     """Prints pages; what was printed has left this process."""
 
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
+    def __init__(self, *, as_json: bool, address: bool) -> None:
+        self._as_json, self._address = as_json, address
         self._colour = with_colour()
         self._troubles: dict[str, str] = {}
 
@@ -149,7 +152,10 @@ class _Printer:
             emit(b"".join(event_to_json(event) + b"\n" for event in page.events))
         else:
             columns = width() if is_terminal() else _PIPE_COLUMNS
-            lines = [event_line(event, columns, colour=self._colour) for event in page.events]
+            lines = [
+                event_line(event, columns, colour=self._colour, address=self._address)
+                for event in page.events
+            ]
             emit("".join(f"{line}\n" for line in lines).encode(sys.stdout.encoding, "backslashreplace"))
         for notice in page.notices:
             typer.echo(f"notice: {notice_line(notice)}", err=True)

@@ -18,6 +18,7 @@ from multiclouddb_api import (
     ChangeFeedRequest,
     ClientConfig,
     FeedEnded,
+    FeedScope,
     FromContinuationToken,
     MulticloudDbError,
     NewItemStateMode,
@@ -31,10 +32,12 @@ from multiclouddb_cli.positions import Standing, read_standings
 from multiclouddb_cli.screen import (
     Cell,
     check_reader,
+    counted,
     duration,
     is_terminal,
     moment,
     print_table,
+    print_text,
     printable,
     rich_table,
 )
@@ -44,6 +47,7 @@ from multiclouddb_spi.token import decode_token
 __all__ = ["top"]
 
 _COLUMNS: Final = ("partition", "state", "events", "events/s", "position", "time", "kept for", "trouble")
+_SPARE: Final = ("time",)
 _IDLE_SECONDS: Final = 0.05
 _LINES_AROUND: Final = 8
 
@@ -125,14 +129,14 @@ class Board:
         names = [self._session.feed.public_id(item.partition_id) for item in self._standings()]
         kept = [self._meter.headroom[name] for name in names if name in self._meter.headroom]
         facts = [
-            f"{len(names)} partitions",
-            f"{self._counts.total()} events",
+            counted(len(names), "partition"),
+            counted(self._counts.total(), "event"),
             f"{self._rate(new)} events/s",
             f"lag {duration(told.lag_seconds)}",
             f"watermark {moment(told.watermark)}",
             f"kept for {duration(min(kept, default=None))}",
             f"{self._meter.retries} retries",
-            f"{len(self._troubles)} errors",
+            counted(len(self._troubles), "error"),
         ]
         if self.over:
             facts.append("the feed is over")
@@ -180,15 +184,28 @@ class Board:
 
 
 def top(
-    config: ClientConfig, address: ResourceAddress, start: StartPosition, interval: float, *, once: bool
+    config: ClientConfig,
+    target: tuple[ResourceAddress, FeedScope],
+    start: StartPosition,
+    interval: float,
+    *,
+    once: bool,
 ) -> None:
     """Show the feed until it is over or the user has enough.
+
+    Args:
+        config: How to reach the database.
+        target: What to follow, and how much of it.
+        start: Where to begin.
+        interval: Seconds between two tables.
+        once: One table only.
 
     Raises:
         MulticloudDbError: That cannot be mended by trying again.
         BrokenPipeError: Nobody reads what is printed.
     """
-    request = ChangeFeedRequest(address, start, new_item_state_mode=NewItemStateMode.OMIT)
+    address, scope = target
+    request = ChangeFeedRequest(address, start, scope, new_item_state_mode=NewItemStateMode.OMIT)
     meter = Meter()
     told_always = attrs.evolve(config, headroom_warning_seconds=float("inf"))
     with Session(told_always, request, meter) as session:
@@ -203,10 +220,10 @@ def _print(board: Board, interval: float, *, once: bool) -> None:
     while True:
         check_reader()
         board.watch(interval)
-        typer.echo(board.summary())
+        print_text(board.summary())
         if trouble := board.general_trouble():
             typer.echo(f"warning: {printable(trouble)}", err=True)
-        print_table(_COLUMNS, board.rows())
+        print_table(_COLUMNS, board.rows(), _SPARE)
         if once or board.over:
             return
         typer.echo()
@@ -223,7 +240,7 @@ def _live(board: Board, interval: float) -> None:
 
 def _screenful(board: Board, lines: int) -> Any:
     rows = board.rows()
-    parts: list[Any] = [Text(board.summary(), style="bold"), rich_table(_COLUMNS, rows[:lines])]
+    parts: list[Any] = [Text(board.summary(), style="bold"), rich_table(_COLUMNS, rows[:lines], _SPARE)]
     if len(rows) > lines:
         parts.append(Text(f"… and {len(rows) - lines} partitions more"))
     if trouble := board.general_trouble():

@@ -83,7 +83,7 @@ def shell(tmp_path):
     def invoke(line, **environment):
         line = f'set -o pipefail; multiclouddb() {{ {" ".join(PROGRAM)} "$@"; }}; {line}'
         return subprocess.run(
-            ["bash", "-c", line], capture_output=True, text=True, timeout=60, cwd=tmp_path,
+            ["bash", "-c", line], capture_output=True, text=True, timeout=200, cwd=tmp_path,
             check=False, env={**os.environ, **environment},
         )  # fmt: skip
 

@@ -142,8 +142,8 @@ class TestInterrupt:
             process.send_signal(number)
             began = time.monotonic()
             out, err = process.stdout.read(), process.stderr.read()
-            assert (process.wait(timeout=20), err) == (code, "")
-            assert time.monotonic() - began < 5
+            assert (process.wait(timeout=60), err) == (code, "")
+            assert time.monotonic() - began < 30
         store.put("orders", "o-b", {})
         second = keys(run("tail", *words, "--until-idle").stdout)
         assert len(set(keys("".join(first) + out))) == 11
@@ -160,7 +160,7 @@ class TestInterrupt:
             first = process.stdout.readline()
             process.send_signal(signal.SIGINT)
             first += process.stdout.read()
-            assert (process.wait(timeout=20), process.stderr.read()) == (130, "")
+            assert (process.wait(timeout=60), process.stderr.read()) == (130, "")
         second = keys(run("tail", *words, "--until-idle").stdout)
         # It ended behind the page that it was printing: nothing is printed twice.
         assert len(keys(first)) + len(second) == len({*keys(first), *second}) == 310
@@ -181,7 +181,7 @@ class TestInterrupt:
             assert process.stdout.readline()
             process.send_signal(signal.SIGINT)
             process.stdout.read()
-            assert (process.wait(timeout=20), process.stderr.read()) == (130, "")
+            assert (process.wait(timeout=60), process.stderr.read()) == (130, "")
 
 
 class TestPipe:

@@ -166,7 +166,10 @@ _MONGO: Final = _profile(
             _NATIVE,
             "the oplog keeps what its size allows; here EmbeddedStore.trim decides",
         ),
-        Capability.CHANGE_FEED_POINT_IN_TIME: (_NATIVE, "in whole seconds, early by less than one"),
+        Capability.CHANGE_FEED_POINT_IN_TIME: (
+            _NATIVE,
+            "in whole seconds, early by less than one here and by less than 1.1 there",
+        ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: (
             _NATIVE,
             "there the server matches every change, here an index finds them",

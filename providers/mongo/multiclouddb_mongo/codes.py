@@ -8,6 +8,7 @@ from typing import Final
 import attrs
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_api.errors import DOCS_URL
 
 __all__ = [
     "AUTHENTICATION",
@@ -49,7 +50,7 @@ REPORT: Final = (
     "MongoDB's list of error codes says what it means; if neither the pipeline nor the command is to blame, "
     "please report it"
 )
-_PAGE: Final = "docs/how-to/mongodb.md"
+_PAGE: Final = f"{DOCS_URL}how-to/mongodb/"
 
 
 @attrs.frozen

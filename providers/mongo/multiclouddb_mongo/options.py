@@ -25,7 +25,9 @@ def _mapping(value: object) -> Any:
 def _stages(value: object) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return tuple(map(_mapping, value))
-    return value
+    raise invalid_request(
+        "MongoOptions.pipeline", f"is no list of stages but {type(value).__name__}", 'pass [{"$match": …}]'
+    )
 
 
 def _exact(value: object) -> object:
@@ -102,7 +104,6 @@ class MongoOptions(ProviderOptions):
     pipeline: tuple[Mapping[str, Any], ...] = attrs.field(
         default=(),
         converter=_stages,
-        validator=is_a(tuple),
         eq=_exact,
         hash=False,
         metadata={"positions": True},

@@ -13,7 +13,7 @@ from pymongo.monitoring import CommandListener
 from multiclouddb_api import ChangeFeedRequest, FromContinuationToken, Now, OperationOptions, connect
 from multiclouddb_mongo import config
 
-PATIENCE = 15.0
+PATIENCE = 60.0
 STARTS = {"resumeAfter", "startAfter", "startAtOperationTime"}
 
 

@@ -317,6 +317,13 @@ class TestOptions:
             assert "maxTimeMS" not in text
             assert "maxAwaitTimeMS" not in text
 
+    def test_cs_12_ours_where_none_is_given(self, warm):
+        feed, commands = warm
+        feed.read()
+        assert {body["maxTimeMS"] for body in commands.bodies("getMore")} == {10}
+        feed.read(wait=2.0)
+        assert {body["maxTimeMS"] for body in commands.bodies("getMore")} == {10, 500}
+
     def test_cs_13_a_batch_size_goes_with_both(self, ours, here, written):
         client, commands = ours
         feed = Feed(client, here, **asked(batch_size=3))
@@ -326,7 +333,14 @@ class TestOptions:
         assert commands.opening()[-1].command["cursor"] == {"batchSize": 3}
         assert {body["batchSize"] for body in commands.bodies("getMore")} == {3}
 
-    def test_cs_13_and_with_none_where_none_is_given(self, plain, here, written):
+    def test_cs_13_ours_where_none_is_given(self, ours, here):
+        client, commands = ours
+        feed = Feed(client, here, max_page_size=150)
+        for _ in range(2):
+            feed.read()
+        assert {body["batchSize"] for body in commands.bodies("getMore")} == {150}
+
+    def test_cs_13_the_driver_sends_none_by_itself(self, plain, here, written):
         client, commands = plain
         with client[here.database]["c"].watch() as stream:
             written.insert_one({"_id": 1})
@@ -454,7 +468,7 @@ class TestHelpers:
             written.insert_one({"_id": 1})
             assert 1 in keys(feed.events())
         levels = {event.command.get("readConcern", {}).get("level") for event in commands.opening()}
-        assert levels <= {"majority", None}
+        assert levels == {"majority"}
 
     def test_cs_20_the_driver_leaves_it_to_the_server(self, plain, here):
         client, commands = plain

@@ -211,6 +211,8 @@ class TestLife:
             with fail_command(three, commands=["getMore"], app_name=app, closeConnection=True):
                 collection.insert_one({"_id": 1})
                 assert keys(feed.events()) == [1]
+            # Where the log begins is asked there, too: logs are not of one length.
+            assert len(Feed(client, ResourceAddress(database, "c"), Beginning()).events(2)) == 2
             opened = commands.opening()
             assert "failed" in commands.ends("getMore")
             assert {f"{host}:{port}" for host, port in (event.connection_id for event in opened)} <= allowed
@@ -428,13 +430,25 @@ class TestResume:
         assert kill.connection_id == broken.connection_id
         assert commands.names("killCursors", "aggregate") == ["killCursors", "aggregate"]
 
-    @pytest.mark.parametrize("failure", [{"errorCode": 43}, {"closeConnection": True}], ids=["43", "lost"])
-    def test_cs_42_one_that_is_gone_is_not(self, breaks, warm, failure):
+    def test_cs_42_one_that_is_gone_is_not(self, breaks, warm):
         feed, commands = warm
-        with breaks("getMore", **failure):
+        with breaks("getMore", errorCode=43):
             feed.read()
         assert commands.tries() == ["succeeded"]
         assert commands.names("killCursors") == []
+
+    def test_cs_42_after_a_lost_connection_the_driver_does_not_try(self, one, breaks, warm):
+        """The server ends it by itself; when this fails, PyMongo has mended it, and the row is wrong."""
+        feed, commands = warm
+        feed.read()
+        (old,) = {body["getMore"] for body in commands.bodies("getMore")}
+        commands.clear()
+        with breaks("getMore", closeConnection=True):
+            feed.read()
+        assert commands.tries() == ["succeeded"]
+        assert commands.names("killCursors") == []
+        idle = one.client().admin.aggregate([{"$currentOp": {"idleCursors": True, "allUsers": True}}])
+        assert old in [found["cursor"]["cursorId"] for found in idle if "cursor" in found]
 
     @pytest.mark.parametrize(
         "failure", [{"errorCode": 6, **RESUMABLE}, {"errorCode": FINAL, **RESUMABLE}], ids=["6", "8000"]
@@ -525,17 +539,37 @@ class TestTokens:
             next(stream)
             assert stream.resume_token == replies(commands, "getMore")[-1]["postBatchResumeToken"]
 
+    def test_cs_47_a_page_goes_on_behind_the_answer_that_it_came_with(self, one, app, warm, written):
+        feed, commands = warm
+        numbers = itertools.count(1)
+
+        def farther():
+            """An answer that has looked farther than to its last change."""
+            number = next(numbers)
+            written.insert_one({"_id": number})
+            written.database["other"].insert_one({"_id": number})
+            (event,) = feed.events()
+            return token_of(replies(commands, "getMore")[-1]) > event.event_id
+
+        wait_for(farther)
+        last = token_of(replies(commands, "getMore")[-1])
+        with watched(one.uri(appName=app)) as (other, seen):
+            feed.by(other).read()
+            assert seen.starts()[0] == {"resumeAfter": {"_data": last}}
+
     def test_cs_48_a_read_without_an_event_returns_soon(self, warm, written):
+        """A busy machine delays some; what waits, delays all."""
         feed, _ = warm
-        tokens = set()
+        tokens, took = set(), []
         for number in range(5):
             written.database["other"].insert_one({"_id": number})
             begin = time.monotonic()
             page = feed.read()
-            assert time.monotonic() - begin < 2
+            took.append(time.monotonic() - begin)
             assert page.events == ()
             tokens.add(page.continuation_token)
         assert len(tokens) > 1
+        assert min(took) < 0.5
 
     def test_cs_48_one_that_waits_returns_with_the_first_event(self, warm, written):
         feed, _ = warm
@@ -571,15 +605,24 @@ class TestPages:
 class TestLimits:
     """Time and size."""
 
+    def gives_up_in_time(self, read):
+        """A busy machine delays some; what waits for the 2.5 seconds of the server, does always."""
+        took = []
+        while not took or min(took) >= 2.2:
+            assert len(took) < 4, f"they took {took}"
+            begin = time.monotonic()
+            with pytest.raises(MulticloudDbError) as caught:
+                read()
+            took.append(time.monotonic() - begin)
+            assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
+
     def test_cs_50_opening_ends_with_the_timeout_of_the_client(self, one, app, breaks, here):
         slowly = {"blockConnection": True, "blockTimeMS": 2500}
-        with watched(one.uri(appName=app, timeoutMS=1000)) as (client, _):
-            with breaks("aggregate", times=None, **slowly):
-                begin = time.monotonic()
-                with pytest.raises(MulticloudDbError) as caught:
-                    Feed(client, here).read()
-                assert time.monotonic() - begin < 2.2
-            assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
+        with (
+            watched(one.uri(appName=app, timeoutMS=1000)) as (client, _),
+            breaks("aggregate", times=None, **slowly),
+        ):
+            self.gives_up_in_time(Feed(client, here).read)
 
     def test_cs_50_iterating_ends_with_it_and_loses_nothing(self, one, app, breaks, here, written):
         slowly = {"blockConnection": True, "blockTimeMS": 2500}
@@ -588,11 +631,7 @@ class TestLimits:
             feed.read()
             written.insert_one({"_id": 1})
             with breaks("getMore", "aggregate", times=None, **slowly):
-                begin = time.monotonic()
-                with pytest.raises(MulticloudDbError) as caught:
-                    feed.read()
-                assert time.monotonic() - begin < 2.2
-            assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
+                self.gives_up_in_time(feed.read)
             assert keys(feed.events()) == [1]
 
     def test_cs_50_a_wait_that_is_longer_than_the_timeout_is_no_failure(self, one, app, here, written):
@@ -607,11 +646,7 @@ class TestLimits:
         client, _ = ours
         slowly = {"blockConnection": True, "blockTimeMS": 2500}
         with breaks("aggregate", times=None, **slowly):
-            begin = time.monotonic()
-            with pytest.raises(MulticloudDbError) as caught:
-                Feed(client, here).read(seconds=1)
-            assert time.monotonic() - begin < 2.2
-        assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
+            self.gives_up_in_time(lambda: Feed(client, here).read(seconds=1))
 
     def test_cs_51_a_larger_event_is_an_error_that_can_be_skipped(self, one, ours, here):
         database = one.client()[here.database]
@@ -658,13 +693,17 @@ class TestProse:
         feed = Feed(client, here, max_page_size=1)
         feed.read()
         written.insert_many({"_id": number} for number in range(1, 4))
+        begins, ids = [], []
         for number in range(1, 4):
             (event,) = feed.events()
+            assert keys([event]) == [number]
             with watched(one.uri(appName=app)) as (other, seen):
                 feed.by(other).read()
                 (begin,) = seen.starts()[0].values()
-            assert keys([event]) == [number]
-            assert begin["_data"] >= event.event_id
+            begins.append(begin["_data"])
+            ids.append(event.event_id)
+        assert all(own <= begin for own, begin in zip(ids, begins, strict=True))
+        assert all(begin < other for begin, other in zip(begins, ids[1:], strict=False))
 
     @pytest.mark.parametrize("stage", [{"$project": {"_id": 0}}, {"$unset": "_id"}], ids=["project", "unset"])
     def test_cs_52_prose_2_a_missing_token_is_an_error(self, ours, here, written, stage):
@@ -676,12 +715,23 @@ class TestProse:
             feed.events()
         assert caught.value.category == ErrorCategory.INVALID_REQUEST
 
-    def test_cs_52_prose_3_one_resume(self, breaks, warm, written):
-        feed, commands = warm
+    def test_cs_52_prose_3_one_resume(self, breaks, ours, here, written):
+        """With the pipeline and the options that it had; only the token is another one."""
+        client, commands = ours
+        stages = [{"$match": {"operationType": "insert"}}]
+        options = asked(pipeline=stages, batch_size=7, collation={"locale": "en"}, comment="mine")
+        feed = Feed(client, here, **options)
+        feed.read()
         with breaks("getMore", closeConnection=True):
             written.insert_one({"_id": 1})
             assert keys(feed.events()) == [1]
-        assert commands.tries() == ["succeeded"]
+        first, second = (event.command for event in commands.opening()[-2:])
+        assert commands.tries()[-2:] == ["succeeded", "succeeded"]
+        for name in ("aggregate", "collation", "comment", "cursor", "readConcern"):
+            assert first[name] == second[name]
+        assert first["pipeline"][1:] == second["pipeline"][1:]
+        kept, again = (body["pipeline"][0]["$changeStream"] for body in (first, second))
+        assert {**kept, "resumeAfter": None} == {**again, "resumeAfter": None}
 
     def test_cs_52_prose_4_no_resume_of_an_aggregate(self, breaks, ours, here):
         client, commands = ours
@@ -722,11 +772,11 @@ class TestProse:
         feed, commands = warm
         written.insert_one({"_id": 1})
         assert keys(feed.events()) == [1]
-        last = next(answer for answer in replies(commands, "getMore") if list(answer["nextBatch"]))
+        last = token_of(replies(commands, "getMore")[-1])
         with watched(one.uri(appName=app)) as (other, seen):
             feed.by(other).read()
             (begin,) = seen.starts()[0].values()
-        assert begin["_data"] >= token_of(last)
+        assert begin["_data"] == last
 
     def test_a_hundred_pages_cost_one_cursor(self, warm, written):
         feed, commands = warm

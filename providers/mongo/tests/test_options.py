@@ -135,6 +135,18 @@ class TestValue:
         assert hash(one) == hash(other)
         assert one != MongoOptions()
 
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [(1, True), (1, 1.0), (0, False), ({"a": 1, "b": 2}, {"b": 2, "a": 1}), ([1], [True])],
+        ids=["truth", "float", "falsehood", "order", "inside"],
+    )
+    def test_what_the_server_tells_apart_is_not_equal(self, one, other):
+        """A client gives equal requests one stream: the other one's filter would be used."""
+        assert one == other
+        assert MongoOptions(pipeline=[{"$match": {"a": one}}]) != MongoOptions(
+            pipeline=[{"$match": {"a": other}}]
+        )
+
     def test_they_cannot_be_changed(self):
         with pytest.raises(attrs.exceptions.FrozenInstanceError):
             MongoOptions().batch_size = 7

@@ -8,6 +8,8 @@ import logging
 import socket
 import threading
 import time
+from pathlib import Path
+from unittest import mock
 
 import attrs
 import gridfs
@@ -19,8 +21,10 @@ from pymongo.errors import (
     NotPrimaryError,
     OperationFailure,
     ServerSelectionTimeoutError,
+    WaitQueueTimeoutError,
 )
 from pymongo.monitoring import CommandListener, ConnectionPoolListener, ServerListener
+from pymongo.synchronous import pool as driver_pool
 
 from multiclouddb_api import (
     ChangeFeedRequest,
@@ -536,6 +540,24 @@ class TestTries:
             assert caught.value.detail.native_code == str(FINAL)
         assert commands.tries() == ["failed", "failed"]
 
+    def test_rr_22_the_driver_raises_its_own_second_error_too(self, one, app, here, plain):
+        """A retry that gets no connection; when this fails, PyMongo has mended it, and the row is wrong."""
+        client, commands = plain
+        checkout = driver_pool.Pool.checkout
+
+        def in_time(pool, *given, **named):
+            if commands.ends("find"):
+                raise WaitQueueTimeoutError("played: no connection in time")
+            return checkout(pool, *given, **named)
+
+        with (
+            fail_command(one, commands=["find"], app_name=app, errorCode=6),
+            mock.patch.object(driver_pool.Pool, "checkout", in_time),
+            pytest.raises(WaitQueueTimeoutError),
+        ):
+            client[here.database]["c"].find_one()
+        assert commands.ends("find") == ["failed"]
+
     def test_rr_23_another_message_with_a_newer_time(self, one, app, here, ours):
         client, commands = ours
         with fail_command(one, commands=["aggregate"], app_name=app, errorCode=6):
@@ -588,6 +610,10 @@ class TestTries:
             ):
                 read(client, here)
             assert commands.tries() == ["failed", "failed"]
+
+    def test_rr_26_the_release_notes_warn_of_retry_loops(self):
+        notes = (Path(__file__).parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
+        assert "(`retryReads`) and not again by us: shorten retry loops" in " ".join(notes.split())
 
     def test_rr_27_with_a_timeout_there_are_more(self, one, app, here):
         with (

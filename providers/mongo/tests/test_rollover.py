@@ -247,7 +247,7 @@ class TestLiveReader:
             if not isinstance(before, Gap) and not isinstance(behind, Gap):
                 assert behind == before + 1
         assert any(isinstance(each, Gap) for each in found)
-        assert found[-1] > len(found)
+        assert max(each for each in found if not isinstance(each, Gap)) > 2  # and reading went on behind it
 
 
 class TestIdleFeed:
