@@ -1,25 +1,55 @@
 """What holds for the tests of every distribution."""
 
+import os
+
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# Folders whose tests start a JVM. Node ids begin with the folder.
-JVM_FOLDERS = ("demo/", "spark/")
+# How the node ids of tests that start a JVM begin.
+JVM_TESTS = (
+    "demo/",
+    "spark/",
+    "providers/mongo/tests/test_spark.py",
+    "providers/mongo/tests/test_spark_idle.py",
+)
 # Pages of the documentation that do, see docs/tests/test_blocks.py.
 JVM_PAGE = "-jvm]"
+# Files whose tests share what takes long to make: the site, the wheels, a server or three.
+TOGETHER = frozenset(
+    {
+        "docs/tests/test_mongodb.py",
+        "docs/tests/test_site.py",
+        "providers/dynamo/tests/test_us8_local.py",
+        "providers/mongo/tests/test_failover.py",
+        "providers/mongo/tests/test_rollover.py",
+        "providers/mongo/tests/test_us8_three.py",
+        "tests/test_wheels.py",
+    }
+)
 
 
 class OneJvmScheduling(LoadScopeScheduling):
     """Spreads single tests over the workers, but gives all that need a JVM to one of them.
 
-    Two JVMs at a time do not fit on a small machine. (The `xdist_group` mark would say the same, but pytest
-    9.2 makes it do nothing: https://github.com/pytest-dev/pytest-xdist/issues/1386.)
+    Two JVMs at a time do not fit on a small machine. The tests of a file that is in `TOGETHER` go to one
+    worker as well, which then makes what they share once. (The `xdist_group` mark would say the same, but
+    pytest 9.2 makes it do nothing: https://github.com/pytest-dev/pytest-xdist/issues/1386.)
     """
 
     def _split_scope(self, nodeid):
-        return "jvm" if nodeid.startswith(JVM_FOLDERS) or nodeid.endswith(JVM_PAGE) else nodeid
+        if nodeid.startswith(JVM_TESTS) or nodeid.endswith(JVM_PAGE):
+            return "jvm"
+        file = nodeid.partition("::")[0]
+        return file if file in TOGETHER else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     return OneJvmScheduling(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """One more worker than there are cores: two fifths of the time the tests wait for a server or a clock."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return (cores or 1) + 1

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -139,6 +140,14 @@ class TestIterator:
         described = inspect.getdoc(ChangeFeedIterator)
         for name in multiclouddb_api.iterator.IteratorSettings.__annotations__:
             assert f"\n    {name}: " in described
+
+
+class TestScheduling:
+    def test_files_that_stay_together_are_there(self):
+        found = runpy.run_path(str(ROOT / "conftest.py"))
+        assert found["TOGETHER"]
+        for name in (*found["TOGETHER"], *found["JVM_TESTS"]):
+            assert (ROOT / name).exists(), name
 
 
 def loaded_by(imports):

@@ -282,6 +282,8 @@ class MongoFeed(Feed):
         self._found = find(self._source.client, self.spec, self._source.address)
         if not self._found.there:
             raise _missing(self._source.address)
+        if self._found.uuid is None:  # a database has no incarnation: by now it is there
+            return
         raise fault(
             ErrorCategory.INVALID_REQUEST,
             "the collection of this token is gone, and another one has its name by now; start anew",

@@ -7,19 +7,10 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from multiclouddb_api import ErrorCategory
-from pyspark_multiclouddb import error_from_query, local_session
+from pyspark_multiclouddb import error_from_query
 
 from .servers.mongod import ReplicaSet
 from .test_rollover import NOTE, World
-
-
-@pytest.fixture(scope="session")
-def spark():
-    """The one session of the process, if another test has started it."""
-    session = local_session("tests", **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +59,7 @@ def cut(world, behind):
             time.sleep(0.01)
 
 
-@pytest.mark.parametrize("collection", ["quiet-jvm"])  # says that it needs a JVM: see the root's conftest.py
-def test_checkpoint_moves_along_and_survives(spark, world, tmp_path, collection):
+def test_checkpoint_moves_along_and_survives(spark, world, tmp_path):
     """Each night less than the log holds is written elsewhere, and together more."""
     checkpoint, kept = tmp_path / "checkpoint", tmp_path / "kept"
     assert run(spark, world, checkpoint) == []
