@@ -113,7 +113,12 @@ class Fetcher:
             if deadline.passed() and not future.done():
                 future.cancel()
                 raise failures[-1] if failures else ProviderFault(late_fault())
-        return future.result()
+        try:
+            return future.result()
+        except Exception as error:
+            if self._closed.is_set():  # whatever the vendor's client says of having been closed
+                raise closed_fault() from error
+            raise
 
     def _submit(self, operation: Callable[..., T], *args: object) -> Future[T]:
         try:

@@ -271,10 +271,10 @@ class TestShown:
 
     @pytest.mark.parametrize("piece", ["[a]", "[:]", "%2F", "a", ":1,", "…", "/a", "?a=b", "a@"])
     def test_no_url_takes_long(self, piece):
-        started = time.perf_counter()
+        started = time.process_time()
         redact_url(f"mongodb://{piece * 5000}!")
         redact_url(f"mongodb://{piece * 5000}!@host")
-        assert time.perf_counter() - started < 1
+        assert time.process_time() - started < 1
 
     def test_short_values_are_shown_and_long_ones_cut(self):
         assert shorten("token") == "'token'"

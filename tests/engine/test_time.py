@@ -507,6 +507,16 @@ class TestClose:
         bench.engine.close()
         assert "closed" in bench.refused(ErrorCategory.TRANSIENT_FAILURE).message
 
+    def test_call_that_fails_because_of_closing_says_so(self, bench, monkeypatch):
+        """A vendor's client has words of its own for that."""
+
+        def start(*_):
+            bench.engine._closed.set()
+            raise CorruptError("cannot use the client after close")
+
+        monkeypatch.setattr(SimulationFeed, "start", start)
+        bench.refused(ErrorCategory.TRANSIENT_FAILURE, match="the client was closed")
+
     def test_read_while_the_process_ends_says_so(self, threaded):
         """The interpreter shuts every pool down before a daemon thread is stopped."""
         bench = threaded()

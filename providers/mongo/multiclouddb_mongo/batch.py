@@ -25,14 +25,10 @@ class MongoBatch(Batch):
         view: What their events share.
         begin: The position in front of them.
         end: The position behind them, and behind what else was looked at.
-        start: The cluster time of the feed's start, in ticks, or None.
     """
 
-    def __init__(
-        self, changes: Sequence[Raw], view: View, begin: Place, end: Place, start: int | None = None
-    ) -> None:
+    def __init__(self, changes: Sequence[Raw], view: View, begin: Place, end: Place) -> None:
         self._changes, self._view, self._begin, self._end = changes, view, begin, end
-        self._start = start
         self.nbytes = sum(map(len, changes))
 
     def __len__(self) -> int:
@@ -41,9 +37,9 @@ class MongoBatch(Batch):
     def cursor_after(self, count: int) -> Cursor:
         """The position behind the first `count` changes."""
         if count == len(self._changes):
-            return cursor_of(self._end, self._start)
+            return cursor_of(self._end, self._view.start)
         place = place_of_change(self._changes[count - 1]) if count else self._begin
-        return cursor_of(place, self._start)
+        return cursor_of(place, self._view.start)
 
     def events(self, start: int, stop: int) -> list[ChangeEvent]:
         """Map changes to events."""

@@ -6,6 +6,7 @@ more, reading goes on, with a question more to the server.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +24,11 @@ from pymongo.change_stream import (
 from pymongo.collection import Collection
 from pymongo.database import Database
 
-from multiclouddb_api import EntireCluster, EntireDatabase, FeedScope
+from multiclouddb_api import EntireCluster, EntireDatabase, ErrorCategory, FeedScope
 from multiclouddb_mongo.change import RawChange
+from multiclouddb_mongo.errors import fault
 
-__all__ = ["Closer", "Stream", "buffered", "inner_cursor", "interrupt", "watch_otherwise"]
+__all__ = ["Closer", "Stream", "buffered", "flush", "hushed", "inner_cursor", "interrupt", "watch_otherwise"]
 
 Stream: TypeAlias = ChangeStream[RawChange]
 
@@ -44,11 +46,12 @@ class Closer:
     def __init__(self) -> None:
         self._deaf_until = 0.0
         self._at_work = 0
+        self._over = False
         self._changed = threading.Condition()
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """While a stream is opened or closed: the client has to live as long."""
+        """While a stream is opened, read or closed: the client has to live as long."""
         with self._changed:
             self._at_work += 1
         try:
@@ -58,10 +61,27 @@ class Closer:
                 self._at_work -= 1
                 self._changed.notify_all()
 
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """While a stream is opened.
+
+        Raises:
+            ProviderFault: The client is being closed: nobody would close what is opened now.
+        """
+        with self.at_work():
+            if self._over:
+                raise fault(ErrorCategory.TRANSIENT_FAILURE, "the client is closed; connect again")
+            yield
+
+    def end(self) -> None:
+        """Let no further stream be opened."""
+        self._over = True
+
     def settle(self) -> None:
-        """Wait for whoever is opening or closing a stream at the moment, half a second at most."""
+        """Wait half a second at most for whoever is at work with a stream; not beside a server that hangs."""
+        patience = 0.0 if time.monotonic() < self._deaf_until else _CLOSE_SECONDS
         with self._changed:
-            self._changed.wait_for(lambda: not self._at_work, _CLOSE_SECONDS)
+            self._changed.wait_for(lambda: not self._at_work, patience)
 
     def close(self, stream: Stream, *, reachable: bool) -> None:
         """Close a stream; raises nothing.
@@ -142,6 +162,24 @@ def inner_cursor(stream: Stream) -> object:
     return getattr(stream, "_cursor", None)
 
 
+@contextmanager
+def hushed() -> Iterator[None]:
+    """While a client is closed: no traceback in the log for each cursor of a server that hangs.
+
+    PyMongo writes one, also where nobody has set up logging.
+    """
+    log = logging.getLogger("pymongo.client")
+    log.addFilter(_is_no_traceback)
+    try:
+        yield
+    finally:
+        log.removeFilter(_is_no_traceback)
+
+
+def _is_no_traceback(record: logging.LogRecord) -> bool:
+    return record.exc_info is None
+
+
 def interrupt(client: MongoClient[Any]) -> None:
     """End every receive of a client that is about to be closed, within half a second.
 
@@ -152,3 +190,9 @@ def interrupt(client: MongoClient[Any]) -> None:
     for server in list(servers.values()):
         with suppress(Exception):
             server.pool.reset(interrupt_connections=True)
+
+
+def flush(client: MongoClient[Any]) -> None:
+    """Close the cursors that PyMongo was to close and could not: the interrupted client cannot any more."""
+    with suppress(Exception):
+        client._process_kill_cursors()

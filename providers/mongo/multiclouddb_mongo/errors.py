@@ -11,6 +11,7 @@ from bson.errors import BSONError, InvalidBSON
 from pymongo.errors import (
     ConfigurationError,
     ConnectionFailure,
+    DocumentTooLarge,
     EncryptionError,
     ExecutionTimeout,
     InvalidName,
@@ -72,6 +73,8 @@ _OVERLOADED: Final = "SystemOverloadedError"
 _RESUMABLE: Final = "ResumableChangeStreamError"
 _MOST_TEXT: Final = 300
 _OURS: Final = "this should not happen; please report it with the text of this error"
+# The rest of the server's text is the whole command.
+_DENIED: Final = re.compile(r"not authorized on (\S+) to execute command \{ (\w+):")
 # The server says this of what failed on a document, which its text may then quote.
 _AT_WORK: Final = re.compile(r"executor error", re.IGNORECASE)
 
@@ -165,6 +168,12 @@ def _of_use(error: Exception, code: int | None) -> Fault | None:
             return _plain(
                 ErrorCategory.PROVIDER_ERROR, f"an event cannot be decoded ({_short(str(error))})", code
             )
+        case DocumentTooLarge():
+            return Fault(
+                ErrorCategory.INVALID_REQUEST,
+                "a document, or the command, is larger than the server takes; send less at once",
+                confidential=True,
+            )
         case BSONError() | UnicodeEncodeError():
             return _NO_BSON
         case OverflowError() if "8-byte" in str(error):
@@ -194,6 +203,9 @@ def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> R
         return attrs.evolve(
             AUTHENTICATION, message="the server wants to know who we are; put a user into the connection"
         )
+    if row is not None and code == NOT_AUTHORIZED and (denied := _DENIED.match(text)):
+        database, command = denied.groups()
+        return attrs.evolve(row, message=f"{command} on database {database!r}: {row.message}")
     if code == _ATLAS and "auth" in text.lower():
         return AUTHENTICATION
     if code == TOKEN_NOT_FOUND and "_id field" in text:

@@ -63,6 +63,7 @@ class View:
         with_new: True when events have the new document.
         with_old: True when events have the old document.
         native: True when events carry the change document.
+        start: The cluster time of the feed's start, in ticks, where it may lie ahead, or None.
     """
 
     address: ResourceAddress
@@ -70,6 +71,7 @@ class View:
     with_new: bool = True
     with_old: bool = False
     native: bool = False
+    start: int | None = None
 
 
 def to_events(changes: Sequence[Raw], start: int, stop: int, view: View) -> list[ChangeEvent]:
@@ -140,6 +142,8 @@ def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
 def _keys(keys: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
     """Keys; behind a shard key comes `_id`, which is not part of it."""
     settled = [portable(key) for key in keys]
+    if not all(settled):
+        raise ValueError("a change without a key")
     if all(len(key) == 1 for key in settled):
         return trusted_keys(settled)
     return [trusted_keys([key], max(1, len(key) - 1))[0] for key in settled]
@@ -190,8 +194,8 @@ def _arrow(changes: Sequence[Change], view: View) -> pa.RecordBatch:
     count, text = len(changes), pa.string()
     ids = pa.array([change_text(change["_id"]) for change in changes], text)
     keys = [change["documentKey"] for change in changes]
-    if None in keys:
-        raise TypeError("a change without a key")
+    if not all(keys):
+        raise ValueError("a change without a key")
     columns = [
         ids,
         pa.array([_TEXTS[change["operationType"]] for change in changes], text),
@@ -252,12 +256,13 @@ def _first_fault(
         try:
             mapped(_decoded(changes[index : index + 1]), view)
         except BSONError:
-            return _fault(changes, index, "it is no valid BSON, or holds text that is no UTF-8")
+            return _fault(changes, index, view, "it is no valid BSON, or holds text that is no UTF-8")
         except _DAMAGED as error:
-            return _fault(changes, index, f"it is no change that can be mapped ({type(error).__name__})")
-    return _fault(changes, start, "the changes behind it cannot be told apart")
+            reason = f"it is no change that can be mapped ({type(error).__name__})"
+            return _fault(changes, index, view, reason)
+    return _fault(changes, start, view, "the changes behind it cannot be told apart")
 
 
-def _fault(changes: Sequence[Raw], index: int, reason: str) -> RecordFault:
+def _fault(changes: Sequence[Raw], index: int, view: View, reason: str) -> RecordFault:
     place = place_of_change(changes[index])
-    return RecordFault(index, describe(place).text, reason, cursor_of(place))
+    return RecordFault(index, describe(place).text, reason, cursor_of(place, view.start))

@@ -20,7 +20,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_mongo.commands import Commands
 from multiclouddb_mongo.config import MongoConfig
-from multiclouddb_mongo.driver import Closer, interrupt
+from multiclouddb_mongo.driver import Closer, flush, hushed, interrupt
 from multiclouddb_mongo.errors import PROVIDER_ID, classify
 from multiclouddb_mongo.feed import MongoFeed
 from multiclouddb_mongo.options import MongoOptions
@@ -133,9 +133,14 @@ class MongoProvider(Provider):
 
     def close(self) -> None:
         """Cancel every reader, close every cursor, and our client; a server that hangs is not waited for."""
+        self._closer.end()
         readers = list(self._readers)
         for reader in readers:
             reader.halt()
+        with hushed():
+            self._close(readers)
+
+    def _close(self, readers: list[MongoReader]) -> None:
         for reader in readers:
             reader.cancel()
         # Each of them closes what it is opening; it has to have a client for that.
@@ -143,6 +148,7 @@ class MongoProvider(Provider):
         with pymongo.timeout(_CLOSE_SECONDS):
             self._commands.close()
             if self._ours:
+                flush(self._client)
                 interrupt(self._client)
                 self._client.close()
 

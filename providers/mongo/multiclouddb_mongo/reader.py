@@ -9,6 +9,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from typing import Final, NoReturn
 
+import attrs
 from pymongo.errors import OperationFailure, PyMongoError
 
 from multiclouddb_api import ErrorCategory, Invalidated
@@ -71,7 +72,8 @@ class MongoReader(Reader):
         headroom: Callable[[Place], float | None],
         check: Callable[[], None],
     ) -> None:
-        self._source, self._view, self._place, self._until = source, view, place, until
+        self._source, self._place, self._until = source, place, until
+        self._view = attrs.evolve(view, start=start)
         self._start, self._goes_on, self._headroom, self._check = start, goes_on, headroom, check
         self._taker = Taker(source, until)
         self._stream: Stream | None = None
@@ -129,7 +131,7 @@ class MongoReader(Reader):
                 _MOST_BATCH, max(_LEAST_BATCH, max_records)
             )
             taken.requests += 1
-            with self._source.at_work():
+            with self._source.opening():
                 self._look()
                 self._stream = self._source.open(taken.place, self._batch_size, self._await_ms)
                 if self._cancelled.is_set():  # while it was opened nobody could close it
@@ -199,7 +201,10 @@ class MongoReader(Reader):
         try:
             stream = self._opened(taken, max_records)
             cursor = inner_cursor(stream)
-            looked = self._taker.take(stream, taken, max_records, self._batch_size)
+            with self._source.at_work():
+                looked = self._taker.take(stream, taken, max_records, self._batch_size)
+                if self._cancelled.is_set():  # PyMongo may have resumed a stream that was closed under it
+                    self.close()
             self._overtaken = False
             return looked, inner_cursor(stream) is not cursor
         except OperationFailure as error:
@@ -297,7 +302,7 @@ class MongoReader(Reader):
 
     def _batch(self, taken: Taken) -> MongoBatch:
         begin, self._place = self._place, taken.place
-        batch = MongoBatch(taken.changes, self._view, begin, self._place, self._start)
+        batch = MongoBatch(taken.changes, self._view, begin, self._place)
         batch.outcome, batch.requests, batch.caught_up = self._outcome, taken.requests, taken.caught_up
         batch.notices = tuple(taken.notices)
         seconds = seconds_at(self._place)

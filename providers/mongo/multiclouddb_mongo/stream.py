@@ -37,6 +37,7 @@ _UNWANTED: Final = ("updateDescription", "clusterTime", "lsid", "txnNumber")
 _MAJORITY: Final = ReadConcern("majority")
 _COMMENT: Final = "multiclouddb"
 _PROBE_MS: Final = 50
+_SHARDED_PROBE_MS: Final = 400
 
 
 class Source:
@@ -68,7 +69,7 @@ class Source:
     ) -> None:
         assert isinstance(spec.options, MongoOptions)
         self._closer = closer or Closer()
-        self.at_work = self._closer.at_work
+        self.at_work, self.opening = self._closer.at_work, self._closer.opening
         self.client, self.spec, self.address, self.options = client, spec, address, spec.options
         self.splits, self.sharded, self.images = splits, sharded, images
         limits = (client.options.timeout, client.options.pool_options.socket_timeout)
@@ -104,7 +105,7 @@ class Source:
 
     def now(self) -> After:
         """The end of the log, durable at once: the first answer of a stream that asks for no change."""
-        with self._watch(0, self._awaiting(1)) as stream:
+        with self.opening(), self._watch(0, self._awaiting(1)) as stream:
             token = stream.resume_token
         assert token is not None  # a server that we can talk to sends one, also with an empty batch
         return After("h", token_text(token))
@@ -113,7 +114,8 @@ class Source:
         """True when the log still holds everything from a cluster time on.
 
         Asked of a command that may look at the log for 50 ms only: one that is cut short has begun to look,
-        and the server says at once when it cannot.
+        and the server says at once when it cannot. Behind a `mongos` it has longer, since that one asks the
+        shards first.
         """
         stage: dict[str, Any] = {"startAtOperationTime": place.timestamp()}
         if isinstance(self.spec.scope, EntireCluster):
@@ -124,15 +126,14 @@ class Source:
             "pipeline": [{"$changeStream": stage}],
             "cursor": {"batchSize": 1},
             "readConcern": {"level": "majority"},
-            "maxTimeMS": _PROBE_MS,
+            "maxTimeMS": _SHARDED_PROBE_MS if self.sharded else _PROBE_MS,
         }
         database = self.client[self.address.database or "admin"]
         try:
-            answer = database.command(command, codec_options=CODEC)
-            cursor = answer["cursor"]
-            if cursor["id"]:
-                collection = cursor["ns"].partition(".")[2]
-                database.command({"killCursors": collection, "cursors": [cursor["id"]]})
+            # Asked of whom the streams are read from: logs are not of one length.
+            preference = self.client.read_preference
+            with self.opening():
+                database.cursor_command(command, read_preference=preference, codec_options=CODEC).close()
         except NetworkTimeout:
             return True  # `timeoutMS` of the connection string takes the place of our 50 ms
         except OperationFailure as error:
@@ -233,9 +234,18 @@ def _start(place: Place) -> dict[str, Any]:
 
 
 def _match(scope: LogicalPartition) -> Stage:
-    wanted = {
-        f"documentKey.{name}": {"$eq": to_bson(value)} for name, value in scope.key.partition_key.items()
+    values = {name: to_bson(value) for name, value in scope.key.partition_key.items()}
+    wanted: dict[str, Any] = {
+        f"documentKey.{name}": {"$eq": value} for name, value in values.items() if "." not in name
     }
+    # Of a nested shard key, the whole path is one name in the change.
+    paths = [
+        {"$eq": [{"$getField": {"field": name, "input": "$documentKey"}}, {"$literal": value}]}
+        for name, value in values.items()
+        if "." in name
+    ]
+    if paths:
+        wanted["$expr"] = {"$and": paths}
     return {"$or": [wanted, {"operationType": {"$in": list(ENDINGS)}}]}
 
 

@@ -325,9 +325,9 @@ class TestOptions:
     )
     def test_what_the_server_does_not_take(self, client, here, native, options):
         def act():
-            page = read(client, here, Now(), provider_options=MongoOptions(**options), timeout=5)
+            page = read(client, here, Now(), provider_options=MongoOptions(**options))
             native["c"].insert_one({"_id": 1})
-            read(client, here, page.continuation_token, provider_options=MongoOptions(**options), timeout=5)
+            read(client, here, page.continuation_token, provider_options=MongoOptions(**options))
 
         error = refused(INVALID, act)
         assert not error.retryable

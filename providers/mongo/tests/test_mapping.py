@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey, ResourceAddress
 from multiclouddb_mongo.change import RawChange, place_of_change
 from multiclouddb_mongo.mapping import View, time_of, to_arrow, to_events
-from multiclouddb_mongo.position import After, cursor_of, describe, place_of
+from multiclouddb_mongo.position import After, cursor_of, describe, place_of, start_of
 from multiclouddb_mongo.values import CODEC, portable
 from multiclouddb_spi import RecordFault
 from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
@@ -329,6 +329,7 @@ DAMAGES = {
     "no namespace": without("ns"),
     "a namespace that is text": having("ns", "shop.orders"),
     "half a namespace": having("ns", {"db": "shop"}),
+    "a key without a part": having("documentKey", {}),
 }
 POISON = raw(one(fullDocument={"text": "damaged"})).replace(b"damaged", b"damage\xff")
 
@@ -359,6 +360,14 @@ class TestPoison:
             mapping(page, 0, 4, self.VIEW)
         assert caught.value.index == index
         assert caught.value.skip_cursor == cursor_of(After("e", token(index)["_data"]))
+
+    @pytest.mark.parametrize("change", [POISON, raw(one(1) | {"documentKey": 1})], ids=["text", "key"])
+    def test_behind_it_the_start_is_still_known(self, mapping, change):
+        """What ended before it was something else of the same name."""
+        view = View(ADDRESS, "p", start=2**64 - 1)
+        with pytest.raises(RecordFault) as caught:
+            mapping([change], 0, 1, view)
+        assert start_of(caught.value.skip_cursor) == 2**64 - 1
 
     def test_what_is_in_front_of_it_and_behind_it_is_mapped(self, mapping):
         page = [raw(one(1)), POISON, raw(one(3))]

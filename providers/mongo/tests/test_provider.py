@@ -48,7 +48,7 @@ from multiclouddb_mongo.provider import PLUGIN
 from multiclouddb_spi import Deadline, Ended, FeedSpec, ProviderFault, Range, read_range
 
 from .monitor import Commands, watched
-from .native import native
+from .native import hanging, native
 from .servers.failpoint import fail_command
 
 NAMES = itertools.count()
@@ -175,9 +175,10 @@ class TestStarts:
     def test_the_time_to_come_is_one(self, room):
         collection = room.collection()
         collection.insert_one({"_id": 0})
-        page = read(room.client(), room.address(), AtTime(datetime.now(UTC) + timedelta(seconds=1.1)))
+        moment = datetime.now(UTC) + timedelta(seconds=3)
+        page = read(room.client(), room.address(), AtTime(moment))
         collection.insert_one({"_id": "too early"})
-        time.sleep(1.3)
+        eventually(lambda: datetime.now(UTC) > moment)
         collection.insert_one({"_id": 1})
         assert all_ids(room.client(), room.address(), page.continuation_token) == [1]
 
@@ -648,7 +649,7 @@ class TestStreams:
         timer.start()
         began = time.monotonic()
         assert ids(read(client, room.address(), token, wait=20)) == [1]
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
         timer.join()
 
     def test_threads_with_one_token_get_the_same(self, room):
@@ -721,10 +722,50 @@ class TestStreams:
             eventually(lambda: len(room.cursors()) == 3)
             began = time.monotonic()
             client.close()
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 10  # of 20; the conformance suite is stricter
             assert [each.result(10) for each in polls] == [ErrorCategory.TRANSIENT_FAILURE] * 3
         if pool > 1:  # over one connection a poll may be in the way of what would end the others
             eventually(lambda: not room.cursors())
+
+    def test_what_could_not_be_closed_at_once_is_closed_at_the_end(self, room, app):
+        """PyMongo notes it, as it does for what is let go of; an interrupted client finds no server."""
+        room.collection()
+        uri = room.server.uri(appName=app, heartbeatFrequencyMS=10_000)
+        provider = PLUGIN.connect(ClientConfig("mongo", {"url": uri}), None)
+        provider.open_feed(FeedSpec(room.address(), options=MongoOptions()), Deadline.after(30))
+        with fail_command(room.server, commands=["hello", "ismaster"], app_name=app, times=None, errorCode=2):
+            provider._client[room.database]["c"].watch()
+            provider.close()
+        eventually(lambda: not room.cursors())
+
+    def test_nothing_is_opened_any_more_once_it_is_closed(self, room):
+        """The application's client lives on; what is opened late would stay open."""
+        room.collection()
+        deadline = Deadline.after(30)
+        with MongoClient(room.uri) as own:
+            provider = PLUGIN.connect(ClientConfig("mongo", {}), own)
+            feed = provider.open_feed(FeedSpec(room.address(), options=MongoOptions()), deadline)
+            (seed,) = feed.start(Now(), None, deadline)
+            provider.close()
+            reader = feed.open(seed.partition_id, seed.cursor)
+            for late in (
+                lambda: reader.fetch(1, 1, 0.0, deadline),
+                lambda: feed.start(Now(), None, deadline),
+                lambda: feed.start(AtTime(datetime.now(UTC)), None, deadline),
+            ):
+                with pytest.raises(ProviderFault, match="closed"):
+                    late()
+            assert not room.cursors()
+
+    def test_closing_beside_a_server_that_hangs_says_nothing(self, room, caplog):
+        """PyMongo would: a traceback for each cursor, on the terminal where there is no log."""
+        client = room.client()
+        for number in range(3):
+            room.collection(f"c{number}")
+            read(client, room.address(f"c{number}"), Now())
+        with hanging(room.server):
+            client.close()
+        assert "Traceback" not in caplog.text
 
 
 # -- Whose client

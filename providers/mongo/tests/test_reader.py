@@ -25,7 +25,7 @@ from multiclouddb_api import (
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.change import RawChange
 from multiclouddb_mongo.mapping import View
-from multiclouddb_mongo.position import After, At, compare, place_of, ticks_at, token_text
+from multiclouddb_mongo.position import After, At, compare, place_of, start_of, ticks_at, token_text
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import (
@@ -251,6 +251,8 @@ class Server:
 
     def at_work(self):
         return contextlib.nullcontext()
+
+    opening = at_work
 
     def living(self):
         return [stream for stream in self.opened if not stream.closed]
@@ -530,6 +532,13 @@ class TestEnd:
         assert drained(reader_of(server, start=behind_)) == [1, number]
         assert drained(reader_of(Server(log), start=before)) == [1]
 
+    def test_nor_is_that_forgotten_behind_a_change_that_cannot_be_mapped(self, log):
+        log.add(fullDocument="text")
+        batch = fetch(reader_of(self.ended(log), start=2**63))
+        with pytest.raises(RecordFault) as caught:
+            batch.events(0, 1)
+        assert start_of(caught.value.skip_cursor) == 2**63
+
     @pytest.mark.parametrize("eager", [False, True])
     def test_an_end_that_a_pipeline_hides_is_one(self, log, eager):
         server = self.ended(log, eager=eager, pipeline=[{"$match": {"operationType": "insert"}}])
@@ -551,6 +560,20 @@ class TestEnd:
         server.before_answer = reader.cancel
         with pytest.raises(ProviderFault, match="cancelled"):
             fetch(reader)
+
+    def test_nor_is_one_left_open_that_the_driver_resumes_then(self, log):
+        server = Server(log)
+        reader = reader_of(server)
+
+        def resumed():
+            reader.cancel()
+            (stream,) = server.opened
+            stream.closed = stream._cursor.ended = False
+
+        server.before_answer = resumed
+        with pytest.raises(ProviderFault, match="cancelled"):
+            fetch(reader)
+        assert not server.living()
 
 
 class TestAltered:

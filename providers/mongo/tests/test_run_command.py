@@ -27,7 +27,7 @@ INVALID = ErrorCategory.INVALID_REQUEST
 TRANSIENT = ErrorCategory.TRANSIENT_FAILURE
 ADDED = {"lsid", "$clusterTime", "$db", "$readPreference", "txnNumber", "apiVersion"}
 # Long enough for a stalled machine, short beside what would happen without a limit.
-SOON = 2.0
+SOON = 8.0
 SECRET = "correct-horse-battery"
 OVERLOADED = {"errorCode": 462, "errorLabels": ["SystemOverloadedError", "RetryableError"]}
 
@@ -258,7 +258,7 @@ class TestSessions:
 
 class TestTimeouts:
     def test_rc_04_a_timeout_ends_a_call_that_hangs(self, one, database):
-        with native(one.uri(socketTimeoutMS=4000)) as db:
+        with native(one.uri(socketTimeoutMS=15000)) as db:
             db.run(database, {"ping": 1})
             with hanging(one):
                 began = time.monotonic()

@@ -26,7 +26,7 @@ from .servers.failpoint import fail_command
 INVALID = ErrorCategory.INVALID_REQUEST
 TRANSIENT = ErrorCategory.TRANSIENT_FAILURE
 # Long enough for a stalled machine, short beside what would happen without a limit.
-SOON = 2.0
+SOON = 8.0
 NOT_FOUND = 43  # the server has no such cursor
 TAILABLE = {"find": "capped", "tailable": True}
 AWAITING = {**TAILABLE, "awaitData": True}
@@ -327,8 +327,8 @@ class TestClose:
         assert (db.body("ping")["lsid"] == db.body("find")["lsid"]) is ("errorCode" in failure)
 
     def test_rc_27_the_timeout_counts_anew_for_a_close(self, db, database):
-        cursor = db.cursor(database, {"find": "c", "batchSize": 2}, timeout_ms=500)
-        time.sleep(0.55)
+        cursor = db.cursor(database, {"find": "c", "batchSize": 2}, timeout_ms=1000)
+        time.sleep(1.05)
         cursor.close()
         assert db.body("killCursors")["maxTimeMS"] > 100
         assert is_gone(db, database, cursor_id(db))
@@ -388,10 +388,10 @@ class TestTimeouts:
         with db.cursor(database, AWAITING, **options) as cursor:
             assert [next(cursor)["_id"], next(cursor)["_id"], cursor.try_next()] == [0, 1, None]
 
-    @pytest.mark.parametrize(("wait", "works"), [(499, True), (500, False)])
+    @pytest.mark.parametrize(("wait", "works"), [(4999, True), (5000, False)])
     def test_rc_28_the_wait_stays_below_the_timeout_of_the_client(self, one, database, wait, works):
         fill(one, database)
-        with native(one.uri(timeoutMS=500)) as db:
+        with native(one.uri(timeoutMS=5000)) as db:
             options = {"cursor_type": "tailable_await", "max_time_ms": wait}
             if works:
                 db.cursor(database, AWAITING, **options).close()
@@ -400,10 +400,10 @@ class TestTimeouts:
 
     def test_rc_29_by_default_a_timeout_is_for_the_whole_life_of_a_cursor(self, db, database):
         for mode in ({}, {"timeout_mode": "cursor_lifetime"}):
-            options = {"timeout_ms": 400, "batch_size": 2, **mode}
+            options = {"timeout_ms": 1000, "batch_size": 2, **mode}
             cursor = db.cursor(database, {"find": "c", "batchSize": 3}, **options)
             assert next(cursor) == {"_id": 0}
-            time.sleep(0.45)
+            time.sleep(1.05)
             # What is here already is handed out, however late it is.
             assert [next(cursor), next(cursor)] == [{"_id": 1}, {"_id": 2}]
             error = refused(next, cursor)
@@ -412,16 +412,16 @@ class TestTimeouts:
 
     def test_rc_29_the_timeout_of_the_client_is_for_the_whole_life_as_well(self, one, database):
         fill(one, database)
-        with native(one.uri(timeoutMS=400)) as db:
+        with native(one.uri(timeoutMS=1000)) as db:
             cursor = db.cursor(database, {"find": "c", "batchSize": 1})
             next(cursor)
-            time.sleep(0.45)
+            time.sleep(1.05)
             assert refused(next, cursor).category == TRANSIENT
             assert len(list(db.cursor(database, {"find": "c", "batchSize": 1}, timeout_ms=0))) == 10
 
     def test_rc_29_a_get_more_has_only_the_time_that_is_left(self, one, db, database):
-        cursor = db.cursor(database, {"find": "c", "batchSize": 1}, timeout_ms=900, batch_size=2)
-        hang = {"blockConnection": True, "blockTimeMS": 200}
+        cursor = db.cursor(database, {"find": "c", "batchSize": 1}, timeout_ms=1800, batch_size=2)
+        hang = {"blockConnection": True, "blockTimeMS": 400}
         found = []
         with fail_command(one, commands=["getMore"], app_name=database, times=None, **hang):
             error = refused(found.extend, cursor)
@@ -429,18 +429,18 @@ class TestTimeouts:
         assert error.category == TRANSIENT
 
     def test_rc_29_with_iteration_each_step_has_the_whole_timeout(self, one, db, database):
-        options = {"timeout_ms": 1000, "timeout_mode": "iteration", "batch_size": 2}
+        options = {"timeout_ms": 2000, "timeout_mode": "iteration", "batch_size": 2}
         cursor = db.cursor(database, {"find": "c", "batchSize": 1}, **options)
-        hang = {"blockConnection": True, "blockTimeMS": 250}
+        hang = {"blockConnection": True, "blockTimeMS": 450}
         began = time.monotonic()
         with fail_command(one, commands=["getMore"], app_name=database, times=None, **hang):
             assert len(list(cursor)) == 10
-        assert time.monotonic() - began > 1.0
+        assert time.monotonic() - began > 2.0
 
     def test_rc_29_with_iteration_a_step_that_takes_too_long_fails(self, one, database):
         fill(one, database)
-        with native(one.uri(socketTimeoutMS=4000)) as db:
-            options = {"timeout_ms": 400, "timeout_mode": "iteration"}
+        with native(one.uri(socketTimeoutMS=15000)) as db:
+            options = {"timeout_ms": 1000, "timeout_mode": "iteration"}
             cursor = db.cursor(database, {"find": "c", "batchSize": 1}, **options)
             next(cursor)
             with hanging(one):
@@ -450,9 +450,9 @@ class TestTimeouts:
         assert (error.category, error.retryable) == (TRANSIENT, True)
 
     def test_rc_29_with_iteration_the_server_counts_no_time_for_the_whole_life(self, db, database):
-        # Each document takes the server 130 ms: with a maxTimeMS on the command it would give up half way.
-        slow = {"find": "c", "batchSize": 1, "filter": {"$where": "sleep(130) || true"}}
-        options = {"timeout_ms": 1000, "timeout_mode": "iteration", "batch_size": 2}
+        # Each document takes the server 210 ms: with a maxTimeMS on the command it would give up half way.
+        slow = {"find": "c", "batchSize": 1, "filter": {"$where": "sleep(210) || true"}}
+        options = {"timeout_ms": 2000, "timeout_mode": "iteration", "batch_size": 2}
         assert len(list(db.cursor(database, slow, **options))) == 10
         assert not [body for body in db.commands.bodies("find") if "maxTimeMS" in body]
         assert not [body for body in db.commands.bodies("getMore") if "maxTimeMS" in body]
@@ -468,7 +468,7 @@ class TestTimeouts:
     )
     def test_rc_29_with_iteration_the_command_has_its_timeout_too(self, one, database, command, kind):
         fill(one, database)
-        with native(one.uri(socketTimeoutMS=4000)) as db:
+        with native(one.uri(socketTimeoutMS=15000)) as db:
             db.run(database, {"ping": 1})
             with hanging(one):
                 began = time.monotonic()
@@ -490,7 +490,7 @@ class TestTimeouts:
     def test_rc_29_a_tailable_cursor_has_its_timeout_for_each_step_as_a_whole(
         self, one, db, database, command, kind
     ):
-        cursor = db.cursor(database, command, cursor_type=kind, timeout_ms=500)
+        cursor = db.cursor(database, command, cursor_type=kind, timeout_ms=1000)
         for number in (0, 1, 2):
             one.client()[database]["capped"].insert_one({"_id": 2 + number})
             time.sleep(0.2)
@@ -499,7 +499,7 @@ class TestTimeouts:
             next(cursor)
         began = time.monotonic()
         error = refused(next, cursor)  # many getMore commands, or one that waits
-        assert 0.4 < time.monotonic() - began < SOON
+        assert 0.9 < time.monotonic() - began < SOON
         assert error.category == TRANSIENT
 
     @pytest.mark.parametrize("kind", ["tailable", "tailable_await"])

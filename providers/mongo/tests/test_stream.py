@@ -26,6 +26,8 @@ from multiclouddb_mongo.position import After, At, ticks_at
 from multiclouddb_mongo.stream import ENDINGS, Source
 from multiclouddb_spi import FeedSpec
 
+from .monitor import Commands
+
 NEW, OLD = NewItemStateMode, OldItemStateMode
 TOKEN = "826B004E5A000000022B0229296E04"
 NATIVE = {"include_native": True}
@@ -125,6 +127,23 @@ class TestStages:
             "documentKey.customer": {"$eq": Decimal128("1.50")},
         }
         assert stage[1] == {"$match": {}}
+
+    def test_and_by_one_that_is_nested(self, one, database, make):
+        """The change of a document has `{"at.zip": 1}` as its key then: one name, with a dot in it."""
+        key = MulticloudDbKey({"country": "de", "at.zip": "$1", "_id": 1}, 2)
+        stage = make(LogicalPartition(key)).pipeline()[0]
+        kept = [
+            {"_id": 1, "operationType": "insert", "documentKey": {"country": "de", "at.zip": "$1"}},
+            {"_id": 2, "operationType": "drop"},
+        ]
+        others = [
+            {"_id": 3, "operationType": "insert", "documentKey": {"country": "de", "at.zip": "$2"}},
+            {"_id": 4, "operationType": "insert", "documentKey": {"country": "at", "at.zip": "$1"}},
+            {"_id": 5, "operationType": "insert", "documentKey": {"country": "de"}},
+        ]
+        collection = one.client()[database]["changes"]
+        collection.insert_many(kept + others)
+        assert list(collection.aggregate([stage, {"$sort": {"_id": 1}}])) == kept
 
     def test_a_key_that_bson_has_not_is_refused(self, make):
         source = make(LogicalPartition(MulticloudDbKey({"_id": 2**70})))
@@ -273,19 +292,16 @@ class TestCloser:
 
     def test_a_server_that_hangs_costs_its_time_once(self):
         closer, streams = Closer(), [Stubborn(20.0, NetworkTimeout("slow")) for _ in range(20)]
-        began = time.monotonic()
         for stream in streams:
             closer.close(stream, reachable=True)
-        assert time.monotonic() - began < 1.5
         assert all(stream.closed == 1 for stream in streams)
-        assert streams[-1].allowed[0] < 0.1
+        assert sum(stream.allowed[0] for stream in streams) < 1
 
     def test_one_that_is_known_to_be_away_costs_none(self):
         stream = Stubborn(20.0, AutoReconnect("away"))
-        began = time.monotonic()
         Closer().close(stream, reachable=False)
-        assert time.monotonic() - began < 0.3
         assert stream.closed == 1
+        assert stream.allowed[0] < 0.1
 
     def test_one_that_refuses_at_once_does_not_make_it_deaf(self):
         closer = Closer()
@@ -364,6 +380,15 @@ class TestRealServer:
         assert source.reaches(At(seconds, 1))
         assert source.reaches(At(seconds + 5, 1))
         assert source.reaches(At(0, 1))  # it has never been cut
+
+    @pytest.mark.parametrize(("sharded", "longest"), [(False, 50), (True, 400)], ids=["members", "mongos"])
+    def test_a_mongos_may_look_for_longer(self, one, here, app, sharded, longest):
+        """It asks the shards first: cut short in front of them, it would seem to hold everything."""
+        commands = Commands()
+        with MongoClient(one.uri(appName=app), event_listeners=[commands]) as client:
+            spec = FeedSpec(here, options=MongoOptions())
+            assert Source(client, spec, here, sharded=sharded).reaches(At(0, 1))
+        assert [each["maxTimeMS"] for each in commands.bodies("aggregate")] == [longest]
 
     def test_a_look_leaves_no_cursor(self, source, one):
         def cursors():
