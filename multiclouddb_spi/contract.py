@@ -325,7 +325,8 @@ class Reader(ABC):
             max_bytes: Wish for `batch.nbytes`; a batch may exceed it by one record, or by more
                 where the service cannot be told a size.
             wait: Seconds that it may block while there is nothing; 0 = answer at once.
-            deadline: When it has to be over.
+            deadline: When it has to be over. Every try of one call passes the same one: a feed may keep for
+                the next try what it has learned.
 
         Returns:
             A batch; an empty one when there is nothing. After an outcome other than `Continue` a

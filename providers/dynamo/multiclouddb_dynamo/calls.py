@@ -16,8 +16,8 @@ import orjson
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_dynamo.config import DynamoClients
-from multiclouddb_dynamo.errors import fault
-from multiclouddb_spi import Deadline, collector_paused
+from multiclouddb_dynamo.errors import classify, fault
+from multiclouddb_spi import Deadline, ProviderFault, collector_paused
 
 __all__ = ["Calls", "Pace", "Table"]
 
@@ -81,10 +81,11 @@ class Calls:
     Args:
         clients: boto3's clients.
         ours: True when we made them: only then is botocore's response parser taken out of the way.
+        vendor_retried: True when botocore retries by itself.
     """
 
-    def __init__(self, clients: DynamoClients, *, ours: bool) -> None:
-        self._clients, self._ours = clients, ours
+    def __init__(self, clients: DynamoClients, *, ours: bool, vendor_retried: bool = False) -> None:
+        self._clients, self._ours, self._vendor_retried = clients, ours, vendor_retried
         self._paces: dict[str, Pace] = {}
         self._lock = threading.Lock()
         self._ahead: timedelta | None = None
@@ -151,6 +152,19 @@ class Calls:
         answer: dict[str, Any] = self._clients.streams.get_records(ShardIterator=iterator, Limit=limit)
         _whole(answer, "Records")
         return self._told(answer)
+
+    def is_passing(self, error: Exception, *, at_once: bool = False) -> bool:
+        """Whether a call that failed so may work a moment later, and nobody has retried it.
+
+        Args:
+            error: What it failed with.
+            at_once: True to ask whether it may be made again without a pause.
+        """
+        if isinstance(error, ProviderFault):
+            found = error.fault
+        else:
+            found = classify(error, vendor_retried=self._vendor_retried)
+        return found.retryable and not found.vendor_retried and not (at_once and found.retry_after)
 
     def now(self) -> datetime:
         """The service's clock as its last answer told it; ours where it tells nothing."""

@@ -24,6 +24,7 @@ from botocore.exceptions import (
 )
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault, ProviderFault
 
 __all__ = [
@@ -44,7 +45,7 @@ REJECTED: Final = frozenset({"ValidationException", "ParamValidation"})
 GONE: Final = frozenset({"TrimmedDataAccessException", "ResourceNotFoundException"})
 """A shard or a record in it is not there any more."""
 
-_DENIED: Final = "give the identity that boto3 found the permissions of docs/how-to/dynamodb.md"
+_DENIED: Final = f"give the identity that boto3 found the permissions of {DOCS_URL}how-to/dynamodb/"
 _WHO: Final = (
     "check what boto3's credential chain finds (aws sts get-caller-identity): environment, profile, role"
 )

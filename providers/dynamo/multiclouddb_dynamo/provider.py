@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import ClassVar, Final
+from weakref import WeakKeyDictionary
 
 from botocore.exceptions import BotoCoreError
 
 from multiclouddb_api import (
-    Beginning,
     Capability,
     CapabilityNote,
     CapabilitySet,
     ClientConfig,
     ErrorCategory,
     NewItemStateMode,
-    Now,
     OldItemStateMode,
     Support,
     invalid_request,
@@ -33,14 +31,12 @@ from multiclouddb_dynamo.partitions import (
     gone,
     lost,
     oldest_left,
-    seed_at_end,
-    seeds_at_oldest,
-    seeds_of_late,
     to_partition,
 )
-from multiclouddb_dynamo.position import Latest, compare, cursor_of, describe, join, place_of, seconds_at
+from multiclouddb_dynamo.position import compare, cursor_of, describe, join, place_of, seconds_at
 from multiclouddb_dynamo.reader import DynamoReader
-from multiclouddb_dynamo.shards import Shard, ShardMap
+from multiclouddb_dynamo.resolution import Resolution
+from multiclouddb_dynamo.shards import Listing, ShardMap
 from multiclouddb_dynamo.stream import Stream
 from multiclouddb_spi import (
     Cursor,
@@ -57,7 +53,6 @@ from multiclouddb_spi import (
     ProviderFault,
     ProviderPlugin,
     Seed,
-    unsupported,
 )
 
 __all__ = ["CAPABILITIES", "PLUGIN", "DynamoFeed", "DynamoPlugin", "DynamoProvider"]
@@ -92,10 +87,6 @@ CAPABILITIES: Final = CapabilitySet(
 )
 """What a table can do whose stream is enabled."""
 
-_LATEST_AT_ONCE: Final = 16
-_MOST_ITERATORS: Final = 64
-"""With more open shards than that a token of `Now` holds no iterators: they are hundreds of bytes each."""
-
 
 class DynamoProvider(Provider):
     """One region.
@@ -109,7 +100,7 @@ class DynamoProvider(Provider):
     provider_id: ClassVar[str] = PROVIDER_ID
 
     def __init__(self, clients: DynamoClients, *, ours: bool, vendor_retried: bool) -> None:
-        self._calls = Calls(clients, ours=ours)
+        self._calls = Calls(clients, ours=ours, vendor_retried=vendor_retried)
         self._vendor_retried = vendor_retried
 
     def capabilities(self) -> CapabilitySet:
@@ -146,6 +137,9 @@ class DynamoFeed(Feed):
         self.identity = FeedIdentity(PROVIDER_ID, spec.address, arn)
         self._calls, self._table = calls, table
         self._shards = ShardMap(calls, arn)
+        # What tries that failed have learned: it is of one call, and goes with its deadline.
+        self._resolutions: WeakKeyDictionary[Deadline, Resolution] = WeakKeyDictionary()
+        self._listings: WeakKeyDictionary[Deadline, Listing] = WeakKeyDictionary()
         self._stream = Stream(calls, arn, self._shards, lambda shard: gone(calls, spec.address, arn, shard))
 
     def clock(self, deadline: Deadline) -> datetime | None:
@@ -155,8 +149,7 @@ class DynamoFeed(Feed):
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """List the shards, and for `Now` take an iterator at the end of each open one.
 
-        A shard that has ended and whose children are not listed yet is among the seeds of `Now`: nothing else
-        would lead to them.
+        Another try of the same call, which has the same deadline, asks only for what is missing.
         """
         table, arn = find_table(self._calls, self.spec.address)
         if arn != self._stream.arn:
@@ -170,25 +163,17 @@ class DynamoFeed(Feed):
                 f"the stream of table {self.spec.address.collection!r} is disabled "
                 "(StreamSpecification.StreamEnabled); enable it, or go on from a token to read what it holds",
             )
-        shards = self._shards.read(deadline)
-        # Behind the listing, so that what a shard got since counts as later than Now.
-        since = self._stream.seconds()
-        if partition_id is not None:
-            shards = {name: shard for name, shard in shards.items() if name == partition_id}
-        match position:
-            case Beginning():
-                return seeds_at_oldest(shards, since)
-            case Now():
-                late = [] if partition_id is not None else self._late(shards, since, deadline)
-                return self._at_end(shards, since, deadline, alone=partition_id is not None) + late
-            case _:
-                raise unsupported(
-                    "AtTime(…) is not supported on dynamo", "start at Beginning(), at Now() or at a token"
-                )
+        resolution = self._resolutions.setdefault(deadline, Resolution(self._stream))
+        seeds = resolution.seeds(position, partition_id, deadline)
+        self._resolutions.pop(deadline, None)
+        return seeds
 
     def partitions(self, deadline: Deadline) -> list[Partition]:
         """Every shard that the service lists; it lists closed ones for 24 hours and sometimes longer."""
-        return [to_partition(shard) for shard in self._shards.read(deadline).values()]
+        listing = self._listings.setdefault(deadline, Listing())
+        listed = self._shards.read(deadline, listing).shards
+        self._listings.pop(deadline, None)
+        return [to_partition(shard) for shard in listed.values()]
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> DynamoReader:
         """A reader of one shard."""
@@ -229,57 +214,12 @@ class DynamoFeed(Feed):
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
         """What is left of these shards, or of what came from them."""
-        shards = self._shards.read(deadline)
+        shards = self._shards.read(deadline).shards
         return oldest_left(shards, partition_ids, self._stream.seconds())
 
     def describe(self, cursor: Cursor) -> Position:
         """`sequence 4711`, and a time that nothing behind it is older than."""
         return describe(place_of(cursor))
-
-    def _at_end(
-        self, shards: Mapping[str, Shard], since: int, deadline: Deadline, *, alone: bool
-    ) -> list[Seed]:
-        parents = {shard.parent for shard in shards.values()}
-        live = [shard for shard in shards.values() if shard.last is None]
-        ended = [
-            shard
-            for shard in shards.values()
-            if shard.last is not None and (alone or shard.shard_id not in parents)
-        ]
-        iterators = self._latest(live, deadline)
-        if len(live) > _MOST_ITERATORS:
-            since = self._stream.kept.name_start(since)
-            for name, iterator in iterators.items():
-                self._stream.kept.put(name, since, iterator)
-            iterators = {}
-        seeds = [
-            Seed(shard.shard_id, (), cursor_of(Latest(since, iterators.get(shard.shard_id))))
-            for shard in live
-        ]
-        return seeds + [seed_at_end(shard, since) for shard in ended]
-
-    def _late(self, shards: Mapping[str, Shard], since: int, deadline: Deadline) -> list[Seed]:
-        """What a listing of several pages may have left out."""
-        if self._shards.pages == 1:
-            return []
-        return seeds_of_late(shards, self._shards.read(deadline), since)
-
-    def _latest(self, shards: Sequence[Shard], deadline: Deadline) -> dict[str, str]:
-        """An iterator at the end of each shard; one call each, several at a time.
-
-        Raises:
-            TimeoutError: It was not over by the deadline.
-            Exception: What boto3 raised first; calls that have not begun are not made then.
-        """
-
-        def ask(shard: Shard) -> tuple[str, str]:
-            return shard.shard_id, self._calls.iterator(self._stream.arn, shard.shard_id, "LATEST")
-
-        pool = ThreadPoolExecutor(_LATEST_AT_ONCE, "multiclouddb-latest")
-        try:
-            return dict(pool.map(ask, shards, timeout=deadline.remaining()))
-        finally:
-            pool.shutdown(wait=False)  # `map` has cancelled what had not begun
 
 
 class DynamoPlugin(ProviderPlugin):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import attrs
 from botocore.exceptions import ClientError, ParamValidationError
@@ -15,8 +16,9 @@ from multiclouddb_dynamo.calls import Calls
 from multiclouddb_dynamo.errors import GONE, REJECTED, code_of
 from multiclouddb_spi import Deadline
 
-__all__ = ["Shard", "ShardMap"]
+__all__ = ["Listing", "Shard", "ShardMap"]
 
+T = TypeVar("T")
 _STALE_GROWTH: Final = 2
 _LISTINGS: Final = 3
 _FULL_LOOK_SECONDS: Final = 60.0
@@ -46,6 +48,32 @@ class Shard:
     seen: int
 
 
+@attrs.define
+class Listing:
+    """A listing on its way: what has failed goes on behind the last page that was read.
+
+    Pages are of different moments: of a split between two of them one child may be left out.
+
+    Attributes:
+        shards: What its pages have so far.
+        pages: How many there were.
+        behind: The shard that the next page goes on behind; None in front of the first and behind the last.
+        number: Higher for one that began later.
+        closed: The shards that were known to have ended when it began: it has all their children.
+    """
+
+    shards: dict[str, Shard] = attrs.field(factory=dict)
+    pages: int = 0
+    behind: str | None = None
+    number: int = 0
+    closed: frozenset[str] = frozenset()
+
+    @property
+    def is_whole(self) -> bool:
+        """True when its last page was read."""
+        return self.pages > 0 and self.behind is None
+
+
 class ShardMap:
     """The shards of one stream: listed in full once, then by what is asked for; for several threads.
 
@@ -62,39 +90,57 @@ class ShardMap:
         self._listed: dict[str, Shard] = {}
         self._read_at = -_FULL_LOOK_SECONDS
         self._alone: dict[str, tuple[float, float]] = {}  # shard → first and last look at its only child
-        self._sure: set[str] = set()
+        self._sure: frozenset[str] = frozenset()
+        self._begun = self._number = 0
         self._filters = self._enabled = True
         self.pages = 0
 
-    def read(self, deadline: Deadline) -> dict[str, Shard]:
-        """Every shard that the service lists, asked now; a parent may come on a later page than its child.
+    def read(self, deadline: Deadline, listing: Listing | None = None) -> Listing:
+        """Every shard that the service lists; a parent may come on a later page than its child.
 
-        Pages are of different moments: of a split between two of them one child may be left out.
+        Args:
+            deadline: When it has to be over.
+            listing: What an earlier try of the same call has read of it, changed in place; by default all
+                is asked now.
         """
+        listing = listing or Listing()
+        if listing.is_whole:
+            return listing
         for attempt in range(1, _LISTINGS + 1):
             try:
-                found, pages = self._list(deadline)
+                self._go_on(listing, deadline)
                 break
             except ClientError as error:
-                # The shard that a page goes on behind may be gone by then. The first page has none.
-                if code_of(error) not in GONE or attempt == _LISTINGS or self.pages == 1:
+                # The shard that a page goes on behind may be gone by then.
+                if code_of(error) not in GONE or attempt == _LISTINGS or listing.behind is None:
                     raise
-        with self._lock:
-            self._sure = {name for name, shard in self._shards.items() if shard.last is not None}
-            self._alone = {name: looks for name, looks in self._alone.items() if name in found}
-            self._shards, self._listed, self.pages = dict(found), found, pages
-            self._children = _by_parent(found.values())
-            self._read_at = time.monotonic()
-        return dict(found)
+                listing.pages = 0
+        self._remember(listing)
+        return listing
 
-    def _list(self, deadline: Deadline) -> tuple[dict[str, Shard], int]:
-        found: dict[str, Shard] = {}
-        behind, pages = None, 0
-        while pages == 0 or behind is not None:
-            page = self._page(deadline, behind=behind)
-            found |= {shard.shard_id: shard for shard in self._shards_on(page)}
-            behind, pages = page.get("LastEvaluatedShardId"), pages + 1
-        return found, pages
+    def _go_on(self, listing: Listing, deadline: Deadline) -> None:
+        if listing.pages == 0:
+            with self._lock:
+                self._begun += 1
+                listing.shards, listing.behind, listing.number = {}, None, self._begun
+                listing.closed = frozenset(
+                    name for name, shard in self._shards.items() if shard.last is not None
+                )
+        series = _Series(self._calls)
+        while not listing.is_whole:
+            page = series.make(partial(self._page, deadline, behind=listing.behind))
+            listing.shards |= {shard.shard_id: shard for shard in self._shards_on(page)}
+            listing.behind, listing.pages = page.get("LastEvaluatedShardId"), listing.pages + 1
+
+    def _remember(self, listing: Listing) -> None:
+        with self._lock:
+            if listing.number < self._number:
+                return  # one that began later knows more
+            self._number, self._sure = listing.number, listing.closed
+            self._alone = {name: looks for name, looks in self._alone.items() if name in listing.shards}
+            self._shards, self._listed = dict(listing.shards), listing.shards
+            self._children = _by_parent(listing.shards.values())
+            self.pages, self._read_at = listing.pages, time.monotonic()
 
     def _page(self, deadline: Deadline, **asked: str | None) -> dict[str, Any]:
         page = self._calls.describe_stream(self._arn, deadline, **asked)
@@ -210,11 +256,12 @@ class ShardMap:
 
     def _ask(self, shard_ids: Iterable[str], deadline: Deadline) -> bool:
         """Ask for the children of each; False when the service does not know how, or not the shard."""
+        series = _Series(self._calls)
         for name in shard_ids:
             behind, first = None, True
             while first or behind is not None:
                 try:
-                    page = self._page(deadline, behind=behind, parent=name)
+                    page = series.make(partial(self._page, deadline, behind=behind, parent=name))
                 except (ClientError, ParamValidationError) as error:
                     code = code_of(error)
                     if code not in REJECTED | GONE:
@@ -237,6 +284,32 @@ class ShardMap:
                 known = {shard.shard_id: shard for shard in self._children.get(parent, ())}
                 known |= {name: shard for name, shard in added.items() if shard.parent == parent}
                 self._children[parent] = tuple(known.values())
+
+
+class _Series:
+    """Calls one after another, where a throttled one does not fail them all.
+
+    It is made again at once if the one in front of it has worked. To wait and to try on is the engine's: of a
+    service that throttles everything, no more is asked than without this.
+
+    Args:
+        calls: Says which failures pass.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls, self._moved = calls, False
+
+    def make(self, call: Callable[[], T]) -> T:
+        """Make the next one."""
+        try:
+            found = call()
+        except Exception as error:
+            if not self._moved or not self._calls.is_passing(error, at_once=True):
+                raise
+            self._moved = False
+            found = call()
+        self._moved = True
+        return found
 
 
 def _by_parent(shards: Iterable[Shard]) -> dict[str, tuple[Shard, ...]]:

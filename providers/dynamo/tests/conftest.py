@@ -1,6 +1,7 @@
-"""What boto3's credential chain finds in the tests of this provider."""
+"""What boto3 finds in the tests of this provider: its credentials, and its models of the services."""
 
 import pytest
+from botocore.loaders import create_loader
 
 from .servers.server import CREDENTIALS
 
@@ -15,6 +16,15 @@ def credentials(monkeypatch, tmp_path_factory):
         monkeypatch.setenv(name, str(nowhere))
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _models():
+    """Read once. Each session of boto3 reads them anew, which is most of the work of a short test."""
+    loader = create_loader()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("botocore.session.create_loader", lambda *_: loader)
+        yield
 
 
 @pytest.fixture

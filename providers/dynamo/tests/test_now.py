@@ -342,7 +342,7 @@ class TestManyCalls:
                 feed.start(Now(), None, soon(0.3))
             took = time.monotonic() - began
             trouble.end()
-        assert took < 5
+        assert took < 15
 
     def test_a_refusal_ends_it(self):
         with World(shards=400) as world:

@@ -15,7 +15,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 from py4j.java_gateway import GatewayParameters, JavaGateway, find_jar_path
 from py4j.protocol import Py4JError
 
-from .fetch import ServerUnavailableError, fetch
+from multiclouddb_conformance.servers import ServerUnavailableError
+
+from .fetch import fetch
 from .server import Server
 from .splitting import split_shard
 

@@ -15,7 +15,9 @@ from urllib.parse import quote, urlencode
 from pymongo import MongoClient
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
-from .fetch import ServerUnavailableError, fetch
+from multiclouddb_conformance.servers import ServerUnavailableError
+
+from .fetch import fetch
 from .proxy import Proxy
 
 NAME = "rs"

@@ -1,0 +1,141 @@
+"""What a start resolves to: the shards, and for `Now` where each of them ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from multiclouddb_api import Beginning, Now
+from multiclouddb_dynamo.partitions import seed_at_end, seeds_at_oldest, seeds_of_late
+from multiclouddb_dynamo.position import Latest, cursor_of
+from multiclouddb_dynamo.shards import Listing, Shard
+from multiclouddb_dynamo.stream import Stream
+from multiclouddb_spi import Deadline, FeedStart, Seed, unsupported
+
+__all__ = ["Resolution"]
+
+_LATEST_AT_ONCE: Final = 16
+_MOST_ITERATORS: Final = 64
+"""With more open shards than that a token of `Now` holds no iterators: they are hundreds of bytes each."""
+
+
+class Resolution:
+    """One start, over all the tries that the engine gives it.
+
+    It takes a call for each hundred shards and, for `Now`, one for each open shard. What a try has learned is
+    not asked again by the next one, so that a throttled call costs one call more and not the start. All of it
+    was asked since the call began: a position may be that much earlier than the end of the call, never later.
+
+    Args:
+        stream: Where.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._first, self._second = Listing(), Listing()
+        self._since: int | None = None
+        self._iterators: dict[str, str] = {}
+
+    def seeds(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
+        """Where to read from.
+
+        A shard that has ended and whose children are not listed yet is among the seeds of `Now`: nothing else
+        would lead to them.
+
+        Args:
+            position: Where to start.
+            partition_id: Only this shard, or None for all.
+            deadline: When it has to be over.
+
+        Raises:
+            TimeoutError: It was not over by the deadline.
+            Exception: What boto3 raised; another try goes on from here.
+        """
+        self._stream.shards.read(deadline, self._first)
+        shards: Mapping[str, Shard] = self._first.shards
+        if self._since is None:
+            # Behind the listing, so that what a shard got since counts as later than Now.
+            self._since = self._stream.seconds()
+        if partition_id is not None:
+            shards = {name: shard for name, shard in shards.items() if name == partition_id}
+        match position:
+            case Beginning():
+                return seeds_at_oldest(shards, self._since)
+            case Now():
+                late = [] if partition_id is not None else self._late(shards, self._since, deadline)
+                return self._at_end(shards, self._since, deadline, alone=partition_id is not None) + late
+            case _:
+                raise unsupported(
+                    "AtTime(…) is not supported on dynamo", "start at Beginning(), at Now() or at a token"
+                )
+
+    def _late(self, shards: Mapping[str, Shard], since: int, deadline: Deadline) -> list[Seed]:
+        """What a listing of several pages may have left out."""
+        if self._first.pages == 1:
+            return []
+        self._stream.shards.read(deadline, self._second)
+        return seeds_of_late(shards, self._second.shards, since)
+
+    def _at_end(
+        self, shards: Mapping[str, Shard], since: int, deadline: Deadline, *, alone: bool
+    ) -> list[Seed]:
+        parents = {shard.parent for shard in shards.values()}
+        live = [shard for shard in shards.values() if shard.last is None]
+        ended = [
+            shard
+            for shard in shards.values()
+            if shard.last is not None and (alone or shard.shard_id not in parents)
+        ]
+        self._ask([shard for shard in live if shard.shard_id not in self._iterators], deadline)
+        iterators = {shard.shard_id: self._iterators[shard.shard_id] for shard in live}
+        if len(live) > _MOST_ITERATORS:
+            since = self._stream.kept.name_start(since)
+            for name, iterator in iterators.items():
+                self._stream.kept.put(name, since, iterator)
+            iterators = {}
+        seeds = [
+            Seed(shard.shard_id, (), cursor_of(Latest(since, iterators.get(shard.shard_id))))
+            for shard in live
+        ]
+        return seeds + [seed_at_end(shard, since) for shard in ended]
+
+    def _ask(self, shards: Sequence[Shard], deadline: Deadline) -> None:
+        """Take an iterator at the end of each shard; one call each, several at a time.
+
+        A shard whose call failed is left to the next try, and the others are asked all the same: not behind a
+        refusal, nor while more calls fail than work.
+
+        Raises:
+            TimeoutError: It was not over by the deadline, and nothing had failed.
+            Exception: What boto3 raised; a refusal before what may work a moment later.
+        """
+        failures: list[Exception] = []
+        stop = threading.Event()
+        arn, calls = self._stream.arn, self._stream.calls
+
+        def ask(shard: Shard) -> None:
+            if stop.is_set():
+                return
+            try:
+                self._iterators[shard.shard_id] = calls.iterator(arn, shard.shard_id, "LATEST")
+            except Exception as error:  # noqa: BLE001 - raised below
+                failures.append(error)
+                enough = len(failures) > _LATEST_AT_ONCE + len(self._iterators)
+                if enough or not calls.is_passing(error):
+                    stop.set()
+
+        pool = ThreadPoolExecutor(_LATEST_AT_ONCE, "multiclouddb-latest")
+        try:
+            for _ in pool.map(ask, shards, timeout=deadline.remaining()):
+                if stop.is_set():
+                    break
+        except TimeoutError:
+            if not failures:
+                raise
+        finally:
+            stop.set()
+            pool.shutdown(wait=False)
+        if failures:
+            raise next((error for error in failures if not calls.is_passing(error)), failures[-1])

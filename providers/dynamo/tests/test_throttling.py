@@ -1,0 +1,343 @@
+"""A service that refuses now and then: a start of a thousand shards is not begun anew for one call."""
+
+import gc
+import random
+import time
+from collections import deque
+from datetime import UTC, datetime
+
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from multiclouddb_api import Beginning, ChangeFeedRequest, ErrorCategory, MulticloudDbError, Now, connect
+from multiclouddb_dynamo import DynamoClients, calls
+from multiclouddb_dynamo.shards import Listing, ShardMap
+
+from .servers.server import REGION
+from .world import ADDRESS, World, seconds, session, soon
+
+SHARDS = 1000
+PAGES = SHARDS // 100
+LATEST, LISTING = "GetShardIterator", "DescribeStream"
+REFUSAL = "LimitExceededException"
+TRIES = 6
+LONG = 120
+
+
+@pytest.fixture(autouse=True)
+def no_pace(monkeypatch):
+    """The pace of listings is tested elsewhere."""
+    monkeypatch.setattr(calls, "_DESCRIBES_A_SECOND", 1000)
+
+
+@pytest.fixture(scope="module")
+def thousand():
+    """A world that takes a while to make."""
+    with World(shards=SHARDS) as made:
+        yield made
+
+
+@pytest.fixture
+def world(thousand):
+    thousand.journal.clear()
+    yield thousand
+    thousand.troubles.end()
+
+
+def refuse_at_random(world, share, seed):
+    """Refuse that share of the calls for iterators, whichever thread makes them; returns how many."""
+    draw, refused = random.Random(seed), 0
+    for shard in world.open():
+        times = 0
+        while draw.random() < share:
+            times += 1
+        if times:
+            world.troubles.fail(LATEST, REFUSAL, times, shard=shard)
+            refused += times
+    return refused
+
+
+def refuse_twice(world, behind):
+    """Refuse two calls for pages in a row, so many calls from here on."""
+    for _ in range(2):
+        world.troubles.fail(LISTING, REFUSAL, every=behind + 1)
+
+
+def counts(world):
+    return world.journal.count(LISTING), world.journal.count(LATEST)
+
+
+class TestNow:
+    @pytest.mark.parametrize("share", [0.05, 0.2], ids=["a twentieth", "a fifth"])
+    def test_a_refused_shard_costs_one_call_more(self, world, share):
+        refused = refuse_at_random(world, share, seed=7)
+        assert refused > share * SHARDS / 2
+        consumer = world.consumer(Now())
+        began = time.monotonic()
+        plan = consumer.client.plan_partitions(ChangeFeedRequest(ADDRESS, Now()), seconds(LONG))
+        assert time.monotonic() - began < LONG
+        assert len(plan) == SHARDS
+        assert counts(world) == (2 * PAGES, SHARDS + refused)
+
+    @pytest.mark.parametrize(
+        "trouble",
+        [
+            lambda troubles: troubles.fail(LATEST, "InternalServerError"),
+            lambda troubles: troubles.drop(LATEST),
+            lambda troubles: troubles.drop(LATEST, mid_body=True),
+        ],
+        ids=["an error of the service", "no answer", "half an answer"],
+    )
+    def test_whatever_passes_costs_one_call_more(self, trouble):
+        with World(shards=20) as world:
+            trouble(world.troubles)
+            plan = world.client().plan_partitions(ChangeFeedRequest(ADDRESS, Now()), seconds(LONG))
+            assert len(plan) == 20
+            assert world.journal.count(LATEST) == 20 + 1
+
+    def test_what_is_written_between_two_tries_is_read(self):
+        """The first try knows of the shards, and of the ends of some."""
+        with World(shards=100) as world:
+            _, feed = world.feed()
+            refuse_at_random(world, 0.5, seed=7)
+            deadline, written = soon(), []
+            while True:
+                try:
+                    seeds = feed.start(Now(), None, deadline)
+                    break
+                except ClientError:
+                    written += world.put_in(world.open()[3]) + world.put_in(world.open()[-3])
+            assert len(written) >= 2
+            assert len(seeds) == 100
+            after = world.put_everywhere()
+            found = [marker for seed in seeds for marker in read(feed, seed)]
+        assert set(after) <= set(found) <= set(written) | set(after)
+
+    def test_a_service_that_refuses_everything_is_not_asked_for_every_shard(self, world):
+        world.troubles.fail(LATEST, REFUSAL, None)
+        began = time.monotonic()
+        with pytest.raises(MulticloudDbError) as caught:
+            world.consumer(Now()).read(seconds(LONG))
+        assert time.monotonic() - began < LONG
+        assert caught.value.category == ErrorCategory.THROTTLED
+        assert caught.value.retryable
+        listed, asked = counts(world)
+        assert listed == 2 * PAGES
+        assert asked <= TRIES * (2 * 16 + 1)
+
+    def test_the_deadline_tells_what_the_service_said(self):
+        """It asks for pauses that take longer."""
+        with World(shards=3) as world:
+            world.troubles.fail(LATEST, REFUSAL, None, retry_after=3.0)
+            began = time.monotonic()
+            with pytest.raises(MulticloudDbError) as caught:
+                world.consumer(Now()).read(seconds(4))
+            assert time.monotonic() - began < TRIES * 3.0 - 3.0
+        assert caught.value.category == ErrorCategory.THROTTLED
+
+    def test_a_refusal_is_told_although_others_hang(self):
+        with World(shards=3) as world:
+            _, feed = world.feed()
+            world.troubles.fail(LATEST, REFUSAL, shard=world.open()[0])
+            trouble = world.troubles.hang(LATEST)
+            with pytest.raises(ClientError, match=REFUSAL):
+                feed.start(Now(), None, soon(3))
+            trouble.end()
+
+    def test_the_retries_of_the_application_s_client_are_all_there_are(self, world):
+        config = Config(retries={"mode": "standard", "total_max_attempts": 2})
+        settings = {"region_name": REGION, "endpoint_url": world.script.endpoint_url, "config": config}
+        native = DynamoClients(
+            session().client("dynamodb", **settings), session().client("dynamodbstreams", **settings)
+        )
+        world.troubles.fail(LATEST, REFUSAL, None)
+        with connect("dynamo://", native_client=native) as client, pytest.raises(MulticloudDbError) as caught:
+            client.read_changes(ChangeFeedRequest(ADDRESS, Now()), seconds(LONG))
+        assert caught.value.category == ErrorCategory.THROTTLED
+        assert world.journal.count(LATEST) <= 2 * 16
+        native.dynamodb.close()
+        native.streams.close()
+
+
+def read(feed, seed):
+    """The markers of everything behind a seed."""
+    reader, found = feed.open(seed.partition_id, seed.cursor), []
+    while True:
+        batch = reader.fetch(1000, 1 << 20, 0.0, soon())
+        found += [event.new_item_state["n"] for event in batch.events(0, len(batch))]
+        if not len(batch) and batch.caught_up is not False:
+            reader.close()
+            return found
+
+
+class TestListing:
+    """Ten pages, one after the other."""
+
+    def asking(self, world):
+        client = world.client()
+        return {
+            "beginning": lambda: client.plan_partitions(
+                ChangeFeedRequest(ADDRESS, Beginning()), seconds(LONG)
+            ),
+            "now": lambda: client.plan_partitions(ChangeFeedRequest(ADDRESS, Now()), seconds(LONG)),
+            "partitions": lambda: client.list_physical_partitions(ADDRESS, seconds(LONG)),
+        }
+
+    @pytest.mark.parametrize("what", ["beginning", "now", "partitions"])
+    def test_refused_pages_cost_one_call_each(self, world, what):
+        """Three of ten, which are half of the tries that there are for the call."""
+        ask = self.asking(world)[what]
+        trouble = world.troubles.fail(LISTING, REFUSAL, None, every=3)
+        assert len(ask()) == SHARDS
+        assert trouble.happened >= 4
+        pages = 2 * PAGES if what == "now" else PAGES
+        assert world.journal.count(LISTING) == pages + trouble.happened
+
+    @pytest.mark.parametrize("what", ["beginning", "now", "partitions"])
+    def test_a_page_that_is_refused_twice_is_where_the_next_try_begins(self, world, what):
+        ask = self.asking(world)[what]
+        refuse_twice(world, PAGES - 1)
+        assert len(ask()) == SHARDS
+        assert world.journal.count(LISTING) == (2 * PAGES if what == "now" else PAGES) + 2
+
+    def test_a_service_that_refuses_everything_is_asked_as_often_as_the_engine_tries(self, world):
+        world.troubles.fail(LISTING, REFUSAL, None)
+        with pytest.raises(MulticloudDbError) as caught:
+            self.asking(world)["partitions"]()
+        assert caught.value.category == ErrorCategory.THROTTLED
+        assert world.journal.count(LISTING) == TRIES
+
+    def test_a_page_is_not_asked_for_at_once_when_the_service_wants_a_pause(self, world):
+        """To wait is the engine's, which tries again with the same deadline."""
+        _, feed = world.feed()
+        world.troubles.fail(LISTING, REFUSAL, every=2, retry_after=0.5)
+        deadline = soon(LONG)
+        with pytest.raises(ClientError, match=REFUSAL):
+            feed.partitions(deadline)
+        assert world.journal.count(LISTING) == 2
+        assert len(feed.partitions(deadline)) == SHARDS
+        assert world.journal.count(LISTING) == PAGES + 1
+
+    def test_a_refusal_for_good_ends_it(self, world):
+        world.troubles.fail(LISTING, "AccessDeniedException", None, every=3)
+        with pytest.raises(MulticloudDbError) as caught:
+            self.asking(world)["partitions"]()
+        assert caught.value.category == ErrorCategory.AUTHORIZATION_FAILED
+        assert world.journal.count(LISTING) == 3
+
+    @pytest.mark.parametrize("what", ["start", "partitions"])
+    def test_another_call_begins_anew(self, world, what):
+        _, feed = world.feed()
+        ask = feed.partitions if what == "partitions" else lambda until: feed.start(Beginning(), None, until)
+        refuse_twice(world, 4)
+        with pytest.raises(ClientError):
+            ask(soon())
+        world.journal.clear()
+        assert len(ask(soon())) == SHARDS
+        assert world.journal.count(LISTING) == PAGES
+
+    def test_nothing_is_kept_of_a_call_that_is_over(self, world):
+        _, feed = world.feed()
+        for ask in (feed.partitions, lambda until: feed.start(Beginning(), None, until)):
+            refuse_twice(world, 4)
+            with pytest.raises(ClientError):
+                ask(soon())
+            ask(soon())
+        gc.collect()
+        assert len(feed._listings) == len(feed._resolutions) == 0
+
+    def test_the_children_of_many_shards_are_asked_for_without_beginning_anew(self):
+        with World(shards=6, shards_per_page=2) as world:
+            _, feed = world.feed()
+            seeds = feed.start(Beginning(), None, soon())
+            world.roll_over()
+            readers = [feed.open(seed.partition_id, seed.cursor) for seed in seeds[:3]]
+            for reader in readers:
+                reader.fetch(10, 1 << 20, 0.0, soon())
+            world.journal.clear()
+            world.troubles.fail(LISTING, REFUSAL, every=2)
+            feed.discover({seed.partition_id: seed.cursor for seed in seeds[:3]}, soon())
+            assert world.journal.count(LISTING) == 3 + 1
+
+
+class Script:
+    """Answers of a stream in the order that a test writes them down; a text in place of one is an error."""
+
+    def __init__(self, *answers):
+        self.answers = deque(answers)
+
+    def describe_stream(self, arn, deadline, *, behind=None, parent=None):
+        shards, more = self.answers.popleft() or (None, None)
+        if shards is None:
+            raise ClientError({"Error": {"Code": REFUSAL}}, LISTING)
+        return {
+            "StreamStatus": "ENABLED",
+            "Shards": [listed(*shard) for shard in shards],
+            **({"LastEvaluatedShardId": "x"} if more else {}),
+        }
+
+    def is_passing(self, error, *, at_once=False):
+        return False
+
+    def now(self):
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def listed(name, parent, ended):
+    numbers = {"StartingSequenceNumber": "1"} | ({"EndingSequenceNumber": "2"} if ended else {})
+    return {"ShardId": name, "SequenceNumberRange": numbers} | ({"ParentShardId": parent} if parent else {})
+
+
+FAILS = None
+MORE, LAST = True, False
+OPEN, ENDED = False, True
+
+
+class TestOverlappingListings:
+    """Between two pages of one, somebody else asks: what one listing shows is not completed by another."""
+
+    def test_one_that_began_earlier_does_not_replace_what_is_known(self):
+        shards = ShardMap(
+            Script(
+                ([("p", None, OPEN)], MORE),
+                FAILS,
+                ([("p", None, ENDED), ("a", "p", OPEN), ("b", "p", OPEN)], LAST),
+                ([("b", "p", OPEN)], LAST),
+            ),
+            "arn",
+        )
+        early = Listing()
+        with pytest.raises(ClientError):
+            shards.read(soon(), early)
+        shards.read(soon())
+        assert set(shards.read(soon(), early).shards) == {"p", "b"}
+        assert {shard.shard_id for shard in shards.children("p")} == {"a", "b"}
+
+    def test_half_of_a_split_is_not_taken_for_the_whole(self):
+        """Its first page is older than the split, its second younger; the end of `p` was seen in between."""
+        shards = ShardMap(
+            Script(
+                ([("g", None, ENDED)], LAST),
+                ([], MORE),
+                FAILS,
+                ([("p", "g", ENDED)], LAST),
+                ([("p", "g", ENDED), ("b", "p", OPEN)], LAST),
+            ),
+            "arn",
+        )
+        shards.read(soon())
+        early = Listing()
+        with pytest.raises(ClientError):
+            shards.read(soon(), early)
+        assert set(shards.discover({"g": None}, soon())["g"]) == {shards.find("p")}
+        shards.read(soon(), early)
+        assert shards.children("p") == ()
+
+
+def test_two_starts_share_nothing(world):
+    client = world.client()
+    for _ in range(2):
+        world.journal.clear()
+        client.plan_partitions(ChangeFeedRequest(ADDRESS, Now()), seconds(LONG))
+        assert counts(world) == (2 * PAGES, SHARDS)
