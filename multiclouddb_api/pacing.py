@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import Final
 
 from tenacity import RetryCallState, Retrying, wait_random_exponential
 from tenacity.wait import wait_base
 
+from multiclouddb_api.bell import Bell
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_api.page import ChangeFeedPage
 
@@ -26,9 +24,7 @@ class Timer:
 
     def __init__(self) -> None:
         self.stopped = False
-        # Its put is reentrant: a signal handler may call it in the thread that waits in get. The
-        # lock of a threading.Event would deadlock then.
-        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._bell = Bell()
 
     def now(self) -> float:
         """Seconds on a clock that never goes back."""
@@ -37,13 +33,12 @@ class Timer:
     def stop(self) -> None:
         """End the wait that runs, and every later one; from any thread or a signal handler."""
         self.stopped = True
-        self._wake.put(None)
+        self._bell.ring()
 
     def wait(self, seconds: float) -> bool:
         """Sleep, unless or until stopped; True when it was not."""
         if seconds > 0 and not self.stopped:
-            with suppress(Empty):
-                self._wake.get(timeout=min(seconds, threading.TIMEOUT_MAX))
+            self._bell.wait(seconds)
         return not self.stopped
 
 

@@ -325,8 +325,7 @@ class Reader(ABC):
             max_bytes: Wish for `batch.nbytes`; a batch may exceed it by one record, or by more
                 where the service cannot be told a size.
             wait: Seconds that it may block while there is nothing; 0 = answer at once.
-            deadline: When it has to be over. Every try of one call passes the same one: a feed may keep for
-                the next try what it has learned.
+            deadline: When it has to be over.
 
         Returns:
             A batch; an empty one when there is nothing. After an outcome other than `Continue` a
@@ -383,7 +382,8 @@ class Feed(ABC):
             position: Where to start. The engine has checked `AtTime` against `clock`.
             partition_id: Only this partition, or None for all of the scope. One that is closed by
                 then, but still listed, gets a seed at its end.
-            deadline: When it has to be over.
+            deadline: When it has to be over. Every try of one call passes the same one: a feed may keep for
+                the next try what it has learned.
 
         Returns:
             Seeds whose parents are seeds of the same list or gone. Together they cover the scope:
@@ -400,7 +400,7 @@ class Feed(ABC):
 
         One that was part of the lineage and is not listed counts as lost to retention: closed
         partitions are listed as long as the service knows them, also when they are empty. It has to
-        be over by the `deadline`.
+        be over by the `deadline`, which is the same one for every try of one call.
         """
 
     @abstractmethod

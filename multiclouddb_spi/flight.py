@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
+from collections import deque
 from typing import Final
 
 import attrs
 
+from multiclouddb_api.bell import Bell
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
@@ -64,7 +65,8 @@ class Flight:
         self._shop, self._feed, self._limit, self._deadline = shop, feed, limit, deadline
         self._share = min(_MAX_ASK, max(_MIN_ASK, shop.budget.limit // (active + 1)))
         self._flying: dict[str, Live] = {}
-        self._landed: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._landed: deque[str] = deque()
+        self._bell = Bell()
 
     def __len__(self) -> int:
         return len(self._flying)
@@ -95,13 +97,18 @@ class Flight:
         """Ask a partition; it lands when it answers, at once when something is buffered."""
         self._flying[live.partition_id] = live
         if live.batch is not None:
-            self._landed.put(live.partition_id)
+            self._arrive(live.partition_id)
             return
         if live.future is None:
             self._start(live, wait)
         assert live.future is not None
         name = live.partition_id
-        live.future.add_done_callback(lambda _: self._landed.put(name))
+        live.future.add_done_callback(lambda _: self._arrive(name))
+
+    def _arrive(self, partition_id: str) -> None:
+        """From any thread."""
+        self._landed.append(partition_id)
+        self._bell.ring()
 
     def land(self, patience: float) -> Live | None:
         """The next partition that has answered, or None after `patience` seconds.
@@ -111,21 +118,15 @@ class Flight:
         """
         until = time.monotonic() + patience
         while True:
+            landed = bool(self._landed)  # looked at first: closing cancels what flies, and then it lands
             if self._shop.closed.is_set():
                 raise closed_fault()
+            if landed:
+                return self._flying.pop(self._landed.popleft())
             left = until - time.monotonic()
-            try:
-                name = (
-                    self._landed.get(timeout=min(_LOOK_SECONDS, left))
-                    if left > 0
-                    else self._landed.get_nowait()
-                )
-            except queue.Empty:
-                if time.monotonic() >= until:
-                    return None
-                continue
-            if not self._shop.closed.is_set():
-                return self._flying.pop(name)
+            if left <= 0:
+                return None
+            self._bell.wait(min(_LOOK_SECONDS, left))
 
     def keep(self, live: Live) -> None:
         """Put it back for the next turn or call."""

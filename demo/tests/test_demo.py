@@ -18,7 +18,7 @@ def run_demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(900)
 def test_table_equals_the_store_after_a_kill(tmp_path: Path) -> None:
     ran = run_demo(tmp_path / "out")
     log = tmp_path / "out" / "pipeline.log"
@@ -28,7 +28,7 @@ def test_table_equals_the_store_after_a_kill(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(900)
 def test_one_row_changed_by_hand_fails_the_demo(tmp_path: Path) -> None:
     ran = run_demo(tmp_path / "out", "--tamper")
     assert ran.returncode == 1

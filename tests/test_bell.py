@@ -1,0 +1,99 @@
+"""Waiting that always ends, and ringing that never waits."""
+
+import signal
+import threading
+import time
+
+import pytest
+
+from multiclouddb_api.bell import Bell
+from multiclouddb_api.pacing import Timer
+
+
+def aside(call, seconds=60):
+    """Run it in a thread that does not keep the tests from ending; False when it does not end."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+@pytest.mark.parametrize("make", [Bell, Timer])
+def test_a_wait_ends_however_short_it_is(make):
+    done = []
+
+    def wait():
+        for number in range(20_000):
+            # A fresh one each time, and a time that is over before a thread has begun to wait.
+            make().wait(1e-9)
+            done.append(number)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        before = len(done)
+        thread.join(20)
+        assert len(done) > before or not thread.is_alive(), f"it hangs after {before}"
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, -0.001])
+def test_without_any_time_it_is_only_asked(seconds):
+    bell = Bell()
+    assert not bell.wait(seconds)
+    bell.ring()
+    assert bell.wait(seconds)
+    assert not bell.wait(seconds)
+
+
+def test_a_time_without_end_is_one():
+    bell = Bell()
+    threading.Timer(0.05, bell.ring).start()
+    assert aside(lambda: bell.wait(float("inf")))
+
+
+def test_nobody_ringing_it_takes_its_time():
+    began = time.monotonic()
+    assert not Bell().wait(0.1)
+    assert time.monotonic() - began >= 0.1
+
+
+def test_rung_often_it_rings_once():
+    bell = Bell()
+    for _ in range(3):
+        bell.ring()
+    assert bell.wait(60)
+    assert not bell.wait(0.01)
+
+
+def test_a_signal_handler_rings_in_the_thread_that_waits():
+    bell = Bell()
+    before = signal.signal(signal.SIGALRM, lambda *_: bell.ring())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        assert bell.wait(60)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_no_ring_is_lost_among_threads():
+    """As fetches land: each leaves something and rings, and who waits takes what there is."""
+    bell, there, taken = Bell(), [], []
+
+    def leave():
+        for number in range(500):
+            there.append(number)
+            bell.ring()
+
+    def take():
+        while len(taken) < 2000:
+            while there:
+                taken.append(there.pop())
+            if len(taken) < 2000:
+                assert bell.wait(60)
+
+    threads = [threading.Thread(target=leave) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert aside(take)
+    assert len(taken) == 2000
