@@ -50,6 +50,9 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
-    """One more worker than there are cores: two fifths of the time the tests wait for a server or a clock."""
+    """One more worker than there are cores: two fifths of the time the tests wait for a server or a clock.
+
+    Not more than six: each starts servers of its own, which take about a gigabyte.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return (cores or 1) + 1
+    return min((cores or 1) + 1, 6)
