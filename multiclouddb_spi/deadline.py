@@ -9,9 +9,11 @@ import attrs
 __all__ = ["Deadline"]
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Deadline:
     """A moment on the monotonic clock; shared by everything that one call does.
+
+    It stands for its call: one of another call is another, also when both are of the same moment.
 
     Attributes:
         at: `time.monotonic()` at which the call has to be over.

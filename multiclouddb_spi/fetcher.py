@@ -123,8 +123,12 @@ class Fetcher:
     def _submit(self, operation: Callable[..., T], *args: object) -> Future[T]:
         try:
             return self._executor.submit(operation, *args)
-        except RuntimeError as error:  # the pool takes no more: the client is closed, or the process ends
-            raise closed_fault() from error
+        except RuntimeError as error:
+            # The pool takes no more, since the client is closed or the process ends; a system that has no
+            # thread left raises the same class.
+            if self._closed.is_set() or "shutdown" in str(error):
+                raise closed_fault() from error
+            raise
 
     def _fetch(self, live: Live, ask: Ask) -> Batch:
         live.retries, live.trouble = 0, None
@@ -147,6 +151,7 @@ class Fetcher:
             self._watch.retry(address, where, attempt, seconds, self.fault(error).message)
 
         batch = self._retrying(once, ask.deadline, told)
+        live.trouble = None  # it is over; and the traceback of it would hold the batch
         live.fetched(ask.nbytes, batch.nbytes)
         return batch
 

@@ -106,7 +106,7 @@ class RangeReading:
                 return
             if ended:
                 raise ProviderFault(_ended(self._feed.public_id(self._part.partition_id)))
-            if self._position != before:
+            if len(batch) or self._feed.compare(before, self._position) == -1:
                 still = Deadline.after(_STILL_SECONDS)
             if not len(batch) and batch.caught_up is not False:
                 if still.passed():

@@ -149,6 +149,18 @@ class TestScheduling:
         for name in (*found["TOGETHER"], *found["JVM_TESTS"]):
             assert (ROOT / name).exists(), name
 
+    def test_all_that_share_a_spark_session_go_to_one_worker(self):
+        started = tuple(runpy.run_path(str(ROOT / "conftest.py"))["JVM_TESTS"])
+        using = {
+            path.relative_to(ROOT).as_posix()
+            for folder in ("tests", "providers", "conformance", "spark", "cli", "benchmarks", "docs", "demo")
+            for path in (ROOT / folder).rglob("test_*.py")
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.FunctionDef) and "spark" in {each.arg for each in node.args.args}
+        }
+        assert len(using) > 2
+        assert [name for name in sorted(using) if not name.startswith(started)] == []
+
 
 def loaded_by(imports):
     """The modules of a fresh interpreter after an import."""

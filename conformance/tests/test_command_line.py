@@ -29,16 +29,6 @@ def event(event_id, key):
     )
 
 
-class TestWaitUntil:
-    def test_returns_what_came_true(self):
-        answers = iter([0, None, "yes"])
-        assert wait_until(lambda: next(answers)) == "yes"
-
-    def test_says_when_it_did_not(self):
-        with pytest.raises(TimeoutError, match=r"0\.1 seconds"):
-            wait_until(lambda: False, 0.1)
-
-
 class TestRun:
     def test_a_command_that_fails_is_returned(self):
         ran = run("no-such-command", COLUMNS="200")

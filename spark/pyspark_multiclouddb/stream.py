@@ -91,10 +91,10 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         with told():
             end = self._plan(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
         now = time.monotonic()
-        if end is start:
-            self._idle = start, now
-        else:
-            self._idle, self._moved = None, now
+        # Behind a position that moved without a record there is as little as in front of it.
+        self._idle = (end, now) if end is start or "empty" in end else None
+        if end is not start:
+            self._moved = now
         return end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:

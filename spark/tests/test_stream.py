@@ -204,6 +204,11 @@ class TestIdlePosition:
         reader = reader_of(source, idleCheckpointInterval="1 hour")
         assert self.moves(source, reader, offset, clock, 600, 13) == [0, 3600, 7200]
 
+    def test_is_not_saved_more_often_than_it_is_asked(self, source, offset, clock):
+        reader = reader_of(source, pollInterval="1 min", idleCheckpointInterval="0")
+        found = self.moves(source, reader, offset, clock, 10, 13)
+        assert [round(seconds, -1) for seconds in found] == [0, 60, 120]
+
     def test_is_saved_by_records_too(self, source, offset, clock):
         reader = reader_of(source, pollInterval="0")
         self.write_beside(source)

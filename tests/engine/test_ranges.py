@@ -46,7 +46,7 @@ class Lagging:
 
     Attributes:
         feed: The feed.
-        cursors: Where each of these answers says it is; None for where reading is.
+        cursors: Where each of these answers says it is; None for where reading is, `...` for a true answer.
         poll_after: When it wants to be asked again.
     """
 
@@ -62,9 +62,10 @@ class Lagging:
 
         class Late(Reader):
             def fetch(self, *asked):
-                if not lagging.cursors:
+                answer = lagging.cursors.pop(0) if lagging.cursors else ...
+                if answer is ...:
                     return reader.fetch(*asked)
-                return Nothing(lagging.cursors.pop(0) or cursor, lagging.poll_after)
+                return Nothing(answer or cursor, lagging.poll_after)
 
             def cancel(self):
                 reader.cancel()
@@ -116,7 +117,7 @@ def test_who_is_behind_is_asked_again_until_it_has_come_so_far(clock, poll_after
 
 def test_who_comes_nearer_is_waited_for_however_long_it_takes(clock):
     world = World(clock)
-    lagging = Lagging(world.feed, [*[None] * 59, world.places[1], *[world.places[1]] * 59, None], 2.0)
+    lagging = Lagging(world.feed, [*[None] * 59, *[world.places[1]] * 59], 2.0)
     world.part = attrs.evolve(world.part, start=world.places[0])
     assert len(lagging.cursors) * 2.0 > 120
     assert list(world.read(lagging)) == world.names[:3]
@@ -128,6 +129,20 @@ def test_who_stays_behind_is_given_up_in_words_that_help(clock):
         list(world.read(Lagging(world.feed, [None] * 10_000)))
     assert (caught.value.category, caught.value.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
     assert 119 < sum(clock.pauses) < 121
+
+
+def test_who_moves_and_cannot_be_said_to_come_nearer_is_not_waited_for_without_end(clock, monkeypatch):
+    world = World(clock)
+    monkeypatch.setattr(type(world.feed), "compare", lambda *_: None)
+    with pytest.raises(MulticloudDbError, match="nothing more for 120 s"):
+        list(world.read(Lagging(world.feed, world.places[:2] * 2000)))
+
+
+def test_who_has_brought_records_comes_nearer(clock, monkeypatch):
+    world = World(clock, page_limit=1)
+    monkeypatch.setattr(type(world.feed), "compare", lambda *_: None)
+    lagging = Lagging(world.feed, [*[None] * 50, ..., *[None] * 50], 2.0)
+    assert list(world.read(lagging)) == world.names[:3]
 
 
 def test_a_partition_that_ends_early_is_told_behind_what_came_before(clock):

@@ -1,7 +1,9 @@
 """Faults: retried, told, put up with or raised; and never at the cost of an event."""
 
+import gc
 import pickle
 import threading
+import weakref
 
 import attrs
 import pytest
@@ -146,6 +148,47 @@ class TestRetry:
         assert ids(page) + ids(rest) == bench.written()
         bench.sim.hold("p0")
         bench.refused(ErrorCategory.TRANSIENT_FAILURE, token, timeout=0.3)
+
+    def test_failure_that_was_mended_is_not_that_of_a_fetch_that_never_began(self, make_bench):
+        bench = make_bench(1)
+        pool = bench.connect(threads=True, max_concurrency=1)._executor
+        bench.fill(5)
+        bench.sim.fail_next("p0", ThrottledError("slow"))
+        page = bench.page()
+        assert page.diagnostics.retries == 1
+        over = threading.Event()
+        for _ in range(pool._max_workers):
+            pool.submit(over.wait, 60)
+        try:
+            bench.refused(ErrorCategory.TRANSIENT_FAILURE, page.continuation_token, timeout=0.3)
+        finally:
+            over.set()
+
+    def test_failure_that_was_mended_keeps_nothing_of_what_was_handed_out(self, bench, monkeypatch):
+        fetched, fetch = [], SimulationReader.fetch
+
+        def watched(reader, *args):
+            batch = fetch(reader, *args)
+            fetched.append(weakref.ref(batch))
+            return batch
+
+        monkeypatch.setattr(SimulationReader, "fetch", watched)
+        bench.fill(5)
+        bench.sim.fail_next("p0", ThrottledError("slow"))
+        assert bench.page().diagnostics.retries == 1
+        gc.collect()
+        assert [ref() for ref in fetched] == [None]
+
+    def test_system_without_a_thread_left_is_not_told_as_a_closed_client(self, make_bench, monkeypatch):
+        bench = make_bench(1)
+        bench.connect(threads=True)
+
+        def start(thread):
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            bench.refused(ErrorCategory.PERMANENT_FAILURE, match="can't start new thread")
 
     def test_what_the_vendor_has_retried_is_not_retried_by_us(self, bench):
         bench.sim.fail_next("p0", ServerError("503", vendor_retried=True), times=FOREVER)

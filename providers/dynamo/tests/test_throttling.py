@@ -2,6 +2,7 @@
 
 import gc
 import random
+import threading
 import time
 from collections import deque
 from datetime import UTC, datetime
@@ -11,8 +12,10 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from multiclouddb_api import Beginning, ChangeFeedRequest, ErrorCategory, MulticloudDbError, Now, connect
+from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_dynamo import DynamoClients, calls
 from multiclouddb_dynamo.shards import Listing, ShardMap
+from multiclouddb_spi import Deadline
 
 from .servers.server import REGION
 from .world import ADDRESS, World, seconds, session, soon
@@ -40,9 +43,14 @@ def thousand():
 
 @pytest.fixture
 def world(thousand):
+    wait_until(nobody_asks)  # the last calls of a start that was given up
     thousand.journal.clear()
     yield thousand
     thousand.troubles.end()
+
+
+def nobody_asks():
+    return not any(thread.name.startswith("multiclouddb-latest") for thread in threading.enumerate())
 
 
 def refuse_at_random(world, share, seed):
@@ -235,6 +243,19 @@ class TestListing:
             ask(soon())
         world.journal.clear()
         assert len(ask(soon())) == SHARDS
+        assert world.journal.count(LISTING) == PAGES
+
+    @pytest.mark.parametrize("what", ["start", "partitions"])
+    def test_so_does_one_that_ends_at_the_same_moment(self, world, what):
+        """Of a coarse clock, two threads get the same time."""
+        _, feed = world.feed()
+        ask = feed.partitions if what == "partitions" else lambda until: feed.start(Beginning(), None, until)
+        refuse_twice(world, 4)
+        other = soon()
+        with pytest.raises(ClientError):
+            ask(other)
+        world.journal.clear()
+        assert len(ask(Deadline(other.at))) == SHARDS
         assert world.journal.count(LISTING) == PAGES
 
     def test_nothing_is_kept_of_a_call_that_is_over(self, world):

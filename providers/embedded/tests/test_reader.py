@@ -29,6 +29,7 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
+from multiclouddb_conformance.waiting import assert_prompt
 from multiclouddb_embedded import Delete, EmbeddedOptions, EmbeddedStore, Put
 from multiclouddb_embedded.mapping import to_micros
 from multiclouddb_embedded.partitions import standing
@@ -59,14 +60,6 @@ def numbers(events):
 
 def ids(seeds):
     return [seed.partition_id for seed in seeds]
-
-
-def best_of_five(seconds, attempt):
-    """A busy machine delays some attempts; what is slow by itself delays all. Each tells what it took."""
-    took = []
-    while not took or min(took) >= seconds:
-        assert len(took) < 5, f"they took {took}"
-        took.append(attempt())
 
 
 @pytest.fixture
@@ -682,23 +675,33 @@ class TestWaiting:
             assert numbers(batch.events(0, len(batch))) == [11]
             return seen - committed[0]
 
-        best_of_five(0.5, attempt)
+        assert_prompt(0.5, attempt, at_most=8)
 
     def test_a_wait_in_vain_ends_with_nothing(self, items):
         feed = items.feed()
         (seed,) = items.start(feed, Now())
-        began = time.monotonic()
-        batch = items.fetch(feed.open("p0", seed.cursor), wait=0.1)
-        assert (len(batch), batch.caught_up) == (0, True)
-        assert 0.1 <= time.monotonic() - began < 8
+
+        def attempt():
+            began = time.monotonic()
+            batch = items.fetch(feed.open("p0", seed.cursor), wait=0.1)
+            assert (len(batch), batch.caught_up) == (0, True)
+            took = time.monotonic() - began
+            assert took >= 0.1
+            return took
+
+        assert_prompt(1, attempt, at_most=8)
 
     def test_a_wait_is_not_longer_than_the_deadline(self, items):
         feed = items.feed()
         (seed,) = items.start(feed, Now())
-        began = time.monotonic()
-        batch = feed.open("p0", seed.cursor).fetch(10, 1000, 60.0, Deadline.after(0.1))
-        assert len(batch) == 0
-        assert time.monotonic() - began < 20
+
+        def attempt():
+            began = time.monotonic()
+            batch = feed.open("p0", seed.cursor).fetch(10, 1000, 60.0, Deadline.after(0.1))
+            assert len(batch) == 0
+            return time.monotonic() - began
+
+        assert_prompt(1, attempt, at_most=20)
 
     def test_a_change_elsewhere_does_not_end_it_but_a_split_does(self, items):
         items.store.create_collection("others")
@@ -749,7 +752,7 @@ class TestWaiting:
             assert ended[0] in (None, ErrorCategory.TRANSIENT_FAILURE)
             return took
 
-        best_of_five(1, attempt)
+        assert_prompt(1, attempt, at_most=8)
 
     @pytest.mark.parametrize("end", ["cancel", "close"])
     def test_they_interrupt_a_statement_that_runs(self, items, end):
@@ -773,15 +776,17 @@ class TestWaiting:
         thread.start()
         while reader._connection is None and thread.is_alive():
             time.sleep(0.001)
-        began = time.monotonic()
-        while thread.is_alive() and time.monotonic() - began < 6:
-            # Again, in case the statement had not begun.
+        asked = 0
+        while thread.is_alive() and asked < 20:
+            # Again, in case the statement had not begun: a second of a machine that is not busy.
             (reader.cancel if end == "cancel" else items.provider.close)()
+            asked += 1
             thread.join(0.05)
-        if thread.is_alive():  # leave nothing running behind a failure
+        in_time = not thread.is_alive()
+        if not in_time:  # leave nothing running behind a failure
             reader.cancel()
             thread.join()
-        assert time.monotonic() - began < 6
+        assert in_time
         assert (raised[0].category, raised[0].code) == (ErrorCategory.TRANSIENT_FAILURE, "SQLITE_INTERRUPT")
 
     def test_a_write_is_seen_by_the_very_next_fetch(self, items):

@@ -169,15 +169,15 @@ def hushed() -> Iterator[None]:
     PyMongo writes one, also where nobody has set up logging.
     """
     log = logging.getLogger("pymongo.client")
-    log.addFilter(_is_no_traceback)
+
+    def is_no_traceback(record: logging.LogRecord) -> bool:
+        return record.exc_info is None
+
+    log.addFilter(is_no_traceback)  # one of its own: others may be closing, and take theirs away earlier
     try:
         yield
     finally:
-        log.removeFilter(_is_no_traceback)
-
-
-def _is_no_traceback(record: logging.LogRecord) -> bool:
-    return record.exc_info is None
+        log.removeFilter(is_no_traceback)
 
 
 def interrupt(client: MongoClient[Any]) -> None:

@@ -174,6 +174,7 @@ class TestFailures:
 
     def check(self, ran, code, category, *words):
         assert_refused(ran, code, category, *words, hidden=[SECRET])
+        assert len(ran.stderr.splitlines()) == 1
 
     @pytest.mark.parametrize("case", FAILURES)
     def test_of_the_set_up(self, one, orders, case):

@@ -41,6 +41,7 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
+from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.log import Entry, Log
 from multiclouddb_mongo.position import At
@@ -134,13 +135,6 @@ def told(*pages):
     return [type(notice) for page in pages for notice in page.notices]
 
 
-def eventually(holds):
-    until = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def refused(category, act, *words):
     with pytest.raises(MulticloudDbError) as caught:
         act()
@@ -168,7 +162,7 @@ class TestStarts:
         time.sleep(1.15 - time.time() % 1)  # behind the turn of a second, where a change may be stamped late
         moment = datetime.now(UTC) + timedelta(milliseconds=300)
         collection.insert_one({"_id": "same second"})
-        eventually(lambda: datetime.now(UTC) > moment)
+        wait_until(lambda: datetime.now(UTC) > moment)
         collection.insert_one({"_id": "behind"})
         assert all_ids(room.client(), room.address(), AtTime(moment)) == ["same second", "behind"]
 
@@ -178,7 +172,7 @@ class TestStarts:
         moment = datetime.now(UTC) + timedelta(seconds=3)
         page = read(room.client(), room.address(), AtTime(moment))
         collection.insert_one({"_id": "too early"})
-        eventually(lambda: datetime.now(UTC) > moment)
+        wait_until(lambda: datetime.now(UTC) > moment)
         collection.insert_one({"_id": 1})
         assert all_ids(room.client(), room.address(), page.continuation_token) == [1]
 
@@ -626,7 +620,7 @@ class TestStreams:
             assert all_ids(client, room.address(), token, 2) == list(range(200))
             assert len(commands.opening()) == 0
             assert len(room.cursors()) == 1
-        eventually(lambda: not room.cursors())
+        wait_until(lambda: not room.cursors())
 
     def test_an_idle_feed_is_asked_little(self, room):
         room.collection()
@@ -661,7 +655,7 @@ class TestStreams:
             found = list(pool.map(lambda _: all_ids(client, room.address(), token, 7), range(8)))
         assert found == [list(range(100))] * 8
         client.close()
-        eventually(lambda: not room.cursors())
+        wait_until(lambda: not room.cursors())
 
     def test_a_long_look_at_the_log_is_not_begun_anew(self, room, app):
         """A filter may have to look at the whole log: a call that does not wait for that loses nothing."""
@@ -719,13 +713,13 @@ class TestStreams:
 
         with ThreadPoolExecutor(3) as threads:
             polls = [threads.submit(poll, number) for number in range(3)]
-            eventually(lambda: len(room.cursors()) == 3)
+            wait_until(lambda: len(room.cursors()) == 3)
             began = time.monotonic()
             client.close()
             assert time.monotonic() - began < 10  # of 20; the conformance suite is stricter
             assert [each.result(10) for each in polls] == [ErrorCategory.TRANSIENT_FAILURE] * 3
         if pool > 1:  # over one connection a poll may be in the way of what would end the others
-            eventually(lambda: not room.cursors())
+            wait_until(lambda: not room.cursors())
 
     def test_what_could_not_be_closed_at_once_is_closed_at_the_end(self, room, app):
         """PyMongo notes it, as it does for what is let go of; an interrupted client finds no server."""
@@ -736,7 +730,7 @@ class TestStreams:
         with fail_command(room.server, commands=["hello", "ismaster"], app_name=app, times=None, errorCode=2):
             provider._client[room.database]["c"].watch()
             provider.close()
-        eventually(lambda: not room.cursors())
+        wait_until(lambda: not room.cursors())
 
     def test_nothing_is_opened_any_more_once_it_is_closed(self, room):
         """The application's client lives on; what is opened late would stay open."""

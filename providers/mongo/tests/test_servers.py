@@ -6,32 +6,28 @@ import socket
 import socketserver
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
-import time
 import zipfile
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, NetworkTimeout, OperationFailure, ServerSelectionTimeoutError
 
 from multiclouddb_conformance.servers import ServerUnavailableError
+from multiclouddb_conformance.waiting import wait_until
 
+from .servers import shared as place_of_servers
 from .servers.failpoint import fail_command
 from .servers.fetch import DIGEST, INSIDE, fetch
 from .servers.mongod import PASSWORD, ReplicaSet
 from .servers.proxy import Proxy
 
 SOON = 30.0
-
-
-def eventually(holds):
-    until = time.monotonic() + SOON
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def is_gone(pid):
@@ -80,7 +76,7 @@ def test_a_small_oplog_rolls_over(tmp_path):
             documents.insert_many([{"text": "x" * 20_000} for _ in range(100)])
             return log.find_one() != first
 
-        eventually(rolled)
+        wait_until(rolled)
 
 
 def test_more_parameters_reach_the_server(tmp_path):
@@ -136,7 +132,7 @@ def test_a_paused_member_does_not_answer_until_it_is_resumed(three):
             with pytest.raises(ServerSelectionTimeoutError):
                 direct.admin.command("ping")
             three.resume(member)
-            eventually(lambda: pings(direct))
+            wait_until(lambda: pings(direct))
     finally:
         three.resume(member)
     three.wait_healthy()
@@ -154,10 +150,10 @@ def proxied(tmp_path_factory):
 def test_a_client_reaches_members_through_their_proxies_only(proxied):
     with client(proxied) as reader:
         reader.admin.command("ping")
-        eventually(lambda: len(reader.nodes) == 2)
+        wait_until(lambda: len(reader.nodes) == 2)
         assert {f"{host}:{port}" for host, port in reader.nodes} == set(proxied.proxies)
         proxied.client().admin.command("ping")
-        eventually(lambda: proxied.client().nodes == reader.nodes)
+        wait_until(lambda: proxied.client().nodes == reader.nodes)
 
 
 def test_a_cut_breaks_connections_and_new_ones_until_it_is_healed(proxied):
@@ -173,7 +169,7 @@ def test_a_cut_breaks_connections_and_new_ones_until_it_is_healed(proxied):
         proxied.wait_healthy()
         for proxy in proxied.proxies.values():
             proxy.heal()
-        eventually(lambda: pings(reader))
+        wait_until(lambda: pings(reader))
 
 
 def pings(reader):
@@ -194,7 +190,7 @@ def test_dropped_bytes_are_waited_for_in_vain_and_do_not_come_later(proxied):
         documents.insert_one({"_id": "native"})
         for proxy in proxied.proxies.values():
             proxy.heal()
-        eventually(lambda: pings(reader))
+        wait_until(lambda: pings(reader))
         assert [found["_id"] for found in documents.find()] == ["native"]
 
 
@@ -314,12 +310,62 @@ def test_the_servers_do_not_outlive_a_process_that_is_killed(tmp_path):
     command = [sys.executable, "-c", textwrap.dedent(script)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=SOON * 2, check=False)
     assert ran.returncode == -signal.SIGKILL, ran.stderr
-    eventually(lambda: is_gone(int(ran.stdout)))
+    wait_until(lambda: is_gone(int(ran.stdout)))
+    wait_until(lambda: [path.name for path in tmp_path.iterdir()] == ["member-0.log"])
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path):
     with pytest.raises(ServerUnavailableError, match="Unknown --setParameter 'noSuchThing'"):
         ReplicaSet(tmp_path, parameters={"noSuchThing": 1})
+
+
+# -- Where their data is
+
+
+GIGABYTE = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("free", "available", "bound", "in_memory"),
+    [
+        (24, 20, None, True),
+        (24, 20, "max", True),
+        (24, 20, 8 * GIGABYTE, True),
+        (1 / 16, 20, None, False),
+        (24, 3, None, False),
+        (24, 20, 2 * GIGABYTE, False),
+    ],
+    ids=[
+        "plenty",
+        "no bound",
+        "a wide bound",
+        "a container's 64 MB",
+        "a busy machine",
+        "a container's bound",
+    ],
+)
+def test_their_data_is_in_memory_where_there_is_plenty(
+    tmp_path, monkeypatch, free, available, bound, in_memory
+):
+    memory, disk = tmp_path / "memory", tmp_path / "disk"
+    for place in (memory, disk):
+        place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    monkeypatch.setattr(place_of_servers, "_MEMORY", memory)
+    usage = SimpleNamespace(free=int(free * GIGABYTE))
+    monkeypatch.setattr(place_of_servers.shutil, "disk_usage", lambda _: usage)
+    (tmp_path / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:   {available * GIGABYTE >> 10} kB\n")
+    monkeypatch.setattr(place_of_servers, "_MEMINFO", tmp_path / "meminfo")
+    if bound is not None:
+        (tmp_path / "bound").write_text(f"{bound}\n")
+    monkeypatch.setattr(place_of_servers, "_BOUNDS", (tmp_path / "none", tmp_path / "bound"))
+    assert place_of_servers.folder().parent == (memory if in_memory else disk)
+
+
+def test_their_data_is_on_disk_where_files_in_memory_are_unknown(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(place_of_servers, "_MEMORY", tmp_path / "none")
+    assert place_of_servers.folder().parent == tmp_path
 
 
 # -- Fetching

@@ -1,5 +1,6 @@
 """What a stream is opened with, where it starts, and how it is closed."""
 
+import logging
 import time
 
 import pymongo
@@ -21,7 +22,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.change import RAW_CODEC
-from multiclouddb_mongo.driver import Closer, buffered, inner_cursor
+from multiclouddb_mongo.driver import Closer, buffered, hushed, inner_cursor
 from multiclouddb_mongo.position import After, At, ticks_at
 from multiclouddb_mongo.stream import ENDINGS, Source
 from multiclouddb_spi import FeedSpec
@@ -326,6 +327,22 @@ class TestCloser:
         clock[0] += 60
         closer.close(later, reachable=True)
         assert deaf.allowed[0] < 0.1 < later.allowed[0]
+
+
+def test_of_two_clients_that_are_closed_neither_is_heard_before_both_are(caplog):
+    log = logging.getLogger("pymongo.client")
+
+    def fail():
+        log.error("it failed", exc_info=NetworkTimeout("slow"))
+
+    with hushed():
+        with hushed():
+            fail()
+        fail()
+        log.error("a line")
+    assert caplog.messages == ["a line"]
+    fail()
+    assert caplog.messages == ["a line", "it failed"]
 
 
 class TestLooks:

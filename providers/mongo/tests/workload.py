@@ -17,6 +17,7 @@ from pymongo.read_concern import ReadConcern
 
 from multiclouddb_api import ChangeType, ClientConfig, Now, OperationOptions, connect
 from multiclouddb_conformance.loss import Delivered, Failed, Received, Stored, page_consumer_with
+from multiclouddb_conformance.waiting import wait_until
 
 COLLECTION = "items"
 KEYS = 12
@@ -25,16 +26,6 @@ LONG = 90.0
 """Longer than any outage of these tests: what has not happened by then never will."""
 STUCK = 60.0
 """Seconds without progress when every server is well: longer than any backoff."""
-
-
-def wait_until(true, seconds=LONG):
-    """Until it is true; what it says when it is."""
-    end = time.monotonic() + seconds
-    while not (said := true()):
-        if time.monotonic() > end:
-            raise TimeoutError("it did not happen")
-        time.sleep(0.01)
-    return said
 
 
 @attrs.frozen
@@ -80,7 +71,7 @@ class Writer:
     def wait_for(self, count):
         """Until the thread has made so many more changes."""
         goal = len(self.truth) + count
-        wait_until(lambda: self.error or len(self.truth) >= goal)
+        wait_until(lambda: self.error or len(self.truth) >= goal, LONG)
         if self.error:
             raise self.error
 

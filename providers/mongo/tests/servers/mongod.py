@@ -32,8 +32,9 @@ TAIL = 4000
 SMALL_JOURNAL = "log=(file_max=8MB)"
 T = TypeVar("T")
 
-# Ends every process of its group when we do, however that happens: it reads a pipe that only we hold.
-WATCHER = ["sh", "-c", "read -r _; kill -KILL 0"]
+# When we end, however that happens, it removes the data, which may lie in memory, and ends every process of
+# its group: it reads a pipe that only we hold.
+WATCHER = ["sh", "-c", 'read -r _; rm -rf -- "$@"; kill -KILL 0', "watcher"]
 
 
 class ReplicaSet:
@@ -76,7 +77,8 @@ class ReplicaSet:
         self.proxies: dict[str, Proxy] = {}
         folder.mkdir(parents=True, exist_ok=True)
         pipe = subprocess.PIPE
-        self._watcher = subprocess.Popen(WATCHER, stdin=pipe, process_group=0)
+        data = [str(self._data(index)) for index in range(members)]
+        self._watcher = subprocess.Popen([*WATCHER, *data], stdin=pipe, process_group=0)
         # Nobody else gets these ports, also while a member is down: they are ours until the end.
         self._ports = [_reserve() for _ in range(members)]
         self._real = [f"127.0.0.1:{port.getsockname()[1]}" for port in self._ports]
