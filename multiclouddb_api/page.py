@@ -49,7 +49,8 @@ class ChangeFeedPage:
         partition_retired: With `PhysicalPartition`: the partition has ended and everything in it
             has been delivered. Reading the token again repeats this.
         child_partitions: Where to go on then.
-        notices: Facts that are no change of a document.
+        notices: Facts that are no change of a document. A `Gap` may stand on the page before the first event
+            behind it.
         diagnostics: What the call cost and how far behind it is.
     """
 
