@@ -52,6 +52,7 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._target: Target | None = None
         self._idle: tuple[dict[str, Any], float] | None = None
         self._moved = -math.inf
+        self._ahead: tuple[dict[str, Any], Lineage] | None = None
         self._report: dict[str, Any] | None = None
 
     def __reduce__(self) -> tuple[type[ChangeFeedStreamReader], tuple[Settings]]:
@@ -131,24 +132,39 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             self._describe(connection.feed, lineage, idle=False)
             return offset_to_json(self._settings, Pinned(connection.incarnation, lineage.to_json()))
         offset.check_incarnation(self._settings, connection.incarnation)
-        step = self._step(connection, offset, max_records)
-        self._describe(connection.feed, step.after, idle=step.empty or not step.moved)
-        if not step.moved:
-            return start
-        end = Pinned(offset.incarnation, step.after.to_json(), step.ends, step.empty)
-        return offset_to_json(self._settings, end)
-
-    def _step(self, connection: Connection, offset: Pinned, max_records: int | None) -> Step:
         before = connection.plan("restore", lambda planner, _: planner.restore(offset.cursors))
         if not len(before):
             raise _ended(self._settings)
+        step = self._step(connection, self._standing(start, before), max_records)
+        nothing = step.empty or not step.moved
+        self._describe(connection.feed, step.after, idle=nothing)
+        if nothing and not self._is_worth_saving(before, step.after):
+            # The next question begins here: what was looked through is not looked through again.
+            self._ahead = start, step.after
+            return start
+        self._ahead = None
+        end = Pinned(offset.incarnation, step.after.to_json(), step.ends, nothing)
+        return offset_to_json(self._settings, end)
+
+    def _standing(self, start: dict[str, Any], before: Lineage) -> Lineage:
+        """Where reading stands behind an offset: further on, where nothing was found behind it so far."""
+        return self._ahead[1] if self._ahead is not None and self._ahead[0] == start else before
+
+    def _is_worth_saving(self, before: Lineage, stands: Lineage) -> bool:
+        """Whether positions without a record between them are to be an offset."""
+        then, now = _entries(before), _entries(stands)
+        if then.keys() != now.keys() or any(type(then[name]) is not type(now[name]) for name in now):
+            return True  # the ranges of a batch are those of the partitions in its first offset
+        due = time.monotonic() - self._moved >= self._settings.idle_checkpoint_seconds
+        return due and then != now
+
+    def _step(self, connection: Connection, before: Lineage, max_records: int | None) -> Step:
         if self._ends_by_itself and self._target is None:
             self._target = connection.plan("plan", lambda planner, deadline: planner.target(before, deadline))
-        due = time.monotonic() - self._moved >= self._settings.idle_checkpoint_seconds
         return connection.plan(
             "plan",
             lambda planner, deadline: planner.advance(
-                before, max_records, deadline, self._target, allow_empty=due
+                before, max_records, deadline, self._target, allow_empty=True
             ),
         )
 
@@ -163,6 +179,10 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             "v": 1,
             "waiting": len(lineage) - len(active),
         }
+
+
+def _entries(lineage: Lineage) -> dict[str, object]:
+    return {entry.partition_id: entry for entry in lineage}
 
 
 def _ended(settings: Settings) -> MulticloudDbError:

@@ -15,6 +15,7 @@ from multiclouddb_conformance.simulation import (
     ThrottledError,
     capabilities_without,
 )
+from multiclouddb_spi import Planner
 from pyspark_multiclouddb import connection, stream
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import parse_options
@@ -260,8 +261,58 @@ class TestIdlePosition:
         (tmp_path / "store.db").rename(tmp_path / "gone.db")
         assert reader_of(source).partitions(offset, end) == []
 
-    def test_loses_nothing_that_is_written_later(self, source, offset, clock):
-        found, reader = [], reader_of(source, pollInterval="0", idleCheckpointInterval="0")
+    @pytest.fixture
+    def begun(self, monkeypatch):
+        """Where each question began."""
+        begun, advance = [], Planner.advance
+
+        def noting(planner, before, *rest, **settings):
+            begun.append(before.to_json())
+            return advance(planner, before, *rest, **settings)
+
+        monkeypatch.setattr(Planner, "advance", noting)
+        return begun
+
+    def test_is_not_looked_through_twice(self, source, offset, clock, begun):
+        reader = reader_of(source, pollInterval="0")
+        self.write_beside(source)
+        offset = reader.latestOffset(offset, ALL)
+        for _ in range(5):
+            self.write_beside(source)
+            assert reader.latestOffset(offset, ALL) is offset
+        assert len({json.dumps(each) for each in begun}) == 6
+        source.write(3)
+        end = reader.latestOffset(offset, ALL)
+        assert len(rows(reader, offset, end)) == 3
+        assert begun[-1] != offset["c"]
+        reader.latestOffset(end, ALL)
+        assert begun[-1] == end["c"]
+
+    def test_of_another_question_is_not_taken_for_this_one(self, source, offset, clock, begun):
+        reader = reader_of(source, pollInterval="0")
+        self.write_beside(source)
+        later = reader.latestOffset(offset, ALL)
+        self.write_beside(source)
+        assert reader.latestOffset(later, ALL) is later
+        reader.latestOffset(offset, ALL)
+        assert begun[-1] == offset["c"]
+
+    def test_is_saved_when_it_is_due_although_it_stands_by_then(self, source, offset, clock):
+        reader = reader_of(source, pollInterval="0")
+        self.write_beside(source)
+        offset = reader.latestOffset(offset, ALL)
+        self.write_beside(source)
+        assert reader.latestOffset(offset, ALL) is offset
+        clock.seconds += 300
+        end = reader.latestOffset(offset, ALL)
+        assert end["c"] != offset["c"]
+        assert reader.partitions(offset, end) == []
+        clock.seconds += 300
+        assert reader.latestOffset(end, ALL) is end
+
+    @pytest.mark.parametrize("interval", ["0", "1 hour"])
+    def test_loses_nothing_that_is_written_later(self, source, offset, clock, interval):
+        found, reader = [], reader_of(source, pollInterval="0", idleCheckpointInterval=interval)
         for number in range(20):
             self.write_beside(source)
             source.write(number % 3)
@@ -274,6 +325,24 @@ class TestIdlePosition:
             found += rows(reader, offset, end)
             offset = end
         assert len({row["event_id"] for row in found}) == len(found) == len(source.truth) - 10
+
+
+def test_children_are_saved_before_they_are_read(simulation):
+    """They are named in a question in which another partition's position moves, and nothing else happens."""
+    keys = {simulation.write(key, {"n": 0}).partition_id: key for key in "abcdefgh"}
+    simulation.delay_children("p0", 3)
+    reader = simulated()
+    offset, found = reader.latestOffset(reader.initialOffset(), ALL), []
+    simulation.split("p0")
+    for number in range(10):
+        simulation.write(keys["p0"], {"n": number})
+        end = reader.latestOffset(offset, ALL)
+        found += [] if end is offset else rows(reader, offset, end)
+        offset = end
+    while (end := reader.latestOffset(offset, ALL)) is not offset:
+        found += rows(reader, offset, end)
+        offset = end
+    assert sorted(row["event_id"] for row in found) == sorted(item.event_id for item in simulation.truth)
 
 
 class TestIdleFeedOverRetention:
