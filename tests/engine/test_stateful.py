@@ -135,7 +135,7 @@ class Life(RuleBasedStateMachine):
         before = {name for name, order in self.ledger.first.items() if order < delivered}
         came: set[str] = set()
         engine, position = self.connect(), FromContinuationToken(token)
-        for _ in range(3000):
+        for _ in range(3000 + 3 * len(self.sim.truth)):
             page = self.attempt(engine, position, size)
             if page is None:
                 continue
