@@ -56,3 +56,15 @@ def pytest_xdist_auto_num_workers(config):
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min((cores or 1) + 1, 6)
+
+
+@pytest.fixture(scope="session")
+def spark():
+    """The one Spark session of a process. Compiled once at most: what a test runs takes seconds."""
+    from pyspark_multiclouddb import local_session
+
+    session = local_session("tests", **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
+    # A query that is meant to fail prints a stack of a hundred lines.
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()

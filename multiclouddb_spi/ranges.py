@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -23,6 +23,14 @@ _STILL_SECONDS: Final = 120.0
 _PAUSE_SECONDS: Final = 0.1
 _RECORDS: Final = 10_000
 _BYTES: Final = 8 * 1024 * 1024
+_ENDED: Final = (
+    "it ended before the range that was planned does: it was dropped, renamed or recreated on the way; "
+    "try again, and if that does not help start anew, at a time before that"
+)
+_BEHIND: Final = (
+    f"the service has had nothing more for {_STILL_SECONDS:.0f} s, but the range that was planned goes on; "
+    "try again, and if that does not help the resource was recreated: start anew"
+)
 
 
 @attrs.frozen
@@ -101,17 +109,16 @@ class RangeReading:
                 raise to_error(self._provider.provider_id, "read", fault, error) from cause_of(fault, error)
             if len(batch):
                 yield batch
-            ended = not isinstance(batch.outcome, Continue)
-            if ended and not self._is_short():
+            if not isinstance(batch.outcome, Continue):
+                if self._is_short():
+                    raise self._fault(_ENDED)
                 return
-            if ended:
-                raise ProviderFault(_ended(self._feed.public_id(self._part.partition_id)))
             if len(batch) or self._feed.compare(before, self._position) == -1:
                 still = Deadline.after(_STILL_SECONDS)
             if not len(batch) and batch.caught_up is not False:
                 if still.passed():
-                    raise ProviderFault(_behind(self._feed.public_id(self._part.partition_id)))
-                _sleep(threading.Event(), max(_PAUSE_SECONDS, batch.poll_after))
+                    raise self._fault(_BEHIND)
+                _sleep(max(_PAUSE_SECONDS, batch.poll_after))
 
     def close(self) -> None:
         """Free the reader; idempotent."""
@@ -134,11 +141,10 @@ class RangeReading:
         Raises:
             Exception: What the provider raised, the last time.
         """
-        pause = threading.Event()
         policy = retrying(
             lambda error: fault_of(self._provider, error),
             deadline,
-            lambda seconds: _sleep(pause, seconds),
+            lambda seconds: _sleep(seconds),
             lambda *_: None,
         )
         batch: Batch = policy(self._once, max_records, deadline)
@@ -155,6 +161,10 @@ class RangeReading:
             self.close()
             raise
 
+    def _fault(self, what: str) -> ProviderFault:
+        message = f"{self._feed.public_id(self._part.partition_id)}: {what}"
+        return ProviderFault(Fault(ErrorCategory.TRANSIENT_FAILURE, message, retryable=True))
+
     def _skip(self) -> bool:
         """Go on at the oldest record that is left in the range; False when none is."""
         part = self._part
@@ -165,23 +175,5 @@ class RangeReading:
         return False
 
 
-def _sleep(pause: threading.Event, seconds: float) -> None:
-    pause.wait(seconds)
-
-
-def _ended(partition: str) -> Fault:
-    return Fault(
-        ErrorCategory.TRANSIENT_FAILURE,
-        f"{partition}: it ended before the range that was planned does: it was dropped, renamed or recreated "
-        "on the way; try again, and if that does not help start anew, at a time before that",
-        retryable=True,
-    )
-
-
-def _behind(partition: str) -> Fault:
-    return Fault(
-        ErrorCategory.TRANSIENT_FAILURE,
-        f"{partition}: the service has had nothing more for {_STILL_SECONDS:.0f} s, but the range that was "
-        "planned goes on; try again, and if that does not help the resource was recreated: start anew",
-        retryable=True,
-    )
+def _sleep(seconds: float) -> None:
+    time.sleep(seconds)

@@ -6,7 +6,6 @@ import pytest
 
 from multiclouddb_embedded import EmbeddedStore
 from pyspark_multiclouddb.connection import close_connections
-from pyspark_multiclouddb.session import local_session
 
 COLLECTION = "orders"
 
@@ -62,13 +61,3 @@ def source(tmp_path):
 def no_connections_left():
     yield
     close_connections()
-
-
-@pytest.fixture(scope="session")
-def spark():
-    """Compiled once at most: what a test runs takes seconds."""
-    session = local_session("tests", **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
-    # A query that is meant to fail prints a stack of a hundred lines.
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()

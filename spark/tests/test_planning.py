@@ -27,7 +27,7 @@ BEGINNING = Beginning()
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
     """A retry is made at once."""
-    monkeypatch.setattr(ranges, "_sleep", lambda pause, seconds: None)
+    monkeypatch.setattr(ranges, "_sleep", lambda seconds: None)
 
 
 class Headless:

@@ -1,7 +1,5 @@
 """Simulated collections and engines on them; closed behind every test, and then checked for leaks."""
 
-import time
-
 import pytest
 
 from multiclouddb_api import (
@@ -14,19 +12,16 @@ from multiclouddb_api import (
     OperationOptions,
 )
 from multiclouddb_conformance.simulation import Simulation, SimulationProvider
+from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spi import Engine, InlineExecutor
 
 BEGINNING = Beginning()
 MANY_PAGES = 20_000
 
 
-def wait_until(condition, seconds=30.0, what="it"):
-    """Look again and again until a condition holds."""
-    until = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > until:
-            pytest.fail(f"{what} did not happen within {seconds} s")
-        time.sleep(0.005)
+def eventually_true(condition):
+    """Waits for what other threads do."""
+    return wait_until(condition, 30.0)
 
 
 def at(place):
@@ -148,8 +143,8 @@ class Bench:
             calls = getattr(provider, "calls", None)
             if calls is None:
                 continue
-            wait_until(lambda calls=calls: calls.open_readers == 0, what="closing every reader")
-            wait_until(lambda engine=engine: engine.buffered_bytes == 0, what="giving back every byte")
+            eventually_true(lambda calls=calls: calls.open_readers == 0)
+            eventually_true(lambda engine=engine: engine.buffered_bytes == 0)
             assert not calls.violations
 
 
@@ -183,7 +178,7 @@ def bench(make_bench):
 @pytest.fixture
 def eventually():
     """Waits for a condition."""
-    return wait_until
+    return eventually_true
 
 
 @pytest.fixture

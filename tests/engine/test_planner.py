@@ -111,6 +111,12 @@ class Consumer:
                 return
         pytest.fail("it does not end")
 
+    def check_left(self, trimmed):
+        """What retention has not taken of each partition, each once."""
+        left = {item.event_id for item in self.sim.truth if item.commit > trimmed.get(item.partition_id, 0)}
+        assert left <= set(self.delivered)
+        assert len(set(self.delivered)) == len(self.delivered)
+
     def check_all(self):
         """Everything once; each partition in order; a child behind all its parents; all repeatable."""
         written = [item.event_id for item in self.sim.truth]
@@ -169,7 +175,7 @@ def act(sim, consumer, action):
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
     """A retry is made at once."""
-    monkeypatch.setattr(ranges, "_sleep", lambda pause, seconds: None)
+    monkeypatch.setattr(ranges, "_sleep", lambda seconds: None)
 
 
 class TestAnyLife:
@@ -235,9 +241,7 @@ class TestAnyLife:
             if action[0] != "step":
                 act(sim, consumer, action)
         consumer.drain(most)
-        left = {item.event_id for item in sim.truth if item.commit > trimmed.get(item.partition_id, 0)}
-        assert left <= set(consumer.delivered)
-        assert len(set(consumer.delivered)) == len(consumer.delivered)
+        consumer.check_left(trimmed)
         consumer.close()
 
 
@@ -583,7 +587,5 @@ class TestLeftOutHeads:
             if action[0] != "step":
                 act(sim, consumer, action)
         consumer.drain(most)
-        left = {item.event_id for item in sim.truth if item.commit > trimmed.get(item.partition_id, 0)}
-        assert left <= set(consumer.delivered)
-        assert len(set(consumer.delivered)) == len(consumer.delivered)
+        consumer.check_left(trimmed)
         consumer.close()

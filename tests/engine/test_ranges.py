@@ -35,7 +35,7 @@ class Clock:
     def monotonic(self):
         return self.now
 
-    def sleep(self, _, seconds):
+    def sleep(self, seconds):
         self.pauses.append(seconds)
         self.now += seconds
 

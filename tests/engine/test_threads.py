@@ -169,14 +169,14 @@ class TestReadingAhead:
         time.sleep(0.05)
         assert bench.calls.fetches["p0"] == 1
         bench.page(token)
-        eventually(lambda: bench.calls.fetches["p0"] == 3, what="reading ahead")
+        eventually(lambda: bench.calls.fetches["p0"] == 3)
 
     def test_not_more_than_one_batch_ahead(self, threaded, eventually):
         bench = threaded(page_records=10)
         bench.fill(100)
         token = bench.page().continuation_token
         bench.page(token)
-        eventually(lambda: bench.calls.fetches["p0"] == 3, what="reading ahead")
+        eventually(lambda: bench.calls.fetches["p0"] == 3)
         time.sleep(0.05)
         assert bench.calls.fetches["p0"] == 3
 

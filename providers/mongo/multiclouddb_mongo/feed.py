@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,6 @@ from datetime import datetime
 from typing import Final
 from weakref import WeakSet
 
-import attrs
 from pymongo.errors import PyMongoError
 
 from multiclouddb_api import (
@@ -130,7 +128,7 @@ class MongoFeed(Feed):
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> MongoReader:
         """A reader at a position."""
-        return self._reader(self._source, partition_id, cursor, until)
+        return self._reader(partition_id, cursor, until, self._options.batch_size)
 
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
@@ -167,7 +165,9 @@ class MongoFeed(Feed):
         """Its cluster time and kind."""
         return describe(place_of(cursor))
 
-    def _reader(self, source: Source, partition_id: str, cursor: Cursor, until: Cursor | None) -> MongoReader:
+    def _reader(
+        self, partition_id: str, cursor: Cursor, until: Cursor | None, batch_size: int | None
+    ) -> MongoReader:
         spec = self.spec
         view = View(
             spec.address,
@@ -175,16 +175,17 @@ class MongoFeed(Feed):
             with_new=spec.new_item_state_mode is not NewItemStateMode.OMIT,
             with_old=spec.old_item_state_mode is not OldItemStateMode.OMIT,
             native=spec.include_native,
+            start=start_of(cursor),
         )
         reader = MongoReader(
-            source,
+            self._source,
             view,
             place_of(cursor),
             None if until is None else _bound(place_of(cursor), place_of(until)),
-            start_of(cursor),
             self._goes_on,
             self._headroom,
             self._check,
+            batch_size,
         )
         self._readers.add(reader)
         return reader
@@ -207,9 +208,7 @@ class MongoFeed(Feed):
 
     def _peek(self, name: str, cursor: Cursor, deadline: Deadline) -> MongoBatch:
         """The first change behind a position, or none; the server sends no more than that one."""
-        source = copy.copy(self._source)
-        source.options = attrs.evolve(self._options, batch_size=1)
-        with closing(self._reader(source, name, cursor, None)) as reader:
+        with closing(self._reader(name, cursor, None, batch_size=1)) as reader:
             while True:
                 batch = reader.fetch(1, _PEEK_BYTES, 0.0, deadline)
                 found = len(batch) or not isinstance(batch.outcome, Continue)

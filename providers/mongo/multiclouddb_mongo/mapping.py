@@ -63,7 +63,8 @@ class View:
         with_new: True when events have the new document.
         with_old: True when events have the old document.
         native: True when events carry the change document.
-        start: The cluster time of the feed's start, in ticks, where it may lie ahead, or None.
+        start: The cluster time of the feed's start, in ticks, where it may lie ahead, or None: what ended
+            before it was something else of the same name.
     """
 
     address: ResourceAddress

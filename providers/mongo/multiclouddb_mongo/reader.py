@@ -9,7 +9,6 @@ from contextlib import closing
 from datetime import UTC, datetime
 from typing import Final, NoReturn
 
-import attrs
 from pymongo.errors import OperationFailure, PyMongoError
 
 from multiclouddb_api import ErrorCategory, Invalidated
@@ -49,12 +48,11 @@ class MongoReader(Reader):
         view: What its events share.
         place: Where to read from.
         until: Stop behind this, or None.
-        start: The cluster time of the feed's start, in ticks, where it may lie ahead, or None: what ended
-            before it was something else of the same name.
         goes_on: Asked behind an invalidate: whether reading goes on with what has the name next.
         headroom: Seconds until a position falls out of the log, or None.
         check: Called when there is nothing: raises where nothing will ever come, because there is no such
             collection.
+        batch_size: Changes in one answer of the server, or None for what reads best.
     """
 
     # The server looks through its log for changes that match, and does not answer before it has come to the
@@ -67,14 +65,14 @@ class MongoReader(Reader):
         view: View,
         place: Place,
         until: Place | None,
-        start: int | None,
         goes_on: Callable[[], bool],
         headroom: Callable[[Place], float | None],
         check: Callable[[], None],
+        batch_size: int | None = None,
     ) -> None:
-        self._source, self._place, self._until = source, place, until
-        self._view = attrs.evolve(view, start=start)
-        self._start, self._goes_on, self._headroom, self._check = start, goes_on, headroom, check
+        self._source, self._view, self._place, self._until = source, view, place, until
+        self._goes_on, self._headroom, self._check = goes_on, headroom, check
+        self._wanted_size = batch_size
         self._taker = Taker(source, until)
         self._stream: Stream | None = None
         self._batch_size = self._hurried = 0
@@ -127,9 +125,7 @@ class MongoReader(Reader):
         if self._stream is not None and not buffered(self._stream) and not self._source.answers(self._stream):
             self.close()  # PyMongo would wait for that very server, although another may be primary by now
         if self._stream is None:
-            self._batch_size = self._source.options.batch_size or min(
-                _MOST_BATCH, max(_LEAST_BATCH, max_records)
-            )
+            self._batch_size = self._wanted_size or min(_MOST_BATCH, max(_LEAST_BATCH, max_records))
             taken.requests += 1
             with self._source.opening():
                 self._look()
@@ -276,7 +272,7 @@ class MongoReader(Reader):
             f"{describe(found).text} in {namespace_of(decoded(change.raw))}",
             "with its images it is larger than the 16 MB that the server can send; read it with "
             "old_item_state_mode=OMIT, or with new_item_state_mode=OMIT",
-            cursor_of(found, self._start),
+            cursor_of(found, self._view.start),
         ) from None  # the server's text quotes the change's key
 
     # -- What was found
@@ -293,7 +289,8 @@ class MongoReader(Reader):
         self._look()
         self.close()
         invalidated = Invalidated(reason)
-        former = self._start is not None and (ticks_at(taken.place) or self._start) < self._start
+        start = self._view.start
+        former = start is not None and (ticks_at(taken.place) or start) < start  # of the same name
         if former or self._goes_on():
             taken.notices.append(invalidated)
             taken.caught_up = False

@@ -6,7 +6,6 @@ import pytest
 from pymongo import MongoClient
 
 from multiclouddb_api import ResourceAddress
-from pyspark_multiclouddb import local_session
 
 from .monitor import Commands, Feed, watched
 from .servers.shared import running, shared, stop
@@ -30,15 +29,6 @@ def one():
 def three():
     """A replica set of three nodes. A test that troubles one leaves the set healthy."""
     return shared("three", 3)
-
-
-@pytest.fixture(scope="session")
-def spark():
-    """The one Spark session of the process, if another test has started it."""
-    session = local_session("tests", **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
 
 
 @pytest.fixture

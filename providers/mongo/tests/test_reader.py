@@ -269,13 +269,13 @@ def whole_of(entries):
 def reader_of(server, place=None, *, until=None, start=None, goes_on=False, headroom=None, check=None):
     return MongoReader(
         server,
-        View(ADDRESS, "p", with_old=True),
+        View(ADDRESS, "p", with_old=True, start=start),
         place or At(0),
         until,
-        start,
         lambda: goes_on,
         lambda place: headroom,
         check or (lambda: None),
+        server.options.batch_size,
     )
 
 
