@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import ErrorCategory, FeedEnded, Gap, OnExpired, SkipToOldest
@@ -12,9 +12,10 @@ from multiclouddb_spi.contract import Awaiting, Batch, Child, Drained, Ended, Fe
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.fault import RecordFault
 from multiclouddb_spi.fetcher import Fetcher
-from multiclouddb_spi.lineage import Lineage, descendants
+from multiclouddb_spi.lineage import Lineage
 from multiclouddb_spi.live import Live
 from multiclouddb_spi.result import Slice, SweepResult
+from multiclouddb_spi.retention import Retention
 from multiclouddb_spi.watch import Watch
 
 __all__ = ["Harvest"]
@@ -58,6 +59,7 @@ class Harvest(Generic[T]):
         self._feed, self._lineage, self._view = feed, lineage, view
         self._fetcher, self._watch, self._deadline = fetcher, watch, deadline
         self._on_expired, self._single = on_expired, single
+        self._retention = Retention(self._listed, self._oldest)
         self._skips: Counter[str] = Counter()
         self.result: SweepResult[T] = SweepResult()
         self._discovered: set[str] = set()
@@ -127,12 +129,19 @@ class Harvest(Generic[T]):
             return []
         try:
             seeds = self._oldest([name])
-            again = any(seed.partition_id == name for seed in seeds)
-            listed = [] if again else self._listed()
+            heirs, coming = self._retention.heirs(self._lineage, name, seeds)
         except Exception as failed:  # noqa: BLE001 - classified by the provider
             self.blame(name, failed)
             return []
-        return self._skip(name, seeds, listed)
+        self._tell_gap(name, seeds)
+        if self._single and [seed.partition_id for seed in seeds] != [name]:
+            children = tuple(Child(seed.partition_id, seed.parents, seed.cursor) for seed in seeds)
+            self.result.retired = (name, children)
+            return []
+        started = self._lineage.replace(name, heirs, coming)
+        if not len(self._lineage):
+            self.result.over = "everything was lost to retention"
+        return started
 
     def blame(self, name: str, error: Exception) -> None:
         """Note a failure; one that is not retryable stops the feed."""
@@ -157,13 +166,18 @@ class Harvest(Generic[T]):
     def _outcome(self, name: str, outcome: Outcome) -> list[str] | None:
         started: list[str] = []
         match outcome:
+            case Drained(children) if self._single:
+                self._tell_retired(name, children)
+                once = {child.partition_id: child for child in children}  # services name some twice
+                self.result.retired = (name, tuple(once.values()))
             case Drained(children):
                 try:
-                    lost = self._lost(name, children)
+                    taken, lost = self._retention.named(self._lineage, name, children)
                 except Exception as error:  # noqa: BLE001 - classified by the provider
                     self.blame(name, error)
                     return []
-                started = self._retire(name, children, lost)
+                self._tell_retired(name, children)
+                started = self._lineage.retire(name, taken, lost)
             case Awaiting():
                 self._lineage.await_children(name)
             case Ended(notice):
@@ -188,39 +202,19 @@ class Harvest(Generic[T]):
             or not self._fetcher.fault(error).vendor_retried
         ]
 
-    def _lost(self, name: str, children: tuple[Child, ...]) -> set[str]:
-        """Parents of its children that will never name them, because retention has taken them."""
-        strangers = set() if self._single else self._lineage.strangers(name, children)
-        if not strangers:
-            return strangers
-        listed = self._listed()
-        late = descendants((entry.partition_id for entry in self._lineage), listed)
-        unlisted = sorted(strangers - {item.partition_id for item in listed})
-        return strangers - late - {seed.partition_id for seed in self._oldest(unlisted)}
-
-    def _retire(self, name: str, children: tuple[Child, ...], lost: set[str]) -> list[str]:
+    def _tell_retired(self, name: str, children: tuple[Child, ...]) -> None:
         public_id = self._feed.public_id
-        self._watch.partition_retired(
-            self._feed.spec.address,
-            public_id(name),
-            tuple(dict.fromkeys(public_id(child.partition_id) for child in children)),
-        )
-        if not self._single:
-            return self._lineage.retire(name, children, lost)
-        once = {child.partition_id: child for child in children}  # services name some twice
-        self.result.retired = (name, tuple(once.values()))
-        return []
+        named = tuple(dict.fromkeys(public_id(child.partition_id) for child in children))
+        self._watch.partition_retired(self._feed.spec.address, public_id(name), named)
 
-    def _oldest(self, names: list[str]) -> list[Seed]:
-        if not names:
-            return []
+    def _oldest(self, names: Sequence[str]) -> list[Seed]:
         return self._fetcher.call(lambda: self._feed.oldest(names, self._deadline), self._deadline)
 
     def _listed(self) -> list[Partition]:
         return self._fetcher.call(lambda: self._feed.partitions(self._deadline), self._deadline)
 
-    def _skip(self, name: str, seeds: list[Seed], listed: list[Partition]) -> list[str]:
-        """Records behind the position are gone: go on with the oldest that are left."""
+    def _tell_gap(self, name: str, seeds: list[Seed]) -> None:
+        """Records behind the position are gone: reading goes on with the oldest that are left."""
         self._skips[name] += 1
         lost = self._lineage.cursor(name)
         gap = Gap(
@@ -231,16 +225,6 @@ class Harvest(Generic[T]):
         self.result.notices.append(gap)
         self.result.moved = True
         self._watch.gap(self._feed.spec.address, gap)
-        if self._single and [seed.partition_id for seed in seeds] != [name]:
-            children = tuple(Child(seed.partition_id, seed.parents, seed.cursor) for seed in seeds)
-            self.result.retired = (name, children)
-            return []
-        roots = {entry.partition_id for entry in self._lineage} - {name}
-        roots.update(seed.partition_id for seed in seeds)
-        started = self._lineage.replace(name, seeds, descendants(roots, listed))
-        if not len(self._lineage):
-            self.result.over = "everything was lost to retention"
-        return started
 
     def _forget_gaps(self, name: str) -> None:
         where, notices = self._feed.public_id(name), self.result.notices

@@ -19,11 +19,11 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from multiclouddb_spi.contract import Child, Partition, Seed
+from multiclouddb_spi.contract import Child, Seed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.fault import InvalidCursor
 
-__all__ = ["Active", "Drained", "Entry", "Join", "Lineage", "Waiting", "descendants", "entry_to_json"]
+__all__ = ["Active", "Drained", "Entry", "Join", "Lineage", "Waiting", "entry_to_json"]
 
 
 @attrs.frozen
@@ -220,8 +220,8 @@ class Lineage:
         Args:
             partition_id: The partition.
             seeds: It again, or what is left of its descendants (`Feed.oldest`).
-            coming: Partitions that are not discovered yet and will be (`descendants`): a parent
-                among these is still waited for.
+            coming: Partitions that are not discovered yet and will be: a parent among these is still
+                waited for.
 
         Returns:
             The ids that start now.
@@ -277,21 +277,6 @@ def _seeded(seed: Seed, present: Iterable[str] | Mapping[str, object]) -> Entry:
     if parents:
         return Waiting(seed.partition_id, (seed.cursor,), parents)
     return Active(seed.partition_id, seed.cursor)
-
-
-def descendants(roots: Iterable[str], listed: Iterable[Partition]) -> set[str]:
-    """Of the partitions that a service lists, those that follow these, however far."""
-    children: dict[str, list[str]] = {}
-    for partition in listed:
-        for parent in partition.parents:
-            children.setdefault(parent, []).append(partition.partition_id)
-    found: set[str] = set()
-    pending = list(roots)
-    while pending:
-        fresh = [child for child in children.get(pending.pop(), ()) if child not in found]
-        found.update(fresh)
-        pending += fresh
-    return found
 
 
 def entry_to_json(entry: Entry) -> Cursor:

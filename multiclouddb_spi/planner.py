@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
@@ -34,8 +35,9 @@ from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import fault_of
 from multiclouddb_spi.fault import RecordFault
-from multiclouddb_spi.lineage import Active, Lineage, Waiting, descendants
+from multiclouddb_spi.lineage import Active, Lineage, Waiting
 from multiclouddb_spi.ranges import Range, RangeReading
+from multiclouddb_spi.retention import Retention
 from multiclouddb_spi.step import Step, Target
 
 __all__ = ["Planner"]
@@ -192,14 +194,8 @@ class Planner:
     def _end(self, lineage: Lineage, name: str, outcome: Outcome, deadline: Deadline) -> None:
         match outcome:
             case Drained(children):
-                strangers = lineage.strangers(name, children)
-                if strangers:
-                    listed = self._feed.partitions(deadline)
-                    strangers -= descendants((entry.partition_id for entry in lineage), listed)
-                    unlisted = sorted(strangers - {item.partition_id for item in listed})
-                    seeds = self._feed.oldest(unlisted, deadline) if unlisted else []
-                    strangers -= {seed.partition_id for seed in seeds}
-                lineage.retire(name, children, strangers)
+                taken, lost = self._retention(deadline).named(lineage, name, children)
+                lineage.retire(name, taken, lost)
             case Ended():
                 lineage.retire(name)
             case Awaiting():
@@ -280,14 +276,18 @@ class Planner:
         for name, cursor in cursors.items():
             seeds = {seed.partition_id: seed for seed in self._feed.oldest([name], deadline)}
             if name not in seeds:
-                roots = ({entry.partition_id for entry in lineage} - {name}) | seeds.keys()
-                coming = descendants(roots, self._feed.partitions(deadline))
-                lineage.replace(name, list(seeds.values()), coming)
+                heirs, coming = self._retention(deadline).heirs(lineage, name, list(seeds.values()))
+                lineage.replace(name, heirs, coming)
             elif self._feed.compare(cursor, seeds[name].cursor) == -1:
                 left[name] = seeds[name].cursor
             else:
                 left[name] = cursor
         return left
+
+    def _retention(self, deadline: Deadline) -> Retention:
+        return Retention(
+            partial(self._feed.partitions, deadline), partial(self._feed.oldest, deadline=deadline)
+        )
 
     def _read_head(self, name: str, cursor: Cursor, most: int | None, deadline: Deadline) -> Head:
         """Find a head by reading, where the feed knows no cheaper way."""

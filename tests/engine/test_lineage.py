@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from multiclouddb_spi import Child, InvalidCursor, Lineage, Partition, PartitionState, Seed
-from multiclouddb_spi.lineage import Active, Drained, Waiting, descendants
+from multiclouddb_spi import Child, InvalidCursor, Lineage, Seed
+from multiclouddb_spi.lineage import Active, Drained, Waiting
 
 
 def join(child_id, cursors):
@@ -166,17 +166,6 @@ class TestStrangers:
         assert made.retire("a", [child("m", "a", "b", "c")], {"c"}) == []
         made.retire("slow", [child("b", "slow")])
         assert made.retire("b", [child("m", "b", "a", "c")]) == ["m"]
-
-
-class TestDescendants:
-    def test_whatever_follows_is_found_through_splits_and_merges(self):
-        listed = [
-            Partition(name, tuple(parents), PartitionState.OPEN)
-            for name, parents in {"p": "", "a": "p", "b": "p", "m": "aq", "q": "", "x": "q", "y": "x"}.items()
-        ]
-        assert descendants(["p"], listed) == {"a", "b", "m"}
-        assert descendants(["q"], listed) == {"m", "x", "y"}
-        assert descendants(["y", "gone"], listed) == set()
 
 
 class TestQueue:

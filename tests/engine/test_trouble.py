@@ -599,6 +599,45 @@ class TestExpiry:
         events, _ = bench.drain(page.continuation_token, on_expired=SkipToOldest())
         assert set(ids(page) + ids(events)) == set(first + third)
 
+    def test_what_is_left_of_two_lost_branches_waits_for_both(self, make_bench, ids):
+        """p0, p1 and what they were merged into are lost; p1 is slow to say so."""
+        bench = make_bench(partitions=2)
+        bench.connect()
+        sim = bench.sim
+        token = bench.page(Now()).continuation_token
+        bench.fill_partition("p0", 3)
+        oldest = sim.roll(sim.merge("p0", "p1"))
+        sim.trim(upto=sim.head)
+        first = bench.fill_partition(oldest, 3)
+        second = bench.fill_partition(sim.roll(oldest), 3)
+        sim.fail_next("p1", ServerError("slow"), times=FOREVER)
+        page = bench.page(token, on_expired=SkipToOldest())
+        assert [notice.partition_id for notice in page.notices] == [sim.public_id("p0")]
+        assert not page.events, f"{oldest} was read before p1 was"
+        sim.forgive()
+        events, _ = bench.drain(page.continuation_token, on_expired=SkipToOldest())
+        assert ids(events) == first + second
+
+    def test_child_of_a_lost_branch_waits_for_it_though_its_other_parent_has_named_it(self, make_bench, ids):
+        """p0 ends and names the merged one; p1, which is slow, is lost with the other parent `b`."""
+        bench = make_bench(partitions=2)
+        bench.connect()
+        sim = bench.sim
+        token = bench.page(Now()).continuation_token
+        first = bench.fill_partition("p0", 3)
+        sim.fail_next("p1", ServerError("slow"), times=FOREVER)
+        page = bench.page(token)
+        assert ids(page) == first
+        merged = sim.merge("p0", sim.roll("p1"))
+        sim.trim(upto=sim.head)
+        second = bench.fill_partition(merged, 3)
+        third = bench.fill_partition(sim.roll(merged), 3)
+        page = bench.page(page.continuation_token, on_expired=SkipToOldest())
+        assert not page.events, f"{merged} was read before p1 was"
+        sim.forgive()
+        events, _ = bench.drain(page.continuation_token, on_expired=SkipToOldest())
+        assert ids(events) == second + third
+
     @pytest.mark.parametrize("operation", ["oldest", "partitions"])
     def test_trouble_with_looking_for_a_parent_puts_off_the_end_of_one_partition(
         self, make_bench, ids, operation

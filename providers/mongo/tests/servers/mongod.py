@@ -32,9 +32,19 @@ TAIL = 4000
 SMALL_JOURNAL = "log=(file_max=8MB)"
 T = TypeVar("T")
 
-# When we end, however that happens, it removes the data, which may lie in memory, and ends every process of
-# its group: it reads a pipe that only we hold.
-WATCHER = ["sh", "-c", 'read -r _; rm -rf -- "$@"; kill -KILL 0', "watcher"]
+# When we end, however that happens, it ends the servers and then removes their data, which may lie in memory:
+# it reads a pipe that only we hold. A killed server may still write for a moment, and `rm` then fails.
+WATCHER = """
+read -r _
+kill -s KILL -- "-$1"
+shift
+for pause in 0.1 0.1 0.3 1 3 10; do
+    rm -rf -- "$@" && break
+    sleep "$pause"
+done
+"""
+# The group of processes that the servers are in is there as long as this is.
+LEADER = ["sleep", "infinity"]
 
 
 class ReplicaSet:
@@ -78,7 +88,9 @@ class ReplicaSet:
         folder.mkdir(parents=True, exist_ok=True)
         pipe = subprocess.PIPE
         data = [str(self._data(index)) for index in range(members)]
-        self._watcher = subprocess.Popen([*WATCHER, *data], stdin=pipe, process_group=0)
+        self._leader = subprocess.Popen(LEADER, process_group=0)
+        watcher = ["sh", "-c", WATCHER, "watcher", str(self._leader.pid), *data]
+        self._watcher = subprocess.Popen(watcher, stdin=pipe, stderr=subprocess.DEVNULL, process_group=0)
         # Nobody else gets these ports, also while a member is down: they are ours until the end.
         self._ports = [_reserve() for _ in range(members)]
         self._real = [f"127.0.0.1:{port.getsockname()[1]}" for port in self._ports]
@@ -116,8 +128,9 @@ class ReplicaSet:
         for process in self._processes.values():
             process.kill()
             process.wait()
-        self._watcher.kill()
-        self._watcher.communicate()
+        for process in (self._leader, self._watcher):
+            process.kill()
+            process.communicate()
         for proxy in self.proxies.values():
             proxy.close()
         for port in self._ports:
@@ -288,7 +301,7 @@ class ReplicaSet:
             command += ["--setParameter", f"{name}={value}"]
         with self._log(member).open("ab") as log:
             self._processes[member] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=self._watcher.pid
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=self._leader.pid
             )
 
     def _data(self, index: int) -> Path:
