@@ -129,7 +129,7 @@ class Harvest(Generic[T]):
             return []
         try:
             seeds = self._oldest([name])
-            heirs, coming = self._retention.heirs(self._lineage, name, seeds)
+            coming, holds = self._retention.lost(self._lineage, name, seeds)
         except Exception as failed:  # noqa: BLE001 - classified by the provider
             self.blame(name, failed)
             return []
@@ -138,7 +138,7 @@ class Harvest(Generic[T]):
             children = tuple(Child(seed.partition_id, seed.parents, seed.cursor) for seed in seeds)
             self.result.retired = (name, children)
             return []
-        started = self._lineage.replace(name, heirs, coming)
+        started = self._lineage.replace(name, seeds, coming, holds)
         if not len(self._lineage):
             self.result.over = "everything was lost to retention"
         return started
@@ -172,12 +172,12 @@ class Harvest(Generic[T]):
                 self.result.retired = (name, tuple(once.values()))
             case Drained(children):
                 try:
-                    taken, lost = self._retention.named(self._lineage, name, children)
+                    named, lost = self._retention.named(self._lineage, name, children)
                 except Exception as error:  # noqa: BLE001 - classified by the provider
                     self.blame(name, error)
                     return []
                 self._tell_retired(name, children)
-                started = self._lineage.retire(name, taken, lost)
+                started = self._lineage.retire(name, named, lost)
             case Awaiting():
                 self._lineage.await_children(name)
             case Ended(notice):

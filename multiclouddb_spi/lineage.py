@@ -213,7 +213,11 @@ class Lineage:
         return self._release(partition_id)
 
     def replace(
-        self, partition_id: str, seeds: Sequence[Seed], coming: Collection[str] = frozenset()
+        self,
+        partition_id: str,
+        seeds: Sequence[Seed],
+        coming: Collection[str] = frozenset(),
+        holds: Mapping[str, str] | None = None,
     ) -> list[str]:
         """The partition's records are lost to retention; go on with what is left of its branch.
 
@@ -222,6 +226,7 @@ class Lineage:
             seeds: It again, or what is left of its descendants (`Feed.oldest`).
             coming: Partitions that are not discovered yet and will be: a parent among these is still
                 waited for.
+            holds: Partition, of the seeds or of those that wait → entry that it waits for as for a parent.
 
         Returns:
             The ids that start now.
@@ -235,11 +240,24 @@ class Lineage:
             self._entries[entry.partition_id] = entry
             if isinstance(entry, Waiting):
                 self._index(entry)
+        for held, leader in (holds or {}).items():
+            self._hold(held, leader)
         started = [seed.partition_id for seed in fresh if type(self._entries[seed.partition_id]) is Active]
         if partition_id not in self._entries:
             for gone in [parent for parent in self._waiting_for if parent not in known]:
                 started += self._release(gone)
         return started
+
+    def _hold(self, partition_id: str, leader: str) -> None:
+        match self._entries[partition_id]:
+            case Active(_, cursor):
+                entry = Waiting(partition_id, (cursor,), (leader,))
+            case Waiting(_, said, parents) if leader not in parents:
+                entry = Waiting(partition_id, said, (*parents, leader))
+            case _:
+                return
+        self._entries[partition_id] = entry
+        self._index(entry)
 
     def _named(self, parent: str, child: Child, lost: Collection[str]) -> None:
         entry = self._entries.get(child.partition_id)

@@ -194,8 +194,8 @@ class Planner:
     def _end(self, lineage: Lineage, name: str, outcome: Outcome, deadline: Deadline) -> None:
         match outcome:
             case Drained(children):
-                taken, lost = self._retention(deadline).named(lineage, name, children)
-                lineage.retire(name, taken, lost)
+                named, lost = self._retention(deadline).named(lineage, name, children)
+                lineage.retire(name, named, lost)
             case Ended():
                 lineage.retire(name)
             case Awaiting():
@@ -273,11 +273,12 @@ class Planner:
     def _skip(self, cursors: dict[str, Cursor], lineage: Lineage, deadline: Deadline) -> dict[str, Cursor]:
         """Go on at the oldest record in each partition that has expired."""
         left: dict[str, Cursor] = {}
+        retention = self._retention(deadline)
         for name, cursor in cursors.items():
             seeds = {seed.partition_id: seed for seed in self._feed.oldest([name], deadline)}
             if name not in seeds:
-                heirs, coming = self._retention(deadline).heirs(lineage, name, list(seeds.values()))
-                lineage.replace(name, heirs, coming)
+                coming, holds = retention.lost(lineage, name, list(seeds.values()))
+                lineage.replace(name, list(seeds.values()), coming, holds)
             elif self._feed.compare(cursor, seeds[name].cursor) == -1:
                 left[name] = seeds[name].cursor
             else:

@@ -1,58 +1,66 @@
 """What retention does to a lineage: what takes the place of a lost partition, and who is waited for in vain.
 
-A partition that is gone names no children. What the service still lists may descend from several that are
-gone, and by a merge from more than one entry of the lineage. It is then left to the last of these entries:
-it neither starts while one of them is still read, nor once more when one of them turns out to be lost too.
+A partition that is gone names no children, and what the service still lists may come of several that are
+gone. It is read once and in its place when it starts behind all of them: so it waits for one entry of the
+lineage that is gone too, as for a parent, and when that turns out to be lost, for the next. It is never left
+out in the hope that somebody names it: an entry that is gone may still end in order, from what was read of
+it before, and then it names its own children only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import attrs
 
 from multiclouddb_spi.contract import Child, Partition, Seed
-from multiclouddb_spi.lineage import Lineage
+from multiclouddb_spi.lineage import Lineage, Waiting
 
 __all__ = ["Retention"]
 
 
-@attrs.frozen
 class Retention:
-    """What a service still has; it is asked when that is needed.
+    """What a service still has; made for one call.
 
-    Attributes:
+    Args:
         partitions: `Feed.partitions`.
         oldest: `Feed.oldest`.
     """
 
-    partitions: Callable[[], Sequence[Partition]]
-    oldest: Callable[[Sequence[str]], Sequence[Seed]]
+    def __init__(
+        self,
+        partitions: Callable[[], Sequence[Partition]],
+        oldest: Callable[[Sequence[str]], Sequence[Seed]],
+    ) -> None:
+        self._partitions, self._oldest = partitions, oldest
+        self._asked: set[str] = set()
+        self._left: set[str] = set()
 
-    def heirs(self, lineage: Lineage, name: str, seeds: Sequence[Seed]) -> tuple[list[Seed], set[str]]:
-        """What takes the place of a partition whose position has expired.
+    def lost(self, lineage: Lineage, name: str, seeds: Sequence[Seed]) -> tuple[set[str], dict[str, str]]:
+        """What is waited for when a partition is lost; for `Lineage.replace`.
 
         Args:
             lineage: It still holds the partition.
             name: The partition.
-            seeds: It again, or what is left of its descendants (`Feed.oldest`).
+            seeds: What takes its place: it again, or what is left of its descendants (`Feed.oldest`).
 
         Returns:
-            Those of the seeds that no other entry leads to, and every partition that is discovered later.
+            Every partition that is discovered later, and partition → entry that it has to wait for as
+            if that were a parent.
         """
         if any(seed.partition_id == name for seed in seeds):
-            return list(seeds), set()
-        listed = self.partitions()
+            return set(), {}
+        listed = self._partitions()
         others = {entry.partition_id for entry in lineage} - {name}
-        left = self._left_to(others, listed)
-        late = left | _descendants(others | left, listed)
-        heirs = [seed for seed in seeds if seed.partition_id not in late]
-        return heirs, late | _descendants([seed.partition_id for seed in heirs], listed)
+        gone = _gone(others, listed)
+        left = self._left_in_place_of(gone)
+        heirs = {seed.partition_id for seed in seeds}
+        waiting = {entry.partition_id for entry in lineage if type(entry) is Waiting}
+        coming = left | _descendants(others | heirs | left, listed)
+        return coming, _holds(lineage, left & (waiting | (heirs - others)), gone)
 
-    def named(
-        self, lineage: Lineage, name: str, children: Sequence[Child]
-    ) -> tuple[Sequence[Child], set[str]]:
-        """What a drained partition names, without what another entry has to lead to.
+    def named(self, lineage: Lineage, name: str, children: Sequence[Child]) -> tuple[list[Child], set[str]]:
+        """What the children of a drained partition wait for; for `Lineage.retire`.
 
         Args:
             lineage: It still holds the partition.
@@ -60,25 +68,67 @@ class Retention:
             children: All its children.
 
         Returns:
-            The children to take in, and those of their parents that nobody waits for: they are lost.
+            The children, some with an entry that they have to wait for as if it were a parent, and those
+            of their parents that nobody waits for, because they are lost.
         """
         strangers = lineage.strangers(name, children)
         if not strangers:
-            return children, strangers
-        listed = self.partitions()
+            return list(children), strangers
+        listed = self._partitions()
         entries = {entry.partition_id for entry in lineage}
-        left = self._left_to(entries - {name}, listed)
-        leading = entries | left | self._left_to({name}, listed)
-        still = self._left_to(strangers, listed)
-        taken = [
-            child for child in children if child.partition_id in entries or child.partition_id not in left
+        gone = _gone(entries - {name}, listed)
+        left = self._left_in_place_of(gone)
+        fresh = {child.partition_id for child in children} - entries
+        holds = _holds(lineage, fresh & left, gone)
+        named = [
+            attrs.evolve(child, parents=(*child.parents, holds[child.partition_id]))
+            if child.partition_id in holds
+            else child
+            for child in children
         ]
-        return taken, strangers - leading - _descendants(leading, listed) - still
+        leading = entries | left | self._oldest_of(_gone({name}, listed))
+        still = self._oldest_of(_gone(strangers, listed))
+        return named, strangers - leading - _descendants(leading, listed) - still
 
-    def _left_to(self, names: Iterable[str], listed: Sequence[Partition]) -> set[str]:
-        """What reading goes on with in the place of those that are not listed any more."""
-        gone = sorted(set(names) - {partition.partition_id for partition in listed})
-        return {seed.partition_id for seed in self.oldest(gone)} if gone else set()
+    def _left_in_place_of(self, gone: Sequence[str]) -> set[str]:
+        """What is left of all that came of these; of more, when it was asked for more before.
+
+        A partition then waits for one that does not lead to it: it starts later, but it starts.
+        """
+        if not self._asked.issuperset(gone):
+            self._asked, self._left = set(gone), self._oldest_of(gone)
+        return self._left if gone else set()
+
+    def _oldest_of(self, gone: Sequence[str]) -> set[str]:
+        return {seed.partition_id for seed in self._oldest(gone)} if gone else set()
+
+
+def _gone(names: Iterable[str], listed: Iterable[Partition]) -> list[str]:
+    return sorted(set(names).difference(partition.partition_id for partition in listed))
+
+
+def _holds(lineage: Lineage, names: Collection[str], gone: Sequence[str]) -> dict[str, str]:
+    """For each partition one of those that are gone, unless that waits for the partition itself."""
+    if not names or not gone:
+        return {}
+    parents = {entry.partition_id: entry.parents for entry in lineage if isinstance(entry, Waiting)}
+    holds: dict[str, str] = {}
+    for name in sorted(names):
+        free = next((other for other in reversed(gone) if not _waits(parents, other, name)), None)
+        if free is not None:
+            holds[name] = free
+            parents[name] = (*parents.get(name, ()), free)
+    return holds
+
+
+def _waits(parents: dict[str, tuple[str, ...]], one: str, other: str) -> bool:
+    """Whether one partition waits for another, or is it."""
+    seen, pending = {one}, [one]
+    while pending and other not in seen:
+        fresh = set(parents.get(pending.pop(), ())) - seen
+        seen |= fresh
+        pending += fresh
+    return other in seen
 
 
 def _descendants(roots: Iterable[str], listed: Iterable[Partition]) -> set[str]:

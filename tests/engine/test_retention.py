@@ -31,83 +31,119 @@ class Service:
             todo += [child for child, parents in self.parents.items() if name in parents]
         return [found[name] for name in self.parents if name in found]
 
-    def heirs(self, entries, name):
-        found, coming = self.retention.heirs(lineage(entries), name, self.oldest([name]))
-        return [seed.partition_id for seed in found], coming
+    def lost(self, entries, name):
+        """What is discovered later, and who waits for whom; the seeds have been asked for by then."""
+        seeds = self.oldest([name])
+        return self.retention.lost(entries, name, seeds)
 
     def named(self, entries, name, children):
-        named = [Child(child, tuple(self.parents[child]), f"said by {name}") for child in children]
-        taken, lost = self.retention.named(lineage(entries), name, named)
-        return [child.partition_id for child in taken], lost
+        """Child → parents that it waits for beside this one."""
+        said = [Child(child, tuple(self.parents[child]), f"said by {name}") for child in children]
+        named, lost = self.retention.named(entries, name, said)
+        return {child.partition_id: set(child.parents) - {name} - lost for child in named}
 
     @property
     def retention(self):
         return Retention(self.partitions, self.oldest)
 
 
-def lineage(entries):
-    return Lineage.from_seeds([Seed(name, (), name) for name in entries], lambda child, said: said[0])
+class Vague(Service):
+    def oldest(self, names):
+        return [Seed(partition.partition_id, partition.parents, "oldest") for partition in self.partitions()]
 
 
-class TestHeirs:
-    def test_partition_that_still_has_records_goes_on_itself(self):
-        service = Service(p="", q="", m="pq")
-        assert service.heirs("pq", "p") == (["p"], set())
+def lineage(*entries, **waiting):
+    """Partitions that are read, and children with the parents that they wait for."""
+    seeds = [Seed(name, (), name) for name in entries]
+    seeds += [Seed(name, tuple(parents), name) for name, parents in waiting.items()]
+    made = Lineage.from_seeds(seeds, lambda child, said: said[0])
+    for name in entries:
+        assert name in [entry.partition_id for entry in made.active()]
+    return made
+
+
+class TestLost:
+    def test_partition_that_still_has_records_changes_nothing(self):
+        service = Service("q", p="", q="", m="pq")
+        assert service.lost(lineage("p", "q"), "p") == (set(), {})
         assert service.calls == 1, "only what the test has asked"
 
-    def test_whatever_follows_them_comes_later_through_splits_and_merges(self):
+    def test_whatever_follows_what_is_left_comes_later(self):
         service = Service("p", p="", l="p", r="p", x="l", y="x", q="", m="rq", z="q", k="", o="k")
-        assert service.heirs("pq", "p") == (["l", "r"], set("xymz"))
+        assert service.lost(lineage("p", "q"), "p") == (set("xymz"), {})
 
     def test_nothing_is_left(self):
-        assert Service("p", p="").heirs("p", "p") == ([], set())
+        assert Service("p", p="").lost(lineage("p"), "p") == (set(), {})
 
     @pytest.mark.parametrize("rest", [{"c": "m"}, {"n": "m", "c": "n"}], ids=["of one", "of two generations"])
-    def test_what_another_lost_one_leads_to_is_left_to_it(self, rest):
+    def test_what_another_lost_one_leads_to_waits_for_it(self, rest):
         service = Service("pqmn", p="", q="", m="pq", d="c", **rest)
-        assert service.heirs("pq", "p") == ([], {"c", "d"})
-        assert service.heirs("p", "p") == (["c"], {"d"})
+        assert service.lost(lineage("p", "q"), "p") == ({"c", "d"}, {"c": "q"})
+        assert service.lost(lineage("p"), "p") == ({"d"}, {})
 
-    def test_what_a_lost_child_that_waits_leads_to_is_left_to_it(self):
+    def test_what_a_lost_child_that_waits_leads_to_waits_for_it(self):
         service = Service("pqm", p="", q="", m="pq", c="m")
-        assert service.heirs("pqm", "p") == ([], {"c"})
+        assert service.lost(lineage("p", "q", m="pq"), "p")[1] == {"c": "q"}
+        assert service.lost(lineage("p", m="p"), "p")[1] == {"c": "m"}
 
-    def test_what_another_one_names_is_left_to_it(self):
-        service = Service("pa", p="", q="", a="p", m="aq")
-        assert service.heirs("pq", "p") == ([], {"m"})
+    def test_what_waits_for_a_lost_parent_waits_for_what_leads_to_that(self):
+        """The parent came of another lost one: that one leads to what waits."""
+        service = Service("xpb", x="", p="", b="p", m="b", q="")
+        assert service.lost(lineage("x", "p", "q", m="q"), "x")[1] == {"m": "p"}
+
+    def test_nothing_waits_for_what_waits_for_it(self):
+        """Such a service cannot tell what came of which: everything that is left may have."""
+        service = Vague("pg", p="", c="p", g="c", d="g")
+        assert service.lost(lineage("p", c="p", g="c"), "p")[1] == {"d": "g"}
+
+    def test_what_is_read_already_is_not_held(self):
+        service = Service("pq", p="", q="", c="pq")
+        assert service.lost(lineage("p", "q", "c"), "p") == ({"c"}, {})
+
+    def test_thousands_that_are_lost_ask_once(self):
+        names = [f"p{number}" for number in range(2000)]
+        service = Service(names, **dict.fromkeys(names, ""), c=names)
+        made, retention = lineage(*names), service.retention
+        for name in names[:-1]:
+            coming, holds = retention.lost(made, name, [Seed("c", (), "oldest")])
+            assert holds.keys() == {"c"}
+            assert made.replace(name, [Seed("c", (), "oldest")], coming, holds) == []
+        assert service.calls == 1 + len(names) - 1, "one list for each, and once what is oldest"
+        coming, holds = retention.lost(made, names[-1], [Seed("c", (), "oldest")])
+        assert made.replace(names[-1], [Seed("c", (), "oldest")], coming, holds) == ["c"]
 
 
 class TestNamed:
     def test_service_is_not_asked_when_every_parent_is_known(self):
         service = Service(p="", q="", l="p", m="pq")
-        assert service.named("pq", "p", "lm") == (["l", "m"], set())
+        assert service.named(lineage("p", "q"), "p", "lm") == {"l": set(), "m": {"q"}}
         assert not service.calls
 
     def test_parent_that_is_discovered_later_is_waited_for(self):
         service = Service(p="", q="", a="q", b="a", m="pb")
-        assert service.named("pq", "p", "m") == (["m"], set())
+        assert service.named(lineage("p", "q"), "p", "m") == {"m": {"b"}}
 
     def test_parent_that_is_gone_is_not(self):
         service = Service("b", p="", b="", m="pb")
-        assert service.named("p", "p", "m") == (["m"], {"b"})
+        assert service.named(lineage("p"), "p", "m") == {"m": set()}
 
     def test_parent_that_is_listed_and_that_nobody_leads_to_is_not(self):
         service = Service(p="", q="", b="", m="pb")
-        assert service.named("pq", "p", "m") == (["m"], {"b"})
+        assert service.named(lineage("p", "q"), "p", "m") == {"m": set()}
 
     def test_parent_that_comes_behind_a_lost_one_is_waited_for(self):
         service = Service("qa", p="", q="", a="q", b="a", m="pb")
-        assert service.named("pq", "p", "m") == (["m"], set())
+        assert service.named(lineage("p", "q"), "p", "m") == {"m": {"b"}}
 
-    def test_child_that_a_lost_one_leads_to_is_left_to_it(self):
+    def test_child_that_a_lost_one_leads_to_waits_for_it(self):
         service = Service("qa", p="", q="", a="q", l="p", m="pa")
-        assert service.named("pq", "p", "lm") == (["l"], {"a"})
+        assert service.named(lineage("p", "q"), "p", "lm") == {"l": set(), "m": {"q"}}
 
-    def test_child_that_waits_already_is_named_all_the_same(self):
+    def test_child_that_waits_already_is_named_as_it_is(self):
         service = Service("qa", p="", q="", a="q", m="pa", n="pa")
-        assert service.named("pqm", "p", "mn") == (["m"], {"a"})
+        assert service.named(lineage("p", "q", m="pq"), "p", "mn") == {"m": set(), "n": {"q"}}
 
     def test_parent_that_comes_behind_the_partition_itself_is_waited_for(self):
         for gone in ("", "p"):
             service = Service(gone, p="", l="p", x="l", m="px")
-            assert service.named("p", "p", "lm") == (["l", "m"], set()), gone
+            assert service.named(lineage("p"), "p", "lm") == {"l": set(), "m": {"x"}}, gone

@@ -638,6 +638,27 @@ class TestExpiry:
         events, _ = bench.drain(page.continuation_token, on_expired=SkipToOldest())
         assert ids(events) == second + third
 
+    def test_loss_elsewhere_starts_no_child_early_that_a_lost_branch_leads_to(self, make_bench, ids):
+        """The merged one waits for `b`, gone, which came of p1, gone too and slow to say so; p2 is lost."""
+        bench = make_bench(partitions=3)
+        bench.connect(attempts=1)
+        sim = bench.sim
+        token = bench.page(Now()).continuation_token
+        sim.roll("p2")
+        merged = sim.merge("p0", sim.roll("p1"))
+        sim.fail_next("p1", ServerError("slow"), times=FOREVER)
+        sim.fail_next("p2", ServerError("slow"))
+        token = bench.page(token).continuation_token
+        sim.trim(upto=sim.head)
+        first = bench.fill_partition(merged, 3)
+        second = bench.fill_partition(sim.roll(merged), 3)
+        page = bench.page(token, on_expired=SkipToOldest())
+        assert [notice.partition_id for notice in page.notices] == [sim.public_id("p2")]
+        assert not page.events, f"{merged} was read before p1 was"
+        sim.forgive()
+        events, _ = bench.drain(page.continuation_token, on_expired=SkipToOldest())
+        assert ids(events) == first + second
+
     @pytest.mark.parametrize("operation", ["oldest", "partitions"])
     def test_trouble_with_looking_for_a_parent_puts_off_the_end_of_one_partition(
         self, make_bench, ids, operation

@@ -17,7 +17,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance.scripted.dynamo import ChildFilter, Order, Remains
 from multiclouddb_spi.token import decode_token
 
-from .world import ADDRESS, TABLE, World, markers, seconds
+from .world import ADDRESS, TABLE, World, markers
 
 HOUR = 3600
 FOR_EVER = 10**9
@@ -317,6 +317,46 @@ class TestTrimmed:
             assert "24 hours" in str(caught.value)
             assert caught.value.detail.oldest_position
 
+    def test_a_branch_is_not_left_to_a_lost_shard_whose_end_was_read_before(self):
+        """right is read to its end and not handed out yet when both shards are dropped; left has expired."""
+        with World(shards=2) as world:
+            consumer = world.consumer(max_page_size=1, on_expired=SkipToOldest())
+            left, right = world.open()
+            world.put_in(left)
+            world.put_in(right)
+            consumer.until_idle()
+            world.put_in(left)
+            world.put_in(right, 3)
+            world.roll_over()
+            world.troubles.fail("GetRecords", "InternalServerError", None, shard=left)
+            consumer.read()
+            world.script.drop_shards([left, right])
+            written = world.put_everywhere()
+            world.troubles.end()
+            assert set(written) <= set(consumer.until_idle())
+
+    def test_a_branch_is_not_left_to_a_drained_shard_whose_children_are_named_later(self):
+        """right waits for its children, which cannot be asked for in the call in which left is lost."""
+        with World(shards=2) as world:
+            consumer = world.consumer(on_expired=SkipToOldest())
+            left, right = world.open()
+            world.put_in(left)
+            world.put_in(right)
+            consumer.until_idle()
+            world.habits.late_children = FOR_EVER
+            world.script.roll_over(right)
+            while not any(len(state) == 3 for state in states(consumer.token)):
+                consumer.read()
+            world.habits.late_children = 0
+            for shard in world.script.shards(TABLE):
+                world.script.hide(shard.shard_id, 0)
+            world.put_in(left)
+            world.script.roll_over(left)
+            world.script.drop_shards([left, right])
+            written = world.put_everywhere()
+            world.troubles.fail("DescribeStream", "InternalServerError", 1)
+            assert set(written) <= set(consumer.restart().until_idle())
+
     @pytest.mark.parametrize("remains", Remains)
     def test_skipping_loses_nothing_of_what_is_left(self, remains):
         """One branch has been read up to now, of the other only what is left can be read."""
@@ -345,7 +385,7 @@ class TestTrimmed:
         world.habits.late_children = 0
         world.troubles.fail("GetRecords", "InternalServerError", None, shard=world.chain())
         while states(consumer.token)[0][2:]:
-            consumer.read(seconds(1))
+            consumer.read()
         world.troubles.end()
         world.put("lost")
         world.script.advance(25 * HOUR)
