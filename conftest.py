@@ -3,12 +3,18 @@
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
+
+# A busy machine puts no limit on the time of one example.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 # How the node ids of tests that start a JVM begin.
 JVM_TESTS = (
     "demo/",
     "spark/",
+    "benchmarks/tests/test_rows.py::TestRows::test_the_row_of_spark_runs",
     "providers/mongo/tests/test_spark.py",
     "providers/mongo/tests/test_spark_idle.py",
 )

@@ -384,12 +384,15 @@ class TestStop:
     def test_at_any_instruction_of_the_wait_neither_deadlocks_nor_is_lost(self):
         """A signal handler runs between two instructions of the thread that waits."""
         for place in itertools.count():
-            timer = Timer()
-            began = time.monotonic()
-            stopped_after = interrupt(timer, place, lambda timer=timer: timer.wait(2))
-            if stopped_after is None or stopped_after >= 2:
+            for _ in range(3):  # a busy machine may stand still for as long as the wait takes
+                timer = Timer()
+                began = time.monotonic()
+                stopped_after = interrupt(timer, place, lambda timer=timer: timer.wait(1))
+                if time.monotonic() - began < 1:
+                    break
+            else:  # the instruction is behind the wait, or there is none
+                assert stopped_after is None or stopped_after >= 1, f"lost at instruction {place}"
                 break
-            assert time.monotonic() - began < 2
         assert place > 10
 
     def test_before_the_first_read_ends_the_iteration_at_once(self):

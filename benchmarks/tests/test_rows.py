@@ -20,7 +20,7 @@ class TestRows:
         assert result.value > 0
         assert result.achieved > 0
 
-    @pytest.mark.timeout(200)
+    @pytest.mark.timeout(900)
     def test_the_row_of_spark_runs(self, run_benchmarks):
         ran = run_benchmarks("--quick", "--only", "spark", "--json")
         assert ran.returncode == 0, ran.stderr + ran.stdout

@@ -429,7 +429,7 @@ class TestProgram:
 
     def test_the_transcript_is_made_by_a_script(self, tmp_path):
         script = os.path.join(os.path.dirname(__file__), "..", "record.py")
-        subprocess.run([sys.executable, script, tmp_path / "out.md"], check=True, timeout=120)
+        subprocess.run([sys.executable, script, tmp_path / "out.md"], check=True, timeout=500)
         text = (tmp_path / "out.md").read_text()
         assert text.count("$ multiclouddb ") == 15
         assert text.count("(exit code") == 1

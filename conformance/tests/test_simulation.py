@@ -1019,7 +1019,7 @@ class TestScript:
         assert sim.waiting() == {"p0": 1}
         assert got == []
         sim.release("p0")
-        thread.join(10)
+        thread.join(60)
         assert got == [2]
         assert sim.waiting() == {}
 
@@ -1048,7 +1048,7 @@ class TestScript:
             reader.cancel()
         else:
             provider.close()
-        thread.join(10)
+        thread.join(60)
         assert provider.classify(caught[0]).retryable
 
     def test_a_waiting_fetch_sees_what_is_written(self, sim):
@@ -1057,7 +1057,7 @@ class TestScript:
         thread = threading.Thread(target=lambda: got.append(ids(fetch(feed.open("p0", 0), wait=1000))))
         thread.start()
         written = sim.write("a", {})
-        thread.join(10)
+        thread.join(60)
         assert got == [[written.event_id]]
 
     def test_a_waiting_fetch_sees_the_end_of_its_partition(self, sim):
@@ -1066,7 +1066,7 @@ class TestScript:
         thread = threading.Thread(target=lambda: got.append(fetch(feed.open("p0", 0), wait=1000).outcome))
         thread.start()
         sim.split("p0")
-        thread.join(10)
+        thread.join(60)
         assert isinstance(got[0], Drained)
 
 
@@ -1130,7 +1130,7 @@ class TestProvider:
             pass
         sim.release("p0")
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
         assert feed.calls.violations == ["p0: two fetches at a time"]
 
 

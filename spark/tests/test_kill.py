@@ -40,8 +40,10 @@ class Follower:
             time.sleep(0.002)
 
     def kill(self):
-        for pid in (int((self.folder / "jvm").read_text()), self.process.pid):
-            os.kill(pid, signal.SIGKILL)
+        # Stopped first: neither shall have a moment in which the other one is gone.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in (self.process.pid, int((self.folder / "jvm").read_text())):
+                os.kill(pid, number)
         self.end(-signal.SIGKILL)
 
     def end(self, code):

@@ -23,6 +23,8 @@ from multiclouddb_api import (
 from pyspark_multiclouddb import error_from_query
 from pyspark_multiclouddb.rows import SPARK_SCHEMA
 
+SECONDS = 500  # for all that a query has to do, on a slow machine
+
 
 class Rows:
     """A `foreachBatch` that keeps the rows, by the number of the batch."""
@@ -49,7 +51,7 @@ def follow(spark, source, checkpoint, **options):
     rows = Rows()
     stream = load(spark.readStream, source, **options).writeStream.foreachBatch(rows)
     query = stream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
-    query.awaitTermination(120)
+    query.awaitTermination(SECONDS)
     assert not query.isActive
     return rows
 
@@ -239,7 +241,7 @@ class TestStream:
             .trigger(availableNow=True)
             .start()
         )
-        query.awaitTermination(120)
+        query.awaitTermination(SECONDS)
         assert spark.read.parquet(str(tmp_path / "table")).count() == 30
 
 

@@ -55,16 +55,16 @@ class Elsewhere:
         self._inside, self._leave = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        assert self._inside.wait(10)
+        assert self._inside.wait(60)
 
     def _run(self):
         with collector_paused():
             self._inside.set()
-            self._leave.wait(10)
+            self._leave.wait(60)
 
     def leave(self):
         self._leave.set()
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
 

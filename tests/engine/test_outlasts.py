@@ -71,9 +71,10 @@ class TestOutlasts:
         bench = outlasting(outlasts=False)
         bench.fill(3)
         bench.sim.hold("p0")
-        for _ in range(3):
-            bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=SOON)
-        assert bench.calls.cancels == bench.calls.opens["p0"] == 3
+        for number in (1, 2, 3):
+            while bench.calls.opens["p0"] < number:  # again, where no thread came to it in time
+                bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=SOON)
+            assert bench.calls.cancels == bench.calls.opens["p0"] == number
         bench.sim.release("p0")
         assert ids(bench.page()) == bench.written()
 
@@ -104,12 +105,12 @@ class TestOutlasts:
         bench.sim.hold("p0")
         bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=SOON)
         pages = []
-        threads = [threading.Thread(target=lambda: pages.append(bench.page(timeout=20))) for _ in range(3)]
+        threads = [threading.Thread(target=lambda: pages.append(bench.page(timeout=60))) for _ in range(3)]
         for thread in threads:
             thread.start()
         bench.sim.release("p0")
         for thread in threads:
-            thread.join(30)
+            thread.join(90)
         assert [ids(page) for page in pages] == [bench.written()] * 3
 
     def test_the_others_are_read_meanwhile(self, outlasting, ids):
@@ -117,10 +118,11 @@ class TestOutlasts:
         bench.fill_partition("p0", 2)
         prompt = bench.fill_partition("p1", 2)
         bench.sim.hold("p0")
-        page = bench.page(timeout=2)
+        with within(20):
+            page = bench.page(timeout=30)
         assert ids(page) == prompt
         assert not page.idle
-        late = bench.page(page.continuation_token, timeout=2)
+        late = bench.page(page.continuation_token, timeout=5)
         assert not late.idle
         assert list(late.diagnostics.partition_errors) == [bench.sim.public_id("p0")]
         bench.sim.release("p0")
@@ -164,7 +166,7 @@ class TestOutlasts:
         bench.fill_partition("p0", 2)
         bench.fill_partition("p1", 2)
         bench.sim.hold("p0")
-        first = bench.page(timeout=2)
+        first = bench.page()
         bench.sim.release("p0")
         events, _ = bench.drain(first.continuation_token, size=1)
         assert sorted(ids(first) + ids(events)) == sorted(bench.written())

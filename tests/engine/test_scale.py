@@ -15,6 +15,7 @@ from multiclouddb_spi.token import decode_token
 
 CHANGES = int(os.environ.get("MULTICLOUDDB_SCALE", "1500"))
 BEGINNING = Beginning()
+LONG = 300  # seconds, for one call on a slow machine
 log = logging.getLogger("multiclouddb.tests")
 
 
@@ -76,26 +77,26 @@ class TestManyPartitions:
     def test_work_of_a_call_is_linear_in_partitions(self, large, count):
         bench = large(count)
         calls = bench.calls
-        (page, cold) = timed(lambda: bench.page(Now()))
+        (page, cold) = timed(lambda: bench.page(Now(), timeout=LONG))
         assert page.idle
         assert calls.total_fetches == count
         assert sum(calls.opens.values()) == count
         assert calls.starts == 1
 
-        (page, warm) = timed(lambda: bench.page(page.continuation_token))
+        (page, warm) = timed(lambda: bench.page(page.continuation_token, timeout=LONG))
         assert page.idle
         assert calls.total_fetches == 2 * count
         assert sum(calls.opens.values()) == count, "readers live on"
 
         bench.fill(1000, keys=1000)
-        (page, busy) = timed(lambda: bench.page(page.continuation_token))
+        (page, busy) = timed(lambda: bench.page(page.continuation_token, timeout=LONG))
         assert len(page.events) == 1000
         assert calls.total_fetches <= 3 * count
         assert calls.mapped == 1000
 
         bench.fill(100, keys=100)
         before = calls.total_fetches
-        (small, one) = timed(lambda: bench.page(page.continuation_token, size=1))
+        (small, one) = timed(lambda: bench.page(page.continuation_token, size=1, timeout=LONG))
         assert len(small.events) <= 1
         assert calls.total_fetches - before <= count
         token = page.continuation_token
@@ -116,7 +117,7 @@ class TestManyPartitions:
 
     def test_idle_sweep_on_threads_asks_each_once_and_all_at_a_time_are_bounded(self, large):
         bench = large(1000, threads=True, max_concurrency=8)
-        (page, took) = timed(lambda: bench.page(Now()))
+        (page, took) = timed(lambda: bench.page(Now(), timeout=LONG))
         assert page.idle
         assert bench.calls.total_fetches == 1000
         assert set(bench.calls.fetches.values()) == {1}
@@ -127,11 +128,11 @@ class TestManyPartitions:
 
         bench = large(2000, threads=True)
         bench.sim.weather = Weather(poll_after=0.3)
-        token = bench.page(Now()).continuation_token
-        (page, took) = timed(lambda: bench.page(token))
+        token = bench.page(Now(), timeout=LONG).continuation_token
+        (page, took) = timed(lambda: bench.page(token, timeout=LONG))
         assert page.idle
         assert set(bench.calls.fetches.values()) == {2}
-        assert took < 10_000
+        assert took < 60_000  # of 600,000, one after the other
 
     def test_many_waiting_children_cost_no_more_than_their_number(self, large):
         """A merge of each pair: every page restores, walks and writes the waiting ones."""

@@ -18,7 +18,7 @@ import attrs
 
 __all__ = ["Handler", "HttpServer", "Reply", "Request"]
 
-_JOIN_SECONDS: Final = 10.0
+_JOIN_SECONDS: Final = 60.0
 _BACKLOG: Final = 1024
 _RESET: Final = struct.pack("ii", 1, 0)  # linger for no time at all
 

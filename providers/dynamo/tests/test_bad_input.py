@@ -25,7 +25,7 @@ from multiclouddb_spi import encode_partition_id
 from multiclouddb_spi.token import decode_token, encode_token
 
 from .servers.server import CREDENTIALS, REGION
-from .world import ADDRESS, TABLE, World, markers, seconds
+from .world import ADDRESS, TABLE, World, markers
 
 SECRETS = (CREDENTIALS["AWS_SECRET_ACCESS_KEY"], "a-session-token")
 OPERATIONS = ["DescribeTable", "DescribeStream", "GetShardIterator", "GetRecords"]
@@ -55,7 +55,7 @@ def refused(act, category, *words):
 
 def reading(client, start=None, **request):
     asked = {"address": ADDRESS, "start_position": start or Beginning()} | request
-    return lambda: client.read_changes(ChangeFeedRequest(**asked), seconds(3))
+    return lambda: client.read_changes(ChangeFeedRequest(**asked))
 
 
 def client_of(**connection):

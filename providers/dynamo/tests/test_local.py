@@ -19,7 +19,7 @@ from .servers.local import LocalDynamo
 from .servers.moto import MotoDynamo
 from .servers.server import REGION
 
-PATIENCE = 90.0
+PATIENCE = 120.0
 
 
 def client_of(server):

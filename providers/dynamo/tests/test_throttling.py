@@ -137,11 +137,11 @@ class TestNow:
     def test_the_deadline_tells_what_the_service_said(self):
         """It asks for pauses that take longer."""
         with World(shards=3) as world:
-            world.troubles.fail(LATEST, REFUSAL, None, retry_after=3.0)
+            world.troubles.fail(LATEST, REFUSAL, None, retry_after=6.0)
             began = time.monotonic()
             with pytest.raises(MulticloudDbError) as caught:
-                world.consumer(Now()).read(seconds(4))
-            assert time.monotonic() - began < TRIES * 3.0 - 3.0
+                world.consumer(Now()).read(seconds(8))
+            assert time.monotonic() - began < TRIES * 6.0 - 6.0
         assert caught.value.category == ErrorCategory.THROTTLED
 
     def test_a_refusal_is_told_although_others_hang(self):
@@ -150,7 +150,7 @@ class TestNow:
             world.troubles.fail(LATEST, REFUSAL, shard=world.open()[0])
             trouble = world.troubles.hang(LATEST)
             with pytest.raises(ClientError, match=REFUSAL):
-                feed.start(Now(), None, soon(3))
+                feed.start(Now(), None, soon(7))  # less than botocore waits for the others
             trouble.end()
 
     def test_the_retries_of_the_application_s_client_are_all_there_are(self, world):

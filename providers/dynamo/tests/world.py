@@ -14,6 +14,7 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_conformance.scripted.dynamo import Habits, ScriptedStreams
+from multiclouddb_dynamo import calls
 from multiclouddb_dynamo.provider import PLUGIN
 from multiclouddb_spi import Deadline, FeedSpec
 
@@ -22,6 +23,9 @@ from .servers.server import CREDENTIALS, REGION, Server
 TABLE = "orders"
 ADDRESS = ResourceAddress(collection=TABLE)
 MANY_PAGES = 2000
+# Seconds that ten listings are spread over, attempt by attempt: on a busy machine calls come closer together
+# on their way, and the service counts them where they arrive.
+WINDOWS = (*[calls._WINDOW_SECONDS] * 3, 1.3, 1.6, 2.0, 3.0)
 SESSIONS = []
 
 

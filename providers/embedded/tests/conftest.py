@@ -7,11 +7,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from multiclouddb_api import Beginning, ClientConfig, ResourceAddress
+from multiclouddb_conformance.waiting import SOON
 from multiclouddb_embedded import EmbeddedOptions, EmbeddedStore
 from multiclouddb_embedded.provider import PLUGIN
 from multiclouddb_spi import Continue, Deadline, FeedSpec
-
-SOON = 10.0
 
 
 class Ticker:

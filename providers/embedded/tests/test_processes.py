@@ -92,7 +92,7 @@ thread.start()
 inside.wait()
 child = os.fork()
 if child == 0:
-    signal.alarm(10)
+    signal.alarm(60)
     store.put("items", "child", {})
     assert len(client.read_changes(request).events) == 2
     client.close()

@@ -17,6 +17,7 @@ from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.provider import CAPABILITIES, PLUGIN
 
 from .servers.mongod import PASSWORD
+from .servers.oplog import wait_uncut
 from .servers.shared import shared
 
 COUNTER = itertools.count()
@@ -140,6 +141,7 @@ class MongoHarness(Harness):
             until = time.monotonic() + 1.1
             while log.find_one()["ts"] <= last and time.monotonic() < until:
                 time.sleep(0.02)
+        wait_uncut(lambda: log.find_one()["ts"])
         self.disturbed = True
 
     def other_options(self):

@@ -10,7 +10,14 @@ import attrs
 from pymongo import MongoClient
 from pymongo.monitoring import CommandListener
 
-from multiclouddb_api import ChangeFeedRequest, FromContinuationToken, Now, OperationOptions, connect
+from multiclouddb_api import (
+    ChangeFeedRequest,
+    FromContinuationToken,
+    MulticloudDbError,
+    Now,
+    OperationOptions,
+    connect,
+)
 from multiclouddb_mongo import config
 
 PATIENCE = 60.0
@@ -143,6 +150,17 @@ class Feed:
         other = Feed(client, self.request.address)
         other.request = self.request
         return other
+
+
+def patient(call, tries=10):
+    """What a call returns whose time limit is short: a busy machine may exceed it, though not each time."""
+    for last in [*[False] * (tries - 1), True]:
+        try:
+            return call()
+        except MulticloudDbError as error:
+            if last or not error.retryable:
+                raise
+    raise AssertionError
 
 
 def keys(events):

@@ -1,6 +1,5 @@
 """The application's own client below ours: what `run_command` needs for sessions, and to be watched."""
 
-import os
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,11 +63,9 @@ def refused(call, *arguments, **options):
 @contextmanager
 def hanging(servers):
     """The primary answers nothing meanwhile, though connections to it stay open."""
-    member = servers.primary()
+    member = servers.wait_primary()
     servers.pause(member)
     try:
-        # A signal takes a moment: what is sent before then would be answered.
-        os.waitid(os.P_PID, servers._processes[member].pid, os.WSTOPPED | os.WNOWAIT)
         yield
     finally:
         servers.resume(member)

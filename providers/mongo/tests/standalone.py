@@ -9,7 +9,7 @@ from pymongo import MongoClient
 from pymongo.errors import ConnectionFailure
 
 from .servers.fetch import fetch
-from .servers.mongod import START_SECONDS, WATCHER
+from .servers.mongod import START_SECONDS, Group
 
 
 @contextlib.contextmanager
@@ -23,17 +23,16 @@ def standalone(folder):
         command = [str(fetch()), "--dbpath", str(folder / "data"), "--port", host.rpartition(":")[2]]
         command += ["--bind_ip", "127.0.0.1", "--nounixsocket", "--wiredTigerCacheSizeGB", "0.25"]
         log = folder / "log"
-        with subprocess.Popen(WATCHER, stdin=subprocess.PIPE, process_group=0) as watcher:
-            with (
-                log.open("wb") as out,
-                subprocess.Popen(command, stdout=out, stderr=out, process_group=watcher.pid) as process,
-            ):
-                try:
-                    _wait(host, process, log)
-                    yield f"mongodb://{host}/"
-                finally:
-                    process.kill()
-            watcher.kill()
+        with (
+            contextlib.closing(Group(folder / "data")) as group,
+            log.open("wb") as out,
+            subprocess.Popen(command, stdout=out, stderr=out, process_group=group.id) as process,
+        ):
+            try:
+                _wait(host, process, log)
+                yield f"mongodb://{host}/"
+            finally:
+                process.kill()
 
 
 def _wait(host, process, log):

@@ -73,8 +73,8 @@ class TestResumable:
         assert commands.tries() == ["succeeded"]
 
     def test_cs_02_an_answer_that_does_not_come(self, one, app, here, written):
-        slowly = {"blockConnection": True, "blockTimeMS": 2500}
-        with watched(one.uri(appName=app, socketTimeoutMS=1000)) as (client, commands):
+        slowly = {"blockConnection": True, "blockTimeMS": 4500}
+        with watched(one.uri(appName=app, socketTimeoutMS=3000)) as (client, commands):
             feed = Feed(client, here)
             feed.read()
             commands.clear()

@@ -28,7 +28,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance.loss import Pause, iterator_consumer
 from multiclouddb_conformance.waiting import assert_prompt, wait_until
 
-from .servers.mongod import NATIVE, ReplicaSet
+from .servers.mongod import NATIVE, QUICK_ELECTION_MS, ReplicaSet
 from .workload import COLLECTION, LONG, MAJORITY, Application, Writer, assert_kept, finish, pages, seen
 
 CALL = 15.0
@@ -38,11 +38,19 @@ MARGIN = 10.0
 
 
 @pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """Three members, which do not wait for long for a primary that was killed."""
+    with ReplicaSet(tmp_path_factory.mktemp("three"), 3, election_ms=QUICK_ELECTION_MS) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
 def proxied(tmp_path_factory):
     """Three members, each behind a proxy that the writer does not go through."""
     # A member that hangs is soon given up by the members that copy from it, too.
     soon = {"oplogNetworkTimeoutBufferSeconds": 1}
-    with ReplicaSet(tmp_path_factory.mktemp("proxied"), 3, proxied=True, parameters=soon) as made:
+    folder, quick = tmp_path_factory.mktemp("proxied"), QUICK_ELECTION_MS
+    with ReplicaSet(folder, 3, proxied=True, election_ms=quick, parameters=soon) as made:
         yield made
 
 
@@ -152,10 +160,10 @@ def test_ten_kills_of_a_primary_under_load_lose_nothing(three, database):
 def test_a_primary_that_steps_down_loses_nothing(three, database):
     with load(three, database) as (writer, applications):
         for _ in range(3):
-            primary = three.wait_primary()
-            three.step_down()
+            primary = three.step_down()
             writer.wait_for(30)
             assert three.wait_primary() != primary
+            three.stand(primary)
             go_on(writer, applications)
 
 
@@ -201,7 +209,7 @@ def test_a_primary_that_dies_between_two_pages_costs_nothing(three, database, si
         token = read()
         with killed(three):
             writer.write(10)
-            until = time.monotonic() + CALL
+            until = time.monotonic() + LONG
             while len(events) < len(writer.truth) and time.monotonic() < until:
                 token = read()
     assert [seen(event) for event in events] == writer.truth

@@ -26,6 +26,7 @@ from multiclouddb_api import (
     ResourceAddress,
     SkipToOldest,
 )
+from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_mongo import MongoOptions, config
 from multiclouddb_mongo.position import After, cursor_of, place_of, ticks_at
 from multiclouddb_mongo.provider import PLUGIN
@@ -475,7 +476,7 @@ class TestLaggingMember:
         """Two worlds: of the set, and of a member that applies nothing before it has been asked for long."""
         three.wait_healthy()
         three.client()[database].create_collection("c").insert_one({"_id": "first"})
-        late = next(member for member in three.members if member != three.primary())
+        late = next(member for member in three.members if member != three.wait_primary())
         self.wait_for(three, late, database, "first")
         whole = World(three, database)
         part = World(three, database, uri=f"mongodb://{late}/?directConnection=true")
@@ -498,10 +499,7 @@ class TestLaggingMember:
         three.wait_healthy()
 
     def wait_for(self, three, member, database, key):
-        until = time.monotonic() + 30
-        while three.direct(member)[database]["c"].find_one({"_id": key}) is None:
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        wait_until(lambda: three.direct(member)[database]["c"].find_one({"_id": key}))
 
     def test_is_waited_for(self, late):
         whole, part, stop = late

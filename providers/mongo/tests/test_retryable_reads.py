@@ -37,6 +37,7 @@ from multiclouddb_api import (
     OperationOptions,
     ResourceAddress,
 )
+from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_mongo import MongoOptions
 
 from .monitor import Commands, watched
@@ -510,7 +511,7 @@ class TestTries:
         uri = one.uri(appName=app, serverSelectionTimeoutMS=1000, **SLOW_HEARTBEAT)
         commands = Commands()
         with MongoClient(uri, event_listeners=[commands]) as client:
-            client[here.database]["c"].find_one()
+            wait_until(lambda: found(client, here))
             commands.clear()
             with (
                 fail_command(one, commands=["find"], app_name=app, errorCode=91),
@@ -650,6 +651,13 @@ class TestTries:
         assert commands.tries()[:3] == ["failed", "failed", "succeeded"]
 
 
+def found(client, address):
+    try:
+        return client[address.database][address.collection].find_one()
+    except ServerSelectionTimeoutError:  # a second is not long on a busy machine
+        return None
+
+
 class States(ServerListener):
     """What a client knows of its servers, each time that changes."""
 
@@ -682,7 +690,7 @@ class Next(CommandListener):
         pass
 
     def failed(self, event):
-        node = self._server.direct(self._server.primary())
+        node = self._server.direct(self._server.wait_primary())
         node.admin.command(
             {
                 "configureFailPoint": "failCommand",

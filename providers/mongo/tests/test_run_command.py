@@ -154,7 +154,7 @@ class TestReadPreference:
         with native(three.uri(readPreference="secondary")) as db:
             db.run(database, {"ping": 1})
             assert "$readPreference" not in db.body("ping")
-            assert db.nodes("ping") == [three.primary()]
+            assert db.nodes("ping") == [three.wait_primary()]
 
     def test_rc_02_the_preference_of_the_call_is_sent(self, db, database):
         db.run(database, {"ping": 1}, read_preference=Nearest(tag_sets=[{"room": "1"}, {}]))
@@ -169,7 +169,7 @@ class TestReadPreference:
         with native(three.uri()) as db:
             write = {"insert": "c", "documents": [{}]}
             error = refused(db.run, database, write, read_preference=ReadPreference.SECONDARY)
-            assert db.nodes("insert")[0] in set(three.members) - {three.primary()}
+            assert db.nodes("insert")[0] in set(three.members) - {three.wait_primary()}
         # The secondary says so, not we.
         assert (error.category, error.detail.native_code) == (TRANSIENT, "10107")
 
@@ -178,7 +178,7 @@ class TestReadPreference:
         with native(three.uri()) as db:
             reply = db.run(database, {"count": "c"}, read_preference=ReadPreference.SECONDARY)
             assert reply["n"] == 1
-            assert db.nodes("count")[0] in set(three.members) - {three.primary()}
+            assert db.nodes("count")[0] in set(three.members) - {three.wait_primary()}
 
     def test_rc_09_a_replica_set_is_told_the_preference_unless_it_is_primary(self, three, database):
         with native(three.uri()) as db:

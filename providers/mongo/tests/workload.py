@@ -35,6 +35,8 @@ class Change:
     type: ChangeType
     key: str
     n: int | None  # None for a delete
+    before: int | None = attrs.field(default=None, eq=False)
+    """The number that it replaces or deletes, which no event tells of."""
 
 
 def seen(event):
@@ -46,8 +48,10 @@ def seen(event):
 class Writer:
     """Creates, replaces and deletes documents in a thread of its own, now and then three in one transaction.
 
-    When the answer to a write is lost, it looks whether that was made, and makes it if not. It replaces,
-    and does not update: such events carry the document as it was then, not as it is when somebody looks.
+    When the answer to a write is lost, it looks whether that was made, and makes it if not. The lost one may
+    still be on its way then, to a server that had no time: each names what it changes, so that the later one
+    of the two changes nothing. It replaces, and does not update: such events carry the document as it was
+    then, not as it is when somebody looks.
 
     Attributes:
         truth: The changes, in order; all acknowledged.
@@ -58,7 +62,7 @@ class Writer:
         self.client, self.pause = client, pause
         self.items = client[database].create_collection(COLLECTION, write_concern=MAJORITY)
         self.truth, self.unsure, self.error = [], 0, None
-        self._dice, self._there, self._n = random.Random("writer"), set(), 0
+        self._dice, self._there, self._n = random.Random("writer"), {}, 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
@@ -117,13 +121,13 @@ class Writer:
         return change.n == (None if found is None else found["n"])
 
     def _next(self, key):
-        if key in self._there and self._dice.random() < 0.2:
-            self._there.discard(key)
-            return Change(ChangeType.DELETE, key, None)
-        kind = ChangeType.UPDATE if key in self._there else ChangeType.CREATE
-        self._there.add(key)
+        before = self._there.get(key)
+        if before is not None and self._dice.random() < 0.2:
+            del self._there[key]
+            return Change(ChangeType.DELETE, key, None, before)
         self._n += 1
-        return Change(kind, key, self._n)
+        self._there[key] = self._n
+        return Change(ChangeType.CREATE if before is None else ChangeType.UPDATE, key, self._n, before)
 
     def _make_all(self, changes):
         if len(changes) == 1:
@@ -135,10 +139,14 @@ class Writer:
             )
 
     def _make(self, change, session):
-        if change.n is None:
-            self.items.delete_one({"_id": change.key}, session=session)
-        else:
-            self.items.replace_one({"_id": change.key}, {"n": change.n}, upsert=True, session=session)
+        known = {"_id": change.key, "n": change.before}
+        match change.type:
+            case ChangeType.CREATE:
+                self.items.insert_one({"_id": change.key, "n": change.n}, session=session)
+            case ChangeType.UPDATE:
+                self.items.replace_one(known, {"n": change.n}, session=session)
+            case ChangeType.DELETE:
+                self.items.delete_one(known, session=session)
 
 
 class Life:

@@ -39,6 +39,7 @@ RANGE = "SELECT Low, High FROM shard_range WHERE ShardID = ?"
 # the far future is no candidate, but is read and written as any other: all open shards but one have it.
 UNBORN = 1 << 53
 LONG_UNBORN = 1 << 52  # what is left of it after any travel in time
+BUSY_SECONDS = 60.0  # longer than a slow disk keeps the server at a write
 
 
 def split_shard(database: Path, shard_id: str, into: int) -> list[str]:
@@ -47,7 +48,8 @@ def split_shard(database: Path, shard_id: str, into: int) -> list[str]:
     Raises:
         ValueError: It is not an open shard.
     """
-    with closing(sqlite3.connect(database, isolation_level=None)) as sql:
+    with closing(sqlite3.connect(database, BUSY_SECONDS, isolation_level=None)) as sql:
+        sql.execute("PRAGMA synchronous = OFF")  # nobody keeps it, and the server waits for the lock
         sql.executescript(SCHEMA)
         with sql:
             sql.execute("BEGIN IMMEDIATE")

@@ -1,6 +1,7 @@
 """Replica sets of real mongod processes, which tests may kill, pause, cut off and let elect."""
 
 import contextlib
+import os
 import shutil
 import signal
 import socket
@@ -26,7 +27,12 @@ USER, PASSWORD = "admin", "a/secret that:nobody@may?see"
 NATIVE = "native-writes"
 # What the first message of a member to another holds.
 MEMBER = "internalClient"
-START_SECONDS = 60.0
+ALREADY_INITIALIZED = 23
+# Long enough for three of them on a machine that has no time for us.
+START_SECONDS = 180.0
+# Until the others elect another primary because theirs says nothing. A machine that stops for a few seconds
+# shall not change it under a test: only a test that takes the primary away asks for less.
+ELECTION_MS, QUICK_ELECTION_MS = 10_000, 2000
 TAIL = 4000
 # Otherwise a member begins with 300 MB of it.
 SMALL_JOURNAL = "log=(file_max=8MB)"
@@ -38,13 +44,36 @@ WATCHER = """
 read -r _
 kill -s KILL -- "-$1"
 shift
-for pause in 0.1 0.1 0.3 1 3 10; do
+for pause in 0.1 0.1 0.3 1 3 10 30; do
     rm -rf -- "$@" && break
     sleep "$pause"
 done
 """
 # The group of processes that the servers are in is there as long as this is.
 LEADER = ["sleep", "infinity"]
+
+
+class Group:
+    """A group of processes, which ends when we end, however that happens.
+
+    Attributes:
+        id: What `process_group` of its processes has to be.
+    """
+
+    def __init__(self, *data: Path) -> None:
+        """Begin with none of them; `data` is what is removed when they have been ended for us."""
+        self._leader = subprocess.Popen(LEADER, process_group=0)
+        self.id: int = self._leader.pid
+        watcher = ["sh", "-c", WATCHER, "watcher", str(self.id), *map(str, data)]
+        self._watcher = subprocess.Popen(
+            watcher, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0
+        )
+
+    def close(self) -> None:
+        """Watch no more: its processes have ended."""
+        for process in (self._leader, self._watcher):
+            process.kill()
+            process.communicate()
 
 
 class ReplicaSet:
@@ -63,6 +92,7 @@ class ReplicaSet:
         auth: bool = False,
         *,
         proxied: bool = False,
+        election_ms: int = ELECTION_MS,
         parameters: Mapping[str, object] | None = None,
     ) -> None:
         """Start a set; it has a primary, and every other member follows it, when this returns.
@@ -74,23 +104,20 @@ class ReplicaSet:
             auth: Whether a user and a password are needed: `USER` and `PASSWORD`, who may do anything.
             proxied: Whether clients reach each member only through a proxy. Members and `client` go
                 through it too, but it never troubles them.
+            election_ms: How long nothing is heard of the primary before the others elect another.
             parameters: More of the server's parameters.
 
         Raises:
             ServerUnavailableError: A server could not be fetched or started, with what it had to say.
         """
-        self._folder, self._auth = folder, auth
+        self._folder, self._auth, self._election_ms = folder, auth, election_ms
         self._options = ["--oplogSize", str(oplog_mb), "--syncdelay", "1"] if oplog_mb else []
         self._parameters = dict(parameters or {})
         self._clients: dict[str, MongoClient[dict[str, Any]]] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.proxies: dict[str, Proxy] = {}
         folder.mkdir(parents=True, exist_ok=True)
-        pipe = subprocess.PIPE
-        data = [str(self._data(index)) for index in range(members)]
-        self._leader = subprocess.Popen(LEADER, process_group=0)
-        watcher = ["sh", "-c", WATCHER, "watcher", str(self._leader.pid), *data]
-        self._watcher = subprocess.Popen(watcher, stdin=pipe, stderr=subprocess.DEVNULL, process_group=0)
+        self._group = Group(*(self._data(index) for index in range(members)))
         # Nobody else gets these ports, also while a member is down: they are ours until the end.
         self._ports = [_reserve() for _ in range(members)]
         self._real = [f"127.0.0.1:{port.getsockname()[1]}" for port in self._ports]
@@ -128,9 +155,7 @@ class ReplicaSet:
         for process in self._processes.values():
             process.kill()
             process.wait()
-        for process in (self._leader, self._watcher):
-            process.kill()
-            process.communicate()
+        self._group.close()
         for proxy in self.proxies.values():
             proxy.close()
         for port in self._ports:
@@ -172,7 +197,7 @@ class ReplicaSet:
             self._clients[member] = self._direct(member, self._auth)
         return self._clients[member]
 
-    def _direct(self, member: str, auth: bool) -> MongoClient[dict[str, Any]]:
+    def _direct(self, member: str, auth: bool, selection_ms: int = 30_000) -> MongoClient[dict[str, Any]]:
         options: dict[str, Any] = {"username": USER, "password": PASSWORD} if auth else {}
         return MongoClient(
             f"mongodb://{self._real[self.members.index(member)]}/",
@@ -180,8 +205,8 @@ class ReplicaSet:
             appname=NATIVE,
             heartbeatFrequencyMS=500,
             serverMonitoringMode="poll",
-            serverSelectionTimeoutMS=2000,
-            socketTimeoutMS=10_000,
+            serverSelectionTimeoutMS=selection_ms,
+            socketTimeoutMS=30_000,
             **options,
         )
 
@@ -208,13 +233,19 @@ class ReplicaSet:
         return _wait(self.primary, "a primary")
 
     def wait_healthy(self) -> None:
-        """Wait until there is a primary and every member follows it."""
+        """Wait until there is a primary, every member follows it, and `client` writes to it."""
 
         def states() -> None:
-            status = self.direct(self.primary()).admin.command("replSetGetStatus")
+            primary = self.primary()
+            status = self.direct(primary).admin.command("replSetGetStatus")
             found = [member["stateStr"] for member in status["members"]]
             if set(found) - {"PRIMARY", "SECONDARY"}:
                 raise ServerUnavailableError(f"the members are {', '.join(found)}")
+            # Otherwise it goes on with the former one until it looks again, and not every command is retried.
+            self.client().admin.command("ping")
+            known = "{}:{}".format(*self.client().primary or ("nobody", 0))
+            if known != primary:
+                raise ServerUnavailableError(f"the primary is {primary}, and the client knows {known}")
 
         _wait(states, "members that all follow a primary")
 
@@ -229,22 +260,36 @@ class ReplicaSet:
         _wait(lambda: self._ping(self.direct(member), member), f"{member} to answer")
 
     def pause(self, member: str) -> None:
-        """Let a member hang: its connections stay open and nothing answers."""
-        self._processes[member].send_signal(signal.SIGSTOP)
+        """Let a member hang: its connections stay open and nothing answers from here on."""
+        process = self._processes[member]
+        process.send_signal(signal.SIGSTOP)
+        # A signal takes a moment: what is sent before then would be answered.
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self, member: str) -> None:
         """Let a member go on after `pause`."""
         self._processes[member].send_signal(signal.SIGCONT)
 
-    def step_down(self, seconds: int = 2) -> None:
-        """Let the primary give up; there may be no primary when this returns.
+    def step_down(self, seconds: int = 60) -> str:
+        """Let the primary give up, and return it; there may be no primary when this returns.
 
         Args:
-            seconds: For so long it does not stand for election, also if it is the only member.
+            seconds: For so long it does not stand for election, unless it is let to with `stand`.
         """
         force = len(self.members) == 1
-        asked = {"replSetStepDown": seconds, "secondaryCatchUpPeriodSecs": 0 if force else 1}
-        self.direct(self.primary()).admin.command(asked, force=force)
+        asked = {"replSetStepDown": seconds, "secondaryCatchUpPeriodSecs": 0 if force else seconds // 3}
+
+        def given_up() -> str:
+            primary = self.primary()
+            # It refuses as long as no other has what it has, or is no primary any more.
+            self.direct(primary).admin.command(asked, force=force)
+            return primary
+
+        return _wait(given_up, "the primary to step down")
+
+    def stand(self, member: str) -> None:
+        """Let a member that stepped down stand for election; the only one is primary again at once."""
+        self.direct(member).admin.command("replSetFreeze", 0)
 
     def output(self) -> str:
         """The end of what each server has written."""
@@ -262,23 +307,49 @@ class ReplicaSet:
             key.chmod(0o600)
         for member in self.members:
             self._launch(member)
-        first = self.members[0]
-        # Before there is a user, nobody can log in.
-        with self._direct(first, auth=False) as client:
-            _wait(lambda: self._ping(client, first), "mongod to answer")
+        with contextlib.ExitStack() as stack:
+            # Before there is a user, nobody can log in; and a server that has ended is to be noticed soon.
+            clients = [
+                stack.enter_context(self._direct(member, auth=False, selection_ms=2000))
+                for member in self.members
+            ]
+            first = clients[0]
+            _wait(lambda: self._ping(first, self.members[0]), "mongod to answer")
             hosts = [{"_id": number, "host": host} for number, host in enumerate(self.members)]
-            settings = {"electionTimeoutMillis": 2000, "heartbeatIntervalMillis": 300}
+            settings = {"electionTimeoutMillis": QUICK_ELECTION_MS, "heartbeatIntervalMillis": 300}
+            config = {"_id": NAME, "members": hosts, "settings": settings}
             # The others may not answer yet.
-            _wait(
-                lambda: client.admin.command(
-                    "replSetInitiate", {"_id": NAME, "members": hosts, "settings": settings}
-                ),
-                "the replica set to begin",
-            )
-            _wait(lambda: self._takes_writes(client), "a primary")
-            if self._auth:
-                client.admin.command("createUser", USER, pwd=PASSWORD, roles=["root"])
+            _wait(lambda: self._initiate(first, config), "the replica set to begin")
+            _wait(lambda: self._make_user(_writable(clients)), "a primary that takes writes")
         self.wait_healthy()
+        if len(self.members) > 1 and self._election_ms != QUICK_ELECTION_MS:
+            _wait(self._set_election, "the replica set to take its settings")
+            self.wait_healthy()
+
+    def _initiate(self, client: MongoClient[dict[str, Any]], config: dict[str, Any]) -> None:
+        try:
+            client.admin.command("replSetInitiate", config)
+        except OperationFailure as error:
+            if error.code != ALREADY_INITIALIZED:  # by a try whose answer was lost
+                raise
+
+    def _make_user(self, client: MongoClient[dict[str, Any]]) -> None:
+        if not self._auth:
+            return
+        try:
+            client.admin.command("createUser", USER, pwd=PASSWORD, roles=["root"])
+        except (ConnectionFailure, OperationFailure):
+            # A try whose answer was lost may have made it: then nobody else may do anything.
+            self.direct(self.members[0]).admin.command("dbStats")
+
+    def _set_election(self) -> None:
+        """Only now: the first primary is elected after as long."""
+        primary = self.direct(self.primary())
+        config = primary.admin.command("replSetGetConfig")["config"]
+        if config["settings"]["electionTimeoutMillis"] != self._election_ms:
+            config["settings"]["electionTimeoutMillis"] = self._election_ms
+            config["version"] += 1
+            primary.admin.command("replSetReconfig", config)
 
     def _launch(self, member: str) -> None:
         index = self.members.index(member)
@@ -301,7 +372,7 @@ class ReplicaSet:
             command += ["--setParameter", f"{name}={value}"]
         with self._log(member).open("ab") as log:
             self._processes[member] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=self._leader.pid
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=self._group.id
             )
 
     def _data(self, index: int) -> Path:
@@ -316,14 +387,17 @@ class ReplicaSet:
             raise _EndedError(f"mongod ended with status {status}\n{self.output()}")
         client.admin.command("ping")
 
-    @staticmethod
-    def _takes_writes(client: MongoClient[dict[str, Any]]) -> None:
-        if not client.admin.command("hello")["isWritablePrimary"]:
-            raise ServerUnavailableError("there is no primary yet")
-
 
 class _EndedError(ServerUnavailableError):
     """Waiting longer is of no use."""
+
+
+def _writable(clients: list[MongoClient[dict[str, Any]]]) -> MongoClient[dict[str, Any]]:
+    for client in clients:
+        with contextlib.suppress(ConnectionFailure):
+            if client.admin.command("hello")["isWritablePrimary"]:
+                return client
+    raise ServerUnavailableError("there is no primary yet")
 
 
 def _reserve() -> socket.socket:
