@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.collector import collector_paused
 from multiclouddb_spi.contract import (
     Awaiting,
@@ -30,14 +31,13 @@ from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.engine import Engine
 from multiclouddb_spi.fault import Fault, InvalidCursor, ProviderFault, RecordFault, unsupported
-from multiclouddb_spi.fetcher import InlineExecutor
-from multiclouddb_spi.lineage import Lineage
-from multiclouddb_spi.pages import Reading
 from multiclouddb_spi.partition import PartitionId, decode_partition_id, encode_partition_id
-from multiclouddb_spi.planner import Planner
+from multiclouddb_spi.planning.planner import Planner
+from multiclouddb_spi.planning.ranges import Range, read_range
+from multiclouddb_spi.planning.step import Step, Target, ranges_between
 from multiclouddb_spi.plugin import ProviderPlugin, open_provider
-from multiclouddb_spi.ranges import Range, read_range
-from multiclouddb_spi.step import Step, Target, ranges_between
+from multiclouddb_spi.reading.fetcher import InlineExecutor
+from multiclouddb_spi.reading.pages import Reading
 
 __all__ = [
     "Awaiting",

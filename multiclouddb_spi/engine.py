@@ -26,20 +26,20 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
+from multiclouddb_spi.checkpoint.lineage import Lineage, Waiting
+from multiclouddb_spi.checkpoint.session import Finished
 from multiclouddb_spi.contract import Batch, Feed, PartitionState, Provider, SupportsCommands
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import user_errors
-from multiclouddb_spi.feeds import FeedCache
-from multiclouddb_spi.fetcher import Fetcher
-from multiclouddb_spi.flight import Workshop
 from multiclouddb_spi.gate import require, spec_of
-from multiclouddb_spi.lineage import Lineage, Waiting
-from multiclouddb_spi.live import Budget, LiveCache
 from multiclouddb_spi.opening import Opening
-from multiclouddb_spi.pages import Pages, Reading, finished
+from multiclouddb_spi.reading.feeds import FeedCache
+from multiclouddb_spi.reading.fetcher import Fetcher
+from multiclouddb_spi.reading.flight import Workshop
+from multiclouddb_spi.reading.live import Budget, LiveCache
+from multiclouddb_spi.reading.pages import Pages, Reading, finished
+from multiclouddb_spi.reading.sweep import Sweep
 from multiclouddb_spi.retry import ATTEMPTS
-from multiclouddb_spi.session import Finished
-from multiclouddb_spi.sweep import Sweep
 from multiclouddb_spi.watch import Watch
 
 __all__ = ["Engine"]

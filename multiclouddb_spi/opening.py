@@ -17,15 +17,15 @@ from multiclouddb_api import (
     StartPosition,
     invalid_request,
 )
+from multiclouddb_spi.checkpoint.lineage import Active, Lineage
+from multiclouddb_spi.checkpoint.session import Finished, Session
+from multiclouddb_spi.checkpoint.state import FeedOver, end_from_json, state_from_json
+from multiclouddb_spi.checkpoint.token import Envelope, decode_token, scope_text
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.feeds import FeedCache
-from multiclouddb_spi.fetcher import Fetcher
-from multiclouddb_spi.lineage import Active, Lineage
 from multiclouddb_spi.partition import PartitionId, decode_partition_id
-from multiclouddb_spi.session import Finished, Session
-from multiclouddb_spi.state import FeedOver, end_from_json, state_from_json
-from multiclouddb_spi.token import Envelope, decode_token, scope_text
+from multiclouddb_spi.reading.feeds import FeedCache
+from multiclouddb_spi.reading.fetcher import Fetcher
 
 __all__ = ["Opening"]
 

@@ -22,7 +22,7 @@ from benchmarks.rows.mongo import (
     stream_a_page,
 )
 from multiclouddb_api import ChangeEvent, ChangeFeedRequest, FromContinuationToken, connect
-from multiclouddb_spi.live import LiveCache
+from multiclouddb_spi.reading.live import LiveCache
 
 SIZE = 120
 CALLS = 2 * SIZE // 10

@@ -39,7 +39,7 @@ from multiclouddb_cli.positions import Standing, ending, one_partition, read_sta
 from multiclouddb_cli.screen import Cell, duration, moment, print_fields, print_table
 from multiclouddb_cli.session import Session
 from multiclouddb_spi import encode_partition_id
-from multiclouddb_spi.token import Envelope, decode_token, scope_text
+from multiclouddb_spi.checkpoint.token import Envelope, decode_token, scope_text
 
 __all__ = ["check"]
 

@@ -17,7 +17,7 @@ import typer
 from multiclouddb_api.text import rfc3339
 from multiclouddb_cli.positions import Standing, ending, read_standings
 from multiclouddb_cli.screen import duration, moment, print_fields, print_table
-from multiclouddb_spi.token import VERSION, Envelope, decode_token
+from multiclouddb_spi.checkpoint.token import VERSION, Envelope, decode_token
 
 __all__ = ["ago", "inspect", "watermark_of"]
 

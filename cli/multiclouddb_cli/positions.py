@@ -9,9 +9,9 @@ import attrs
 
 from multiclouddb_api import MulticloudDbError, invalid_request
 from multiclouddb_spi import Cursor, Feed, InvalidCursor, Lineage
-from multiclouddb_spi.lineage import Active, Drained, Entry, entry_to_json
-from multiclouddb_spi.state import FeedOver, Retired, state_from_json
-from multiclouddb_spi.token import Envelope, encode_token
+from multiclouddb_spi.checkpoint.lineage import Active, Drained, Entry, entry_to_json
+from multiclouddb_spi.checkpoint.state import FeedOver, Retired, state_from_json
+from multiclouddb_spi.checkpoint.token import Envelope, encode_token
 
 __all__ = ["Standing", "ending", "one_partition", "read_standings"]
 

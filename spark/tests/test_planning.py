@@ -15,10 +15,10 @@ from multiclouddb_spi import (
     Range,
     RecordFault,
     SupportsHeads,
-    ranges,
     ranges_between,
     read_range,
 )
+from multiclouddb_spi.planning import ranges
 
 MANY = 10_000
 BEGINNING = Beginning()

@@ -9,7 +9,7 @@ import pickle
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from multiclouddb_spi import ranges
+from multiclouddb_spi.planning import ranges
 from pyspark_multiclouddb.options import parse_options
 from pyspark_multiclouddb.rows import ROW_SCHEMA
 from pyspark_multiclouddb.stream import ChangeFeedStreamReader

@@ -26,7 +26,7 @@ from multiclouddb_conformance.simulation import (
     Weather,
 )
 from multiclouddb_spi import InvalidCursor
-from multiclouddb_spi.token import decode_token
+from multiclouddb_spi.checkpoint.token import decode_token
 
 TOKENS = int(os.environ.get("MULTICLOUDDB_TOKENS", "20000"))
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"

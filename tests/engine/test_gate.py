@@ -347,7 +347,7 @@ class TestForeignTokens:
         assert ids(bench.page(fresh, engine=old)) == bench.written()[1:]
 
     def test_cursor_that_this_provider_cannot_have_made(self, bench, token):
-        from multiclouddb_spi.token import decode_token, encode_token
+        from multiclouddb_spi.checkpoint.token import decode_token, encode_token
 
         forged = encode_token(attrs.evolve(decode_token(token), state=[["p0", {"not": "ours"}]]))
         error = bench.refused(ErrorCategory.INVALID_REQUEST, forged)

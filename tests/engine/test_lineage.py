@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from multiclouddb_spi import Child, InvalidCursor, Lineage, Seed
-from multiclouddb_spi.lineage import Active, Drained, Waiting
+from multiclouddb_spi.checkpoint.lineage import Active, Drained, Waiting
 
 
 def join(child_id, cursors):

@@ -24,7 +24,7 @@ from multiclouddb_api import (
     Renamed,
 )
 from multiclouddb_conformance.simulation import CaughtUp, ServerError, SimulationReader, Weather
-from multiclouddb_spi.token import decode_token
+from multiclouddb_spi.checkpoint.token import decode_token
 
 
 def grown(bench):

@@ -23,10 +23,10 @@ from multiclouddb_spi import (
     Planner,
     SupportsHeads,
     Target,
-    ranges,
     ranges_between,
     read_range,
 )
+from multiclouddb_spi.planning import ranges
 
 BEGINNING = Beginning()
 ACTIONS = st.lists(

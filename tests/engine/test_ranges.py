@@ -5,7 +5,8 @@ import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError
 from multiclouddb_conformance.simulation import Simulation, SimulationProvider, Weather
-from multiclouddb_spi import Batch, Deadline, FeedSpec, Planner, Reader, deadline, ranges, read_range
+from multiclouddb_spi import Batch, Deadline, FeedSpec, Planner, Reader, deadline, read_range
+from multiclouddb_spi.planning import ranges
 
 
 class Nothing(Batch):

@@ -3,7 +3,7 @@
 import pytest
 
 from multiclouddb_spi import Child, Lineage, Partition, PartitionState, Seed
-from multiclouddb_spi.retention import Retention
+from multiclouddb_spi.checkpoint.retention import Retention
 
 
 class Service:

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from multiclouddb_api import Beginning, Now
-from multiclouddb_spi.token import decode_token
+from multiclouddb_spi.checkpoint.token import decode_token
 
 CHANGES = int(os.environ.get("MULTICLOUDDB_SCALE", "1500"))
 BEGINNING = Beginning()

@@ -22,7 +22,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance.simulation import Simulation, SimulationProvider, Weather
 from multiclouddb_conformance.simulation.ledger import Ledger
 from multiclouddb_spi import Engine, InlineExecutor, Lineage
-from multiclouddb_spi.token import decode_token
+from multiclouddb_spi.checkpoint.token import decode_token
 
 LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "80"))
 BYTES = 65536

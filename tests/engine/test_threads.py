@@ -14,7 +14,7 @@ from multiclouddb_conformance.simulation import (
     Weather,
 )
 from multiclouddb_spi import Deadline, FeedSpec
-from multiclouddb_spi.live import Budget, Live, LiveCache
+from multiclouddb_spi.reading.live import Budget, Live, LiveCache
 from multiclouddb_spi.watch import Watch
 
 BEGINNING = Beginning()
@@ -233,7 +233,7 @@ class TestReaders:
 
     def test_abandoned_readers_are_closed_by_and_by(self, make_bench, monkeypatch):
         """A consumer that rewinds leaves readers at positions that nobody comes back to."""
-        from multiclouddb_spi import live
+        from multiclouddb_spi.reading import live
 
         monkeypatch.setattr(live, "_IDLE_SECONDS", 0.05)
         bench = make_bench(1)

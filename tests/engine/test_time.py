@@ -24,7 +24,7 @@ from multiclouddb_conformance.simulation import (
     Weather,
 )
 from multiclouddb_conformance.waiting import assert_prompt
-from multiclouddb_spi.token import decode_token
+from multiclouddb_spi.checkpoint.token import decode_token
 
 BEGINNING = Beginning()
 FOREVER = None
@@ -566,7 +566,7 @@ class TestClose:
         bench = threaded(2)
         bench.fill(100)
         first = bench.page(size=5)
-        from multiclouddb_spi.live import LiveCache
+        from multiclouddb_spi.reading.live import LiveCache
 
         forget, reached, go = LiveCache.forget, threading.Event(), threading.Event()
 

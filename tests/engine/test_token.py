@@ -20,8 +20,8 @@ from multiclouddb_api import (
     PhysicalPartition,
     ResourceAddress,
 )
-from multiclouddb_spi.lineage import Active, Lineage
-from multiclouddb_spi.token import Envelope, decode_token, encode_token, scope_text
+from multiclouddb_spi.checkpoint.lineage import Active, Lineage
+from multiclouddb_spi.checkpoint.token import Envelope, decode_token, encode_token, scope_text
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 

@@ -24,7 +24,7 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_conformance.collection import Collection, ids
-from multiclouddb_spi.token import decode_token, encode_token
+from multiclouddb_spi.checkpoint.token import decode_token, encode_token
 
 __all__ = ["TestEventIdentity", "TestForeignTokens", "TestRecreated"]
 

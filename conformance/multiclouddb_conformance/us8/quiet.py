@@ -11,7 +11,7 @@ import pytest
 from multiclouddb_api import PhysicalPartition
 from multiclouddb_conformance.collection import Collection
 from multiclouddb_conformance.waiting import assert_prompt
-from multiclouddb_spi.token import decode_token
+from multiclouddb_spi.checkpoint.token import decode_token
 
 __all__ = ["TestIdle", "TestLongPoll", "TestWatermark"]
 

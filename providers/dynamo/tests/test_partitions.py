@@ -15,7 +15,7 @@ from multiclouddb_api import (
     SkipToOldest,
 )
 from multiclouddb_conformance.scripted.dynamo import ChildFilter, Order, Remains
-from multiclouddb_spi.token import decode_token
+from multiclouddb_spi.checkpoint.token import decode_token
 
 from .world import ADDRESS, TABLE, World, markers
 

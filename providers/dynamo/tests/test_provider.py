@@ -32,7 +32,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_dynamo import DynamoClients, calls
-from multiclouddb_spi.token import decode_token
+from multiclouddb_spi.checkpoint.token import decode_token
 
 from .servers.server import REGION
 from .world import ADDRESS, TABLE, WINDOWS, World, markers, session

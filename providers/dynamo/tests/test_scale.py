@@ -8,7 +8,7 @@ import pytest
 
 from multiclouddb_api import Beginning, FromContinuationToken, MulticloudDbError, Now, PhysicalPartition
 from multiclouddb_dynamo import calls
-from multiclouddb_spi.token import decode_token
+from multiclouddb_spi.checkpoint.token import decode_token
 
 from .world import ADDRESS, TABLE, WINDOWS, World, seconds
 

@@ -34,7 +34,7 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_mongo import MongoOptions
-from multiclouddb_spi.token import decode_token, encode_token
+from multiclouddb_spi.checkpoint.token import decode_token, encode_token
 
 from .harness import SMALL
 from .servers.mongod import PASSWORD

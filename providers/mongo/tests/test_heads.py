@@ -41,10 +41,10 @@ from multiclouddb_spi import (
     Planner,
     Range,
     RecordFault,
-    ranges,
     read_range,
 )
 from multiclouddb_spi.failure import fault_of
+from multiclouddb_spi.planning import ranges
 
 from .monitor import Commands
 from .servers.mongod import ReplicaSet

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import attrs
 
+from multiclouddb_spi.checkpoint.lineage import Lineage, Waiting
 from multiclouddb_spi.contract import Child, Partition, Seed
-from multiclouddb_spi.lineage import Lineage, Waiting
 
 __all__ = ["Retention"]
 

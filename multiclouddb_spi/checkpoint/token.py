@@ -56,7 +56,7 @@ class Envelope:
         incarnation: Which incarnation of it, or None where the service names none.
         scope: `scope_text` of the request that made it.
         options_digest: `ProviderOptions.position_digest` of that request.
-        state: The lineage, or how the feed ended; see `multiclouddb_spi.state`.
+        state: The lineage, or how the feed ended; see `multiclouddb_spi.checkpoint.state`.
         issued_at: Unix time in seconds.
         watermark: The highest that a page has told, in µs since 1970, or None.
         skipped: Poison records that this token steps over: partition and position.

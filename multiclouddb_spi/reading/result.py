@@ -10,7 +10,7 @@ from multiclouddb_api import FeedEnded, Invalidated, Notice
 from multiclouddb_spi.contract import Batch, Child
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.fault import RecordFault
-from multiclouddb_spi.live import Live
+from multiclouddb_spi.reading.live import Live
 
 __all__ = ["Slice", "SweepResult"]
 

@@ -24,15 +24,15 @@ from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import OnExpired
+from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.contract import Batch, Continue, Feed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.fault import ProviderFault, RecordFault
-from multiclouddb_spi.fetcher import closed_fault, late_fault
-from multiclouddb_spi.flight import HEAD_SECONDS, Flight, Workshop
-from multiclouddb_spi.harvest import Harvest
-from multiclouddb_spi.lineage import Lineage
-from multiclouddb_spi.live import Live
-from multiclouddb_spi.result import SweepResult
+from multiclouddb_spi.reading.fetcher import closed_fault, late_fault
+from multiclouddb_spi.reading.flight import HEAD_SECONDS, Flight, Workshop
+from multiclouddb_spi.reading.harvest import Harvest
+from multiclouddb_spi.reading.live import Live
+from multiclouddb_spi.reading.result import SweepResult
 
 __all__ = ["Sweep"]
 

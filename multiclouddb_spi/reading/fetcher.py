@@ -15,7 +15,7 @@ from multiclouddb_spi.contract import Batch, Provider
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import fault_of
 from multiclouddb_spi.fault import Fault, ProviderFault
-from multiclouddb_spi.live import Live
+from multiclouddb_spi.reading.live import Live
 from multiclouddb_spi.retry import ATTEMPTS, retrying
 from multiclouddb_spi.watch import Watch
 

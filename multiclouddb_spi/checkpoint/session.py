@@ -5,11 +5,11 @@ from __future__ import annotations
 import attrs
 
 from multiclouddb_api import PhysicalPartition
+from multiclouddb_spi.checkpoint.lineage import Active, Entry, entry_to_json
+from multiclouddb_spi.checkpoint.state import FeedOver, FeedState
+from multiclouddb_spi.checkpoint.token import Envelope, encode_token, scope_text
 from multiclouddb_spi.contract import Child, Feed
 from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.lineage import Active, Entry, entry_to_json
-from multiclouddb_spi.state import FeedOver, FeedState
-from multiclouddb_spi.token import Envelope, encode_token, scope_text
 
 __all__ = ["Finished", "Session"]
 

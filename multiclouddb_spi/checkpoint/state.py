@@ -6,10 +6,10 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from multiclouddb_spi.checkpoint.lineage import Join, Lineage
 from multiclouddb_spi.contract import Child
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.fault import InvalidCursor
-from multiclouddb_spi.lineage import Join, Lineage
 
 __all__ = ["FeedOver", "FeedState", "Retired", "end_from_json", "state_from_json", "state_to_json"]
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import attrs
 
+from multiclouddb_spi.checkpoint.lineage import Lineage, Waiting
 from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.lineage import Lineage, Waiting
-from multiclouddb_spi.ranges import Range
+from multiclouddb_spi.planning.ranges import Range
 
 __all__ = ["Step", "Target", "ranges_between"]
 

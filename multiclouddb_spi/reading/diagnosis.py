@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from multiclouddb_api import OperationDiagnostics
+from multiclouddb_spi.checkpoint.lineage import Lineage, Waiting
 from multiclouddb_spi.contract import Feed
-from multiclouddb_spi.fetcher import Fetcher
-from multiclouddb_spi.lineage import Lineage, Waiting
-from multiclouddb_spi.result import SweepResult
+from multiclouddb_spi.reading.fetcher import Fetcher
+from multiclouddb_spi.reading.result import SweepResult
 
 __all__ = ["diagnose", "watermark_micros"]
 

@@ -18,17 +18,17 @@ from multiclouddb_api import (
     OperationDiagnostics,
     RecordSkipped,
 )
+from multiclouddb_spi.checkpoint.lineage import Lineage
+from multiclouddb_spi.checkpoint.session import Finished, Session
+from multiclouddb_spi.checkpoint.state import FeedOver, FeedState, Retired, state_to_json
 from multiclouddb_spi.contract import Child
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.diagnosis import diagnose, watermark_micros
 from multiclouddb_spi.failure import cause_of, to_error
 from multiclouddb_spi.fault import Fault, ProviderFault, RecordFault
-from multiclouddb_spi.feeds import FeedCache
-from multiclouddb_spi.fetcher import Fetcher, late_fault
-from multiclouddb_spi.lineage import Lineage
-from multiclouddb_spi.result import SweepResult
-from multiclouddb_spi.session import Finished, Session
-from multiclouddb_spi.state import FeedOver, FeedState, Retired, state_to_json
+from multiclouddb_spi.reading.diagnosis import diagnose, watermark_micros
+from multiclouddb_spi.reading.feeds import FeedCache
+from multiclouddb_spi.reading.fetcher import Fetcher, late_fault
+from multiclouddb_spi.reading.result import SweepResult
 from multiclouddb_spi.watch import Watch
 
 __all__ = ["Pages", "Reading", "finished"]

@@ -11,8 +11,8 @@ from typing import Final
 
 from multiclouddb_spi.contract import Feed, FeedSpec, Provider
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.fetcher import Fetcher
-from multiclouddb_spi.live import LiveCache
+from multiclouddb_spi.reading.fetcher import Fetcher
+from multiclouddb_spi.reading.live import LiveCache
 
 __all__ = ["FeedCache"]
 

@@ -13,8 +13,8 @@ from multiclouddb_api.bell import Bell
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.fetcher import Ask, Fetcher, closed_fault
-from multiclouddb_spi.live import Budget, Live, LiveCache
+from multiclouddb_spi.reading.fetcher import Ask, Fetcher, closed_fault
+from multiclouddb_spi.reading.live import Budget, Live, LiveCache
 from multiclouddb_spi.watch import Watch
 
 __all__ = ["HEAD_SECONDS", "Flight", "Workshop"]

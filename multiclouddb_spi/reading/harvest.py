@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import ErrorCategory, FeedEnded, Gap, OnExpired, SkipToOldest
+from multiclouddb_spi.checkpoint.lineage import Lineage
+from multiclouddb_spi.checkpoint.retention import Retention
 from multiclouddb_spi.collector import collector_paused
 from multiclouddb_spi.contract import Awaiting, Batch, Child, Drained, Ended, Feed, Outcome, Partition, Seed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.fault import RecordFault
-from multiclouddb_spi.fetcher import Fetcher
-from multiclouddb_spi.lineage import Lineage
-from multiclouddb_spi.live import Live
-from multiclouddb_spi.result import Slice, SweepResult
-from multiclouddb_spi.retention import Retention
+from multiclouddb_spi.reading.fetcher import Fetcher
+from multiclouddb_spi.reading.live import Live
+from multiclouddb_spi.reading.result import Slice, SweepResult
 from multiclouddb_spi.watch import Watch
 
 __all__ = ["Harvest"]

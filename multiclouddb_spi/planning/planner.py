@@ -19,6 +19,8 @@ from typing import Any, Final
 import attrs
 
 from multiclouddb_api import AtTime, ErrorCategory, Fail, OnExpired, SkipToOldest, invalid_request
+from multiclouddb_spi.checkpoint.lineage import Active, Lineage, Waiting
+from multiclouddb_spi.checkpoint.retention import Retention
 from multiclouddb_spi.contract import (
     Awaiting,
     Continue,
@@ -35,10 +37,8 @@ from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import fault_of
 from multiclouddb_spi.fault import RecordFault
-from multiclouddb_spi.lineage import Active, Lineage, Waiting
-from multiclouddb_spi.ranges import Range, RangeReading
-from multiclouddb_spi.retention import Retention
-from multiclouddb_spi.step import Step, Target
+from multiclouddb_spi.planning.ranges import Range, RangeReading
+from multiclouddb_spi.planning.step import Step, Target
 
 __all__ = ["Planner"]
 

@@ -1,0 +1,1 @@
+"""Reading one page from many partitions at once."""
