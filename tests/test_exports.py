@@ -11,10 +11,10 @@ import multiclouddb_spi
 
 PACKAGES = [multiclouddb_api, multiclouddb_spi]
 MODULES = [
-    importlib.import_module(f"{package.__name__}.{found.name}")
+    importlib.import_module(found.name)
     for package in PACKAGES
-    for found in pkgutil.iter_modules(package.__path__)
-    if found.name != "arrow"
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    if not found.ispkg and not found.name.endswith(".arrow")
 ]
 
 

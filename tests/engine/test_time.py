@@ -193,7 +193,7 @@ class TestSlowPartitions:
     def shorter_turns(self, monkeypatch):
         """How long the head of the queue is waited for alone."""
         for module in ("sweep", "flight"):
-            monkeypatch.setattr(f"multiclouddb_spi.{module}.HEAD_SECONDS", 1.0)
+            monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", 1.0)
 
     def test_slow_head_of_the_queue_holds_up_the_others_once(self, threaded, ids):
         bench = threaded(3)
