@@ -448,11 +448,13 @@ class Feed(ABC):
         """Where `partition_ids`, whose positions have expired, can be read on; over by the `deadline`.
 
         Also asked for parents of a merged child that have not been discovered, to learn whether
-        they still can be: one that is neither among the seeds nor listed is waited for no more.
+        they still can be: one that is neither among the seeds nor listed is waited for no more. And
+        for all that are not listed any more, to learn what may come of them: that is read behind them.
 
         Returns:
             A seed for each that still has records, and for one that is gone its oldest descendants
-            that are listed, with their parents. Empty when nothing is left.
+            that are listed, with their parents; who cannot tell gives all that may be. Empty when
+            nothing is left.
         """
 
     @abstractmethod

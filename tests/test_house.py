@@ -147,7 +147,9 @@ class TestScheduling:
         found = runpy.run_path(str(ROOT / "conftest.py"))
         assert found["TOGETHER"]
         for name in (*found["TOGETHER"], *found["JVM_TESTS"]):
-            assert (ROOT / name.partition("::")[0]).exists(), name
+            path, _, test = name.partition("::")
+            assert (ROOT / path).exists(), name
+            assert not test or f"def {test.rpartition('::')[2]}(" in (ROOT / path).read_text(), name
 
     def test_all_that_share_a_spark_session_go_to_one_worker(self):
         started = tuple(runpy.run_path(str(ROOT / "conftest.py"))["JVM_TESTS"])

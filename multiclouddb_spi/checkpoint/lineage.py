@@ -9,7 +9,8 @@ A lineage is the changing part of a token. Each partition in it is in one of thr
 A child starts when *every* parent has named it. A parent that is not in the lineage is one that
 has not been discovered yet, because every partition of the feed descends from its seeds: so an
 unknown parent is waited for, and the start of a child is never early. The exception is a partition
-that was lost to retention (`replace`, `strangers`): it can no longer name anybody.
+that was lost to retention (`replace`, `strangers`): it can no longer name anybody. What may come of several
+that are gone waits for one of them as for a parent, and is named by none (`Retention`).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Waiting:
     Attributes:
         partition_id: The service's own id.
         said: Distinct cursors from its seed and its drained parents.
-        parents: The parents that have not named it yet.
+        parents: The parents that have not named it yet, and a lost one that it may have come of.
     """
 
     partition_id: str

@@ -54,10 +54,10 @@ class Retention:
         others = {entry.partition_id for entry in lineage} - {name}
         gone = _gone(others, listed)
         left = self._left_in_place_of(gone)
-        heirs = {seed.partition_id for seed in seeds}
-        waiting = {entry.partition_id for entry in lineage if type(entry) is Waiting}
-        coming = left | _descendants(others | heirs | left, listed)
-        return coming, _holds(lineage, left & (waiting | (heirs - others)), gone)
+        heirs = {seed.partition_id: seed.parents for seed in seeds if seed.partition_id not in others}
+        parents = heirs | _waits_of(lineage)
+        coming = left | _descendants(others | heirs.keys() | left, listed)
+        return coming, _holds(parents, left & parents.keys(), gone)
 
     def named(self, lineage: Lineage, name: str, children: Sequence[Child]) -> tuple[list[Child], set[str]]:
         """What the children of a drained partition wait for; for `Lineage.retire`.
@@ -78,8 +78,8 @@ class Retention:
         entries = {entry.partition_id for entry in lineage}
         gone = _gone(entries - {name}, listed)
         left = self._left_in_place_of(gone)
-        fresh = {child.partition_id for child in children} - entries
-        holds = _holds(lineage, fresh & left, gone)
+        fresh = {child.partition_id: child.parents for child in children if child.partition_id not in entries}
+        holds = _holds(fresh | _waits_of(lineage), left & fresh.keys(), gone)
         named = [
             attrs.evolve(child, parents=(*child.parents, holds[child.partition_id]))
             if child.partition_id in holds
@@ -91,7 +91,7 @@ class Retention:
         return named, strangers - leading - _descendants(leading, listed) - still
 
     def _left_in_place_of(self, gone: Sequence[str]) -> set[str]:
-        """What is left of all that came of these; of more, when it was asked for more before.
+        """What is left of all that came of these; of more, when this call has asked for more before.
 
         A partition then waits for one that does not lead to it: it starts later, but it starts.
         """
@@ -107,11 +107,20 @@ def _gone(names: Iterable[str], listed: Iterable[Partition]) -> list[str]:
     return sorted(set(names).difference(partition.partition_id for partition in listed))
 
 
-def _holds(lineage: Lineage, names: Collection[str], gone: Sequence[str]) -> dict[str, str]:
-    """For each partition one of those that are gone, unless that waits for the partition itself."""
-    if not names or not gone:
-        return {}
-    parents = {entry.partition_id: entry.parents for entry in lineage if isinstance(entry, Waiting)}
+def _waits_of(lineage: Lineage) -> dict[str, tuple[str, ...]]:
+    return {entry.partition_id: entry.parents for entry in lineage if isinstance(entry, Waiting)}
+
+
+def _holds(
+    parents: dict[str, tuple[str, ...]], names: Collection[str], gone: Sequence[str]
+) -> dict[str, str]:
+    """For each partition one of those that are gone, unless that waits for the partition itself.
+
+    Args:
+        parents: Who waits for whom already, or will; what is found is added.
+        names: The partitions.
+        gone: Entries of the lineage that are not listed any more.
+    """
     holds: dict[str, str] = {}
     for name in sorted(names):
         free = next((other for other in reversed(gone) if not _waits(parents, other, name)), None)

@@ -127,9 +127,11 @@ class Harvest(Generic[T]):
             self._forget_gaps(name)
             self.blame(name, error)
             return []
+        coming, holds = set[str](), dict[str, str]()
         try:
             seeds = self._oldest([name])
-            coming, holds = self._retention.lost(self._lineage, name, seeds)
+            if not self._single:
+                coming, holds = self._retention.lost(self._lineage, name, seeds)
         except Exception as failed:  # noqa: BLE001 - classified by the provider
             self.blame(name, failed)
             return []

@@ -279,8 +279,13 @@ class ReplicaSet:
         force = len(self.members) == 1
         asked = {"replSetStepDown": seconds, "secondaryCatchUpPeriodSecs": 0 if force else seconds // 3}
 
+        tried: list[str] = []
+
         def given_up() -> str:
             primary = self.primary()
+            if tried and tried[0] != primary:  # the answer was lost, not the command
+                return tried[0]
+            tried.append(primary)
             # It refuses as long as no other has what it has, or is no primary any more.
             self.direct(primary).admin.command(asked, force=force)
             return primary
@@ -338,9 +343,12 @@ class ReplicaSet:
             return
         try:
             client.admin.command("createUser", USER, pwd=PASSWORD, roles=["root"])
-        except (ConnectionFailure, OperationFailure):
+        except (ConnectionFailure, OperationFailure) as error:
             # A try whose answer was lost may have made it: then nobody else may do anything.
-            self.direct(self.members[0]).admin.command("dbStats")
+            try:
+                self.direct(self.members[0]).admin.command("dbStats")
+            except (ConnectionFailure, OperationFailure):
+                raise error from None
 
     def _set_election(self) -> None:
         """Only now: the first primary is elected after as long."""

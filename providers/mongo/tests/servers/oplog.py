@@ -6,6 +6,7 @@ from typing import Final
 
 _LOOKS: Final = 15
 _PAUSE: Final = 0.01
+_SECONDS: Final = 180
 
 
 def wait_uncut(beginning: Callable[[], object]) -> None:
@@ -16,9 +17,14 @@ def wait_uncut(beginning: Callable[[], object]) -> None:
 
     Args:
         beginning: Asks the server what the log begins with.
+
+    Raises:
+        TimeoutError: It is cut without end.
     """
-    found, looks = beginning(), 0
+    found, looks, until = beginning(), 0, time.monotonic() + _SECONDS
     while looks < _LOOKS:
+        if time.monotonic() > until:
+            raise TimeoutError(f"the log is still cut after {_SECONDS} s")
         time.sleep(_PAUSE)
         before, found = found, beginning()
         looks = looks + 1 if found == before else 0
