@@ -14,8 +14,8 @@ from multiclouddb_api import (
     OperationOptions,
 )
 from multiclouddb_spi import Deadline, Engine, Feed, open_provider
+from multiclouddb_spi.calling import call
 from multiclouddb_spi.gate import spec_of
-from multiclouddb_spi.planning.calling import call
 
 __all__ = ["CALL_SECONDS", "Session"]
 

@@ -24,9 +24,9 @@ from multiclouddb_spi import (
     Target,
     open_provider,
 )
+from multiclouddb_spi.calling import call
 from multiclouddb_spi.failure import fault_of
 from multiclouddb_spi.gate import require, spec_of
-from multiclouddb_spi.planning.calling import call
 from pyspark_multiclouddb.options import Settings
 
 __all__ = ["Connection", "close_connections", "connection_for"]

@@ -5,7 +5,7 @@ import pytest
 from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_conformance.simulation import ServerError, SimulationProvider
 from multiclouddb_spi import Fault
-from multiclouddb_spi.planning.calling import call
+from multiclouddb_spi.calling import call
 
 
 class Discreet(SimulationProvider):
@@ -33,7 +33,7 @@ def test_a_confidential_failure_leaves_nothing_of_the_vendor_s_text(bench):
 
 
 def test_any_other_has_its_cause(bench, monkeypatch):
-    monkeypatch.setattr("multiclouddb_spi.planning.calling.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("multiclouddb_spi.calling.time.sleep", lambda seconds: None)
     tried = []
     with pytest.raises(MulticloudDbError) as caught:
         call(
@@ -49,7 +49,7 @@ def test_any_other_has_its_cause(bench, monkeypatch):
 
 
 def test_what_works_the_second_time_works(bench, monkeypatch):
-    monkeypatch.setattr("multiclouddb_spi.planning.calling.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("multiclouddb_spi.calling.time.sleep", lambda seconds: None)
     answers = [ServerError("503"), None]
 
     def ask(deadline):
