@@ -20,6 +20,7 @@ from multiclouddb_api.notice import (
     Gap,
     Invalidated,
     Notice,
+    PartitionFoundLate,
     RecordSkipped,
     Renamed,
 )
@@ -88,6 +89,7 @@ __all__ = [
     "OnExpired",
     "OperationDiagnostics",
     "OperationOptions",
+    "PartitionFoundLate",
     "PhysicalPartition",
     "ProviderOptions",
     "RecordSkipped",

@@ -48,6 +48,11 @@ class ClientConfig:
         max_concurrency: How many partitions of one call are read at once; 32 by default.
         headroom_warning_seconds: `Observer.retention_headroom_low` is called below this; one hour
             by default.
+        child_watch_seconds: For how long more children of a partition that has ended are looked for, in
+            seconds of running time; ten minutes by default. It matters where the service does not prove that
+            all children are known (DynamoDB).
+        coverage_audit_seconds: How often a feed of a whole collection is compared with what the service
+            lists, in seconds; every ten minutes by default, and a tenth of it after a partition has ended.
     """
 
     provider: str = attrs.field(validator=[is_a(str), not_blank("name one of the installed providers")])
@@ -59,6 +64,12 @@ class ClientConfig:
     max_concurrency: int = attrs.field(default=32, validator=[is_a(int), at_least(1, "give at least 1")])
     headroom_warning_seconds: float = attrs.field(
         default=3600.0, validator=[is_a(int, float), at_least(0, "give seconds, 0 for never")]
+    )
+    child_watch_seconds: float = attrs.field(
+        default=600.0, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
+    )
+    coverage_audit_seconds: float = attrs.field(
+        default=600.0, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
 
     @classmethod

@@ -23,6 +23,9 @@ class OperationDiagnostics:
         requests: Calls to the service.
         native_charge: What the service charged, in its own unit (request units, read units).
         retries: Calls that were made again after a failure.
+        open_watches: How many partitions have ended whose further children are still looked for. `idle` may
+            be true meanwhile. An event of a child that is found then may be older than the watermark.
+        found_late: How many partitions an audit found in this call; each has a `PartitionFoundLate` notice.
         partition_errors: Partition id → what went wrong there in this call; it stays at its position.
         elapsed_seconds: Wall time of the call.
     """
@@ -33,5 +36,7 @@ class OperationDiagnostics:
     requests: int = 0
     native_charge: float | None = None
     retries: int = 0
+    open_watches: int = 0
+    found_late: int = 0
     partition_errors: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     elapsed_seconds: float = 0.0

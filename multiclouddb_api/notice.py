@@ -13,6 +13,7 @@ __all__ = [
     "Gap",
     "Invalidated",
     "Notice",
+    "PartitionFoundLate",
     "RecordSkipped",
     "Renamed",
 ]
@@ -96,6 +97,26 @@ class RecordSkipped:
 
 
 @attrs.frozen
+class PartitionFoundLate:
+    """An audit found a partition that the feed did not cover; it is read from here on.
+
+    The service listed it so late that its parent was no longer asked for children. Its events come after
+    events of other partitions that are younger, and may be older than a watermark that was told before.
+
+    Attributes:
+        partition_id: The partition.
+        starts_at: Where it is read from, as text for a person.
+
+    Portability:
+        DynamoDB, which lists shards late and proves nothing; where a service names every child, no partition
+        is ever found late. Warning 11 in docs/configuration.md.
+    """
+
+    partition_id: str
+    starts_at: str
+
+
+@attrs.frozen
 class BackfillDone:
     """What came from present state is complete; from here on events are real changes.
 
@@ -109,5 +130,7 @@ class BackfillDone:
     partition_id: str
 
 
-Notice: TypeAlias = Dropped | Renamed | Invalidated | FeedEnded | Gap | RecordSkipped | BackfillDone
+Notice: TypeAlias = (
+    Dropped | Renamed | Invalidated | FeedEnded | Gap | RecordSkipped | PartitionFoundLate | BackfillDone
+)
 """Match on the case; later versions may add one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from multiclouddb_api.address import ResourceAddress
-from multiclouddb_api.notice import Gap
+from multiclouddb_api.notice import Gap, PartitionFoundLate
 from multiclouddb_api.page import ChangeFeedPage
 
 __all__ = ["Observer"]
@@ -70,6 +70,14 @@ class Observer:
         Args:
             address: What is read.
             gap: Where, and how much.
+        """
+
+    def partition_found_late(self, address: ResourceAddress, found: PartitionFoundLate) -> None:
+        """An audit found a partition that the feed did not cover; it is read from here on.
+
+        Args:
+            address: What is read.
+            found: Which one, and from where.
         """
 
     def retention_headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:

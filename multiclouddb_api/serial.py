@@ -27,6 +27,7 @@ from multiclouddb_api.notice import (
     Gap,
     Invalidated,
     Notice,
+    PartitionFoundLate,
     RecordSkipped,
     Renamed,
 )
@@ -38,7 +39,16 @@ __all__ = ["event_from_json", "event_to_json", "page_from_json", "page_to_json"]
 _MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 _NOTICES: Final[dict[str, type[Notice]]] = {
     kind.__name__: kind
-    for kind in (Dropped, Renamed, Invalidated, FeedEnded, Gap, RecordSkipped, BackfillDone)
+    for kind in (
+        Dropped,
+        Renamed,
+        Invalidated,
+        FeedEnded,
+        Gap,
+        RecordSkipped,
+        PartitionFoundLate,
+        BackfillDone,
+    )
 }
 
 
@@ -236,6 +246,8 @@ def _diagnostics_in(where: str, value: Any) -> OperationDiagnostics:
         requests=measures.take("requests", int),
         native_charge=measures.take("native_charge", *number),
         retries=measures.take("retries", int),
+        open_watches=measures.take("open_watches", int),
+        found_late=measures.take("found_late", int),
         partition_errors={
             name: _text_in(f"{where}.partition_errors[{name!r}]", text) for name, text in errors.items()
         },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiclouddb_spi.checkpoint.coverage import missed_by_parents
 from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.collector import collector_paused
 from multiclouddb_spi.contract import (
@@ -26,6 +27,7 @@ from multiclouddb_spi.contract import (
     Seed,
     SupportsCommands,
     SupportsHeads,
+    Tracked,
 )
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
@@ -77,9 +79,11 @@ __all__ = [
     "SupportsCommands",
     "SupportsHeads",
     "Target",
+    "Tracked",
     "collector_paused",
     "decode_partition_id",
     "encode_partition_id",
+    "missed_by_parents",
     "open_provider",
     "ranges_between",
     "read_range",

@@ -70,6 +70,7 @@ __all__ = [
     "Seed",
     "SupportsCommands",
     "SupportsHeads",
+    "Tracked",
 ]
 
 FeedStart: TypeAlias = Beginning | Now | AtTime
@@ -172,6 +173,23 @@ class Partition:
 
 
 @attrs.frozen
+class Tracked:
+    """A partition that a token holds, as `Feed.uncovered` sees it.
+
+    Attributes:
+        partition_id: The service's own id.
+        cursors: Where it stands; for one that waits, what its parents have said so far.
+        parents: The parents that it still waits for; empty unless it waits.
+        drained: True when it is read to its end and only its children are still looked for.
+    """
+
+    partition_id: str
+    cursors: tuple[Cursor, ...]
+    parents: tuple[str, ...] = ()
+    drained: bool = False
+
+
+@attrs.frozen
 class Head:
     """A position to read until, found without reading (`SupportsHeads`).
 
@@ -214,10 +232,15 @@ class Drained:
     """The partition has ended and this batch is its last; these follow.
 
     Attributes:
-        children: All of them, at least one. Reading again at the final cursor must say the same.
+        children: The ones that are known so far, at least one. They start at once. Reading again at the final
+            cursor must say at least the same.
+        complete: True when the service proves that there are no others. With False the engine keeps the
+            partition in the token and asks `Feed.discover` for more of them, for ten minutes of running
+            time by default (`ClientConfig.child_watch_seconds`).
     """
 
     children: tuple[Child, ...]
+    complete: bool = True
 
 
 @attrs.frozen
@@ -420,15 +443,55 @@ class Feed(ABC):
 
     @abstractmethod
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
-        """Ask once for the children of all drained partitions that have none named yet.
+        """Ask once for the children of drained partitions that may have more than are known.
+
+        The engine asks soon after a partition has ended and then less and less often: at most about once in
+        as many seconds as it has looked so far. A provider bounds what that costs its service: it may leave
+        partitions out of the answer, and then they count as not asked.
 
         Args:
             awaiting: Partition id → its final cursor; never empty.
             deadline: When it has to be over.
 
         Returns:
-            For each id `Drained`, `Ended` or still `Awaiting`; a missing id counts as `Awaiting`.
+            For each id that was asked `Drained`, `Ended`, or `Awaiting` while no child is known. What an
+            answer has named before may be missing in a later one. An answer counts as a look at the service
+            as of now: it must not come from memory.
         """
+
+    @abstractmethod
+    def uncovered(
+        self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
+    ) -> list[Seed] | None:
+        """Find open partitions that the token neither holds nor leads to: an audit of a whole collection.
+
+        It answers from what the service gives and from the token, and from nothing that this process
+        remembers: by parents (`missed_by_parents`), by key ranges (a range that no partition of the token
+        overlaps), or by a listing as of a moment that every partition of the token has been read to. The
+        engine calls it after partitions were retired and every ten minutes, at most once a minute.
+
+        Args:
+            tracked: Every partition of the token by its id. What descends from one of them is covered.
+            since: The feed's start: nothing that was committed earlier is wanted. None = no bound is known.
+            deadline: When it has to be over.
+
+        Returns:
+            Where to start what is not covered, parents with their descendants down to the open ones; seeds
+            whose parents are no seeds of the answer start at once. Never a partition that was drained.
+            Empty when everything is covered; None when the service does not allow to tell, now or ever.
+        """
+
+    def headroom(self, cursor: Cursor, now: datetime) -> float | None:
+        """Seconds until a position falls out of retention, for partitions that wait; pure.
+
+        Args:
+            cursor: The position.
+            now: The service's time.
+
+        Returns:
+            None where the cursor does not tell, or nothing behind it can be lost.
+        """
+        return None
 
     @abstractmethod
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:

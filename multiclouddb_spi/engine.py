@@ -26,8 +26,10 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_spi.checkpoint.lineage import Lineage, Waiting
+from multiclouddb_spi.checkpoint.entry import Waiting
+from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.session import Finished
+from multiclouddb_spi.checkpoint.state import Retired
 from multiclouddb_spi.contract import Batch, Feed, PartitionState, Provider, SupportsCommands
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import user_errors
@@ -38,6 +40,7 @@ from multiclouddb_spi.reading.fetcher import Fetcher
 from multiclouddb_spi.reading.flight import Workshop
 from multiclouddb_spi.reading.live import Budget, LiveCache
 from multiclouddb_spi.reading.pages import Pages, Reading, finished
+from multiclouddb_spi.reading.retired import Look, look_again
 from multiclouddb_spi.reading.sweep import Sweep
 from multiclouddb_spi.retry import ATTEMPTS
 from multiclouddb_spi.watch import Watch
@@ -86,6 +89,7 @@ class Engine:
         self._shop = Workshop(
             self._fetcher, self._lives, budget, self._watch, self._closed,
             width=config.max_concurrency, page_records=provider.page_records,
+            watch_seconds=config.child_watch_seconds, audit_seconds=config.coverage_audit_seconds,
         )  # fmt: skip
 
     @property
@@ -133,8 +137,11 @@ class Engine:
         ):
             if isinstance(session, Finished):
                 return finished(session)
+            if isinstance(session.state, Retired):
+                look = look_again(session, session.state, self._fetcher, self._shop.watch_seconds, deadline)
+                return self._pages.ended(session, look)
             if not isinstance(session.state, Lineage):
-                return self._pages.ended(session, session.state)
+                return self._pages.ended(session, Look(session.state))
             sweep = Sweep(
                 self._shop, session.feed, session.state, request.max_page_size or self._provider.page_records,
                 view, deadline, wait=options.wait_seconds, on_expired=request.on_expired,

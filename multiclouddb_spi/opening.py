@@ -13,11 +13,14 @@ from multiclouddb_api import (
     ErrorCategory,
     FromContinuationToken,
     MulticloudDbError,
+    Now,
     PhysicalPartition,
     StartPosition,
     invalid_request,
 )
-from multiclouddb_spi.checkpoint.lineage import Active, Lineage
+from multiclouddb_spi.checkpoint.coverage import begun
+from multiclouddb_spi.checkpoint.entry import Active
+from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.session import Finished, Session
 from multiclouddb_spi.checkpoint.state import FeedOver, end_from_json, state_from_json
 from multiclouddb_spi.checkpoint.token import Envelope, decode_token, scope_text
@@ -169,9 +172,11 @@ class Opening:
         if isinstance(position, AtTime):
             self._not_ahead(feed, position, deadline)
         only = physical.native if physical else None
+        now = self._feeds.soon(feed, deadline) if isinstance(position, Now) else None
+        audited = None if physical else begun(feed, position, now)
         seeds = self._fetcher.call(lambda: feed.start(position, only, deadline), deadline)
         if physical is None:
-            return Session(feed, Lineage.from_seeds(seeds, feed.join), scope, digest)
+            return Session(feed, Lineage.from_seeds(seeds, feed.join, audited), scope, digest)
         mine = [Active(seed.partition_id, seed.cursor) for seed in seeds if seed.partition_id == only]
         if not mine:
             raise invalid_request(

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from multiclouddb_api import ChangeFeedPage, Gap, Observer, ResourceAddress
+from multiclouddb_api import ChangeFeedPage, Gap, Observer, PartitionFoundLate, ResourceAddress
 
 __all__ = ["Watch"]
 
@@ -54,6 +54,15 @@ class Watch:
         """Changes were lost to retention."""
         _log.warning("%s: gap in %s from %s to %s", address, gap.partition_id, gap.lost_from, gap.resumed_at)
         self._tell(self._observer.gap, address, gap)
+
+    def partition_found_late(self, address: ResourceAddress, found: PartitionFoundLate) -> None:
+        """An audit found a partition that was not covered."""
+        _log.warning("%s: %s was not covered, and is read from now on", address, found.partition_id)
+        self._tell(self._observer.partition_found_late, address, found)
+
+    def audit_failed(self, address: ResourceAddress, reason: str) -> None:
+        """An audit of coverage could not be made; it is tried again soon."""
+        _log.warning("%s: coverage could not be audited (%s)", address, reason)
 
     def headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
         """A position will soon be older than retention."""

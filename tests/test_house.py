@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ["multiclouddb_api", "multiclouddb_spi", "providers", "conformance", "spark", "cli", "benchmarks"]
 MODULE_LIMIT = 400
 # The contract is prose and stands on one page; its bodies are empty.
-LONGER = {"multiclouddb_spi/contract.py": 550}
+LONGER = {"multiclouddb_spi/contract.py": 620}
 # Without docstrings, comments and blank lines.
 CODE_LIMITS = {"multiclouddb_api": 250, "multiclouddb_spi": 250}
 FUNCTION_LIMIT = 40

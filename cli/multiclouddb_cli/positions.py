@@ -9,7 +9,7 @@ import attrs
 
 from multiclouddb_api import MulticloudDbError, invalid_request
 from multiclouddb_spi import Cursor, Feed, InvalidCursor, Lineage
-from multiclouddb_spi.checkpoint.lineage import Active, Drained, Entry, entry_to_json
+from multiclouddb_spi.checkpoint.entry import Active, Drained, Entry
 from multiclouddb_spi.checkpoint.state import FeedOver, Retired, state_from_json
 from multiclouddb_spi.checkpoint.token import Envelope, encode_token
 
@@ -22,8 +22,9 @@ class Standing:
 
     Attributes:
         partition_id: The service's own id.
-        state: `active`, `drained` (its children are not named yet), `waiting` (for its parents), or
-            `next` (a child of a retired partition).
+        state: `active`, `drained` (its children are not named yet), `watched` (some of its children are
+            named, and others are looked for), `waiting` (for its parents), or `next` (a child of a retired
+            partition).
         cursors: Where it stands; several when its parents differ.
         parents: What it waits for.
         entry: The partition as the lineage has it, or None for a child of a retired one.
@@ -76,10 +77,9 @@ def ending(envelope: Envelope) -> str | None:
 def one_partition(envelope: Envelope, standing: Standing) -> str:
     """A token for one active partition alone."""
     assert standing.entry is not None
+    alone = Lineage([standing.entry], _never_joined)
     return encode_token(
-        attrs.evolve(
-            envelope, scope=f"partition:{standing.partition_id}", state=[entry_to_json(standing.entry)]
-        )
+        attrs.evolve(envelope, scope=f"partition:{standing.partition_id}", state=alone.to_json())
     )
 
 
@@ -94,7 +94,8 @@ def _standing(entry: Entry) -> Standing:
     if isinstance(entry, Active):
         return Standing(entry.partition_id, "active", (entry.cursor,), entry=entry)
     if isinstance(entry, Drained):
-        return Standing(entry.partition_id, "drained", (entry.cursor,), entry=entry)
+        state = "watched" if entry.children else "drained"
+        return Standing(entry.partition_id, state, (entry.cursor,), entry=entry)
     return Standing(entry.partition_id, "waiting", entry.said, entry.parents, entry)
 
 

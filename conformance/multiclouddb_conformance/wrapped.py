@@ -27,6 +27,7 @@ from multiclouddb_spi import (
     ProviderPlugin,
     Reader,
     Seed,
+    Tracked,
 )
 
 if TYPE_CHECKING:
@@ -133,6 +134,16 @@ class WrappedFeed(Feed):
         """See `Feed.discover`."""
         return self.provider.discover(self, awaiting, deadline)
 
+    def uncovered(
+        self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
+    ) -> list[Seed] | None:
+        """See `Feed.uncovered`."""
+        return self.provider.uncovered(self, tracked, since, deadline)
+
+    def headroom(self, cursor: Cursor, now: datetime) -> float | None:
+        """See `Feed.headroom`."""
+        return self.inner.headroom(cursor, now)
+
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
         """See `Feed.join`."""
         return self.inner.join(child_id, cursors)
@@ -218,6 +229,16 @@ class WrappedProvider(Provider):
     ) -> dict[str, Outcome]:
         """What `Feed.discover` answers."""
         return feed.inner.discover(awaiting, deadline)
+
+    def uncovered(
+        self,
+        feed: WrappedFeed,
+        tracked: Mapping[str, Tracked],
+        since: datetime | None,
+        deadline: Deadline,
+    ) -> list[Seed] | None:
+        """What `Feed.uncovered` answers."""
+        return feed.inner.uncovered(tracked, since, deadline)
 
 
 class WrappedPlugin(ProviderPlugin):

@@ -3,8 +3,13 @@
 A lineage is the changing part of a token. Each partition in it is in one of three states:
 
     Active    it is read from its cursor
-    Drained   it is read to its end, and the service has not named its children yet
+    Drained   it is read to its end, and the service may name more children than it has named so far
     Waiting   a child: some of its parents are not drained; it has what the drained ones said
+
+A known child starts at once: its parent stays here as Drained, and is asked again (`watch`), until the
+service proves that all children are known or the watch has lasted long enough. While it is here, whatever
+comes of it is covered. Beside its partitions a lineage keeps when the feed began and when its coverage was
+last audited.
 
 A child starts when *every* parent has named it. A parent that is not in the lineage is one that
 has not been discovered yet, because every partition of the feed descends from its seeds: so an
@@ -20,55 +25,25 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from multiclouddb_spi.checkpoint.entry import (
+    Active,
+    Audited,
+    Drained,
+    Entry,
+    Waiting,
+    audited_from_json,
+    audited_to_json,
+    entry_from_json,
+    entry_to_json,
+)
 from multiclouddb_spi.contract import Child, Seed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.fault import InvalidCursor
 
-__all__ = ["Active", "Drained", "Entry", "Join", "Lineage", "Waiting", "entry_to_json"]
+__all__ = ["Join", "Lineage"]
 
 
-@attrs.frozen
-class Active:
-    """A partition that is read.
-
-    Attributes:
-        partition_id: The service's own id.
-        cursor: Everything up to here has been delivered.
-        suspect: True when its last read failed for good behind events that were delivered: it is
-            read first and alone, so that the failure is not put off for ever.
-    """
-
-    partition_id: str
-    cursor: Cursor
-    suspect: bool = False
-
-
-@attrs.frozen
-class Drained:
-    """A partition that has ended and whose children are not named yet."""
-
-    partition_id: str
-    cursor: Cursor
-
-
-@attrs.frozen
-class Waiting:
-    """A child whose parents are not all drained.
-
-    Attributes:
-        partition_id: The service's own id.
-        said: Distinct cursors from its seed and its drained parents.
-        parents: The parents that have not named it yet, and a lost one that it may have come of.
-    """
-
-    partition_id: str
-    said: tuple[Cursor, ...]
-    parents: tuple[str, ...]
-
-
-Entry: TypeAlias = Active | Drained | Waiting
 Join: TypeAlias = Callable[[str, Sequence[Cursor]], Cursor]
-_SUSPECT, _DRAINED = 2, 1
 
 
 class Lineage:
@@ -77,29 +52,35 @@ class Lineage:
     Args:
         entries: The partitions in the order of the queue.
         join: Where a child starts, from what its parents said (`Feed.join`).
+        audited: What is kept for audits; None for the lineage of one partition, which is not audited.
+
+    Attributes:
+        audited: The same.
     """
 
-    def __init__(self, entries: Iterable[Entry], join: Join) -> None:
+    def __init__(self, entries: Iterable[Entry], join: Join, audited: Audited | None = None) -> None:
         self._entries: dict[str, Entry] = {entry.partition_id: entry for entry in entries}
         self._join = join
+        self.audited = audited
         self._waiting_for: dict[str, set[str]] = {}
         for entry in self._entries.values():
             if isinstance(entry, Waiting):
                 self._index(entry)
 
     @classmethod
-    def from_seeds(cls, seeds: Sequence[Seed], join: Join) -> Lineage:
+    def from_seeds(cls, seeds: Sequence[Seed], join: Join, audited: Audited | None = None) -> Lineage:
         """A fresh lineage; a parent that is no seed itself is gone and counts as drained.
 
         Args:
             seeds: What `Feed.start` gave.
             join: `Feed.join`.
+            audited: What is kept for audits.
         """
         present = {seed.partition_id for seed in seeds}
-        return cls((_seeded(seed, present) for seed in seeds), join)
+        return cls((_seeded(seed, present) for seed in seeds), join, audited)
 
     @classmethod
-    def from_json(cls, value: object, join: Join) -> Lineage:
+    def from_json(cls, value: Any, join: Join) -> Lineage:
         """The inverse of `to_json`.
 
         Args:
@@ -108,17 +89,38 @@ class Lineage:
 
         Raises:
             InvalidCursor: The value was not made by `to_json`.
+            MulticloudDbError: `INVALID_REQUEST`: a newer version has made it.
         """
-        if not isinstance(value, list):
-            raise InvalidCursor("the list of partitions is missing")
-        entries = [_entry_from_json(item) for item in value]
+        match value:
+            case {"p": [*items]}:
+                audited = audited_from_json(value["a"]) if "a" in value else None
+            case _:
+                raise InvalidCursor("the list of partitions is missing")
+        entries = [entry_from_json(item) for item in items]
         if len({entry.partition_id for entry in entries}) != len(entries):
             raise InvalidCursor("a partition is listed twice")
-        return cls(entries, join)
+        return cls(entries, join, audited)
 
     def to_json(self) -> Cursor:
         """JSON with six characters of ours for an active partition."""
-        return [entry_to_json(entry) for entry in self._entries.values()]
+        value: dict[str, Cursor] = {"p": [entry_to_json(entry) for entry in self._entries.values()]}
+        if self.audited is not None:
+            value["a"] = audited_to_json(self.audited)
+        return value
+
+    def stands_like(self, other: Lineage) -> bool:
+        """Whether both hold the same partitions at the same positions; looks and audits do not count.
+
+        Args:
+            other: Another lineage of the feed.
+        """
+        if self._entries.keys() != other._entries.keys():
+            return False
+        return all(_place(entry) == _place(other._entries[name]) for name, entry in self._entries.items())
+
+    def copy(self) -> Lineage:
+        """The same, to be moved on apart from this one."""
+        return Lineage(self._entries.values(), self._join, self.audited)
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
@@ -133,9 +135,26 @@ class Lineage:
         """Partitions to read, in the order of the queue."""
         return [entry for entry in self._entries.values() if type(entry) is Active]
 
-    def drained(self) -> dict[str, Cursor]:
-        """Partitions whose children have to be discovered, with their final cursors."""
-        return {entry.partition_id: entry.cursor for entry in self if type(entry) is Drained}
+    def drained(self) -> list[Drained]:
+        """Partitions that may have more children than are known."""
+        return [entry for entry in self._entries.values() if type(entry) is Drained]
+
+    def is_settled(self) -> bool:
+        """Whether no partition waits, and each that has ended has a known child: all that is known is read."""
+        return not self.unnamed() and not any(isinstance(entry, Waiting) for entry in self)
+
+    def ending(self, partition_id: str) -> Drained | None:
+        """A partition that has ended and may have more children; None when it is no such one.
+
+        Args:
+            partition_id: The service's own id.
+        """
+        entry = self._entries.get(partition_id)
+        return entry if type(entry) is Drained else None
+
+    def unnamed(self) -> list[Drained]:
+        """Those of them that have not even one known child: without it the feed does not go on there."""
+        return [entry for entry in self.drained() if not entry.children]
 
     def cursor(self, partition_id: str) -> Cursor:
         """Where an active or drained partition stands.
@@ -181,7 +200,65 @@ class Lineage:
         Args:
             partition_id: The service's own id.
         """
-        self._entries[partition_id] = Drained(partition_id, self.cursor(partition_id))
+        if type(self._entries[partition_id]) is not Drained:
+            self._entries[partition_id] = Drained(partition_id, self.cursor(partition_id))
+
+    def watch(self, partition_id: str, watched: int) -> None:
+        """The children of a drained partition have been looked for.
+
+        Args:
+            partition_id: The service's own id.
+            watched: For how long in all, in tenths of a second of running time.
+        """
+        entry = self._entries[partition_id]
+        assert type(entry) is Drained
+        self._entries[partition_id] = attrs.evolve(entry, watched=watched)
+
+    def forget(self, partition_id: str) -> list[str]:
+        """No more children of a drained partition are looked for.
+
+        Args:
+            partition_id: The service's own id.
+
+        Returns:
+            The ids that start now.
+        """
+        del self._entries[partition_id]
+        self._note_retired()
+        return self._release(partition_id)
+
+    def add(self, seeds: Sequence[Seed]) -> list[str]:
+        """Partitions that an audit found; those that are here already stay as they are.
+
+        Args:
+            seeds: What `Feed.uncovered` gave.
+
+        Returns:
+            The ids of all that are new, also of those that wait for another of the seeds.
+        """
+        fresh = [seed for seed in seeds if seed.partition_id not in self._entries]
+        present = {seed.partition_id for seed in fresh} | self._entries.keys()
+        for seed in fresh:
+            self._seed(seed, present)
+        return [seed.partition_id for seed in fresh]
+
+    def _seed(self, seed: Seed, present: Collection[str]) -> None:
+        """Take up a partition that waits for those of its parents that are present and not drained."""
+        watched = self._watched_among(seed.parents, seed.partition_id)
+        entry = self._entries[seed.partition_id] = _seeded(seed, set(present) - watched)
+        if isinstance(entry, Waiting):
+            self._index(entry)
+
+    def _watched_among(self, parents: Sequence[str], child_id: str) -> set[str]:
+        """Those of a child's parents that are drained and are only watched: they have named it with that."""
+        found = set()
+        for parent in parents:
+            entry = self._entries.get(parent)
+            if type(entry) is Drained and entry.children:
+                found.add(parent)
+                if child_id not in entry.children:
+                    self._entries[parent] = attrs.evolve(entry, children=(*entry.children, child_id))
+        return found
 
     def strangers(self, partition_id: str, children: Sequence[Child]) -> set[str]:
         """Parents, beside the partition, of children that it is the first to name, none known here.
@@ -196,22 +273,57 @@ class Lineage:
         return {parent for child in fresh for parent in child.parents} - self._entries.keys() - {partition_id}
 
     def retire(
-        self, partition_id: str, children: Sequence[Child] = (), lost: Collection[str] = frozenset()
+        self,
+        partition_id: str,
+        children: Sequence[Child] = (),
+        lost: Collection[str] = frozenset(),
+        *,
+        complete: bool = True,
     ) -> list[str]:
-        """The partition is drained and names its children.
+        """The partition is drained and names children.
 
         Args:
             partition_id: The partition.
-            children: All its children.
+            children: Its children, as far as they are known. One that it has named before is left out.
             lost: Strangers among their parents that retention has taken: not waited for.
+            complete: False to keep the partition here, because it may have more children.
 
         Returns:
             The ids that start now.
         """
-        del self._entries[partition_id]
-        for child in children:
+        entry = self._entries.pop(partition_id)
+        named = entry.children if type(entry) is Drained else ()
+        assert not isinstance(entry, Waiting)
+        for child in self._unnamed_children(named, children):
             self._named(partition_id, child, lost)
+        waited = self._waiting_for.get(partition_id, ())
+        if complete:
+            self._note_retired()
+        else:
+            freed = [name for name in sorted(waited) if isinstance(self._entries.get(name), Waiting)]
+            known = dict.fromkeys((*named, *(child.partition_id for child in children), *freed))
+            watched = entry.watched if type(entry) is Drained else 0
+            self._entries[partition_id] = Drained(partition_id, entry.cursor, tuple(known), watched)
         return self._release(partition_id)
+
+    def fresh_children(self, partition_id: str, children: Sequence[Child]) -> list[Child]:
+        """The children that the partition has not named before.
+
+        Args:
+            partition_id: The partition.
+            children: What it names.
+        """
+        entry = self._entries[partition_id]
+        return self._unnamed_children(entry.children if type(entry) is Drained else (), children)
+
+    @staticmethod
+    def _unnamed_children(named: Sequence[str], children: Sequence[Child]) -> list[Child]:
+        before = set(named)
+        return [child for child in children if child.partition_id not in before]
+
+    def _note_retired(self) -> None:
+        if self.audited is not None and not self.audited.retired:
+            self.audited = attrs.evolve(self.audited, retired=True)
 
     def replace(
         self,
@@ -233,14 +345,12 @@ class Lineage:
             The ids that start now.
         """
         del self._entries[partition_id]
+        self._note_retired()
         known = self._entries.keys() | {seed.partition_id for seed in seeds} | set(coming)
         fresh = [seed for seed in seeds if seed.partition_id not in self._entries]
         for seed in fresh:
             again = seed.partition_id == partition_id  # it was read: its parents are drained
-            entry = _seeded(seed, () if again else known)
-            self._entries[entry.partition_id] = entry
-            if isinstance(entry, Waiting):
-                self._index(entry)
+            self._seed(seed, () if again else known)
         for held, leader in (holds or {}).items():
             self._hold(held, leader)
         started = [seed.partition_id for seed in fresh if type(self._entries[seed.partition_id]) is Active]
@@ -263,7 +373,8 @@ class Lineage:
     def _named(self, parent: str, child: Child, lost: Collection[str]) -> None:
         entry = self._entries.get(child.partition_id)
         if entry is None:
-            others = tuple(other for other in child.parents if other != parent and other not in lost)
+            drained = {parent, *lost, *self._watched_among(child.parents, child.partition_id)}
+            others = tuple(other for other in child.parents if other not in drained)
             entry = Waiting(child.partition_id, (child.cursor,), others)
             self._entries[child.partition_id] = entry
             self._index(entry)
@@ -298,31 +409,5 @@ def _seeded(seed: Seed, present: Iterable[str] | Mapping[str, object]) -> Entry:
     return Active(seed.partition_id, seed.cursor)
 
 
-def entry_to_json(entry: Entry) -> Cursor:
-    """One partition as it stands in a token."""
-    if type(entry) is Active:
-        if entry.suspect:
-            return [entry.partition_id, entry.cursor, _SUSPECT]
-        return [entry.partition_id, entry.cursor]
-    if type(entry) is Drained:
-        return [entry.partition_id, entry.cursor, _DRAINED]
-    assert isinstance(entry, Waiting)
-    return [entry.partition_id, list(entry.said), list(entry.parents)]
-
-
-def _entry_from_json(item: Any) -> Entry:
-    match item:
-        case [str() as partition_id, cursor]:
-            return Active(partition_id, cursor)
-        case [str() as partition_id, cursor, int() as state] if state in (_SUSPECT, _DRAINED):
-            return (
-                Drained(partition_id, cursor)
-                if state == _DRAINED
-                else Active(partition_id, cursor, suspect=True)
-            )
-        case [str() as partition_id, [_, *_] as said, [str(), *_] as parents] if all(
-            isinstance(parent, str) for parent in parents
-        ):
-            return Waiting(partition_id, tuple(said), tuple(parents))
-        case _:
-            raise InvalidCursor("a partition has an unknown form")
+def _place(entry: Entry) -> Entry:
+    return attrs.evolve(entry, watched=0) if type(entry) is Drained else entry

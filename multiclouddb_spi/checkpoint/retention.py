@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import attrs
 
-from multiclouddb_spi.checkpoint.lineage import Lineage, Waiting
+from multiclouddb_spi.checkpoint.entry import Waiting
+from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.contract import Child, Partition, Seed
 
 __all__ = ["Retention"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import attrs
 
 from multiclouddb_api import PhysicalPartition
-from multiclouddb_spi.checkpoint.lineage import Active, Entry, entry_to_json
+from multiclouddb_spi.checkpoint.entry import Active, Entry
+from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.state import FeedOver, FeedState
 from multiclouddb_spi.checkpoint.token import Envelope, encode_token, scope_text
 from multiclouddb_spi.contract import Child, Feed
@@ -81,7 +82,8 @@ class Session:
 
     def partition_token(self, entry: Entry) -> str:
         """A token for one physical partition of this feed."""
-        return self.token([entry_to_json(entry)], scope=_partition_scope(entry.partition_id))
+        lineage = Lineage([entry], self.feed.join)
+        return self.token(lineage.to_json(), scope=_partition_scope(entry.partition_id))
 
     def child_token(self, child: Child) -> str:
         """A token for a child partition, from where the parent says that it starts."""

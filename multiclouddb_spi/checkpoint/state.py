@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import attrs
 
+from multiclouddb_spi.checkpoint.entry import Drained
 from multiclouddb_spi.checkpoint.lineage import Join, Lineage
 from multiclouddb_spi.contract import Child
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.fault import InvalidCursor
 
-__all__ = ["FeedOver", "FeedState", "Retired", "end_from_json", "state_from_json", "state_to_json"]
+__all__ = ["FeedOver", "FeedState", "Retired", "end_from_json", "retired", "state_from_json", "state_to_json"]
 
 
 @attrs.frozen
@@ -20,11 +22,31 @@ class Retired:
 
     Attributes:
         partition_id: The service's own id.
-        children: Where to go on.
+        children: Where to go on, as far as it is known.
+        watch: Where it ended and for how long more children have been looked for; None when there are no
+            others, or they have been looked for long enough.
     """
 
     partition_id: str
     children: tuple[Child, ...]
+    watch: Drained | None = None
+
+
+def retired(lineage: Lineage, partition_id: str, children: Sequence[Child], *, complete: bool) -> Retired:
+    """How the one partition that was read has ended.
+
+    Args:
+        lineage: Holds the partition.
+        partition_id: The service's own id.
+        children: Its children, as far as they are known; services name some twice.
+        complete: True when there are no others.
+    """
+    once = {child.partition_id: child for child in lineage.fresh_children(partition_id, children)}
+    found = tuple(once.values())
+    if complete:
+        return Retired(partition_id, found)
+    before = lineage.ending(partition_id) or Drained(partition_id, lineage.cursor(partition_id))
+    return Retired(partition_id, found, attrs.evolve(before, children=(*before.children, *once)))
 
 
 @attrs.frozen
@@ -46,11 +68,15 @@ def state_to_json(state: FeedState) -> Cursor:
     match state:
         case Lineage():
             return state.to_json()
-        case Retired(partition_id, children):
-            return {
+        case Retired(partition_id, children, watch):
+            value: dict[str, Cursor] = {
                 "retired": partition_id,
                 "children": [[child.partition_id, list(child.parents), child.cursor] for child in children],
             }
+            if watch is not None:
+                here = {child.partition_id for child in children}
+                value["watch"] = [watch.cursor, watch.watched, [n for n in watch.children if n not in here]]
+            return value
         case FeedOver(reason):
             return {"over": reason}
 
@@ -73,7 +99,8 @@ def end_from_json(value: Any) -> Retired | FeedOver | None:
     """
     match value:
         case {"retired": str() as partition_id, "children": [*children]}:
-            return Retired(partition_id, tuple(_child(child) for child in children))
+            found = tuple(_child(child) for child in children)
+            return Retired(partition_id, found, _watch(partition_id, found, value.get("watch")))
         case {"over": str() as reason}:
             return FeedOver(reason)
         case _:
@@ -88,3 +115,16 @@ def _child(item: Any) -> Child:
             return Child(partition_id, tuple(parents), cursor)
         case _:
             raise InvalidCursor("a child partition has an unknown form")
+
+
+def _watch(partition_id: str, children: tuple[Child, ...], value: Any) -> Drained | None:
+    match value:
+        case None:
+            return None
+        case [cursor, int() as watched, [*others]] if (
+            type(watched) is int and 0 <= watched < 2**53 and all(isinstance(other, str) for other in others)
+        ):
+            named = (*others, *(child.partition_id for child in children))
+            return Drained(partition_id, cursor, named, watched)
+        case _:
+            raise InvalidCursor("how long children were looked for is unreadable")

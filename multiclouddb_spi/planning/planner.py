@@ -16,11 +16,20 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
-import attrs
-
-from multiclouddb_api import AtTime, ErrorCategory, Fail, OnExpired, SkipToOldest, invalid_request
-from multiclouddb_spi.checkpoint.lineage import Active, Lineage, Waiting
+from multiclouddb_api import (
+    AtTime,
+    ErrorCategory,
+    Fail,
+    Now,
+    OnExpired,
+    SkipToOldest,
+    invalid_request,
+)
+from multiclouddb_spi.checkpoint.coverage import begun
+from multiclouddb_spi.checkpoint.entry import Active, Waiting
+from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.retention import Retention
+from multiclouddb_spi.checkpoint.watching import due, settle
 from multiclouddb_spi.contract import (
     Awaiting,
     Continue,
@@ -37,6 +46,8 @@ from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import fault_of
 from multiclouddb_spi.fault import RecordFault
+from multiclouddb_spi.planning.audit import audit
+from multiclouddb_spi.planning.heads import added, clip, is_news, records_before, within
 from multiclouddb_spi.planning.ranges import Range, RangeReading
 from multiclouddb_spi.planning.step import Step, Target
 
@@ -55,11 +66,22 @@ class Planner:
         provider: Classifies failures.
         feed: The opened feed; one with `SupportsHeads` is planned with little or no reading.
         on_expired: `SkipToOldest()` to plan past what retention has taken.
+        watch_seconds: For how long more children of a drained partition are looked for.
+        audit_seconds: How often the coverage of a collection is audited.
     """
 
-    def __init__(self, provider: Provider, feed: Feed, on_expired: OnExpired | None = None) -> None:
+    def __init__(
+        self,
+        provider: Provider,
+        feed: Feed,
+        on_expired: OnExpired | None = None,
+        *,
+        watch_seconds: float = 600.0,
+        audit_seconds: float = 600.0,
+    ) -> None:
         self._provider, self._feed = provider, feed
         self._on_expired = on_expired or Fail()
+        self._watch_seconds, self._audit_seconds = watch_seconds, audit_seconds
 
     def start(self, position: FeedStart, deadline: Deadline, field: str = "AtTime.utc") -> Lineage:
         """Resolve a start.
@@ -74,7 +96,9 @@ class Planner:
         """
         if isinstance(position, AtTime):
             self._check_not_ahead(position.utc, deadline, field)
-        return Lineage.from_seeds(self._feed.start(position, None, deadline), self._feed.join)
+        now = self._feed.clock(deadline) if isinstance(position, Now) else None
+        audited = begun(self._feed, position, now)
+        return Lineage.from_seeds(self._feed.start(position, None, deadline), self._feed.join, audited)
 
     def restore(self, value: Any) -> Lineage:
         """A lineage out of its JSON.
@@ -106,7 +130,7 @@ class Planner:
             allow_empty: True when positions that moved without a record are worth a step too. Without
                 it a position that is kept for long falls out of the service's log.
         """
-        wanted = {e.partition_id: e.cursor for e in before.active() if _within(self._feed, e, target)}
+        wanted = {e.partition_id: e.cursor for e in before.active() if within(self._feed, e, target)}
         return self._step(before, wanted, max_records, deadline, target, allow_empty)
 
     def steps(self, before: Lineage, deadline: Deadline, target: Target | None = None) -> Iterator[Step]:
@@ -122,7 +146,7 @@ class Planner:
         asked: set[str] = set()
         while True:
             fresh = [entry for entry in before.active() if entry.partition_id not in asked]
-            wanted = {e.partition_id: e.cursor for e in fresh if _within(self._feed, e, target)}
+            wanted = {e.partition_id: e.cursor for e in fresh if within(self._feed, e, target)}
             asked.update(wanted)
             step = self._step(before, wanted, None, deadline, target, allow_empty=True)
             if not step.moved:
@@ -177,25 +201,27 @@ class Planner:
         target: Target | None,
         allow_empty: bool,
     ) -> Step:
-        after = self.restore(before.to_json())
+        after = before.copy()
         self._discover(after, deadline)
+        late = audit(self._provider, self._feed, after, self._audit_seconds, deadline)
         heads = self._heads(after, wanted, max_records, deadline, target)
         moved = {name: head for name, head in heads.items() if head.cursor != after.cursor(name)}
-        news = any(_is_news(head, name in moved) for name, head in heads.items())
+        news = any(is_news(head, name in moved) for name, head in heads.items())
         empty = allow_empty and not news and bool(moved)
         if news or empty:
             for name, head in heads.items():
                 after.advance(name, head.cursor)
-                self._end(after, name, head.outcome, deadline)
+                self._end(after, deadline, name, head.outcome)
             after.rotate(heads)
         ends = {name: head.cursor for name, head in heads.items() if name not in after}
-        return Step(before, after, ends, empty)
+        return Step(before, after, ends, empty, late)
 
-    def _end(self, lineage: Lineage, name: str, outcome: Outcome, deadline: Deadline) -> None:
+    def _end(self, lineage: Lineage, deadline: Deadline, name: str, outcome: Outcome) -> None:
         match outcome:
-            case Drained(children):
-                named, lost = self._retention(deadline).named(lineage, name, children)
-                lineage.retire(name, named, lost)
+            case Drained(children, complete):
+                fresh = lineage.fresh_children(name, children)
+                named, lost = self._retention(deadline).named(lineage, name, fresh)
+                lineage.retire(name, named, lost, complete=complete)
             case Ended():
                 lineage.retire(name)
             case Awaiting():
@@ -204,10 +230,12 @@ class Planner:
                 pass
 
     def _discover(self, lineage: Lineage, deadline: Deadline) -> None:
-        drained = lineage.drained()
-        if drained:
-            for name, outcome in self._feed.discover(drained, deadline).items():
-                self._end(lineage, name, outcome, deadline)
+        entries = due(self._feed, lineage)
+        if not entries:
+            return
+        outcomes = self._feed.discover({entry.partition_id: entry.cursor for entry in entries}, deadline)
+        end = partial(self._end, lineage, deadline)
+        settle(self._feed, lineage, entries, outcomes, self._watch_seconds, end)
 
     def _heads(
         self,
@@ -219,24 +247,24 @@ class Planner:
     ) -> dict[str, Head]:
         """Where each partition is read until; the records of all together are bounded."""
         if max_records is None:
-            return self._clip(self._ask(wanted, None, lineage, deadline), target)
+            return clip(self._feed, self._ask(wanted, None, lineage, deadline), target)
         heads: dict[str, Head] = {}
         left, hungry = max_records, dict(wanted)
         while left > 0 and hungry:
             share = max(1, left // len(hungry))
             asked = dict(islice(hungry.items(), max(left, _AT_ONCE)))
-            answers = self._clip(self._ask(asked, share, lineage, deadline), target)
+            answers = clip(self._feed, self._ask(asked, share, lineage, deadline), target)
             for name, cursor in asked.items():
                 head = answers.get(name)
                 if head is None:
                     heads.pop(name, None)
                     del hungry[name]
                     continue
-                count = _records(head, cursor, share)
+                count = records_before(head, cursor, share)
                 if count > left:
                     continue
                 left -= count
-                heads[name] = _added(heads.get(name), head)
+                heads[name] = added(heads.get(name), head)
                 if count == share and self._goes_on(name, head, target):
                     hungry[name] = head.cursor
                 else:
@@ -245,7 +273,7 @@ class Planner:
 
     def _goes_on(self, name: str, head: Head, target: Target | None) -> bool:
         at_head = Active(name, head.cursor)
-        return isinstance(head.outcome, Continue) and _within(self._feed, at_head, target)
+        return isinstance(head.outcome, Continue) and within(self._feed, at_head, target)
 
     def _ask(
         self, cursors: dict[str, Cursor], most: int | None, lineage: Lineage, deadline: Deadline
@@ -312,44 +340,3 @@ class Planner:
         finally:
             reading.close()
         return Head(cursor, count, outcome)
-
-    def _clip(self, heads: dict[str, Head], target: Target | None) -> dict[str, Head]:
-        if target is None:
-            return heads
-        clipped = {}
-        for name, head in heads.items():
-            bound = target.cursors.get(name)
-            behind = self._feed.compare(head.cursor, bound) if name in target.cursors else None
-            if behind in (0, 1):
-                # An end right at the bound is left for later too: its children lie behind the target.
-                head = Head(bound, None if behind and head.records else head.records, Continue())
-            clipped[name] = head
-        return clipped
-
-
-def _is_news(head: Head, moved: bool) -> bool:
-    """True for records, for what may be some, and for an end: an idle position alone is none."""
-    return bool(head.records) or (head.records is None and moved) or not isinstance(head.outcome, Continue)
-
-
-def _records(head: Head, asked: Cursor, share: int) -> int:
-    """How many records at most lie before a head."""
-    if head.records is not None:
-        return head.records
-    return 0 if head.cursor == asked else share
-
-
-def _added(before: Head | None, head: Head) -> Head:
-    """A head that was asked for in two parts."""
-    if before is None or before.records is None or head.records is None:
-        return head if before is None else attrs.evolve(head, records=None)
-    return attrs.evolve(head, records=before.records + head.records)
-
-
-def _within(feed: Feed, entry: Active, target: Target | None) -> bool:
-    """True when there may be something to read in front of the target."""
-    if target is None:
-        return True
-    if entry.partition_id not in target.cursors:
-        return target.passed is None or entry.partition_id in target.passed
-    return feed.compare(entry.cursor, target.cursors[entry.partition_id]) == -1

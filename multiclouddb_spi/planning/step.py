@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 import attrs
 
-from multiclouddb_spi.checkpoint.lineage import Lineage, Waiting
+from multiclouddb_api import PartitionFoundLate
+from multiclouddb_spi.checkpoint.entry import Waiting
+from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.planning.ranges import Range
 
@@ -37,17 +39,19 @@ class Step:
         ends: Partition → where it ended, for those that ended in this step: `after` does not have
             them any more.
         empty: True when only positions have moved: there is nothing to read between.
+        found_late: Partitions that an audit found; the next step reads them.
     """
 
     before: Lineage
     after: Lineage
     ends: Mapping[str, Cursor]
     empty: bool = False
+    found_late: tuple[PartitionFoundLate, ...] = ()
 
     @property
     def moved(self) -> bool:
-        """False when reading stands where it stood."""
-        return self.after.to_json() != self.before.to_json()
+        """False when reading stands where it stood; a look for children or an audit is no move."""
+        return not self.after.stands_like(self.before)
 
     def ranges(self) -> list[Range]:
         """What to read, in any order."""

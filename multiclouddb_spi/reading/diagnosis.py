@@ -6,12 +6,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from multiclouddb_api import OperationDiagnostics
-from multiclouddb_spi.checkpoint.lineage import Lineage, Waiting
+from multiclouddb_spi.checkpoint.entry import Drained, Waiting
+from multiclouddb_spi.checkpoint.lineage import Lineage
+from multiclouddb_spi.checkpoint.state import FeedState, Retired
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.reading.fetcher import Fetcher
 from multiclouddb_spi.reading.result import SweepResult
 
-__all__ = ["diagnose", "watermark_micros"]
+__all__ = ["diagnose", "open_watches", "watermark_micros"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICRO: Final = timedelta(microseconds=1)
@@ -25,6 +27,8 @@ def watermark_micros(feed: Feed, lineage: Lineage, result: SweepResult[Any], tol
     """
     least: datetime | None = None
     for entry in lineage:
+        if isinstance(entry, Drained) and entry.children:
+            continue  # what follows it is here; what is not known has no time
         if isinstance(entry, Waiting):
             times = [feed.describe(cursor).time for cursor in entry.said]
         else:
@@ -44,6 +48,7 @@ def watermark_micros(feed: Feed, lineage: Lineage, result: SweepResult[Any], tol
 def diagnose(
     feed: Feed,
     fetcher: Fetcher,
+    state: FeedState,
     result: SweepResult[Any],
     watermark: int | None,
     now: datetime | None,
@@ -54,6 +59,7 @@ def diagnose(
     Args:
         feed: Names the partitions.
         fetcher: Says what failures mean.
+        state: What the token says.
         result: What the call found.
         watermark: From `watermark_micros`.
         now: The service's time, or None where it does not tell.
@@ -68,12 +74,36 @@ def diagnose(
     return OperationDiagnostics(
         watermark=mark,
         lag_seconds=lag,
-        retention_headroom_seconds=min(result.headroom.values(), default=None),
+        retention_headroom_seconds=min(
+            (*result.headroom.values(), *_headroom_of_waiting(feed, state, now)), default=None
+        ),
         requests=result.requests,
         native_charge=result.charge,
         retries=result.retries,
+        open_watches=open_watches(state),
+        found_late=result.found_late,
         partition_errors={
             feed.public_id(name): fetcher.fault(error).message for name, error in result.errors.items()
         },
         elapsed_seconds=elapsed,
     )
+
+
+def open_watches(state: FeedState) -> int:
+    """How many partitions have ended, and more that follows them is still looked for."""
+    match state:
+        case Lineage():
+            return sum(bool(entry.children) for entry in state.drained())
+        case Retired(watch=watch):
+            return int(watch is not None)
+        case _:
+            return 0
+
+
+def _headroom_of_waiting(feed: Feed, state: FeedState, now: datetime | None) -> list[float]:
+    """How long the positions of children are kept that wait for their parents."""
+    if now is None or not isinstance(state, Lineage):
+        return []
+    cursors = [cursor for entry in state if isinstance(entry, Waiting) for cursor in entry.said]
+    told = [feed.headroom(cursor, now) for cursor in cursors]
+    return [seconds for seconds in told if seconds is not None]

@@ -39,6 +39,8 @@ class Workshop:
         closed: Set when the client is closed.
         width: Partitions read at once by one call.
         page_records: The provider's own page size.
+        watch_seconds: For how long more children of a drained partition are looked for.
+        audit_seconds: How often the coverage of a collection is audited.
     """
 
     fetcher: Fetcher
@@ -48,6 +50,8 @@ class Workshop:
     closed: threading.Event
     width: int
     page_records: int
+    watch_seconds: float
+    audit_seconds: float
 
 
 class Flight:

@@ -7,8 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import ErrorCategory, FeedEnded, Gap, OnExpired, SkipToOldest
+from multiclouddb_spi.checkpoint.coverage import (
+    add_uncovered,
+    audit_failed,
+    find_uncovered,
+    is_audit_due,
+)
 from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.retention import Retention
+from multiclouddb_spi.checkpoint.state import Retired, retired
+from multiclouddb_spi.checkpoint.watching import due, settle
 from multiclouddb_spi.collector import collector_paused
 from multiclouddb_spi.contract import Awaiting, Batch, Child, Drained, Ended, Feed, Outcome, Partition, Seed
 from multiclouddb_spi.deadline import Deadline
@@ -22,7 +30,9 @@ __all__ = ["Harvest"]
 
 T = TypeVar("T")
 
+_AUDIT_SECONDS: Final = 10.0
 _MOST_SKIPS: Final = 3
+_ALL_ENDED: Final = "every partition has ended and all that they held has been read"
 
 
 class Harvest(Generic[T]):
@@ -39,6 +49,7 @@ class Harvest(Generic[T]):
         deadline: When the call has to be over.
         on_expired: What to do about a position older than retention.
         single: True to report the end of a partition instead of going on with its children.
+        watch_seconds: For how long more children of a drained partition are looked for.
 
     Attributes:
         result: What was found so far.
@@ -55,14 +66,16 @@ class Harvest(Generic[T]):
         *,
         on_expired: OnExpired,
         single: bool,
+        watch_seconds: float,
     ) -> None:
         self._feed, self._lineage, self._view = feed, lineage, view
         self._fetcher, self._watch, self._deadline = fetcher, watch, deadline
-        self._on_expired, self._single = on_expired, single
+        self._on_expired, self._single, self._watch_seconds = on_expired, single, watch_seconds
         self._retention = Retention(self._listed, self._oldest)
         self._skips: Counter[str] = Counter()
         self.result: SweepResult[T] = SweepResult()
         self._discovered: set[str] = set()
+        self._withheld: set[str] = set()
 
     def take(self, live: Live, batch: Batch, stop: int) -> bool:
         """Hand out records up to `stop`; False when the provider cannot map its own records."""
@@ -92,29 +105,30 @@ class Harvest(Generic[T]):
 
     def has_ended(self) -> bool:
         """Whether a partition has ended in this call whose children have not been asked for."""
-        return self.result.moved and not self._lineage.drained().keys() <= self._discovered
+        unnamed = {entry.partition_id for entry in self._lineage.unnamed()}
+        return self.result.moved and not unnamed <= self._discovered
 
     def discover(self) -> list[str]:
-        """Ask once for the children of all partitions that ended without naming them."""
-        drained = self._lineage.drained()
-        if not drained:
+        """Ask once for more children of the partitions that have ended, as far as that is due."""
+        entries = due(self._feed, self._lineage)
+        if not entries:
             return []
-        self._discovered.update(drained)
+        asked = {entry.partition_id: entry.cursor for entry in entries}
+        self._discovered.update(asked)
         self.result.requests += 1
         try:
-            outcomes = self._fetcher.call(
-                lambda: self._feed.discover(drained, self._deadline), self._deadline
-            )
+            outcomes = self._fetcher.call(lambda: self._feed.discover(asked, self._deadline), self._deadline)
         except Exception as error:
             if not self._fetcher.fault(error).retryable:
                 raise
-            self.result.errors.update(dict.fromkeys(drained, error))
+            self.result.errors.update(dict.fromkeys(asked, error))
             return []
         self.result.moved = True
-        started = []
-        for name in drained:
+        for name in asked:
             self.result.errors.pop(name, None)
-            started += self._outcome(name, outcomes.get(name, Awaiting())) or []
+        started = settle(self._feed, self._lineage, entries, outcomes, self._watch_seconds, self._outcome)
+        if not len(self._lineage) and self.result.over is None:
+            self.result.over = _ALL_ENDED
         return started
 
     def failed(self, name: str, error: Exception) -> list[str]:
@@ -138,7 +152,7 @@ class Harvest(Generic[T]):
         self._tell_gap(name, seeds)
         if self._single and [seed.partition_id for seed in seeds] != [name]:
             children = tuple(Child(seed.partition_id, seed.parents, seed.cursor) for seed in seeds)
-            self.result.retired = (name, children)
+            self.result.retired = Retired(name, children)
             return []
         started = self._lineage.replace(name, seeds, coming, holds)
         if not len(self._lineage):
@@ -168,18 +182,21 @@ class Harvest(Generic[T]):
     def _outcome(self, name: str, outcome: Outcome) -> list[str] | None:
         started: list[str] = []
         match outcome:
-            case Drained(children) if self._single:
+            case Drained(children, complete) if self._single:
                 self._tell_retired(name, children)
-                once = {child.partition_id: child for child in children}  # services name some twice
-                self.result.retired = (name, tuple(once.values()))
-            case Drained(children):
+                self.result.retired = retired(self._lineage, name, children, complete=complete)
+            case Drained(children, complete):
+                fresh = self._lineage.fresh_children(name, children)
                 try:
-                    named, lost = self._retention.named(self._lineage, name, children)
+                    named, lost = self._retention.named(self._lineage, name, fresh)
                 except Exception as error:  # noqa: BLE001 - classified by the provider
                     self.blame(name, error)
                     return []
-                self._tell_retired(name, children)
-                started = self._lineage.retire(name, named, lost)
+                if fresh or not children:
+                    self._tell_retired(name, fresh)
+                started = self._lineage.retire(name, named, lost, complete=complete)
+                if not len(self._lineage):
+                    self.result.over = _ALL_ENDED
             case Awaiting():
                 self._lineage.await_children(name)
             case Ended(notice):
@@ -194,17 +211,43 @@ class Harvest(Generic[T]):
         self.result.moved = True
         return started
 
+    def audit_is_due(self, every: float) -> bool:
+        """Whether to audit now, with `every` seconds from one audit to the next."""
+        return not self._single and is_audit_due(self._lineage.audited, every)
+
+    def audit(self) -> None:
+        """Compare the lineage with what the service lists; the next call reads what it does not cover."""
+        deadline = self._deadline.sooner(min(_AUDIT_SECONDS, self._deadline.remaining() / 2))
+        feed, lineage = self._feed, self._lineage
+        try:
+            seeds = self._fetcher.call(lambda: find_uncovered(feed, lineage, deadline), deadline)
+        except Exception as error:  # noqa: BLE001 - it costs the audit, not the page
+            self._watch.audit_failed(feed.spec.address, self._fetcher.fault(error).message)
+            audit_failed(lineage)
+            return
+        for late in add_uncovered(feed, lineage, seeds):
+            self.result.notices.append(late)
+            self.result.found_late += 1
+            self._watch.partition_found_late(feed.spec.address, late)
+        self._withheld.update(seed.partition_id for seed in seeds or ())
+
     def worth_asking(self) -> list[str]:
-        """The active partitions, without those that failed although the vendor's client had tried again."""
+        """The active partitions, without those that failed although the vendor's client had tried again.
+
+        And without those that an audit found in this call: its notice comes before their first event.
+        """
         errors = self.result.errors
         return [
             entry.partition_id
             for entry in self._lineage.active()
-            if (error := errors.get(entry.partition_id)) is None
-            or not self._fetcher.fault(error).vendor_retried
+            if entry.partition_id not in self._withheld
+            and (
+                (error := errors.get(entry.partition_id)) is None
+                or not self._fetcher.fault(error).vendor_retried
+            )
         ]
 
-    def _tell_retired(self, name: str, children: tuple[Child, ...]) -> None:
+    def _tell_retired(self, name: str, children: Sequence[Child]) -> None:
         public_id = self._feed.public_id
         named = tuple(dict.fromkeys(public_id(child.partition_id) for child in children))
         self._watch.partition_retired(self._feed.spec.address, public_id(name), named)

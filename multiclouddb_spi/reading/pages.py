@@ -25,10 +25,11 @@ from multiclouddb_spi.contract import Child
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import cause_of, to_error
 from multiclouddb_spi.fault import Fault, ProviderFault, RecordFault
-from multiclouddb_spi.reading.diagnosis import diagnose, watermark_micros
+from multiclouddb_spi.reading.diagnosis import diagnose, open_watches, watermark_micros
 from multiclouddb_spi.reading.feeds import FeedCache
 from multiclouddb_spi.reading.fetcher import Fetcher, late_fault
 from multiclouddb_spi.reading.result import SweepResult
+from multiclouddb_spi.reading.retired import Look
 from multiclouddb_spi.watch import Watch
 
 __all__ = ["Pages", "Reading", "finished"]
@@ -132,11 +133,13 @@ class Pages:
         watermark = watermark_micros(session.feed, lineage, result, session.watermark)
         state: FeedState = lineage
         if result.retired is not None:
-            state = Retired(*result.retired)
+            state = result.retired
         elif result.over is not None:
             state = FeedOver(result.over)
         now = None if result.idle else self._feeds.soon(session.feed, deadline)
-        diagnostics = diagnose(session.feed, self._fetcher, result, watermark, now, time.monotonic() - began)
+        diagnostics = diagnose(
+            session.feed, self._fetcher, state, result, watermark, now, time.monotonic() - began
+        )
         self._warn(session, result)
         return Reading(
             tuple(part.value for part in result.slices),
@@ -145,11 +148,17 @@ class Pages:
             ),
         )
 
-    def ended(self, session: Session, state: Retired | FeedOver) -> Reading[Any]:
+    def ended(self, session: Session, look: Look) -> Reading[Any]:
         """The page of a token behind which nothing is read: it says again how that came."""
+        state = look.state
+        errors = {}
+        if look.error is not None and isinstance(state, Retired):
+            errors[session.feed.public_id(state.partition_id)] = look.error
+        diagnostics = OperationDiagnostics(
+            requests=look.requests, partition_errors=errors, open_watches=open_watches(state)
+        )
         return Reading(
-            (),
-            self._page(session, state, OperationDiagnostics(), (), idle=False, watermark=session.watermark),
+            (), self._page(session, state, diagnostics, (), idle=False, watermark=session.watermark)
         )
 
     def _page(

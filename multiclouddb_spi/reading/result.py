@@ -7,7 +7,8 @@ from typing import Generic, TypeVar
 import attrs
 
 from multiclouddb_api import FeedEnded, Invalidated, Notice
-from multiclouddb_spi.contract import Batch, Child
+from multiclouddb_spi.checkpoint.state import Retired
+from multiclouddb_spi.contract import Batch
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.fault import RecordFault
 from multiclouddb_spi.reading.live import Live
@@ -42,12 +43,13 @@ class SweepResult(Generic[T]):
         slices: Records handed out, in order.
         count: How many in all.
         idle: Every active partition answered that it has nothing.
-        retired: With one physical partition: its id and children, once it ended.
+        retired: With one physical partition: how it ended, once it did.
         over: Why nothing will ever follow, or None.
         failure: Where, and what, stops the feed for good.
         poison: Where, and which record, stops the feed.
         moved: A partition answered or a position moved.
         notices: Facts found on the way.
+        found_late: Partitions that an audit found.
         errors: Partition → its failure in this call.
         batches: Partition → its last batch that was handed out whole.
         requests: Calls to the service.
@@ -59,12 +61,13 @@ class SweepResult(Generic[T]):
     slices: list[Slice[T]] = attrs.field(factory=list)
     count: int = 0
     idle: bool = False
-    retired: tuple[str, tuple[Child, ...]] | None = None
+    retired: Retired | None = None
     over: str | None = None
     failure: tuple[str, Exception] | None = None
     poison: tuple[str, RecordFault] | None = None
     moved: bool = False
     notices: list[Notice] = attrs.field(factory=list)
+    found_late: int = 0
     errors: dict[str, Exception] = attrs.field(factory=dict)
     batches: dict[str, Batch] = attrs.field(factory=dict)
     requests: int = 0

@@ -74,8 +74,9 @@ class Sweep(Generic[T]):
     ) -> None:
         self._shop, self._lineage, self._limit, self._deadline = shop, lineage, limit, deadline
         self._harvest = Harvest(
-            feed, lineage, view, shop.fetcher, shop.watch, deadline, on_expired=on_expired, single=single
-        )
+            feed, lineage, view, shop.fetcher, shop.watch, deadline,
+            on_expired=on_expired, single=single, watch_seconds=shop.watch_seconds,
+        )  # fmt: skip
         self._result = self._harvest.result
         self._began = time.monotonic()
         self._wait_until = min(deadline.at, self._began + wait)
@@ -102,7 +103,11 @@ class Sweep(Generic[T]):
         try:
             self._ask(self._harvest.discover())
             self._read_suspects()
-            self._read(name for name in self._queue if name not in self._turns)
+            self._ask(name for name in self._queue if name not in self._turns)
+            if self._harvest.audit_is_due(self._shop.audit_seconds):
+                self._launch()  # the service answers both at a time
+                self._harvest.audit()
+            self._read(())
             self._follow()
             if not self._result.stopped() and not self._result.count:
                 self._wait()
@@ -307,7 +312,7 @@ class Sweep(Generic[T]):
         result.idle = (
             not result.count
             and not result.stopped()
-            and len(active) == len(self._lineage)
+            and self._lineage.is_settled()
             and all(entry.partition_id in self._quiet for entry in active)
         )
         late = self._flight.park()

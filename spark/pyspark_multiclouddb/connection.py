@@ -99,7 +99,14 @@ class Connection:
             operation: What is asked, for errors.
             ask: Gets the planner; may be called several times.
         """
-        planner = Planner(self.provider, self.feed, self._settings.on_expired)
+        config = self._settings.config
+        planner = Planner(
+            self.provider,
+            self.feed,
+            self._settings.on_expired,
+            watch_seconds=config.child_watch_seconds,
+            audit_seconds=config.coverage_audit_seconds,
+        )
         return self.call(operation, lambda deadline: ask(planner, deadline))
 
     def call(self, operation: str, ask: Callable[[Deadline], T]) -> T:

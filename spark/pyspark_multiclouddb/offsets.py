@@ -3,7 +3,7 @@
 Two forms, both canonical JSON (sorted keys), since Spark takes another text for new data:
 
     {"from": "beginning", "src": "3b1f…", "v": 1}
-    {"c": [["p0", 17], …], "e": {"p3": 9}, "empty": true, "inc": "…", "src": "3b1f…", "v": 1}
+    {"c": {"p": [["p0", 17], …], …}, "e": {"p3": 9}, "empty": true, "inc": "…", "src": "3b1f…", "v": 1}
 
 The first is where a new query starts. Spark asks for it several times and does not keep it, so it is
 not resolved in it: the first micro-batch has no rows and pins the start in the second form. There `c`
@@ -113,7 +113,7 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
             )
         case {"v": 1, "src": str(), "from": str(text)}:
             return Symbolic(position_from_text(text))
-        case {"v": 1, "src": str(), "inc": str() | None as incarnation, "c": list(cursors)} if isinstance(
+        case {"v": 1, "src": str(), "inc": str() | None as incarnation, "c": dict(cursors)} if isinstance(
             value.get("e", {}), dict
         ):
             return Pinned(incarnation, cursors, value.get("e", {}), value.get("empty") is True)

@@ -175,9 +175,10 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._report = {
             "idle": idle,
             "partitions": len(active),
+            "openWatches": sum(bool(entry.children) for entry in lineage.drained()),
             "readUntil": rfc3339(min(known)) if known and len(known) == len(times) else None,
             "v": 1,
-            "waiting": len(lineage) - len(active),
+            "waiting": len(lineage) - len(active) - len(lineage.drained()),
         }
 
 

@@ -160,18 +160,23 @@ class Mutations:
     def forged(self):
         """Only the state is made up, out of parts that look right."""
         body = orjson.loads(payload_of(self.dice.choice(self.tokens)))
-        body["c"] = [self.entry() for _ in range(self.dice.randrange(4))]
+        body["c"] = {"p": [self.entry() for _ in range(self.dice.randrange(4))]}
+        if self.dice.random() < 0.5:
+            times = [None, *(self.dice.randrange(-2, 2**40) for _ in range(3))]
+            body["c"]["a"] = [*self.dice.sample(times, 2), self.dice.randrange(3)]
         return self.seal(orjson.dumps(body))
 
     def entry(self):
         names = [f"p{number}" for number in range(8)]
         entry = [self.dice.choice(names), self.cursor()]
-        match self.dice.randrange(5):
+        match self.dice.randrange(7):
             case 0:
-                entry.append(self.dice.randrange(4))
+                entry.append(self.dice.randrange(10))
             case 1:
                 entry[1] = [self.cursor() for _ in range(self.dice.randrange(3))]
-                entry.append(self.dice.sample(names, self.dice.randrange(3)))
+                entry += [4, self.dice.sample(names, self.dice.randrange(3))]
+            case 2:
+                entry += [1, self.dice.sample(names, self.dice.randrange(3)), self.dice.randrange(-1, 9000)]
         return entry
 
     def cursor(self):
@@ -250,9 +255,9 @@ def world(make_bench):
 
 def trimmed(bench, token):
     """True when a partition that the token reads really is no longer kept."""
-    for name, cursor, *rest in decode_token(token).state:
+    for name, cursor, *rest in decode_token(token).state["p"]:
         partition = bench.sim.partitions.get(name)
-        cursors = cursor if rest and isinstance(rest[0], list) else [cursor]
+        cursors = cursor if rest and rest[0] == 4 else [cursor]
         if partition is not None and any(number <= partition.trimmed for number in commits(cursors)):
             return True
     return False
@@ -273,8 +278,8 @@ def commits(cursors):
 def test_any_token_gives_a_page_or_invalid_request(world):
     bench, tokens = world
     states = [decode_token(token).state for token in tokens]
-    assert {type(state) for state in states} == {list, dict}
-    assert any(len(entry) == 3 for state in states if isinstance(state, list) for entry in state)
+    assert {name for state in states for name in state} >= {"p", "a", "retired"}
+    assert {len(entry) for state in states for entry in state.get("p", ())} >= {2, 3, 4}
     mutations = Mutations(os.environ.get("MULTICLOUDDB_TOKENS_SEED", "0"), tokens)
     scopes = [{}, {"scope": PhysicalPartition(bench.sim.public_id("p2"))}]
     outcomes, wrong = {}, []

@@ -7,8 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_spi import Child, InvalidCursor, Lineage, Seed
-from multiclouddb_spi.checkpoint.lineage import Active, Drained, Waiting
+from multiclouddb_spi.checkpoint.entry import Active, Audited, Drained, Waiting
 
 
 def join(child_id, cursors):
@@ -59,9 +60,9 @@ class TestSplit:
         made.advance("p", "end")
         made.await_children("p")
         assert active(made) == []
-        assert made.drained() == {"p": "end"}
+        assert made.drained() == [Drained("p", "end")]
         assert made.retire("p", [child("c", "p")]) == ["c"]
-        assert made.drained() == {}
+        assert made.drained() == []
 
     def test_child_that_already_runs_is_left_where_it_is(self):
         made = lineage(("p",), ("c",))
@@ -194,6 +195,7 @@ class TestJson:
             Active("a", {"any": ["json", None]}),
             Active("s", 1, suspect=True),
             Drained("d", "end"),
+            Drained("k", "end", ("known", "children"), 17),
             Waiting("w", ("said", [1]), ("p", "q")),
         ]
         text = json.dumps(Lineage(entries, join).to_json())
@@ -209,24 +211,52 @@ class TestJson:
     @pytest.mark.parametrize(
         "value",
         [
-            None,
-            {},
-            "a",
-            [["a"]],
+            ["a"],
             [[1, 2]],
             [["a", 1, 7]],
+            [["a", 1, 0]],
+            [["a", 1, True]],
             [["a", 1, "drained"]],
-            [["a", [], ["p"]]],
-            [["a", ["said"], []]],
-            [["a", ["said"], [1]]],
+            [["a", [], 4, ["p"]]],
+            [["a", ["said"], 4, []]],
+            [["a", ["said"], 4, [1]]],
+            [["a", ["said"], 4]],
+            [["a", 1, 1, ["child"]]],
+            [["a", 1, 1, [1], 0]],
+            [["a", 1, 1, [], -1]],
+            [["a", 1, 1, [], True]],
             [["a", 1, 2, 3]],
             [["a", 1], ["a", 2]],
         ],
         ids=repr,
     )
-    def test_anything_else_is_refused(self, value):
+    def test_any_other_partition_is_refused(self, value):
+        with pytest.raises(InvalidCursor):
+            Lineage.from_json({"p": value}, join)
+
+    @pytest.mark.parametrize("value", [None, {}, "a", [], {"p": "a"}, {"p": {}}], ids=repr)
+    def test_anything_but_partitions_is_refused(self, value):
         with pytest.raises(InvalidCursor):
             Lineage.from_json(value, join)
+
+    @pytest.mark.parametrize(
+        "value", [None, [], [1, 2], ["a", 2, 1], [1, -2, 1], [1, 2, 2], [1, True, 1], [1, 2, 1, 0]], ids=repr
+    )
+    def test_any_other_time_of_an_audit_is_refused(self, value):
+        with pytest.raises(InvalidCursor):
+            Lineage.from_json({"p": [], "a": value}, join)
+
+    @pytest.mark.parametrize("audited", [None, Audited(), Audited(-1, 2, retired=False), Audited(3, 4)])
+    def test_what_is_kept_for_audits_comes_back(self, audited):
+        made = Lineage([Active("a", 1)], join, audited)
+        assert Lineage.from_json(json.loads(json.dumps(made.to_json())), join).audited == audited
+
+    @pytest.mark.parametrize("rest", [[], [["child"]], [1, 2, 3]], ids=repr)
+    @pytest.mark.parametrize("flags", [8, 9, 16, 1024])
+    def test_a_flag_of_a_newer_version_asks_for_it(self, flags, rest):
+        with pytest.raises(MulticloudDbError, match=r"newer version.*upgrade multiclouddb") as raised:
+            Lineage.from_json({"p": [["a", 1, flags, *rest]]}, join)
+        assert raised.value.category == ErrorCategory.INVALID_REQUEST
 
 
 class Forest(RuleBasedStateMachine):
@@ -268,24 +298,58 @@ class Forest(RuleBasedStateMachine):
         parents = data.draw(st.lists(st.sampled_from(self.open()), min_size=2, max_size=3, unique=True))
         self.add(parents, into)
 
-    @precondition(lambda self: any(name in self.children for name in self.reading()))
+    @precondition(lambda self: self.ended())
     @rule(data=st.data(), late=st.booleans())
     def drain(self, data, late):
-        """A partition that has ended is read to its end; it names its children now or later."""
-        name = data.draw(st.sampled_from([name for name in self.reading() if name in self.children]))
-        if late and name not in self.lineage.drained():
+        """A partition that has ended is read to its end; it names its children now or later, some or all."""
+        name = data.draw(st.sampled_from(self.ended()))
+        if late and self.lineage.ending(name) is None:
             self.lineage.await_children(name)
         else:
-            self.retire(name, data.draw(st.permutations(self.children[name])))
+            told = data.draw(st.permutations(self.children[name]))
+            told = told[: data.draw(st.integers(1, len(told)))]
+            self.retire(
+                name, told, complete=len(told) == len(self.children[name]) and data.draw(st.booleans())
+            )
 
-    def retire(self, name, children):
+    def retire(self, name, children, complete=True):
         told = [Child(child, self.parents[child], f"{name} names {child}") for child in children]
-        for item in told:
+        for item in self.lineage.fresh_children(name, told):
             self.named.setdefault(item.partition_id, set()).add(item.cursor)
-        before = set(self.reading())
-        started = self.lineage.retire(name, [*told, *told[:1]])
+        before = {entry.partition_id for entry in self.lineage.active()}
+        started = self.lineage.retire(name, [*told, *told[:1]], complete=complete)
         self.done.add(name)
-        assert set(started) == set(self.reading()) - before
+        now = {entry.partition_id for entry in self.lineage.active()}
+        assert set(started) == now - before
+        assert (name in self.lineage) != complete
+        if not complete:
+            assert set(self.lineage.ending(name).children) >= set(children)
+
+    @precondition(lambda self: self.told_all())
+    @rule(data=st.data())
+    def forget(self, data):
+        """The watch of a partition ends that has named every child."""
+        name = data.draw(st.sampled_from(self.told_all()))
+        before = {entry.partition_id for entry in self.lineage.active()}
+        started = self.lineage.forget(name)
+        assert {entry.partition_id for entry in self.lineage.active()} == before | set(started)
+
+    def told_all(self):
+        return [
+            entry.partition_id
+            for entry in self.lineage.drained()
+            if set(self.children[entry.partition_id]) <= set(entry.children)
+        ]
+
+    @rule(data=st.data())
+    def look(self, data):
+        """Nothing new is known, but time has passed; it changes nothing but the time."""
+        ends = self.lineage.drained()
+        if ends:
+            entry = data.draw(st.sampled_from(ends))
+            before = self.lineage.copy()
+            self.lineage.watch(entry.partition_id, entry.watched + 3)
+            assert self.lineage.stands_like(before)
 
     @precondition(lambda self: self.lineage.active())
     @rule(data=st.data())
@@ -298,7 +362,9 @@ class Forest(RuleBasedStateMachine):
             item = pending.pop()
             over = self.done | self.lost | gone
             may = item in self.children and item not in self.lineage and over.issuperset(self.parents[item])
-            if may and data.draw(st.booleans()):
+            # A child that a watched partition may still name is lost when it is read.
+            watched = any(self.lineage.ending(parent) is not None for parent in self.parents[item])
+            if may and not watched and data.draw(st.booleans()):
                 gone.add(item)
                 pending += self.children[item]
         self.lost |= gone
@@ -337,7 +403,16 @@ class Forest(RuleBasedStateMachine):
         self.lineage = Lineage.from_json(value, self.join)
 
     def reading(self):
-        return [entry.partition_id for entry in self.lineage if not isinstance(entry, Waiting)]
+        """What is read, or is drained and has named no child."""
+        entries = [entry for entry in self.lineage if not isinstance(entry, Waiting)]
+        return [
+            entry.partition_id for entry in entries if not (isinstance(entry, Drained) and entry.children)
+        ]
+
+    def ended(self):
+        """What may name its children, or more of them."""
+        watched = [entry.partition_id for entry in self.lineage.drained()]
+        return list(dict.fromkeys([name for name in self.reading() if name in self.children] + watched))
 
     def known(self):
         """Partitions that a seed or a drained parent has named, and that are not over."""
@@ -364,7 +439,7 @@ class Forest(RuleBasedStateMachine):
         """Drained to the end, everything was read that was not lost."""
         if not hasattr(self, "lineage"):
             return
-        while ready := [name for name in self.reading() if name in self.children]:
+        while ready := self.ended():
             self.retire(ready[0], self.children[ready[0]])
         assert set(self.reading()) == set(self.open()), "a branch is never read"
 

@@ -385,7 +385,8 @@ class Beside(Consumer):
         self.mine = [key for key, owner in owners.items() if owner == "p0"]
         self.others = [key for key, owner in owners.items() if owner != "p0"]
         super().__init__(sim, position=Now(), **settings)
-        self.at = self.planner.restore([entry for entry in self.at.to_json() if entry[0] == "p0"])
+        only = [entry for entry in self.at.to_json()["p"] if entry[0] == "p0"]
+        self.at = self.planner.restore({"p": only})
         self.first = self.at
 
     def write(self):

@@ -276,7 +276,7 @@ class TestSlowPartitions:
         bench.sim.fail_next("p1", ServerError("503"), times=1)
         bench.sim.fail_next("p0", CorruptError("broken"), times=1)
         second = bench.page(first.continuation_token, size=50)
-        state = decode_token(second.continuation_token).state
+        state = decode_token(second.continuation_token).state["p"]
         assert {entry[0] for entry in state if entry[2:] == [2]} == {"p0", "p1"}
         slow["p0"] = 0.05
         bench.connect(threads=True)

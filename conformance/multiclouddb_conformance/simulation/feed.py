@@ -31,6 +31,8 @@ from multiclouddb_spi import (
     ProviderFault,
     Reader,
     Seed,
+    Tracked,
+    missed_by_parents,
 )
 
 __all__ = ["SimulationFeed"]
@@ -84,14 +86,7 @@ class SimulationFeed(Feed):
         self.sim.control("partitions")
         with self.sim.changed:
             self._check_alive()
-            listed = [
-                Partition(
-                    partition.id,
-                    self.view.parents(partition),
-                    PartitionState.OPEN if partition.closed is None else PartitionState.CLOSED,
-                )
-                for partition in self._listed()
-            ]
+            listed = [self._as_listed(partition) for partition in self._listed()]
             return self._jumbled(listed, "partitions")
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
@@ -115,6 +110,24 @@ class SimulationFeed(Feed):
         with self.sim.changed:
             self._check_alive()
             return {name: self.view.ending(name, asked=True) for name in awaiting}
+
+    def uncovered(
+        self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
+    ) -> list[Seed] | None:
+        """See `Feed.uncovered`; by parents."""
+        self.calls.count("audits")
+        self.sim.control("uncovered")
+        with self.sim.changed:
+            self._check_alive()
+            listed = [self._as_listed(partition) for partition in self._listed()]
+            missed = missed_by_parents(tracked, listed, lambda name: self.sim.partitions[name].gone)
+            if missed is None:
+                return None
+            oldest = 0 if since is None else self.sim.commit_before(since)
+            return [
+                Seed(name, parents, to_cursor(behind(max(oldest, self.sim.partitions[name].oldest))))
+                for name, parents in missed.items()
+            ]
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
         """See `Feed.join`: the latest, for a child begins when its last parent has ended."""
@@ -170,6 +183,10 @@ class SimulationFeed(Feed):
             for partition in self.sim.partitions.values()
             if not partition.gone and self.view.covers(partition)
         ]
+
+    def _as_listed(self, partition: PartitionLog) -> Partition:
+        state = PartitionState.OPEN if partition.closed is None else PartitionState.CLOSED
+        return Partition(partition.id, self.view.parents(partition), state)
 
     def _seed(self, partition: PartitionLog, commit: int) -> Seed:
         return Seed(partition.id, self.view.parents(partition), to_cursor(behind(commit)))

@@ -53,6 +53,7 @@ from multiclouddb_spi import (
     ProviderFault,
     ProviderPlugin,
     Seed,
+    Tracked,
 )
 
 __all__ = ["CAPABILITIES", "PLUGIN", "DynamoFeed", "DynamoPlugin", "DynamoProvider"]
@@ -203,6 +204,12 @@ class DynamoFeed(Feed):
                 else end_of(children, place_of(cursor), enabled=self._shards.enabled())
             )
         return outcomes
+
+    def uncovered(
+        self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
+    ) -> list[Seed] | None:
+        """Nothing is said yet."""
+        return None
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
         """At the child's start; a shard has one parent at most."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_embedded.mapping import cursor_of
+from multiclouddb_embedded.mapping import cursor_of, position_of
 from multiclouddb_embedded.store.collection import Collection
 from multiclouddb_embedded.store.layout import (
     PARTITION_COLUMNS,
@@ -270,6 +270,23 @@ class Family:
             else:
                 todo += row.children
         return [found[name] for name in self._rows if name in found]
+
+    def missed(self, missed: Mapping[str, tuple[str, ...]], position: tuple[int, int]) -> list[Seed]:
+        """A start in each partition that an audit found, not before a position nor the oldest change.
+
+        Args:
+            missed: The partitions, each with those of its parents that were missed too.
+            position: Nothing before it is wanted.
+        """
+        seeds = [self._oldest(row) for name, row in self._rows.items() if name in missed]
+        return [
+            Seed(
+                seed.partition_id,
+                missed[seed.partition_id],
+                cursor_of(*max(position_of(seed.cursor), position)),
+            )
+            for seed in seeds
+        ]
 
     def _oldest(self, row: PartitionRow) -> Seed:
         return self._seed(row, row.trimmed, row.start_ts)

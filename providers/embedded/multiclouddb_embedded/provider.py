@@ -57,6 +57,8 @@ from multiclouddb_spi import (
     Provider,
     ProviderPlugin,
     Seed,
+    Tracked,
+    missed_by_parents,
     unsupported,
 )
 
@@ -226,6 +228,17 @@ class EmbeddedFeed(Feed):
                 if not row.is_open:
                     found[name] = outcome_of(connection, self._scope, row, position)
         return found
+
+    def uncovered(
+        self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
+    ) -> list[Seed]:
+        """By parents: the store knows every partition that ever was, and when it was made."""
+        with self._provider.reading(deadline) as connection:
+            family = read_family(connection, self._scope)
+            listed = [to_partition(row) for row in family.all()]
+            missed = missed_by_parents(tracked, listed, lambda _: True) or {}
+            where = (0, 0) if since is None else _moment(connection, family, since, 1)
+        return family.missed(missed, where)
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
         """The furthest: all parents end where the child starts."""

@@ -62,6 +62,7 @@ from multiclouddb_spi import (
     Position,
     ProviderFault,
     Seed,
+    Tracked,
 )
 
 __all__ = ["MongoFeed"]
@@ -147,6 +148,12 @@ class MongoFeed(Feed):
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
         """Nothing: the one partition has no children."""
         return {}
+
+    def uncovered(
+        self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
+    ) -> list[Seed]:
+        """Nothing: there is one partition, and every token has it."""
+        return []
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
         """The first: there are no children."""

@@ -1,0 +1,210 @@
+"""Audits of coverage: which open partitions a token neither holds nor leads to.
+
+A service may list a partition late, and a token knows nothing of what was never listed. An open partition
+that is listed cannot have been read to its end. So it is in the lineage, or descends from an entry of it, or
+it was missed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from multiclouddb_api import AtTime, Beginning, LogicalPartition, Now, PartitionFoundLate
+from multiclouddb_spi.checkpoint.entry import Active, Audited, Drained, Entry, Waiting
+from multiclouddb_spi.checkpoint.lineage import Lineage
+from multiclouddb_spi.contract import Feed, FeedStart, Partition, PartitionState, Seed, Tracked
+from multiclouddb_spi.deadline import Deadline
+
+__all__ = [
+    "add_uncovered",
+    "audit_failed",
+    "begun",
+    "find_uncovered",
+    "is_audit_due",
+    "missed_by_parents",
+    "tracked",
+]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | None:
+    """What the token of a new feed keeps for audits; None for a feed of one partition key.
+
+    Args:
+        feed: The feed.
+        position: Where it starts.
+        now: The service's time before it starts, or None where it does not tell.
+    """
+    if isinstance(feed.spec.scope, LogicalPartition):
+        return None
+    match position:
+        case Beginning():
+            since = None
+        case AtTime(utc):
+            since = utc
+        case Now():
+            since = now
+    micros = None if since is None else (since - _EPOCH) // timedelta(microseconds=1)
+    return Audited(micros, int(time.time()), retired=True)
+
+
+def is_audit_due(audited: Audited | None, every: float) -> bool:
+    """Whether to audit now; by the clock of this machine, which decides nothing but that.
+
+    Args:
+        audited: What the token keeps, or None for a feed that is not audited.
+        every: Seconds from one audit to the next.
+    """
+    if audited is None:
+        return False
+    since = time.time() - audited.at
+    # A clock that was set back must not put audits off for long.
+    return since >= (every / 10 if audited.retired else every) or since < -every / 10
+
+
+def find_uncovered(feed: Feed, lineage: Lineage, deadline: Deadline) -> list[Seed] | None:
+    """Ask a feed what a lineage does not cover.
+
+    Args:
+        feed: Whose lineage.
+        lineage: The lineage of a whole collection.
+        deadline: When it has to be over.
+
+    Returns:
+        As `Feed.uncovered`.
+    """
+    since = lineage.audited.since if lineage.audited is not None else None
+    moment = None if since is None else _EPOCH + timedelta(microseconds=since)
+    return feed.uncovered(tracked(lineage), moment, deadline)
+
+
+def add_uncovered(feed: Feed, lineage: Lineage, seeds: Sequence[Seed] | None) -> list[PartitionFoundLate]:
+    """Take up what an audit found, and note that it was made.
+
+    Args:
+        feed: Whose lineage.
+        lineage: The lineage.
+        seeds: What `Feed.uncovered` gave.
+
+    Returns:
+        A notice for each partition that is new.
+    """
+    assert lineage.audited is not None
+    lineage.audited = Audited(lineage.audited.since, int(time.time()), retired=False)
+    found = {seed.partition_id: seed for seed in seeds or ()}
+    return [
+        PartitionFoundLate(feed.public_id(name), feed.describe(found[name].cursor).text)
+        for name in lineage.add(list(found.values()))
+    ]
+
+
+def audit_failed(lineage: Lineage) -> None:
+    """An audit could not be made: try again as soon as after a partition was retired."""
+    assert lineage.audited is not None
+    lineage.audited = Audited(lineage.audited.since, int(time.time()), retired=True)
+
+
+def tracked(lineage: Lineage) -> dict[str, Tracked]:
+    """A lineage as `Feed.uncovered` sees it."""
+    return {entry.partition_id: _tracked(entry) for entry in lineage}
+
+
+def _tracked(entry: Entry) -> Tracked:
+    match entry:
+        case Active(partition_id, cursor):
+            return Tracked(partition_id, (cursor,))
+        case Drained(partition_id, cursor):
+            return Tracked(partition_id, (cursor,), drained=True)
+        case Waiting(partition_id, said, parents):
+            return Tracked(partition_id, said, parents)
+
+
+def missed_by_parents(
+    tracked: Mapping[str, Tracked], listed: Iterable[Partition], is_gone: Callable[[str], bool]
+) -> dict[str, tuple[str, ...]] | None:
+    """The partitions that a token neither holds nor leads to, by the parents that a service lists; pure.
+
+    It begins at each open partition, and at each parent that one of the token still waits for, and goes up:
+    to a partition of the token, then it is covered; or to one that an entry of the token descends from, which
+    was read. What lies below that was missed.
+
+    Args:
+        tracked: Every partition of the token.
+        listed: What the service lists. It may be incomplete.
+        is_gone: Asks the service, for a parent that is not listed, whether it is there no more. One that is
+            still there is not listed yet: what descends from it cannot be judged now.
+
+    Returns:
+        Missed partition → its parents among the missed. None when a partition of the token that is being read
+        is not listed: the listing is incomplete then.
+    """
+    parents = {partition.partition_id: partition.parents for partition in listed}
+    if any(name not in parents for name, entry in tracked.items() if not (entry.parents or entry.drained)):
+        return None
+    read = _ancestors(tracked, parents)
+    found: dict[str, tuple[str, ...]] = {}
+    roots = [partition.partition_id for partition in listed if partition.state is PartitionState.OPEN]
+    roots += [name for entry in tracked.values() for name in entry.parents if name in parents]
+    known: dict[str, bool] = {}
+    for name in dict.fromkeys(roots):
+        branch = _missed_branch(name, tracked, parents, read, known, is_gone)
+        found.update(dict.fromkeys(branch, ()))
+    return {name: tuple(parent for parent in parents[name] if parent in found) for name in found}
+
+
+def _ancestors(tracked: Mapping[str, Tracked], parents: Mapping[str, Sequence[str]]) -> set[str]:
+    """What the partitions of a token descend from, and have been read therefore."""
+    read: set[str] = set()
+    pending = [
+        parent
+        for name, entry in tracked.items()
+        for parent in parents.get(name, ())
+        if parent not in entry.parents
+    ]
+    while pending:
+        name = pending.pop()
+        if name not in read and name not in tracked:
+            read.add(name)
+            pending += parents.get(name, ())
+    return read
+
+
+def _missed_branch(
+    name: str,
+    tracked: Mapping[str, Tracked],
+    parents: Mapping[str, Sequence[str]],
+    read: Collection[str],
+    known: dict[str, bool],
+    is_gone: Callable[[str], bool],
+) -> list[str]:
+    """A partition and those above it, when all of them were missed; else none.
+
+    Args:
+        name: The partition.
+        tracked: Every partition of the token.
+        parents: What the service lists.
+        read: What was read before.
+        known: Parent that is not listed → whether it is gone, as far as it was asked.
+        is_gone: Asks.
+    """
+    branch: dict[str, None] = {}
+    pending = [name]
+    while pending:
+        current = pending.pop()
+        if current in tracked:
+            return []
+        if current in read or current in branch:
+            continue
+        if current not in parents:
+            if current not in known:
+                known[current] = is_gone(current)
+            if not known[current]:
+                return []
+            continue
+        branch[current] = None
+        pending += parents[current]
+    return list(branch)

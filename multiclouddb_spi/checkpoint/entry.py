@@ -1,0 +1,183 @@
+"""A partition as a token holds it, and its form there.
+
+    [id, cursor]                          it is read
+    [id, cursor, 2]                       it is read first and alone
+    [id, cursor, 1]                       it has ended, and no child is known
+    [id, cursor, 1, [child, …], 17]       it has ended, these are known, others were looked for for 1.7 s
+    [id, [cursor, …], 4, [parent, …]]     it waits for its parents
+
+The third item is a set of bits. A bit that this version does not know stands for what a newer one has
+written.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import attrs
+
+from multiclouddb_api import MulticloudDbError, invalid_request
+from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.fault import InvalidCursor
+
+__all__ = [
+    "Active",
+    "Audited",
+    "Drained",
+    "Entry",
+    "Waiting",
+    "audited_from_json",
+    "audited_to_json",
+    "entry_from_json",
+    "entry_to_json",
+]
+
+_DRAINED: Final = 1
+_SUSPECT: Final = 2
+_WAITING: Final = 4
+_KNOWN: Final = _DRAINED | _SUSPECT | _WAITING
+_MOST: Final = 2**53
+"""No count in a token is higher: JSON of other languages holds it exactly."""
+
+
+@attrs.frozen
+class Active:
+    """A partition that is read.
+
+    Attributes:
+        partition_id: The service's own id.
+        cursor: Everything up to here has been delivered.
+        suspect: True when its last read failed for good behind events that were delivered: it is
+            read first and alone, so that the failure is not put off for ever.
+    """
+
+    partition_id: str
+    cursor: Cursor
+    suspect: bool = False
+
+
+@attrs.frozen
+class Drained:
+    """A partition that has ended and may have more children than are known.
+
+    Attributes:
+        partition_id: The service's own id.
+        cursor: Where it ended.
+        children: The children that were named so far, also ones that have been drained since; none = not even
+            one is known.
+        watched: For how long they have been looked for: tenths of a second of running time.
+    """
+
+    partition_id: str
+    cursor: Cursor
+    children: tuple[str, ...] = ()
+    watched: int = 0
+
+
+@attrs.frozen
+class Waiting:
+    """A child whose parents are not all drained.
+
+    Attributes:
+        partition_id: The service's own id.
+        said: Distinct cursors from its seed and its drained parents.
+        parents: The parents that have not named it yet, and a lost one that it may have come of.
+    """
+
+    partition_id: str
+    said: tuple[Cursor, ...]
+    parents: tuple[str, ...]
+
+
+@attrs.frozen
+class Audited:
+    """What a token keeps for audits of coverage (`Feed.uncovered`).
+
+    Attributes:
+        since: When the feed began by the service's clock, in µs since 1970: nothing older is wanted. None =
+            no bound is known.
+        at: When the last audit was, in seconds since 1970; it decides when the next one is, and no more.
+        retired: True when a partition has left the lineage since then: the next audit is due soon.
+    """
+
+    since: int | None = None
+    at: int = 0
+    retired: bool = True
+
+
+Entry: TypeAlias = Active | Drained | Waiting
+
+
+def entry_to_json(entry: Entry) -> Cursor:
+    """One partition as it stands in a token."""
+    match entry:
+        case Active(partition_id, cursor, suspect):
+            return [partition_id, cursor, _SUSPECT] if suspect else [partition_id, cursor]
+        case Drained(partition_id, cursor, (), 0):
+            return [partition_id, cursor, _DRAINED]
+        case Drained(partition_id, cursor, children, watched):
+            return [partition_id, cursor, _DRAINED, list(children), watched]
+        case Waiting(partition_id, said, parents):
+            return [partition_id, list(said), _WAITING, list(parents)]
+
+
+def entry_from_json(item: Any) -> Entry:
+    """The inverse of `entry_to_json`.
+
+    Raises:
+        InvalidCursor: The value was not made by `entry_to_json`.
+        MulticloudDbError: `INVALID_REQUEST`: a newer version has made it.
+    """
+    match item:
+        case [str() as partition_id, cursor]:
+            return Active(partition_id, cursor)
+        case [str(), _, bool(), *_]:
+            raise InvalidCursor("a partition has an unknown form")
+        case [str(), _, int() as flags, *_] if flags > 0 and flags & ~_KNOWN:
+            raise _newer(f"a partition has the flags {flags}, this library knows {_KNOWN}")
+        case [str() as partition_id, cursor, 2]:
+            return Active(partition_id, cursor, suspect=True)
+        case [str() as partition_id, cursor, 1]:
+            return Drained(partition_id, cursor)
+        case [str() as partition_id, cursor, 1, [*children], watched] if _names(children) and _is_count(
+            watched
+        ):
+            return Drained(partition_id, cursor, tuple(children), watched)
+        case [str() as partition_id, [_, *_] as said, 4, [_, *_] as parents] if _names(parents):
+            return Waiting(partition_id, tuple(said), tuple(parents))
+        case _:
+            raise InvalidCursor("a partition has an unknown form")
+
+
+def audited_to_json(audited: Audited) -> Cursor:
+    """What is kept for audits as it stands in a token."""
+    return [audited.since, audited.at, int(audited.retired)]
+
+
+def audited_from_json(value: Any) -> Audited:
+    """The inverse of `audited_to_json`.
+
+    Raises:
+        InvalidCursor: The value was not made by `audited_to_json`.
+    """
+    match value:
+        case [since, at, (0 | 1) as retired] if _is_count(at) and (
+            since is None or (type(since) is int and abs(since) < _MOST * 100)
+        ):
+            return Audited(since, at, bool(retired))
+        case _:
+            raise InvalidCursor("the time of the last audit is unreadable")
+
+
+def _names(items: list[Any]) -> bool:
+    return all(isinstance(item, str) for item in items)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MOST
+
+
+def _newer(problem: str) -> MulticloudDbError:
+    return invalid_request(
+        "continuation_token", f"was made by a newer version ({problem})", "upgrade multiclouddb"
+    )

@@ -1,0 +1,138 @@
+"""When the children of a drained partition are looked for again, and for how long.
+
+The time of a watch is running time: monotonic seconds between two looks of one process. It is kept in the
+token, so that neither a restart nor a client's clock ends a watch early. What this process remembers is when
+it has looked; losing that makes a watch longer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from multiclouddb_spi.checkpoint.entry import Drained
+from multiclouddb_spi.checkpoint.lineage import Lineage
+from multiclouddb_spi.contract import Feed, Outcome
+
+__all__ = ["due", "is_due", "is_over", "looked", "pause_after", "settle"]
+
+_FIRST_PAUSE: Final = 0.1
+_MOST_PAUSE: Final = 120.0
+_MOST_LOOKS: Final = 16384
+
+_Looks = OrderedDict[tuple[str, int], float]
+_looks: WeakKeyDictionary[Feed, _Looks] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def pause_after(watched: int) -> float:
+    """Seconds from one look to the next: about as many as were looked for so far.
+
+    So ten minutes take fourteen looks, and half of them are made in the first six seconds, when most children
+    that are late appear.
+
+    Args:
+        watched: For how long children were looked for, in tenths of a second.
+    """
+    return min(_MOST_PAUSE, max(_FIRST_PAUSE, watched / 10))
+
+
+def is_due(feed: Feed, entry: Drained) -> bool:
+    """Whether to look for more children of a partition now.
+
+    It is looked at once for the first child, without which the feed does not go on; and by a process that has
+    not looked yet.
+
+    Args:
+        feed: Whose partition.
+        entry: The partition.
+    """
+    if not entry.children:
+        return True
+    with _lock:
+        looks = _looks.get(feed)
+        last = None if looks is None else looks.get((entry.partition_id, entry.watched))
+    return last is None or time.monotonic() - last >= pause_after(entry.watched)
+
+
+def due(feed: Feed, lineage: Lineage) -> list[Drained]:
+    """The partitions whose children are to be looked for now.
+
+    Args:
+        feed: Whose lineage.
+        lineage: The lineage.
+    """
+    return [entry for entry in lineage.drained() if is_due(feed, entry)]
+
+
+def is_over(entry: Drained, seconds: float) -> bool:
+    """Whether the children of a partition have been looked for long enough; never before one is known.
+
+    Args:
+        entry: The partition.
+        seconds: For how long they are looked for.
+    """
+    return bool(entry.children) and entry.watched >= seconds * 10
+
+
+def looked(feed: Feed, partition_id: str, watched: int) -> int:
+    """The children of a partition have just been looked for.
+
+    Args:
+        feed: Whose partition.
+        partition_id: The partition.
+        watched: The time of its watch so far, in tenths of a second.
+
+    Returns:
+        The time of its watch now. It has grown by the time since this process has looked the last time, or
+        not at all when that is not known.
+    """
+    now = time.monotonic()
+    with _lock:
+        looks = _looks.setdefault(feed, OrderedDict())
+        last = looks.get((partition_id, watched))
+        # Rounded down: a watch may be longer than it says.
+        watched += 0 if last is None else int((now - last) * 10)
+        if last is None or watched > 0:
+            looks[partition_id, watched] = now
+            looks.move_to_end((partition_id, watched))
+        if len(looks) > _MOST_LOOKS:
+            looks.popitem(last=False)
+    return watched
+
+
+def settle(
+    feed: Feed,
+    lineage: Lineage,
+    entries: Iterable[Drained],
+    outcomes: Mapping[str, Outcome],
+    seconds: float,
+    end: Callable[[str, Outcome], list[str] | None],
+) -> list[str]:
+    """What the answers of `Feed.discover` change in a lineage.
+
+    Args:
+        feed: Whose lineage.
+        lineage: Moved on in place.
+        entries: The partitions that were asked for.
+        outcomes: The answers; one that is missing was not asked.
+        seconds: For how long more children are looked for.
+        end: Moves the lineage on by an outcome, and returns what starts.
+
+    Returns:
+        The ids that start now.
+    """
+    started: list[str] = []
+    for name, watched in [(entry.partition_id, entry.watched) for entry in entries]:
+        if name not in outcomes:
+            continue
+        lineage.watch(name, looked(feed, name, watched))
+        started += end(name, outcomes[name]) or []
+        ending = lineage.ending(name)
+        if ending is not None and is_over(ending, seconds):
+            started += lineage.forget(name)
+    return started

@@ -1,0 +1,55 @@
+"""What heads say about a step; pure."""
+
+from __future__ import annotations
+
+import attrs
+
+from multiclouddb_spi.checkpoint.entry import Active
+from multiclouddb_spi.contract import Continue, Feed, Head
+from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.planning.step import Target
+
+__all__ = ["added", "clip", "is_news", "records_before", "within"]
+
+
+def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str, Head]:
+    """Heads that lie behind a target, put at it."""
+    if target is None:
+        return heads
+    clipped = {}
+    for name, head in heads.items():
+        bound = target.cursors.get(name)
+        behind = feed.compare(head.cursor, bound) if name in target.cursors else None
+        if behind in (0, 1):
+            # An end right at the bound is left for later too: its children lie behind the target.
+            head = Head(bound, None if behind and head.records else head.records, Continue())
+        clipped[name] = head
+    return clipped
+
+
+def is_news(head: Head, moved: bool) -> bool:
+    """True for records, for what may be some, and for an end: an idle position alone is none."""
+    return bool(head.records) or (head.records is None and moved) or not isinstance(head.outcome, Continue)
+
+
+def records_before(head: Head, asked: Cursor, share: int) -> int:
+    """How many records at most lie before a head."""
+    if head.records is not None:
+        return head.records
+    return 0 if head.cursor == asked else share
+
+
+def added(before: Head | None, head: Head) -> Head:
+    """A head that was asked for in two parts."""
+    if before is None or before.records is None or head.records is None:
+        return head if before is None else attrs.evolve(head, records=None)
+    return attrs.evolve(head, records=before.records + head.records)
+
+
+def within(feed: Feed, entry: Active, target: Target | None) -> bool:
+    """True when there may be something to read in front of the target."""
+    if target is None:
+        return True
+    if entry.partition_id not in target.cursors:
+        return target.passed is None or entry.partition_id in target.passed
+    return feed.compare(entry.cursor, target.cursors[entry.partition_id]) == -1

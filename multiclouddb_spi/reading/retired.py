@@ -1,0 +1,73 @@
+"""A token of one partition that has ended: it says again how, and looks for children that came late."""
+
+from __future__ import annotations
+
+import attrs
+
+from multiclouddb_spi.checkpoint.session import Session
+from multiclouddb_spi.checkpoint.state import FeedOver, Retired
+from multiclouddb_spi.checkpoint.watching import is_due, is_over, looked
+from multiclouddb_spi.contract import Child, Drained, Ended, Outcome
+from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.reading.fetcher import Fetcher
+
+__all__ = ["Look", "look_again"]
+
+
+@attrs.frozen
+class Look:
+    """How reading ended, and what was asked for this time.
+
+    Attributes:
+        state: How reading ended.
+        requests: Calls to the service.
+        error: Why the service could not say more, or None.
+    """
+
+    state: Retired | FeedOver
+    requests: int = 0
+    error: str | None = None
+
+
+def look_again(
+    session: Session, state: Retired, fetcher: Fetcher, watch_seconds: float, deadline: Deadline
+) -> Look:
+    """Look for more children of a retired partition, when that is due.
+
+    Args:
+        session: The feed.
+        state: What the token says.
+        fetcher: Makes the call.
+        watch_seconds: For how long they are looked for.
+        deadline: When it has to be over.
+
+    Returns:
+        At least what the token says: a service that does not answer takes nothing of it back.
+    """
+    watch = state.watch
+    if watch is None or not is_due(session.feed, watch):
+        return Look(state)
+    name = state.partition_id
+    try:
+        asked = {name: watch.cursor}
+        outcome = fetcher.call(lambda: session.feed.discover(asked, deadline), deadline).get(name)
+    except Exception as error:  # noqa: BLE001 - what is known is said again all the same
+        return Look(state, 1, fetcher.fault(error).message)
+    if outcome is None:
+        return Look(state)
+    watch = attrs.evolve(watch, watched=looked(session.feed, name, watch.watched))
+    children, complete = _named(outcome)
+    fresh = {child.partition_id: child for child in children if child.partition_id not in watch.children}
+    watch = attrs.evolve(watch, children=(*watch.children, *fresh))
+    over = complete or is_over(watch, watch_seconds)
+    return Look(Retired(name, (*state.children, *fresh.values()), None if over else watch), 1)
+
+
+def _named(outcome: Outcome) -> tuple[tuple[Child, ...], bool]:
+    match outcome:
+        case Drained(children, complete):
+            return children, complete
+        case Ended():
+            return (), True
+        case _:
+            return (), False
