@@ -14,7 +14,7 @@ import attrs
 
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
 
-__all__ = ["at_least", "is_a", "not_blank", "suggestion", "to_dict", "to_utc", "unknown_name"]
+__all__ = ["at_least", "is_a", "not_blank", "one_of", "suggestion", "to_dict", "to_utc", "unknown_name"]
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
@@ -56,6 +56,20 @@ def not_blank(advice: str) -> Validator:
     def check(instance: object, attribute: attrs.Attribute[Any], value: str | None) -> None:
         if value is not None and not value.strip():
             raise invalid_request(f"{type(instance).__name__}.{attribute.name}", "is empty", advice)
+
+    return check
+
+
+def one_of(*texts: str) -> Validator:
+    """The text is one of these."""
+
+    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value not in texts:
+            raise invalid_request(
+                f"{type(instance).__name__}.{attribute.name}",
+                f"is {value!r}",
+                "write " + " or ".join(f'"{text}"' for text in texts),
+            )
 
     return check
 
