@@ -255,7 +255,12 @@ class Batch(ABC):
         watermark: No record behind this batch is older; None when unknown. Never later than the
             commit time of a record that can still become visible.
         poll_after: Seconds before it makes sense to ask this partition again; 0 = at once.
-        notices: Facts found on the way; delivered with the page that uses up the batch.
+        notices: Facts that are no change. They stand behind the batch's last record and before the next batch:
+            a reader that meets a fact ends its batch there, also where the service has sent more. Such a
+            batch is not caught up (`caught_up = False`) where more may lie behind. The page that uses up the
+            batch has them, and nothing of this partition behind them. `cursor_after(len(batch))` lies behind
+            them; every other cursor of the batch, and a `skip_cursor` in it, lies before them: reading again
+            from there gives them again.
         headroom: Seconds until the position behind this batch falls out of retention, or None.
         charge: What the service charged for it in its own unit, or None.
         requests: Calls to the service that it took.

@@ -11,6 +11,7 @@ from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.retention import Retention
 from multiclouddb_spi.collector import collector_paused
 from multiclouddb_spi.contract import Awaiting, Batch, Child, Drained, Ended, Feed, Outcome, Partition, Seed
+from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.fault import RecordFault
 from multiclouddb_spi.reading.fetcher import Fetcher
@@ -61,6 +62,7 @@ class Harvest(Generic[T]):
         self._on_expired, self._single = on_expired, single
         self._retention = Retention(self._listed, self._oldest)
         self._skips: Counter[str] = Counter()
+        self._lost: dict[str, Cursor] = {}
         self.result: SweepResult[T] = SweepResult()
         self._discovered: set[str] = set()
 
@@ -87,7 +89,8 @@ class Harvest(Generic[T]):
             What starts in the partition's place; None while there is more to read in it.
         """
         self.result.batches[name] = batch
-        self.result.notices.extend(batch.notices)
+        for notice in batch.notices:
+            self.result.tell(notice, name)
         return self._outcome(name, batch.outcome)
 
     def has_ended(self) -> bool:
@@ -141,6 +144,7 @@ class Harvest(Generic[T]):
             self.result.retired = (name, children)
             return []
         started = self._lineage.replace(name, seeds, coming, holds)
+        self._pass_on(name, started)
         if not len(self._lineage):
             self.result.over = "everything was lost to retention"
         return started
@@ -180,13 +184,15 @@ class Harvest(Generic[T]):
                     return []
                 self._tell_retired(name, children)
                 started = self._lineage.retire(name, named, lost)
+                self._pass_on(name, [*(child.partition_id for child in children), *started])
             case Awaiting():
                 self._lineage.await_children(name)
             case Ended(notice):
                 # All partitions of a dropped collection say so; that the feed is over, the last one does.
                 if notice not in self.result.notices and not isinstance(notice, FeedEnded):
-                    self.result.notices.append(notice)
+                    self.result.tell(notice, name)
                 started = self._lineage.retire(name)
+                self._pass_on(name, started)
                 if not len(self._lineage):
                     self.result.ended(notice)
             case _:
@@ -204,6 +210,11 @@ class Harvest(Generic[T]):
             or not self._fetcher.fault(error).vendor_retried
         ]
 
+    def _pass_on(self, name: str, heirs: Sequence[str]) -> None:
+        """A notice in a partition stands before what follows it, too."""
+        if name in self.result.noticed:
+            self.result.noticed.update(heirs)
+
     def _tell_retired(self, name: str, children: tuple[Child, ...]) -> None:
         public_id = self._feed.public_id
         named = tuple(dict.fromkeys(public_id(child.partition_id) for child in children))
@@ -219,15 +230,18 @@ class Harvest(Generic[T]):
         """Records behind the position are gone: reading goes on with the oldest that are left."""
         self._skips[name] += 1
         lost = self._lineage.cursor(name)
+        self._lost.setdefault(name, lost)
         gap = Gap(
             self._feed.public_id(name),
             self._feed.describe(lost).text,
             ", ".join(self._feed.describe(seed.cursor).text for seed in seeds[:3]) or "nothing left",
         )
-        self.result.notices.append(gap)
+        self.result.tell(gap, name, *(seed.partition_id for seed in seeds))
         self.result.moved = True
         self._watch.gap(self._feed.spec.address, gap)
 
     def _forget_gaps(self, name: str) -> None:
+        """Take back what was told of a partition; it stands where it stood, so that it is told another time."""
         where, notices = self._feed.public_id(name), self.result.notices
         notices[:] = [item for item in notices if not (isinstance(item, Gap) and item.partition_id == where)]
+        self._lineage.advance(name, self._lost[name])

@@ -48,6 +48,7 @@ class SweepResult(Generic[T]):
         poison: Where, and which record, stops the feed.
         moved: A partition answered or a position moved.
         notices: Facts found on the way.
+        noticed: Partitions of which nothing more is handed out in this call: a notice stands before it.
         errors: Partition → its failure in this call.
         batches: Partition → its last batch that was handed out whole.
         requests: Calls to the service.
@@ -65,6 +66,7 @@ class SweepResult(Generic[T]):
     poison: tuple[str, RecordFault] | None = None
     moved: bool = False
     notices: list[Notice] = attrs.field(factory=list)
+    noticed: set[str] = attrs.field(factory=set)
     errors: dict[str, Exception] = attrs.field(factory=dict)
     batches: dict[str, Batch] = attrs.field(factory=dict)
     requests: int = 0
@@ -75,6 +77,20 @@ class SweepResult(Generic[T]):
     def stopped(self) -> bool:
         """True when nothing more may be read in this call."""
         return bool(self.failure or self.poison or self.retired or self.over)
+
+    def in_hand(self) -> bool:
+        """True when there is something to make a page of."""
+        return bool(self.count or self.notices)
+
+    def tell(self, notice: Notice, *partition_ids: str) -> None:
+        """Put a fact on the page: the next event of these partitions comes behind it, on a later page.
+
+        Args:
+            notice: The fact.
+            partition_ids: The partition that it is in, and those that are read because of it.
+        """
+        self.notices.append(notice)
+        self.noticed.update(partition_ids)
 
     def account(self, live: Live, batch: Batch) -> None:
         """Add up what a landed fetch cost."""

@@ -12,7 +12,9 @@ How it goes, in the caller's thread, while fetches run on the pool:
     the head of the queue has had its turn, for which a place on the page is kept: so no slow
     partition starves. One that is slower than `HEAD_SECONDS` has had its turn.
  5. With nothing in hand it goes on until every partition has answered that it has nothing, and
-    then for as long as the caller wants to wait.
+    then for as long as the caller wants to wait, unless it has a notice to tell of.
+ 6. Behind a notice nothing of its partition is handed out, nor of those that are read because of it:
+    that is for the next call.
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ class Sweep(Generic[T]):
             self._read_suspects()
             self._read(name for name in self._queue if name not in self._turns)
             self._follow()
-            if not self._result.stopped() and not self._result.count:
+            if not self._result.stopped() and not self._result.in_hand():
                 self._wait()
         except BaseException:
             self._flight.abandon()
@@ -135,7 +137,7 @@ class Sweep(Generic[T]):
 
     def _follow(self) -> None:
         """Before a page stays empty: go on in the children of partitions that have ended in this call."""
-        while not self._result.count and not self._full() and self._harvest.has_ended():
+        while not self._result.in_hand() and not self._full() and self._harvest.has_ended():
             self._read(self._harvest.discover())
 
     def _ask(self, partition_ids: Iterable[str]) -> None:
@@ -202,7 +204,7 @@ class Sweep(Generic[T]):
 
     def _sleep_until_paced(self) -> bool:
         """With nothing else to do: wait for the partition that may be asked next."""
-        if self._result.count or not self._paced:
+        if self._result.in_hand() or not self._paced:
             return False
         soonest = min(self._paced.values())
         if soonest >= (self._wait_until if self._rounds else self._deadline.at):
@@ -216,7 +218,7 @@ class Sweep(Generic[T]):
 
     def _wait(self) -> None:
         """Every partition has answered: wait for news as long as the caller wants to."""
-        while not self._full() and not self._result.count and (now := time.monotonic()) < self._wait_until:
+        while not self._full() and not self._result.in_hand() and (now := time.monotonic()) < self._wait_until:
             rest = self._pause - (now - self._round_began)
             self._pause_for(min(rest, self._wait_until - now))
             self._pause = min(_MOST_PAUSE_SECONDS, 1.5 * self._pause)
@@ -252,6 +254,10 @@ class Sweep(Generic[T]):
             self._ask(self._harvest.failed(name, error))
         else:
             self._result.errors.pop(name, None)
+            if name in self._result.noticed:
+                self._flight.keep(live)
+                self._turn(name)
+                return
             if live.taken < len(batch) and not self._places(name):
                 self._flight.keep(live)
                 self._aside.append(name)
@@ -296,6 +302,8 @@ class Sweep(Generic[T]):
             return
         live.not_before = live.asked_at + batch.poll_after if batch.poll_after else 0.0
         self._flight.keep(live)
+        if batch.notices:
+            return
         if fresh and not len(batch) and batch.caught_up is not False:
             self._quiet.add(name)
         elif not (len(batch) and batch.caught_up):
