@@ -49,12 +49,13 @@ class ChangeFeedPage:
         partition_retired: With `PhysicalPartition`: the partition has ended and everything in it
             has been delivered. Reading the token again repeats this.
         child_partitions: Where to go on then.
-        notices: Facts that are no change of a document. Each has a place in the order: behind the last event of
-            its partition on this page, and before the first on the next. So the page of a notice has nothing
-            of the partition behind it, and nothing that is read because of it: behind a `Gap`, nothing of what
-            takes the place of what was lost. Events of other partitions may stand on the page. The page of a
-            `skip_token` reads nothing: it has the `RecordSkipped` alone. Every token before the page gives
-            its notices again, also after a restart; its own token does not.
+        notices: Facts that are no change of a document. Each has a place in the order of its partition: after
+            the partition's last event on this page, and before its first event on a later page. So this
+            page has no event of the partition that comes after the notice, and none that is read because
+            of it: with a `Gap`, none of what takes the place of the lost partition. Events of other
+            partitions may stand on the page. A read from a `skip_token` reads no events: its page has the
+            `RecordSkipped` alone. Every token before the page delivers its notices again, also after a
+            restart; the page's own token does not.
         diagnostics: What the call cost and how far behind it is.
     """
 

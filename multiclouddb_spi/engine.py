@@ -136,7 +136,7 @@ class Engine:
                 return finished(session)
             if not isinstance(session.state, Lineage):
                 return self._pages.ended(session, session.state)
-            if session.skipped:  # told before anything behind it is read
+            if session.skipped:  # a page of its own, so that the notice comes before what follows the record
                 return self._pages.reading(session, session.state, SweepResult[T](), deadline, began)
             sweep = Sweep(
                 self._shop, session.feed, session.state, request.max_page_size or self._provider.page_records,

@@ -83,9 +83,7 @@ class Session:
         """A token for one physical partition of this feed; it tells of the records skipped there."""
         public_id = self.feed.public_id(entry.partition_id)
         skipped = tuple(item for item in self.skipped if item[0] == public_id)
-        return self.token(
-            [entry_to_json(entry)], scope=_partition_scope(entry.partition_id), skipped=skipped
-        )
+        return self.token([entry_to_json(entry)], scope=_partition_scope(entry.partition_id), skipped=skipped)
 
     def child_token(self, child: Child) -> str:
         """A token for a child partition, from where the parent says that it starts."""

@@ -211,7 +211,7 @@ class Harvest(Generic[T]):
         ]
 
     def _pass_on(self, name: str, heirs: Sequence[str]) -> None:
-        """A notice in a partition stands before what follows it, too."""
+        """What follows a partition comes after the partition's notice, too."""
         if name in self.result.noticed:
             self.result.noticed.update(heirs)
 
@@ -241,7 +241,7 @@ class Harvest(Generic[T]):
         self._watch.gap(self._feed.spec.address, gap)
 
     def _forget_gaps(self, name: str) -> None:
-        """Take back what was told of a partition; it stands where it stood, so that it is told another time."""
+        """Take back what was told of a partition and leave it where it stood: a later call tells it."""
         where, notices = self._feed.public_id(name), self.result.notices
         notices[:] = [item for item in notices if not (isinstance(item, Gap) and item.partition_id == where)]
         self._lineage.advance(name, self._lost[name])

@@ -48,7 +48,7 @@ class SweepResult(Generic[T]):
         poison: Where, and which record, stops the feed.
         moved: A partition answered or a position moved.
         notices: Facts found on the way.
-        noticed: Partitions of which nothing more is handed out in this call: a notice stands before it.
+        noticed: Partitions of which nothing more is handed out in this call, because a notice comes first.
         errors: Partition → its failure in this call.
         batches: Partition → its last batch that was handed out whole.
         requests: Calls to the service.
@@ -83,7 +83,7 @@ class SweepResult(Generic[T]):
         return bool(self.count or self.notices)
 
     def tell(self, notice: Notice, *partition_ids: str) -> None:
-        """Put a fact on the page: the next event of these partitions comes behind it, on a later page.
+        """Put a fact on the page: the next event of these partitions comes after it, on a later page.
 
         Args:
             notice: The fact.

@@ -13,8 +13,8 @@ How it goes, in the caller's thread, while fetches run on the pool:
     partition starves. One that is slower than `HEAD_SECONDS` has had its turn.
  5. With nothing in hand it goes on until every partition has answered that it has nothing, and
     then for as long as the caller wants to wait, unless it has a notice to tell of.
- 6. Behind a notice nothing of its partition is handed out, nor of those that are read because of it:
-    that is for the next call.
+ 6. After a notice nothing more of its partition is handed out, nor of those that are read because of
+    it: that is for a later call.
 """
 
 from __future__ import annotations
@@ -218,7 +218,9 @@ class Sweep(Generic[T]):
 
     def _wait(self) -> None:
         """Every partition has answered: wait for news as long as the caller wants to."""
-        while not self._full() and not self._result.in_hand() and (now := time.monotonic()) < self._wait_until:
+        while (
+            not self._full() and not self._result.in_hand() and (now := time.monotonic()) < self._wait_until
+        ):
             rest = self._pause - (now - self._round_began)
             self._pause_for(min(rest, self._wait_until - now))
             self._pause = min(_MOST_PAUSE_SECONDS, 1.5 * self._pause)

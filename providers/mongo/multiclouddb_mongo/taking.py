@@ -39,7 +39,7 @@ class Taken:
     Attributes:
         place: The position behind it.
         changes: Of documents.
-        notices: Of collections and databases; they stand behind the last change.
+        notices: Of collections and databases; they stand after the last change.
         gone: Why the stream is over, once it is.
         reached: True when the bound is reached.
         caught_up: True when the server had no more to send.
@@ -61,12 +61,12 @@ class Taken:
         return self.gone is not None or self.reached
 
     def note(self, notice: Notice) -> None:
-        """A notice ends the batch; what more the server has sent comes behind it."""
+        """Keep a notice, which ends the batch: what the server has sent after it is for the next one."""
         self.notices.append(notice)
         self.caught_up = False
 
     def enough(self) -> bool:
-        """True when the batch ends: with changes in hand, or at a notice, which stands behind its last one."""
+        """True when the batch ends: with changes in hand, at a notice, or with the stream."""
         return bool(self.changes or self.notices) or self.over()
 
     def keep_up(self) -> None:

@@ -119,20 +119,15 @@ class TestFollow:
         return begin
 
     def test_no_page_has_events_of_two_collections(self, one, database):
-        mixed = []
+        mixed = 0
         for run in range(RUNS):
             name = f"{database}-{run % 2}"
             reading = Reading(one.uri(), ResourceAddress(name, "c"), provider_options=FOLLOW)
             begin = self.lives(one, name, reading)
             pages = reading.pages(begin)
-            assert [type(each).__name__ for each in in_order(pages)] == [
-                *("str", "str", "Dropped", "Invalidated"),
-                *("str", "str", "Dropped", "Invalidated"),
-                *("str", "str"),
-            ]
-            mixed += [ids for _, ids, _ in pages if len({each[0] for each in ids}) > 1]
+            mixed += any(len({each[0] for each in ids}) > 1 for _, ids, _ in pages)
             one.client().drop_database(name)
-        assert mixed == []
+        assert mixed == 0
 
     @pytest.mark.parametrize("size", [1, 2, 0])
     def test_a_process_a_page_has_every_notice_in_its_place(self, one, database, size):
