@@ -4,9 +4,11 @@ import pytest
 
 from multiclouddb_api import (
     ChangeFeedRequest,
+    ClientConfig,
     Dropped,
     EntireCluster,
     EntireDatabase,
+    FeedEnded,
     FromContinuationToken,
     Invalidated,
     Now,
@@ -16,6 +18,8 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_mongo import MongoOptions
+from multiclouddb_mongo.provider import PLUGIN
+from multiclouddb_spi import Deadline, FeedSpec, Planner, read_range
 
 FOLLOW = MongoOptions(after_invalidate="follow")
 RUNS = 40
@@ -103,6 +107,55 @@ class TestDatabase:
         told = [Renamed(f"{database}/c", f"{database}/d"), Dropped(f"{database}/d"), Dropped(f"{database}/c")]
         assert in_order(pages) == [1, 2, told[0], 3, told[1], 4, told[2]]
         check_every_token(reading, pages)
+
+
+class TestEnd:
+    @pytest.mark.parametrize("size", [1, 2, 0])
+    def test_a_process_a_page_has_every_notice_before_the_end(self, one, database, size):
+        native = one.client()[database]
+        native.create_collection("c")
+        reading = Reading(one.uri(), ResourceAddress(database, "c"), size)
+        begin = reading.begin()
+        native["c"].insert_many([{"_id": 1}, {"_id": 2}])
+        native["c"].drop()
+        reason = "the server invalidated the stream"
+        pages = reading.pages(begin, restart=True)
+        assert in_order(pages) == [1, 2, Dropped(f"{database}/c"), Invalidated(reason), FeedEnded(reason)]
+        check_every_token(reading, pages)
+
+
+class TestPlanned:
+    """Ranges as Spark reads them have events alone, and all of them."""
+
+    @pytest.mark.parametrize("most", [None, 1, 2, 100])
+    def test_events_on_both_sides_of_a_notice_are_read(self, one, database, most):
+        native = one.client()[database]
+        native.create_collection("c")
+        provider = PLUGIN.connect(ClientConfig("mongo", {"url": one.uri()}), None)
+        try:
+            spec = FeedSpec(ResourceAddress(database), EntireDatabase(), options=MongoOptions())
+            feed = provider.open_feed(spec, Deadline.after(60))
+            planner = Planner(provider, feed)
+            at = planner.start(Now(), Deadline.after(60))
+            native["c"].insert_many([{"_id": 1}, {"_id": 2}])
+            native["c"].drop()
+            native["c"].insert_one({"_id": 3})
+            native["c"].drop()
+            native["c"].insert_one({"_id": 4})
+            read = []
+            while (step := planner.advance(at, most, Deadline.after(60))).moved:
+                found = [
+                    event.key.components["_id"]
+                    for part in step.ranges()
+                    for batch in read_range(provider, feed, part)
+                    for event in batch.events(0, len(batch))
+                ]
+                assert len(found) <= (most or 4)
+                read += found
+                at = step.after
+            assert read == [1, 2, 3, 4]
+        finally:
+            provider.close()
 
 
 class TestFollow:
