@@ -27,7 +27,7 @@ from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import OnExpired
 from multiclouddb_spi.checkpoint.lineage import Lineage
-from multiclouddb_spi.contract import Batch, Continue, Feed
+from multiclouddb_spi.contract import Batch, Feed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.fault import ProviderFault, RecordFault
 from multiclouddb_spi.reading.fetcher import closed_fault, late_fault
@@ -218,9 +218,7 @@ class Sweep(Generic[T]):
 
     def _wait(self) -> None:
         """Every partition has answered: wait for news as long as the caller wants to."""
-        while (
-            not self._full() and not self._result.in_hand() and (now := time.monotonic()) < self._wait_until
-        ):
+        while not (self._full() or self._result.in_hand()) and (now := time.monotonic()) < self._wait_until:
             rest = self._pause - (now - self._round_began)
             self._pause_for(min(rest, self._wait_until - now))
             self._pause = min(_MOST_PAUSE_SECONDS, 1.5 * self._pause)
@@ -257,19 +255,18 @@ class Sweep(Generic[T]):
         else:
             self._result.errors.pop(name, None)
             if name in self._result.noticed:
-                self._flight.keep(live)
                 self._turn(name)
-                return
-            if live.taken < len(batch) and not self._places(name):
+                self._flight.keep(live)
+            elif live.taken < len(batch) and not self._places(name):
                 self._flight.keep(live)
                 self._aside.append(name)
-                return
-            self._turn(name)
-            try:
-                self._hand_out(live, batch)
-            except BaseException:
-                live.discard()
-                raise
+            else:
+                self._turn(name)
+                try:
+                    self._hand_out(live, batch)
+                except BaseException:
+                    live.discard()
+                    raise
 
     def _turn(self, name: str) -> None:
         self._turns.pop(name, None)
@@ -284,7 +281,7 @@ class Sweep(Generic[T]):
     def _hand_out(self, live: Live, batch: Batch) -> None:
         name = live.partition_id
         stop = min(len(batch), live.taken + self._places(name))
-        if stop == len(batch) > 0 and _more_to_come(live, batch):
+        if stop == len(batch) > 0 and live.has_more(batch):
             self._flight.prefetch(live)
         if not self._harvest.take(live, batch, stop):
             live.discard()
@@ -327,13 +324,3 @@ class Sweep(Generic[T]):
         stuck = result.failure or result.poison
         if stuck is not None and stuck[0] in self._lineage:
             self._lineage.suspect(stuck[0])
-
-
-def _more_to_come(live: Live, batch: Batch) -> bool:
-    """Worth reading on at once: not for the first page of a caller who may want one only."""
-    return (
-        isinstance(batch.outcome, Continue)
-        and batch.caught_up is not True
-        and not batch.poll_after
-        and live.fetches > 1
-    )
