@@ -105,7 +105,7 @@ class ChangeFeedIterator:
             this often; 0 by default, after each of them. Behind events it is always saved.
         follow_children: With the scope `PhysicalPartition`: go on with its children when it ends.
         on_poison: `"raise"`, the default, or `"skip"`: go on behind a record that cannot be decoded;
-            a `RecordSkipped` notice comes with the next page.
+            the next page has a `RecordSkipped` notice and no events.
 
     Raises:
         MulticloudDbError: When it is built: `INVALID_REQUEST` that names the setting.

@@ -101,7 +101,7 @@ class Pages:
         token = session.token(
             lineage.to_json(),
             watermark=session.watermark,
-            skipped=(*session.skipped, (where, fault.position)),
+            skipped=((where, fault.position),),
         )
         error = to_error(self._provider_id, "read_changes", self._fetcher.fault(fault), fault)
         message = f"{where}: {fault}; go on behind it from error.detail.skip_token once it is dealt with"

@@ -161,7 +161,7 @@ class MongoReader(Reader):
         until = time.monotonic() + wait
         looks = resumes = 0
         self._overtaken = False
-        while not taken.changes and not taken.over():
+        while not taken.enough():
             self._look()
             answer = self._answer(taken, max_records)
             if answer is None or taken.over():
@@ -175,7 +175,7 @@ class MongoReader(Reader):
                     retryable=True,
                 )
             if looked or resumed:
-                if looks >= _LOOKS and not taken.changes:
+                if looks >= _LOOKS and not taken.enough():
                     taken.caught_up = False
                     return
                 continue
@@ -238,7 +238,7 @@ class MongoReader(Reader):
             if not taken.changes:
                 self._refuse(taken.place, found)
             return
-        if not taken.changes and not taken.notices and not taken.over():
+        if not taken.enough():
             raise error
 
     def _one_by_one(self, stream: Stream, taken: Taken, max_records: int) -> None:
@@ -248,7 +248,7 @@ class MongoReader(Reader):
             change = stream.try_next()
             if change is None:
                 looks += 1
-            elif not self._taker.consider(change, taken):
+            elif not self._taker.consider(change, taken) or taken.notices:
                 return
 
     def _refuse(self, place: Place, error: OperationFailure) -> NoReturn:
@@ -292,8 +292,7 @@ class MongoReader(Reader):
         start = self._view.start
         former = start is not None and (ticks_at(taken.place) or start) < start  # of the same name
         if former or self._goes_on():
-            taken.notices.append(invalidated)
-            taken.caught_up = False
+            taken.note(invalidated)
         else:
             self._outcome = Ended(invalidated)
 
