@@ -48,6 +48,9 @@ class ClientConfig:
         max_concurrency: How many partitions of one call are read at once; 32 by default.
         headroom_warning_seconds: `Observer.retention_headroom_low` is called below this; one hour
             by default.
+        max_readers_per_partition: How many readers of one partition are kept open between calls; 64 by
+            default. Each consumer of a feed in this client needs one; without it, it opens a reader, and
+            with it a cursor of the service's, for each page.
     """
 
     provider: str = attrs.field(validator=[is_a(str), not_blank("name one of the installed providers")])
@@ -59,6 +62,9 @@ class ClientConfig:
     max_concurrency: int = attrs.field(default=32, validator=[is_a(int), at_least(1, "give at least 1")])
     headroom_warning_seconds: float = attrs.field(
         default=3600.0, validator=[is_a(int, float), at_least(0, "give seconds, 0 for never")]
+    )
+    max_readers_per_partition: int = attrs.field(
+        default=64, validator=[is_a(int), at_least(1, "give at least 1, or one for each consumer")]
     )
 
     @classmethod
