@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 __all__ = ["Crowd"]
 
 # Always the same sequence: two runs of one program keep the same readers.
-_dice: Final = Random(0)  # noqa: S311 - no secret
+_dice: Final = Random(0)
 T = TypeVar("T")
 
 
@@ -19,7 +19,7 @@ class Crowd(Generic[T]):
     A consumer that comes back has proven that its reader is in use; one that goes on in another process never
     comes back. So readers that nobody has come back to are closed first. Which one of them is left to
     chance: with "the oldest first", consumers that take turns would each find their reader closed just
-    before they come back. The proven ones are three quarters at most, so that new consumers have a place
+    before they come back. The proven ones are seven eighths at most, so that new consumers have a place
     beside old ones that have stopped.
     """
 
@@ -45,6 +45,6 @@ class Crowd(Generic[T]):
         """The one to close when there are more than `most`; None when there are not."""
         if len(self) <= most:
             return None
-        while len(self._proven) > most * 3 // 4:
+        while len(self._proven) > most * 7 // 8:
             self._new[self._proven.popitem(last=False)[0]] = None
         return _dice.choice(list(self._new))

@@ -257,7 +257,10 @@ class LiveCache:
             old.discard()
 
     def tidy(self, in_use: Callable[[Live], bool]) -> None:
-        """Discard what was not used for a minute; what is `in_use` counts as used, however long a round takes."""
+        """Discard what nobody has used for a minute.
+
+        What the caller says is `in_use` counts as used now: with many partitions a round takes longer.
+        """
         now, gone = time.monotonic(), list[Live]()
         with self._lock:
             for live in self._unused_since(now - _IDLE_SECONDS / 2):
