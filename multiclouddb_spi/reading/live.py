@@ -235,13 +235,13 @@ class LiveCache:
     def pop(self, feed: Feed, partition_id: str, cursor: Cursor) -> Live | None:
         """A live partition at this very position, or None."""
         with self._lock:
-            here = self._places.get(_place(feed, partition_id, cursor))
+            here = self._places.get(_place(feed, partition_id, cursor)) or []
             return self._taken(here[-1]) if here else None
 
     def holds(self, feed: Feed, partition_id: str, cursor: Cursor) -> bool:
         """Whether something is fetched, or asked for, at this very position."""
         with self._lock:
-            here = self._places.get(_place(feed, partition_id, cursor))
+            here = self._places.get(_place(feed, partition_id, cursor)) or []
             return bool(here) and not here[-1].empty()
 
     def put(self, live: Live) -> None:
