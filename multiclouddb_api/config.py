@@ -53,6 +53,9 @@ class ClientConfig:
             all children are known (DynamoDB).
         coverage_audit_seconds: How often a feed of a whole collection is compared with what the service
             lists, in seconds; every ten minutes by default, and a tenth of it after a partition has ended.
+        max_readers_per_partition: How many readers of one partition are kept open between calls; 64 by
+            default. Each consumer of a feed in this client needs one; without it, it opens a reader, and
+            with it a cursor of the service's, for each page.
     """
 
     provider: str = attrs.field(validator=[is_a(str), not_blank("name one of the installed providers")])
@@ -70,6 +73,9 @@ class ClientConfig:
     )
     coverage_audit_seconds: float = attrs.field(
         default=600.0, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
+    )
+    max_readers_per_partition: int = attrs.field(
+        default=64, validator=[is_a(int), at_least(1, "give at least 1, or one for each consumer")]
     )
 
     @classmethod

@@ -80,7 +80,7 @@ class Engine:
         self._executor = executor or ThreadPoolExecutor(2 * config.max_concurrency, "multiclouddb")
         self._watch = Watch(observer)
         budget = Budget(config.max_buffered_bytes)
-        self._lives = LiveCache(budget, _MOST_LIVES)
+        self._lives = LiveCache(budget, _MOST_LIVES, config.max_readers_per_partition)
         self._fetcher = Fetcher(provider, self._executor, self._watch, self._closed, attempts, pause)
         self._feeds = FeedCache(provider, self._fetcher, self._lives)
         self._pages = Pages(

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
@@ -35,6 +34,7 @@ from multiclouddb_spi.reading.flight import HEAD_SECONDS, Flight, Workshop
 from multiclouddb_spi.reading.harvest import Harvest
 from multiclouddb_spi.reading.live import Live
 from multiclouddb_spi.reading.result import SweepResult
+from multiclouddb_spi.reading.todo import Todo
 
 __all__ = ["Sweep"]
 
@@ -86,8 +86,8 @@ class Sweep(Generic[T]):
         self._suspects = [entry.partition_id for entry in active if entry.suspect]
         self._queue = [entry.partition_id for entry in active]
         self._head: str | None = self._queue[0] if active else None
-        self._flight = Flight(shop, feed, len(active), limit, deadline)
-        self._todo: OrderedDict[str, None] = OrderedDict()
+        self._todo = Todo(lineage)
+        self._flight = Flight(shop, feed, len(active), limit, deadline, self._todo.at)
         self._paced: dict[str, float] = {}
         self._quiet: set[str] = set()
         self._turns: dict[str, None] = {}
@@ -147,18 +147,16 @@ class Sweep(Generic[T]):
 
     def _ask(self, partition_ids: Iterable[str]) -> None:
         """To be asked behind all others that are; none twice."""
-        for name in partition_ids:
-            self._todo.setdefault(name)
+        self._todo.ask(partition_ids)
 
     def _full(self) -> bool:
         return self._result.count >= self._limit or self._result.stopped()
 
     def _launch(self) -> None:
         wait = self._fetch_wait()
-        while self._todo and not self._flight.full():
-            name, _ = self._todo.popitem(last=False)
-            if name not in self._lineage or name in self._flight:
-                continue
+        while (name := self._todo.next(self._flight)) is not None:
+            if self._head in self._todo.overtaken:
+                self._served(self._head)
             live = self._flight.take(name, self._lineage.cursor(name))
             if live.batch is None and live.future is None and live.not_before > time.monotonic():
                 self._paced[name] = live.not_before
@@ -175,7 +173,7 @@ class Sweep(Generic[T]):
         """The head of the queue is not waited for any more."""
         if name is not None and name == self._head:
             self._head = None
-            self._ask(self._aside)
+            self._todo.ask_again(self._aside)
             self._aside.clear()
 
     def _fetch_wait(self) -> float:
