@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 
 from multiclouddb_api import Checkpoint, ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_embedded.store.connection import connect
+from multiclouddb_embedded.store.forking import using_sqlite
 
 __all__ = ["SqliteCheckpointStore"]
 
@@ -116,7 +117,7 @@ class SqliteCheckpointStore:
     @contextmanager
     def _opened(self, verb: str, *, create: bool = False) -> Iterator[sqlite3.Connection | None]:
         """A connection for one call, in autocommit mode; None when there is no file and it is not made."""
-        try:
+        with using_sqlite(), self._errors(verb):
             if not self._path.exists():
                 if not create:
                     yield None
@@ -126,6 +127,12 @@ class SqliteCheckpointStore:
                 connection.execute("PRAGMA synchronous = EXTRA")
                 self._check(connection)
                 yield connection
+
+    @contextmanager
+    def _errors(self, verb: str) -> Iterator[None]:
+        """What goes wrong inside leaves as a `MulticloudDbError` that names the file."""
+        try:
+            yield
         except OSError as error:
             raise self._broken(verb, error, error.strerror or str(error)) from error
         except sqlite3.Error as error:
