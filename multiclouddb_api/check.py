@@ -14,7 +14,7 @@ import attrs
 
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
 
-__all__ = ["at_least", "is_a", "not_blank", "suggestion", "to_dict", "to_utc", "unknown_name"]
+__all__ = ["at_least", "is_a", "not_blank", "suggestion", "to_dict", "to_utc", "unknown_name", "utf8"]
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
@@ -58,6 +58,17 @@ def not_blank(advice: str) -> Validator:
             raise invalid_request(f"{type(instance).__name__}.{attribute.name}", "is empty", advice)
 
     return check
+
+
+def utf8(field: str, text: str) -> str:
+    """The text itself; one with a lone surrogate has no form in UTF-8 and is refused."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise invalid_request(
+            field, f"{text!r} is no valid Unicode", "use text without surrogates"
+        ) from error
+    return text
 
 
 def to_dict(field: str, value: object) -> dict[Any, Any]:

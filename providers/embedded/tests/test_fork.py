@@ -5,7 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 
@@ -129,10 +129,8 @@ def run(path):
         try:
             told, _ = process.communicate(timeout=seconds)
         finally:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             process.wait()
         assert process.returncode == 0, told
         return told
@@ -221,7 +219,8 @@ print(20 * end())
         assert documents(path) == 1 + 10 * 50 + int(told)
 
     def test_a_fork_in_a_thread(self, run, path):
-        run("""
+        run(
+            """
 def life():
     write(store, "child", 50)
 def fork():
@@ -232,7 +231,8 @@ for thread in threads:
 write(store, "parent", 50)
 for thread in threads:
     thread.join()
-""".replace('"child"', 'f"child{os.getpid()}"'))
+""".replace('"child"', 'f"child{os.getpid()}"')
+        )
         assert documents(path) == 1 + 4 * 50 + 50
 
     def test_a_child_of_a_child(self, run, path):
