@@ -106,6 +106,8 @@ class Session(Holder):
             else:
                 check_store(connection, self.path)
             connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'NORMAL'}")
+            # Without it macOS leaves what was synced in the disk's own memory.
+            connection.execute(f"PRAGMA fullfsync = {int(self._durable)}")
             connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
         except BaseException:
             connection.close()
