@@ -146,7 +146,7 @@ class Lineage:
         return not self.unnamed() and not any(isinstance(entry, Waiting) for entry in self)
 
     def ending(self, partition_id: str) -> Drained | None:
-        """A partition that has ended and may have more children; None when it is no such one."""
+        """The partition `partition_id` that has ended and may have more children; None when it is no such."""
         entry = self._entries.get(partition_id)
         return entry if type(entry) is Drained else None
 

@@ -216,12 +216,16 @@ class Harvest(Generic[T]):
         self.result.moved = True
         return started
 
-    def audit_is_due(self, every: float) -> bool:
-        """Whether to audit now, with `every` seconds from one audit to the next."""
-        return not self._single and is_audit_due(self._lineage.audited, every)
+    def audit_when_due(self, every: float, meanwhile: Callable[[], None]) -> None:
+        """Compare the lineage with what the service lists; the next call reads what it does not cover.
 
-    def audit(self) -> None:
-        """Compare the lineage with what the service lists; the next call reads what it does not cover."""
+        Args:
+            every: Seconds from one audit to the next.
+            meanwhile: Begins what the service may do at the same time.
+        """
+        if self._single or not is_audit_due(self._lineage.audited, every):
+            return
+        meanwhile()
         deadline = self._deadline.sooner(min(_AUDIT_SECONDS, self._deadline.remaining() / 2))
         feed, lineage = self._feed, self._lineage
         try:

@@ -106,9 +106,7 @@ class Sweep(Generic[T]):
             self._ask(self._harvest.discover())
             self._read_suspects()
             self._ask(name for name in self._queue if name not in self._turns)
-            if self._harvest.audit_is_due(self._shop.audit_seconds):
-                self._launch()  # the service answers both at a time
-                self._harvest.audit()
+            self._harvest.audit_when_due(self._shop.audit_seconds, self._launch)
             self._read(())
             self._follow()
             if not self._result.stopped() and not self._result.in_hand():
