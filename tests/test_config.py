@@ -127,7 +127,7 @@ class TestFromToml:
             ),
             (
                 'provider = "x"\nzzz = 3',
-                "'zzz' is not known; known are: child_watch_seconds, connection, coverage_audit_seconds, headroom_warning_seconds",
+                "'zzz' is not known; known are: child_watch_seconds, connection, coverage_audit_seconds",
             ),
             ("provider = ", "cannot be read as TOML"),
             ("max_concurrency = 3", 'has no provider; add the line provider = "embedded"'),
