@@ -21,6 +21,7 @@ import attrs
 from multiclouddb_api import AtTime, ErrorCategory, Fail, OnExpired, SkipToOldest, invalid_request
 from multiclouddb_spi.checkpoint.lineage import Active, Lineage, Waiting
 from multiclouddb_spi.checkpoint.retention import Retention
+from multiclouddb_spi.checkpoint.state import lineage_from_json
 from multiclouddb_spi.contract import (
     Awaiting,
     Continue,
@@ -85,7 +86,7 @@ class Planner:
         Raises:
             InvalidCursor: It is none.
         """
-        return Lineage.from_json(value, self._feed.join)
+        return lineage_from_json(value, self._feed.join)
 
     def advance(
         self,
