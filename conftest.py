@@ -16,6 +16,7 @@ JVM_TESTS = (
     "spark/",
     "benchmarks/tests/test_rows.py::TestRows::test_the_row_of_spark_runs",
     "providers/mongo/tests/test_spark.py",
+    "providers/mongo/tests/test_spark_dropped.py",
     "providers/mongo/tests/test_spark_idle.py",
 )
 # Pages of the documentation that do, see docs/tests/test_blocks.py.
