@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 
 from multiclouddb_spi import Batch, Range, read_range
 from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
-from pyspark_multiclouddb.connection import Connection, connection_for
+from pyspark_multiclouddb.connection import connection_for
 from pyspark_multiclouddb.errors import told
 from pyspark_multiclouddb.offsets import Pinned
 from pyspark_multiclouddb.options import Settings

@@ -1,4 +1,4 @@
-"""Spark over a collection that is dropped while the query stands still: its last changes come, then its end."""
+"""Spark over a collection that is dropped while no query runs: its last changes come, then its end."""
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -16,7 +16,9 @@ def rows(spark, folder):
 
 
 @pytest.mark.parametrize("bound", [{}, {"maxRecordsPerTrigger": "1"}], ids=["unbounded", "bounded"])
-def test_last_changes_of_a_dropped_collection_come_and_then_its_end(spark, one, here, written, tmp_path, bound):
+def test_last_changes_of_a_dropped_collection_come_and_then_its_end(
+    spark, one, here, written, tmp_path, bound
+):
     run(spark, one, here, tmp_path, **bound)
     written.insert_one({"_id": 1})
     written.delete_one({"_id": 0})
