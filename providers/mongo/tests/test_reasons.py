@@ -33,7 +33,7 @@ def failure(client, request, options=SHORT):
 
 @pytest.fixture
 def refuse(monkeypatch):
-    """Has a command of ours fail so many times; the driver's monitors, which ask `hello` too, are left alone."""
+    """Has a command of ours fail so many times; the driver's monitors ask `hello` as before."""
     original, asked = Database.command, []
 
     def begin(name, times, error):
