@@ -83,9 +83,9 @@ def test_what_is_no_offset_is_refused(value):
 
 
 def test_recreated_resource_is_refused():
-    Pinned("i-1", []).check_incarnation(SETTINGS, "i-1")
+    Pinned("i-1", []).check_incarnation(SETTINGS, "i-1".__eq__)
     with pytest.raises(MulticloudDbError, match=r"earlier orders that was recreated .* checkpointLocation"):
-        Pinned("i-1", []).check_incarnation(SETTINGS, "i-2")
+        Pinned("i-1", []).check_incarnation(SETTINGS, "i-2".__eq__)
 
 
 class TestRanges:

@@ -246,6 +246,9 @@ class Server:
     def close(self, stream):
         stream.close()
 
+    def reach(self, deadline):
+        pass
+
     def answers(self, stream):
         return True
 
