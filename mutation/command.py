@@ -1,0 +1,122 @@
+"""The command line: `python -m mutation`."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Annotated, Final
+
+import typer
+
+from mutation.equivalents import read_equivalents, stale
+from mutation.mutant import Mutant, mutants_of, sample
+from mutation.running import KILLED, SURVIVED, Outcome, Runner
+from mutation.screen import console, progress, show, tally
+from mutation.settings import FOLDER, Settings
+from mutation.tracing import FailingTestsError, Traces, trace
+
+__all__ = ["app"]
+
+ROOT: Final = FOLDER.parent
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.command()
+def mutate(
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Processes at a time.")] = max(
+        1, (os.cpu_count() or 2) - 1
+    ),
+    seed: Annotated[int | None, typer.Option(help="Another seed plants other defects.")] = None,
+    number: Annotated[int | None, typer.Option(min=1, help="How many defects are planted.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="When no further one is tried.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Only defects whose name or file has this text.")
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Print the defects and try none.")] = False,
+    equivalents: Annotated[
+        bool, typer.Option("--equivalents", help="Try those that are listed as equivalent, and no others.")
+    ] = False,
+) -> None:
+    """Plant defects in the engine, the iterator, the stores and the embedded reader; count what tests find.
+
+    The exit code is 0 when at least the wanted share is killed, and 1 when it is not, when too few ran,
+    or when an entry of equivalents.toml is of no use any more.
+    """
+    settings = Settings.read(FOLDER / "mutation.toml", ROOT)
+    screen = console()
+    began = time.monotonic()
+    possible = [mutant for file in settings.modules for mutant in mutants_of(ROOT, file)]
+    known = read_equivalents(FOLDER / "equivalents.toml")
+    same = {entry.identity for entry in known}
+    mutants = sample(possible, settings.seed if seed is None else seed, number or settings.number)
+    if equivalents:
+        mutants = [mutant for mutant in possible if mutant.identity in same]
+    if only:
+        mutants = [each for each in mutants if any(text in f"{each.name} {each.file}" for text in only)]
+    if listed:
+        for mutant in mutants:
+            screen.print(f"{mutant.name} {mutant.file}:{mutant.lines[0]} {mutant.function}", markup=False)
+            screen.print(f"  - {mutant.before}\n  + {mutant.after}", markup=False, soft_wrap=True)
+        return
+    traces = _traced(settings, jobs)
+    tried = [each for each in mutants if each.compiles and (equivalents or each.identity not in same)]
+    outcomes = _tried(
+        settings, traces, tried, jobs, began + 60 * (settings.minutes if minutes is None else minutes)
+    )
+    unused = {each.name for each in mutants if each.identity in same}
+    show(screen, mutants, unused, outcomes)
+    screen.print(f"{time.monotonic() - began:.0f} seconds with {jobs} processes")
+    problems = [f"{entry.file}, {entry.function}: {entry.before}" for entry in stale(known, possible)]
+    for problem in problems:
+        screen.print(f"stale in equivalents.toml, remove it: {problem}", markup=False, soft_wrap=True)
+    if equivalents:
+        wrong = [name for name, outcome in outcomes.items() if outcome.killed]
+        screen.print(
+            f"{len(wrong)} of {len(outcomes)} are listed as equivalent and are not {wrong}", markup=False
+        )
+        raise typer.Exit(bool(wrong or problems))
+    figures = tally(mutants, unused, outcomes)
+    few = not only and number is None and figures.killed + figures.survived < settings.least
+    if few:
+        screen.print(f"fewer than {settings.least} ran: give more minutes or jobs")
+    raise typer.Exit(bool(few or problems or figures.rate < settings.goal))
+
+
+def _traced(settings: Settings, jobs: int) -> Traces:
+    try:
+        traces = trace(settings, ROOT / ".mutation", jobs)
+    except FailingTestsError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    for name in traces.failed:
+        typer.echo(f"does not pass while it is traced, looks for no defects: {name}", err=True)
+    return traces
+
+
+def _tried(
+    settings: Settings, traces: Traces, mutants: list[Mutant], jobs: int, until: float
+) -> dict[str, Outcome]:
+    """Outcomes; a kill counts only when the test that did it passes without the defect as well."""
+    runner = Runner(settings.root, traces.tests)
+    slowest, seconds = settings.slowest_test_seconds, settings.tests_seconds
+    work = [(mutant, traces.tests_of(mutant, slowest, seconds)) for mutant in mutants]
+    with progress(len(work)) as done:
+        outcomes = runner.run_all(work, jobs=jobs, until=until, done=done)
+    killers = {
+        outcome.by for outcome in outcomes.values() if outcome.status == KILLED and outcome.by in traces.tests
+    }
+    while killers and (name := runner.fails(sorted(killers))):
+        typer.echo(f"fails without a defect too, so it proves nothing: {name}", err=True)
+        if name not in killers:
+            break
+        killers.discard(name)
+        for key, outcome in outcomes.items():
+            if outcome.by == name:
+                outcomes[key] = Outcome(SURVIVED, tests=outcome.tests)
+    return outcomes
