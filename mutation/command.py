@@ -106,6 +106,9 @@ def _tried(
     runner = Runner(settings.root, traces.tests)
     slowest, seconds = settings.slowest_test_seconds, settings.tests_seconds
     work = [(mutant, traces.tests_of(mutant, slowest, seconds)) for mutant in mutants]
+    if name := runner.control(work):
+        typer.echo(f"fails in the process of a mutant although nothing is planted: {name}", err=True)
+        raise typer.Exit(2)
     with progress(len(work)) as done:
         outcomes = runner.run_all(work, jobs=jobs, until=until, done=done)
     killers = {

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import attrs
 
 from mutation.changes import Change, changes_of
 
-__all__ = ["Mutant", "mutants_of", "sample"]
+__all__ = ["Mutant", "lines_of", "mutants_of", "sample"]
 
 
 @attrs.frozen
@@ -93,6 +94,33 @@ def sample(mutants: Iterable[Mutant], seed: object, number: int) -> list[Mutant]
         number: At most so many are chosen.
     """
     return sorted(mutants, key=lambda mutant: mutant.rank(seed))[:number]
+
+
+def lines_of(mutant: Mutant) -> Iterator[list[int]]:
+    """The lines to run to meet a defect, from the best choice to the last.
+
+    The changed lines; the function around them; where what they define is named, for what runs when the
+    module is imported; the whole module.
+
+    Args:
+        mutant: A defect.
+    """
+    first, last = mutant.lines
+    yield list(range(first, last + 1))
+    lines = mutant.source.splitlines()
+    around = [
+        node
+        for node in ast.walk(ast.parse(mutant.source))
+        if isinstance(node, ast.stmt) and node.lineno <= first <= (node.end_lineno or node.lineno)
+    ]
+    for node in reversed(around):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield list(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    for node in reversed(around):
+        names = re.findall(r"\w+", lines[node.lineno - 1])[:1]
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            yield [n for n, line in enumerate(lines, 1) if n != node.lineno and names[0] in line]
+    yield list(range(1, len(lines) + 1))
 
 
 def _planted(file: str, source: str, change: Change) -> Mutant:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Final
 
 import attrs
 
-from mutation import chosen
+from mutation import chosen, warm
 from mutation.mutant import Mutant
 from mutation.settings import FOLDER
 from mutation.tracing import PYTEST, python_path
@@ -29,8 +28,13 @@ LATE: Final = "killed by the time limit"
 SURVIVED: Final = "survived"
 NOT_RUN: Final = "not run"
 
-_TEST_SECONDS: Final = 25
-"""For one test: it takes a few seconds without a defect."""
+_ARGUMENTS: Final = (*PYTEST, "-p", "mutation.chosen", "-p", "no:xdist", "--timeout=25")
+"""The limit is for one test, which takes a few seconds without a defect."""
+_BROKEN: Final = (2, 3, 4)
+"""pytest's exit codes when the defect hits before a test does, as in a conftest; signals are negative."""
+_FORKS: Final = multiprocessing.get_context("forkserver")
+# What is loaded once for all of them: nothing that imports a module of the project.
+_FORKS.set_forkserver_preload([warm.__name__, *warm.LOADED])
 _START_SECONDS: Final = 60
 _SLOWER: Final = 4
 _FIRST_TESTS: Final = 40
@@ -114,6 +118,18 @@ class Runner:
                 outcome = self._look(mutant, some)
         return attrs.evolve(outcome, seconds=time.monotonic() - began)
 
+    def control(self, work: Sequence[tuple[Mutant, list[str]]]) -> str:
+        """Run one module of `work` without a defect as if it had one: a test that fails then, or nothing.
+
+        Args:
+            work: Mutants with their tests.
+        """
+        for mutant, names in work:
+            if names:
+                sound = (self._root / mutant.file).read_text(encoding="utf-8")
+                return self._look(attrs.evolve(mutant, source=sound), _few(names)).by
+        return ""
+
     def fails(self, names: Sequence[str]) -> str:
         """The first of these tests that fails without any defect; empty when none does.
 
@@ -127,7 +143,7 @@ class Runner:
         with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as folder:
             tests = Path(folder, "tests.json")
             tests.write_text(json.dumps(names))
-            environment = os.environ | python_path(FOLDER.parent)
+            environment = python_path(FOLDER.parent)
             environment |= {chosen.TESTS: str(tests), "TMPDIR": folder}
             if mutant is not None:
                 source = Path(folder, "source.py")
@@ -143,23 +159,18 @@ class Runner:
     def _finished(self, names: Sequence[str], environment: Mapping[str, str], seconds: float) -> int | None:
         """The exit code of pytest; None when it took too long. Nothing that it started is left behind."""
         files = sorted({name.partition("::")[0] for name in names})
-        limits = ("-p", "mutation.chosen", "-p", "no:xdist", f"--timeout={_TEST_SECONDS}")
-        process = subprocess.Popen(
-            [sys.executable, *PYTEST, *limits, *files],
-            cwd=self._root,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            return process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            with suppress(ProcessLookupError):  # all of them have ended
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process = _FORKS.Process(target=warm.run, args=(self._root, environment, [*_ARGUMENTS, *files]))
+        process.start()
+        process.join(seconds)
+        code = process.exitcode
+        assert process.pid is not None
+        with suppress(ProcessLookupError):  # all of them have ended
+            os.killpg(process.pid, signal.SIGKILL)
+        if code is None:
+            process.kill()  # it may not have got as far as to lead a group
+        process.join()
+        process.close()
+        return code
 
 
 def module_name(file: str) -> str:
@@ -190,9 +201,11 @@ def _judged(code: int | None, tests: Path) -> Outcome:
     match code:
         case None:
             return Outcome(LATE, "the process took too long")
-        case 0:
-            return Outcome(SURVIVED)
         case chosen.KILLED:
             return Outcome(KILLED, by)
-        case _:
+        case warm.PYTEST_ENDED:
+            return Outcome(SURVIVED)
+        case int() if code < 0 or code - warm.PYTEST_ENDED in _BROKEN:
             return Outcome(KILLED, f"pytest ended with exit code {code}")
+        case _:
+            raise RuntimeError(f"pytest ended with exit code {code}, which says nothing about the defect")

@@ -15,15 +15,13 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from mutation import tracer
-from mutation.mutant import Mutant
+from mutation.mutant import Mutant, lines_of
 from mutation.settings import FOLDER as PACKAGE
 from mutation.settings import Settings
 
 __all__ = ["PYTEST", "FailingTestsError", "Traces", "python_path", "trace"]
 
-PYTEST: Final = (
-    "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--tb=short",
-)  # fmt: skip
+PYTEST: Final = ("-q", "--no-header", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--tb=short")
 _MOST_FAILED: Final = 0.01
 _LINES: Final = 40
 
@@ -49,17 +47,18 @@ class Traces:
     failed: tuple[str, ...]
 
     def tests_of(self, mutant: Mutant, slowest: float, seconds: float) -> list[str]:
-        """The tests that run the changed lines: of each test function its fastest case first.
+        """The tests that run the changed lines, of each test function its fastest case first.
 
         Args:
             mutant: A defect.
             slowest: A test that takes longer is left out.
             seconds: How long all together may take.
         """
-        first, last = mutant.lines
-        running = set[str]().union(
-            *(self.runs.get((mutant.file, line), ()) for line in range(first, last + 1))
-        )
+        running = set[str]()
+        for lines in lines_of(mutant):
+            running = running.union(*(self.runs.get((mutant.file, line), ()) for line in lines))
+            if running:
+                break
         ranks: dict[str, int] = {}
         ordered = []
         for name in sorted(running, key=lambda name: (self.tests[name], name)):
@@ -143,7 +142,7 @@ def _run(settings: Settings, files: list[str], jobs: int, output: Path) -> dict[
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         environment = os.environ | python_path(PACKAGE.parent)
         environment |= {tracer.FILES: json.dumps(traced), tracer.FOLDER: folder}
-        command = [sys.executable, *PYTEST, "-p", "mutation.tracer", "-n", str(jobs), *files]
+        command = [sys.executable, "-m", "pytest", *PYTEST, "-p", "mutation.tracer", "-n", str(jobs), *files]
         with open(output, "w") as file:
             ran = subprocess.run(
                 command, cwd=settings.root, env=environment, stdout=file, stderr=file, check=False
