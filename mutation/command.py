@@ -10,7 +10,7 @@ import typer
 
 from mutation.equivalents import read_equivalents, stale
 from mutation.mutant import Mutant, mutants_of, sample
-from mutation.running import KILLED, SURVIVED, Outcome, Runner
+from mutation.running import Outcome, Runner
 from mutation.screen import console, progress, show, tally
 from mutation.settings import FOLDER, Settings
 from mutation.tracing import FailingTestsError, Traces, trace
@@ -111,15 +111,21 @@ def _tried(
         raise typer.Exit(2)
     with progress(len(work)) as done:
         outcomes = runner.run_all(work, jobs=jobs, until=until, done=done)
-    killers = {
-        outcome.by for outcome in outcomes.values() if outcome.status == KILLED and outcome.by in traces.tests
-    }
-    while killers and (name := runner.fails(sorted(killers))):
+    unsound: set[str] = set()
+    while True:
+        killers = {outcome.by for outcome in outcomes.values() if outcome.by in traces.tests} - unsound
+        name = runner.fails(sorted(killers))
+        if not name:
+            break
         typer.echo(f"fails without a defect too, so it proves nothing: {name}", err=True)
         if name not in killers:
             break
-        killers.discard(name)
-        for key, outcome in outcomes.items():
-            if outcome.by == name:
-                outcomes[key] = Outcome(SURVIVED, tests=outcome.tests)
+        unsound.add(name)
+        again = [
+            (mutant, [test for test in names if test not in unsound])
+            for mutant, names in work
+            if outcomes[mutant.name].by == name
+        ]
+        with progress(len(again)) as done:
+            outcomes |= runner.run_all(again, jobs=jobs, until=until, done=done)
     return outcomes

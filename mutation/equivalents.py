@@ -23,6 +23,7 @@ class Equivalent:
         before: As `Mutant.before`.
         after: As `Mutant.after`.
         reason: Why nobody who uses the module sees a difference.
+        nth: As `Mutant.nth`: 1 for the second line in the function with the same text.
     """
 
     file: str
@@ -30,11 +31,12 @@ class Equivalent:
     before: str
     after: str
     reason: str = attrs.field(validator=attrs.validators.min_len(20))
+    nth: int = 0
 
     @property
-    def identity(self) -> tuple[str, str, str, str]:
+    def identity(self) -> tuple[str, str, str, str, int]:
         """Equal to the identity of its mutant."""
-        return (self.file, self.function, self.before, self.after)
+        return (self.file, self.function, self.before, self.after, self.nth)
 
 
 def read_equivalents(path: Path) -> list[Equivalent]:
@@ -46,7 +48,7 @@ def read_equivalents(path: Path) -> list[Equivalent]:
     Raises:
         ValueError: An entry lacks something, or is there twice.
     """
-    found: dict[tuple[str, ...], Equivalent] = {}
+    found: dict[tuple[str, str, str, str, int], Equivalent] = {}
     for number, entry in enumerate(tomllib.loads(path.read_text()).get("equivalent", []), 1):
         try:
             equivalent = Equivalent(**entry)

@@ -41,9 +41,9 @@ class Mutant:
     source: str = attrs.field(repr=False)
 
     @property
-    def identity(self) -> tuple[str, str, str, str]:
+    def identity(self) -> tuple[str, str, str, str, int]:
         """What stays the same when other lines are edited."""
-        return (self.file, self.function, self.before, self.after)
+        return (self.file, self.function, self.before, self.after, self.nth)
 
     @property
     def compiles(self) -> bool:
@@ -61,7 +61,7 @@ class Mutant:
 
     def rank(self, seed: object) -> str:
         """Where it stands in the order that a seed gives; text that sorts."""
-        text = "\0".join((str(seed), *self.identity, str(self.nth)))
+        text = "\0".join(map(str, (seed, *self.identity)))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -74,14 +74,13 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
     """
     source = (root / file).read_text(encoding="utf-8")
     found: dict[str, Mutant] = {}
-    counted: Counter[tuple[str, ...]] = Counter()
+    counted: Counter[tuple[str, str, str, str, int]] = Counter()
     for change in changes_of(ast.parse(source)):
         mutant = _planted(file, source, change)
         if mutant.source in found:
             continue
-        nth = counted[mutant.identity]
+        found[mutant.source] = attrs.evolve(mutant, nth=counted[mutant.identity])
         counted[mutant.identity] += 1
-        found[mutant.source] = attrs.evolve(mutant, nth=nth)
     return list(found.values())
 
 

@@ -136,6 +136,7 @@ def _entry(mutant: Mutant, outcome: Outcome) -> str:
         f"function = {quoted(mutant.function)}",
         f"before = {quoted(mutant.before)}",
         f"after = {quoted(mutant.after)}",
+        *([f"nth = {mutant.nth}"] if mutant.nth else []),
         'reason = ""',
         "",
     ]

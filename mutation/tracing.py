@@ -49,24 +49,27 @@ class Traces:
     def tests_of(self, mutant: Mutant, slowest: float, seconds: float) -> list[str]:
         """The tests that run the changed lines, of each test function its fastest case first.
 
+        Where none does, as for what runs when a module is imported, those that run what stands around.
+
         Args:
             mutant: A defect.
             slowest: A test that takes longer is left out.
             seconds: How long all together may take.
         """
-        running = set[str]()
-        for lines in lines_of(mutant):
-            running = running.union(*(self.runs.get((mutant.file, line), ()) for line in lines))
-            if running:
+        levels: dict[str, int] = {}
+        for level, lines in enumerate(lines_of(mutant)):
+            for name in set[str]().union(*(self.runs.get((mutant.file, line), ()) for line in lines)):
+                levels.setdefault(name, level)
+            if levels and level == 0:
                 break
         ranks: dict[str, int] = {}
         ordered = []
-        for name in sorted(running, key=lambda name: (self.tests[name], name)):
+        for name in sorted(levels, key=lambda name: (self.tests[name], name)):
             function = name.partition("[")[0]
             ranks[function] = ranks.get(function, -1) + 1
-            ordered.append((ranks[function], self.tests[name], name))
+            ordered.append((levels[name], ranks[function], self.tests[name], name))
         chosen, used = [], 0.0
-        for _, takes, name in sorted(ordered):
+        for *_, takes, name in sorted(ordered):
             if takes <= slowest and used + takes <= seconds:
                 chosen.append(name)
                 used += takes

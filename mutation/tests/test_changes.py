@@ -128,4 +128,5 @@ class TestSample:
         (module / "module.py").write_text("x = 1\nx = 1\n")
         found = mutants_of(module, "module.py")
         assert len({each.name for each in found}) == len(found) == 4
-        assert len({each.identity for each in found}) == 2
+        assert len({(each.before, each.after) for each in found}) == 2
+        assert sorted(each.nth for each in found) == [0, 0, 1, 1]
