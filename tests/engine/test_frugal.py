@@ -57,8 +57,8 @@ class TestRequests:
 class TestReaders:
     def test_readers_of_a_collection_that_is_gone_are_closed(self, bench):
         bench.fill(10)
-        token = bench.page(size=1).continuation_token
-        assert bench.calls.open_readers == 1
+        token, _ = (bench.page(size=size).continuation_token for size in (1, 3))
+        assert bench.calls.open_readers == 2
         bench.sim.drop()
         bench.refused(ErrorCategory.NOT_FOUND, token)
         assert bench.calls.open_readers == 0
