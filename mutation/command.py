@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from mutation.equivalents import read_equivalents, stale
+from mutation.equivalents import Equivalent, read_equivalents, stale
 from mutation.mutant import Mutant, mutants_of, sample
 from mutation.running import Outcome, Runner
 from mutation.screen import console, progress, show, tally
@@ -49,8 +49,8 @@ def mutate(
     or when an entry of equivalents.toml is of no use any more.
     """
     settings = Settings.read(FOLDER / "mutation.toml", ROOT)
-    screen = console()
     began = time.monotonic()
+    until = began + 60 * (settings.minutes if minutes is None else minutes)
     possible = [mutant for file in settings.modules for mutant in mutants_of(ROOT, file)]
     known = read_equivalents(FOLDER / "equivalents.toml")
     same = {entry.identity for entry in known}
@@ -60,32 +60,55 @@ def mutate(
     if only:
         mutants = [each for each in mutants if any(text in f"{each.name} {each.file}" for text in only)]
     if listed:
-        for mutant in mutants:
-            screen.print(f"{mutant.name} {mutant.file}:{mutant.lines[0]} {mutant.function}", markup=False)
-            screen.print(f"  - {mutant.before}\n  + {mutant.after}", markup=False, soft_wrap=True)
+        _list(mutants)
         return
-    traces = _traced(settings, jobs)
     tried = [each for each in mutants if each.compiles and (equivalents or each.identity not in same)]
-    outcomes = _tried(
-        settings, traces, tried, jobs, began + 60 * (settings.minutes if minutes is None else minutes)
-    )
-    unused = {each.name for each in mutants if each.identity in same}
-    show(screen, mutants, unused, outcomes)
-    screen.print(f"{time.monotonic() - began:.0f} seconds with {jobs} processes")
-    problems = [f"{entry.file}, {entry.function}: {entry.before}" for entry in stale(known, possible)]
-    for problem in problems:
-        screen.print(f"stale in equivalents.toml, remove it: {problem}", markup=False, soft_wrap=True)
+    outcomes = _tried(settings, _traced(settings, jobs), tried, jobs, until)
+    passed = _told(mutants, same, outcomes, 0 if only or number else settings.least, settings.goal)
     if equivalents:
-        wrong = [name for name, outcome in outcomes.items() if outcome.killed]
-        screen.print(
-            f"{len(wrong)} of {len(outcomes)} are listed as equivalent and are not {wrong}", markup=False
-        )
-        raise typer.Exit(bool(wrong or problems))
-    figures = tally(mutants, unused, outcomes)
-    few = not only and number is None and figures.killed + figures.survived < settings.least
-    if few:
-        screen.print(f"fewer than {settings.least} ran: give more minutes or jobs")
-    raise typer.Exit(bool(few or problems or figures.rate < settings.goal))
+        passed = _sound(outcomes)
+    console().print(f"{time.monotonic() - began:.0f} seconds with {jobs} processes")
+    raise typer.Exit(not (_fresh(known, possible) and passed))
+
+
+def _list(mutants: list[Mutant]) -> None:
+    screen = console()
+    for mutant in mutants:
+        screen.print(f"{mutant.name} {mutant.file}:{mutant.lines[0]} {mutant.function}", markup=False)
+        screen.print(f"  - {mutant.before}\n  + {mutant.after}", markup=False, soft_wrap=True)
+
+
+def _told(
+    mutants: list[Mutant],
+    same: set[tuple[str, str, str, str, int]],
+    outcomes: dict[str, Outcome],
+    least: int,
+    goal: float,
+) -> bool:
+    """Show survivors and figures; True when enough ran and enough of them were killed."""
+    equivalent = {each.name for each in mutants if each.identity in same}
+    show(console(), mutants, equivalent, outcomes)
+    figures = tally(mutants, equivalent, outcomes)
+    if figures.killed + figures.survived < least:
+        console().print(f"fewer than {least} ran: give more minutes or jobs")
+        return False
+    return figures.rate >= goal
+
+
+def _sound(outcomes: dict[str, Outcome]) -> bool:
+    """Name those that are listed as equivalent and are killed."""
+    wrong = [f"{name}, by {outcome.by}" for name, outcome in outcomes.items() if outcome.killed]
+    for text in wrong:
+        console().print(f"listed as equivalent, and killed: {text}", markup=False, soft_wrap=True)
+    return not wrong
+
+
+def _fresh(known: list[Equivalent], possible: list[Mutant]) -> bool:
+    old = stale(known, possible)
+    for entry in old:
+        text = f"stale in equivalents.toml, remove it: {entry.file}, {entry.function}: {entry.before}"
+        console().print(text, markup=False, soft_wrap=True)
+    return not old
 
 
 def _traced(settings: Settings, jobs: int) -> Traces:

@@ -3,6 +3,7 @@
 import pytest
 
 from multiclouddb_api import (
+    Beginning,
     Capability,
     CapabilityNote,
     CapabilitySet,
@@ -17,6 +18,8 @@ from multiclouddb_conformance.simulation import (
     Weather,
 )
 from multiclouddb_conformance.simulation.reader import SimulationReader
+
+BEGINNING = Beginning()
 
 
 class TestBytes:
@@ -62,6 +65,15 @@ class TestReaders:
         bench.sim.drop()
         bench.refused(ErrorCategory.NOT_FOUND, token)
         assert bench.calls.open_readers == 0
+
+    def test_a_few_are_kept_however_long_one_consumer_has_read(self, bench):
+        bench.fill(100)
+        place = BEGINNING
+        for _ in range(60):
+            place = bench.page(place, 1).continuation_token
+        for size in range(1, 41):
+            bench.page(size=size)
+        assert bench.calls.open_readers <= 16
 
 
 class TestClock:
