@@ -37,7 +37,7 @@ class Traces:
     """What each test runs.
 
     Attributes:
-        tests: Node id → seconds.
+        tests: Node id → seconds; in the order of the files in the settings.
         runs: File and line → the node ids of the tests that run it.
         failed: Tests that do not pass while they are traced; they look for no defects.
     """
@@ -54,7 +54,7 @@ class Traces:
         Args:
             mutant: A defect.
             slowest: A test that takes longer is left out.
-            seconds: How long all together may take.
+            seconds: How long all together may take: the files that the settings name first go before others.
         """
         levels: dict[str, int] = {}
         for level, lines in enumerate(lines_of(mutant)):
@@ -63,17 +63,19 @@ class Traces:
             if levels and level == 0:
                 break
         ranks: dict[str, int] = {}
-        ordered = []
+        found = []
         for name in sorted(levels, key=lambda name: (self.tests[name], name)):
             function = name.partition("[")[0]
             ranks[function] = ranks.get(function, -1) + 1
-            ordered.append((levels[name], ranks[function], self.tests[name], name))
+            found.append((levels[name], ranks[function], self.tests[name], name))
+        files = {name.partition("::")[0]: None for name in self.tests}
+        order = {file: number for number, file in enumerate(files)}
         chosen, used = [], 0.0
-        for *_, takes, name in sorted(ordered):
-            if takes <= slowest and used + takes <= seconds:
-                chosen.append(name)
-                used += takes
-        return chosen
+        for item in sorted(found, key=lambda item: (*item[:2], order[item[3].partition("::")[0]], item[2:])):
+            if item[2] <= slowest and used + item[2] <= seconds:
+                chosen.append(item)
+                used += item[2]
+        return [name for *_, name in sorted(chosen)]
 
 
 def trace(settings: Settings, folder: Path, jobs: int) -> Traces:
@@ -97,7 +99,7 @@ def trace(settings: Settings, folder: Path, jobs: int) -> Traces:
         for file, tests in _run(settings, missing, jobs, folder / "tests.txt").items():
             fresh[file] = {"key": keys[file], "tests": tests}
         store.write_text(json.dumps(fresh))
-    return _traces(entry["tests"] for entry in fresh.values())
+    return _traces(fresh[file]["tests"] for file in settings.tests)
 
 
 def python_path(*first: Path) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """What reading costs: bytes, requests, readers."""
 
+import threading
+
 import pytest
 
 from multiclouddb_api import (
@@ -14,6 +16,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance.simulation import (
     ALL_CAPABILITIES,
     ServerError,
+    SimulationFeed,
     SimulationProvider,
     Weather,
 )
@@ -77,7 +80,14 @@ class TestReaders:
 
 
 class TestClock:
-    def test_a_clock_on_another_thread_is_waited_for(self, make_bench):
+    def test_a_clock_that_takes_a_moment_is_waited_for(self, make_bench, monkeypatch):
+        clock = SimulationFeed.clock
+
+        def slow(self, deadline):
+            threading.Event().wait(0.1)
+            return clock(self, deadline)
+
+        monkeypatch.setattr(SimulationFeed, "clock", slow)
         bench = make_bench(weather=Weather(page_limit=2))
         bench.connect(threads=True)
         bench.fill(10)
