@@ -532,7 +532,7 @@ class TestTroubles:
 
     def test_feed_that_has_ended_is_told_once_all_is_delivered(self, simulation):
         reader = simulated()
-        ended = {"c": [], "inc": simulation.incarnation, "src": reader._settings.source, "v": 1}
+        ended = {"c": {"p": []}, "inc": simulation.incarnation, "src": reader._settings.source, "v": 1}
         with pytest.raises(SourceError, match=r"\[MULTICLOUDDB:NOT_FOUND\] the feed of sim/items has ended"):
             reader.latestOffset(ended, ALL)
 
