@@ -144,6 +144,7 @@ def missed_by_parents(
         partition of the token that is being read, or one that an entry of the token descends from, and then a
         partition that was read may look like one that was missed.
     """
+    listed = list(listed)
     parents = {partition.partition_id: partition.parents for partition in listed}
     if any(name not in parents for name, entry in tracked.items() if not (entry.parents or entry.drained)):
         return None

@@ -40,7 +40,7 @@ class TestMissed:
         assert missed_by_parents(held("a", "q", drained="p"), listed, never) == {}
 
     def test_the_other_half_of_a_split(self):
-        assert missed_by_parents(held("a"), listing(p="", A="p", B="p"), never) == {"b": ()}
+        assert missed_by_parents(held("a"), iter(listing(p="", A="p", B="p")), never) == {"b": ()}
 
     def test_the_other_half_when_the_parent_is_gone(self):
         assert missed_by_parents(held("a"), listing(A="p", B="p"), gone("p")) == {"b": ()}
@@ -165,9 +165,7 @@ def test_everything_that_was_missed_is_found_when_all_is_listed(seed):
         return
     found = missed_by_parents(token, life.listing([24], set()), gone())
     missed_and_open = {
-        str(name)
-        for name, shard in enumerate(life.shards)
-        if life.was_missed(name) and shard.ended is None
+        str(name) for name, shard in enumerate(life.shards) if life.was_missed(name) and shard.ended is None
     }
     assert missed_and_open <= found.keys()
     assert all(life.was_missed(int(name)) for name in found)
