@@ -277,7 +277,7 @@ class TestTokens:
         consumer = world.consumer()
         consumer.until_idle()
         shard = world.chain()
-        start = tampered(consumer.token, lambda _: [[shard, CURSORS[name]]])
+        start = tampered(consumer.token, lambda _: {"p": [[shard, CURSORS[name]]]})
         client = world.client() if fresh else consumer.client
         with pytest.raises(MulticloudDbError) as caught:
             reading(client, start)()
