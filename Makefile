@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test lint format demo bench docs wheels lock clean
+.PHONY: help setup test lint format mutate demo bench docs wheels lock clean
 
 help: ## list these targets
 	@echo "make TARGET, where TARGET is one of"
@@ -32,6 +32,9 @@ lint: setup ## ruff, mypy and import-linter
 format: setup ## let ruff format the code and mend what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+mutate: setup ## plant defects and count those that no test finds; ARGS="-j 3", ARGS=--list
+	$(BIN)/python -m mutation $(ARGS)
 
 demo: setup ## follow 336,776 flights into a Delta table; ROWS=20000 bounds it, FAST=1 hurries
 	@# ROWS and FAST reach it through the environment, where make puts what its command line sets.

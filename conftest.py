@@ -6,8 +6,15 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-# A busy machine puts no limit on the time of one example.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A busy machine puts no limit on the time of one example. With CI set, Hypothesis would try the same examples
+# in every run: new ones are wanted there, too, and how to repeat what has failed is printed.
+settings.register_profile(
+    "busy",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=False,
+    print_blob=True,
+)
 settings.load_profile("busy")
 
 # How the node ids of tests that start a JVM begin.
@@ -16,6 +23,7 @@ JVM_TESTS = (
     "spark/",
     "benchmarks/tests/test_rows.py::TestRows::test_the_row_of_spark_runs",
     "providers/mongo/tests/test_spark.py",
+    "providers/mongo/tests/test_spark_dropped.py",
     "providers/mongo/tests/test_spark_idle.py",
 )
 # Pages of the documentation that do, see docs/tests/test_blocks.py.

@@ -146,6 +146,10 @@ class Scripted:
         """How many calls of these operations there were."""
         return sum(self.ask("journal.count", operation) for operation in operations)
 
+    def records_sent(self) -> int:
+        """How many records were in its answers."""
+        return sum(call.records for call in self.ask("journal.calls", "GetRecords"))
+
     def ask(self, method: str, *arguments: Any) -> Any:
         """Call a method of `ScriptedStreams`, also of what it has: `troubles.end`."""
         self._pipe.send((method, arguments))

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 
-from multiclouddb_api.check import is_a, not_blank
+from multiclouddb_api.check import is_a, not_blank, utf8
 
 __all__ = ["ResourceAddress"]
 
-_NAME = [is_a(str, type(None)), not_blank("give its name, or None where the scope is wider")]
+
+def _is_utf8(instance: object, attribute: attrs.Attribute[Any], value: str | None) -> None:
+    utf8(f"{type(instance).__name__}.{attribute.name}", value or "")
+
+
+_NAME = [is_a(str, type(None)), not_blank("give its name, or None where the scope is wider"), _is_utf8]
 
 
 @attrs.frozen

@@ -14,7 +14,17 @@ import attrs
 
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
 
-__all__ = ["at_least", "is_a", "not_blank", "suggestion", "to_dict", "to_utc", "unknown_name"]
+__all__ = [
+    "at_least",
+    "is_a",
+    "not_blank",
+    "one_of",
+    "suggestion",
+    "to_dict",
+    "to_utc",
+    "unknown_name",
+    "utf8",
+]
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
@@ -58,6 +68,31 @@ def not_blank(advice: str) -> Validator:
             raise invalid_request(f"{type(instance).__name__}.{attribute.name}", "is empty", advice)
 
     return check
+
+
+def one_of(*texts: str) -> Validator:
+    """The text is one of these."""
+
+    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value not in texts:
+            raise invalid_request(
+                f"{type(instance).__name__}.{attribute.name}",
+                f"is {value!r}",
+                "write " + " or ".join(f'"{text}"' for text in texts),
+            )
+
+    return check
+
+
+def utf8(field: str, text: str) -> str:
+    """The text itself; one with a lone surrogate has no form in UTF-8 and is refused."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise invalid_request(
+            field, f"{text!r} is no valid Unicode", "use text without surrogates"
+        ) from error
+    return text
 
 
 def to_dict(field: str, value: object) -> dict[Any, Any]:

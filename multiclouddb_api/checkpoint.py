@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn, Protocol
 
@@ -136,7 +136,7 @@ class FileCheckpointStore:
         """
         path = self.path(name)
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_folder(self._directory)
             with _locked(self._directory / f".{name}.lock"):
                 found = self.load(name)
                 if (None if found is None else found.version) != expected:
@@ -183,11 +183,26 @@ def _replace(path: Path, draft: Path, text: bytes) -> None:
         file.flush()
         os.fsync(handle)
     draft.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    sync_folder(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and what is missing above it, each of them flushed to the disk in the one above."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    with suppress(PermissionError):  # Who may write in a folder need not be allowed to open it.
+        sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush to the disk which files and folders are in a folder."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(directory)
+        os.fsync(handle)
     finally:
-        os.close(directory)
+        os.close(handle)
 
 
 def _next_version(found: Checkpoint | None) -> str:

@@ -21,6 +21,7 @@ from multiclouddb_api.options import OperationOptions
 from multiclouddb_api.page import ChangeFeedPage
 from multiclouddb_api.registry import load_plugin
 from multiclouddb_api.request import ChangeFeedRequest
+from multiclouddb_api.secret import outcome
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -69,13 +70,20 @@ def connect(
         ...     client.capabilities().is_supported(Capability.CHANGE_FEED)
         True
     """
+    # What a URL holds is in no local variable when something is raised here.
+    source = outcome(_to_config, source)
+    if isinstance(source, MulticloudDbError):
+        raise source
+    assert isinstance(source, ClientConfig)
+    return MulticloudDbClient(source, native_client=native_client, observer=observer)
+
+
+def _to_config(source: str | os.PathLike[str] | ClientConfig) -> ClientConfig:
     if isinstance(source, ClientConfig):
-        config = source
-    elif isinstance(source, str) and "://" in source:
-        config = ClientConfig.from_url(source)
-    else:
-        config = ClientConfig.from_toml(_toml_file(source))
-    return MulticloudDbClient(config, native_client=native_client, observer=observer)
+        return source
+    if isinstance(source, str) and "://" in source:
+        return ClientConfig.from_url(source)
+    return ClientConfig.from_toml(_toml_file(source))
 
 
 def _toml_file(source: object) -> Path:

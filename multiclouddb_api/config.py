@@ -7,17 +7,27 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import attrs
 
 from multiclouddb_api.check import at_least, is_a, not_blank, to_dict, unknown_name
-from multiclouddb_api.errors import invalid_request
+from multiclouddb_api.errors import MulticloudDbError, invalid_request
+from multiclouddb_api.secret import SecretText, outcome, settled
 from multiclouddb_api.text import redact_url
 
 __all__ = ["ClientConfig"]
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*", re.ASCII)
+_BUFFERED_BYTES: Final = 64 * 1024 * 1024
+_CONCURRENCY: Final = 32
+_HEADROOM_SECONDS: Final = 3600.0
+_WATCH_SECONDS: Final = 600.0
+_AUDIT_SECONDS: Final = 600.0
+_READERS: Final = 64
+_NONE: Final[Mapping[str, Any]] = MappingProxyType({})
+_HARMLESS: Final = ("app_name", "config", "path", "profile", "region", "session", "username")
 _SCHEMES: Final = {"mongodb": "mongo", "mongodb+srv": "mongo"}
 
 
@@ -30,10 +40,15 @@ def _redacted(connection: Mapping[str, Any]) -> str:
 
 
 def _copied(connection: Mapping[str, Any]) -> dict[str, Any]:
-    return to_dict("ClientConfig.connection", connection)
+    """A copy of which neither its own repr nor the one of a text in it shows a secret."""
+    found = to_dict("ClientConfig.connection", connection)
+    return {
+        name: SecretText(value) if isinstance(value, str) and name not in _HARMLESS else value
+        for name, value in found.items()
+    }
 
 
-@attrs.frozen
+@attrs.frozen(init=False)
 class ClientConfig:
     """Which provider, how to reach it, and the bounds of the client.
 
@@ -53,24 +68,57 @@ class ClientConfig:
             all children are known (DynamoDB).
         coverage_audit_seconds: How often a feed of a whole collection is compared with what the service
             lists, in seconds; every ten minutes by default, and a tenth of it after a partition has ended.
+        max_readers_per_partition: How many readers of one partition are kept open between calls; 64 by
+            default. Each consumer of a feed in this client needs one; without it, it opens a reader, and
+            with it a cursor of the service's, for each page.
     """
 
     provider: str = attrs.field(validator=[is_a(str), not_blank("name one of the installed providers")])
-    connection: Mapping[str, Any] = attrs.field(factory=dict, converter=_copied, repr=_redacted, hash=False)
+    connection: Mapping[str, Any] = attrs.field(factory=dict, repr=_redacted, hash=False)
     max_buffered_bytes: int = attrs.field(
-        default=64 * 1024 * 1024,
+        default=_BUFFERED_BYTES,
         validator=[is_a(int), at_least(65536, "give at least 64 KiB, one small read")],
     )
-    max_concurrency: int = attrs.field(default=32, validator=[is_a(int), at_least(1, "give at least 1")])
+    max_concurrency: int = attrs.field(
+        default=_CONCURRENCY, validator=[is_a(int), at_least(1, "give at least 1")]
+    )
     headroom_warning_seconds: float = attrs.field(
-        default=3600.0, validator=[is_a(int, float), at_least(0, "give seconds, 0 for never")]
+        default=_HEADROOM_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 0 for never")]
     )
     child_watch_seconds: float = attrs.field(
-        default=600.0, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
+        default=_WATCH_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
     coverage_audit_seconds: float = attrs.field(
-        default=600.0, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
+        default=_AUDIT_SECONDS, validator=[is_a(int, float), at_least(0, "give seconds, 600 by default")]
     )
+    max_readers_per_partition: int = attrs.field(
+        default=_READERS, validator=[is_a(int), at_least(1, "give at least 1, or one for each consumer")]
+    )
+
+    def __init__(
+        self,
+        provider: str,
+        connection: Mapping[str, Any] = _NONE,
+        max_buffered_bytes: int = _BUFFERED_BYTES,
+        max_concurrency: int = _CONCURRENCY,
+        headroom_warning_seconds: float = _HEADROOM_SECONDS,
+        child_watch_seconds: float = _WATCH_SECONDS,
+        coverage_audit_seconds: float = _AUDIT_SECONDS,
+        max_readers_per_partition: int = _READERS,
+    ) -> None:
+        connection = outcome(_copied, connection)
+        if isinstance(connection, MulticloudDbError):
+            raise connection
+        self.__attrs_init__(
+            provider,
+            connection,
+            max_buffered_bytes,
+            max_concurrency,
+            headroom_warning_seconds,
+            child_watch_seconds,
+            coverage_audit_seconds,
+            max_readers_per_partition,
+        )
 
     @classmethod
     def from_url(cls, url: str) -> ClientConfig:
@@ -82,13 +130,8 @@ class ClientConfig:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` when it has no scheme.
         """
-        scheme, separator, _ = url.partition("://")
-        if not separator or not _SCHEME.fullmatch(scheme):
-            raise invalid_request(
-                "url", "has no scheme", "write PROVIDER://…, for example embedded:///data/store.db"
-            )
-        scheme = scheme.lower()
-        return cls(provider=_SCHEMES.get(scheme, scheme), connection={"url": url})
+        url = SecretText(url)
+        return settled(_from_url, cls, url)
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> ClientConfig:
@@ -103,33 +146,42 @@ class ClientConfig:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` that names the file and the key.
         """
-        place = Path(path)
-        try:
-            table = tomllib.loads(place.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise invalid_request(
-                f"file {place.name}", f"cannot be read as TOML ({reason})", "check the path and its syntax"
-            ) from error
-        known = [field.name for field in attrs.fields(cls)]
-        for name in table:
-            if name not in known:
-                raise unknown_name(f"file {place.name}", name, known)
-        if "provider" not in table:
-            raise invalid_request(
-                f"file {place.name}", "has no provider", 'add the line provider = "embedded"'
-            )
-        connection = table.pop("connection", {})
-        if not isinstance(connection, dict):
-            raise invalid_request(
-                f"file {place.name}", "has a connection that is no table", "write [connection] on a line"
-            )
-        return cls(
-            **table,
-            connection={
-                name: _from_environment(place.name, name, value) for name, value in connection.items()
-            },
+        return settled(_from_toml, cls, Path(path))
+
+
+def _from_url(cls: type[ClientConfig], url: str) -> ClientConfig:
+    scheme, separator, _ = url.partition("://")
+    if not separator or not _SCHEME.fullmatch(scheme):
+        raise invalid_request(
+            "url", "has no scheme", "write PROVIDER://…, for example embedded:///data/store.db"
         )
+    scheme = scheme.lower()
+    return cls(provider=_SCHEMES.get(scheme, scheme), connection={"url": url})
+
+
+def _from_toml(cls: type[ClientConfig], place: Path) -> ClientConfig:
+    try:
+        table = tomllib.loads(place.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise invalid_request(
+            f"file {place.name}", f"cannot be read as TOML ({reason})", "check the path and its syntax"
+        ) from error
+    known = [field.name for field in attrs.fields(cls)]
+    for name in table:
+        if name not in known:
+            raise unknown_name(f"file {place.name}", name, known)
+    if "provider" not in table:
+        raise invalid_request(f"file {place.name}", "has no provider", 'add the line provider = "embedded"')
+    connection = table.pop("connection", {})
+    if not isinstance(connection, dict):
+        raise invalid_request(
+            f"file {place.name}", "has a connection that is no table", "write [connection] on a line"
+        )
+    return cls(
+        **table,
+        connection={name: _from_environment(place.name, name, value) for name, value in connection.items()},
+    )
 
 
 def _from_environment(file: str, name: str, value: Any) -> Any:

@@ -27,10 +27,13 @@ class Lane:
     Attributes:
         partition_id: The partition; empty when the request's own scope is read.
         position: The caller is done with everything up to here.
+        named: None while it is read. Once it has ended: the children that it has named; its token is read
+            again as long as the service may name more of them.
     """
 
     partition_id: str
     position: StartPosition
+    named: frozenset[str] | None = None
 
     @property
     def token(self) -> str | None:
@@ -91,11 +94,19 @@ class Branch:
         root: The partition that the request names; empty when children are not followed.
         lanes: What is read.
         waiting: What will be read.
+        watches: What has ended and may name more children.
     """
 
-    def __init__(self, root: str, lanes: Iterable[Lane], waiting: Iterable[Waiting] = ()) -> None:
+    def __init__(
+        self,
+        root: str,
+        lanes: Iterable[Lane],
+        waiting: Iterable[Waiting] = (),
+        watches: Iterable[Lane] = (),
+    ) -> None:
         self.root = root
         self.lanes = list(lanes)
+        self.watches = list(watches)
         self._waiting = {child.partition_id: child for child in waiting}
 
     @classmethod
@@ -117,13 +128,14 @@ class Branch:
                 "root": str() as found,
                 "reading": list() as lanes,
                 "waiting": list() as waiting,
+                "watching": list() as watching,
             }:
                 if found != root:
                     raise _damaged(f"follows the partition {found!r}, not {root!r}")
-                branch = cls(root, map(_lane_in, lanes), map(_waiting_in, waiting))
+                branch = cls(root, map(_lane_in, lanes), map(_waiting_in, waiting), map(_watch_in, watching))
             case _:
                 raise _damaged("is damaged")
-        if len(branch._ids()) < len(lanes) + len(waiting):
+        if len(branch._ids() | branch._watched()) < len(lanes) + len(waiting) + len(watching):
             raise _damaged("names a partition twice")
         return branch
 
@@ -145,6 +157,7 @@ class Branch:
             "root": self.root,
             "reading": [[lane.partition_id, lane.token] for lane in self.lanes],
             "waiting": [_waiting_out(child) for child in self._waiting.values()],
+            "watching": [[lane.partition_id, lane.token, sorted(lane.named or ())] for lane in self.watches],
         }
         return orjson.dumps(fields).decode()
 
@@ -152,6 +165,10 @@ class Branch:
         """False when a child waits only until it is seen whether its parents descend from here."""
         reading = {lane.partition_id for lane in self.lanes}
         return all(reading.isdisjoint(child.unsettled) for child in self._waiting.values())
+
+    def says_something(self, lane: Lane, page: ChangeFeedPage) -> bool:
+        """False for a page of a watch that names no child which was not known."""
+        return lane.named is None or bool(_named_on(page) - lane.named)
 
     def advance(self, lane: Lane, page: ChangeFeedPage, *, over: bool) -> None:
         """The caller is done with a page.
@@ -164,9 +181,9 @@ class Branch:
         lane.position = FromContinuationToken(page.continuation_token)
         if not self.root:
             return
-        self.lanes.remove(lane)
+        (self.lanes if lane.named is None else self.watches).remove(lane)
         if over:
-            self._retire(lane.partition_id, page)
+            self._retire(lane, page)
         else:
             self.lanes.append(lane)
             self._waiting = {
@@ -177,12 +194,27 @@ class Branch:
     def _ids(self) -> set[str]:
         return {lane.partition_id for lane in self.lanes} | self._waiting.keys()
 
-    def _retire(self, parent: str, page: ChangeFeedPage) -> None:
+    def turns(self) -> list[Lane]:
+        """Everything whose token is read: what is read, and what has ended and may name more children."""
+        return self.watches + self.lanes
+
+    def is_watched(self, partition_id: str) -> bool:
+        """Whether a partition has ended and may name more children."""
+        return partition_id in self._watched()
+
+    def _watched(self) -> set[str]:
+        return {lane.partition_id for lane in self.watches}
+
+    def _retire(self, lane: Lane, page: ChangeFeedPage) -> None:
+        parent, before = lane.partition_id, lane.named or frozenset()
         others = frozenset(self._ids())
-        named = frozenset(child.partition_id for child in page.child_partitions)
-        self._waiting = {name: child.without(parent, named) for name, child in self._waiting.items()}
+        named = _named_on(page)
+        if lane.named is None:
+            self._waiting = {name: child.without(parent, named) for name, child in self._waiting.items()}
+        if page.diagnostics.open_watches:
+            self.watches.append(Lane(parent, lane.position, before | named))
         for child in page.child_partitions:
-            if child.partition_id not in others:
+            if child.partition_id not in others | before:
                 self._waiting[child.partition_id] = Waiting(
                     child.partition_id,
                     child.continuation_token,
@@ -218,6 +250,10 @@ class Branch:
         return left
 
 
+def _named_on(page: ChangeFeedPage) -> frozenset[str]:
+    return frozenset(child.partition_id for child in page.child_partitions)
+
+
 def _service_time(page: ChangeFeedPage) -> datetime | None:
     """The service's now; a lag of 0 also stands for "idle", so it tells nothing."""
     watermark, lag = page.diagnostics.watermark, page.diagnostics.lag_seconds
@@ -234,6 +270,15 @@ def _lane_in(item: Any) -> Lane:
         case [str() as partition_id, str() as token] if partition_id and token:
             return Lane(partition_id, FromContinuationToken(token))
     raise _damaged("has a partition of an unknown form")
+
+
+def _watch_in(item: Any) -> Lane:
+    match item:
+        case [str() as partition_id, str() as token, list() as named] if (
+            partition_id and token and all(isinstance(name, str) for name in named)
+        ):
+            return Lane(partition_id, FromContinuationToken(token), frozenset(named))
+    raise _damaged("has an ended partition of an unknown form")
 
 
 def _waiting_in(item: Any) -> Waiting:

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, TypedDict
 
 import attrs
 
-from multiclouddb_api.check import at_least, is_a, not_blank
+from multiclouddb_api.check import at_least, is_a, not_blank, one_of
 from multiclouddb_api.checkpoint import CheckpointStore
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
 from multiclouddb_api.event import ChangeEvent
@@ -63,13 +63,6 @@ def _not_below_the_first(
         )
 
 
-def _raise_or_skip(iterator: ChangeFeedIterator, attribute: attrs.Attribute[str], value: object) -> None:
-    if value not in ("raise", "skip"):
-        raise invalid_request(
-            f"ChangeFeedIterator.{attribute.name}", f"is {value!r}", 'write "raise" or "skip"'
-        )
-
-
 @attrs.define(eq=False)
 class ChangeFeedIterator:
     """Reads a feed page after page until it is stopped, or to its end.
@@ -112,7 +105,7 @@ class ChangeFeedIterator:
             this often; 0 by default, after each of them. Behind events it is always saved.
         follow_children: With the scope `PhysicalPartition`: go on with its children when it ends.
         on_poison: `"raise"`, the default, or `"skip"`: go on behind a record that cannot be decoded;
-            a `RecordSkipped` notice comes with the next page.
+            the next page has a `RecordSkipped` notice and no events.
 
     Raises:
         MulticloudDbError: When it is built: `INVALID_REQUEST` that names the setting.
@@ -163,7 +156,9 @@ class ChangeFeedIterator:
         validator=[is_a(int, float), at_least(0, "use 0 to save after each page")],
     )
     follow_children: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
-    on_poison: Literal["raise", "skip"] = attrs.field(default="raise", kw_only=True, validator=_raise_or_skip)
+    on_poison: Literal["raise", "skip"] = attrs.field(
+        default="raise", kw_only=True, validator=one_of("raise", "skip")
+    )
 
     _timer: Timer = attrs.field(factory=Timer, init=False, repr=False)
     _branch: Branch | None = attrs.field(default=None, init=False, repr=False)
@@ -242,17 +237,15 @@ class ChangeFeedIterator:
         while (turn := self._next(branch)) is not None:
             lane, page = turn
             over = page.partition_retired or any(isinstance(notice, FeedEnded) for notice in page.notices)
-            matters = bool(page.events or page.notices or over)
-            if not matters:
-                self._done(branch, lane, page, over=False, at_once=False)
-            yield page
-            if self._round != mine:
-                raise invalid_request(
-                    "ChangeFeedIterator",
-                    "was iterated anew while this iteration went on",
-                    "iterate in one loop",
-                )
+            new = branch.says_something(lane, page)
+            matters = new and bool(page.events or page.notices or over)
             stuck = self._pace(lane).stuck
+            if not matters:
+                self._done(branch, lane, page, over=over, at_once=False)
+            if new:
+                yield page
+            if self._round != mine:
+                raise invalid_request("ChangeFeedIterator", "is iterated twice", "iterate in one loop")
             if matters:
                 self._done(branch, lane, page, over=over, at_once=True)
             if stuck is not None:
@@ -292,8 +285,8 @@ class ChangeFeedIterator:
 
     def _next(self, branch: Branch) -> tuple[Lane, ChangeFeedPage] | None:
         """The next page and where it is from; None when stopped or when nothing is left to read."""
-        while branch.lanes and not self._timer.stopped:
-            lane = min(branch.lanes, key=lambda each: self._pace(each).due)
+        while (lanes := branch.turns()) and not self._timer.stopped:
+            lane = min(lanes, key=lambda each: self._pace(each).due)
             if self._timer.wait(self._pace(lane).due - self._timer.now()):
                 page = self._read(branch, lane)
                 if page is not None and not self._timer.stopped:
@@ -324,7 +317,10 @@ class ChangeFeedIterator:
 
     def _longest_poll(self, branch: Branch, lane: Lane) -> float:
         """A long poll keeps no other partition waiting."""
-        others = [self._pace(other).due - self._timer.now() for other in branch.lanes if other is not lane]
+        if lane.named is not None:
+            return 0.0
+        turns = branch.turns()
+        others = [self._pace(other).due - self._timer.now() for other in turns if other is not lane]
         return max(0.0, min([self.wait_seconds, *others]))
 
     def _step_over(self, lane: Lane, position: StartPosition, error: MulticloudDbError) -> bool:
@@ -338,7 +334,9 @@ class ChangeFeedIterator:
         self._unrepeatable = None
         self._skipped_to.pop(lane.partition_id, None)
         branch.advance(lane, page, over=over)
-        if over:
+        if over and branch.is_watched(lane.partition_id):
+            self._pace(lane).rest(first=lane.named is None)
+        elif over:
             del self._paces[lane.partition_id]
         token = branch.token
         if self._handoff is not None and token is not None:
@@ -354,7 +352,7 @@ class ChangeFeedIterator:
         return pace
 
     def _all_idle(self, branch: Branch) -> bool:
-        return branch.is_settled() and all(self._pace(lane).idle for lane in branch.lanes)
+        return branch.is_settled() and all(self._pace(lane).idle for lane in branch.turns())
 
     def _save(self) -> None:
         if self._handoff is not None:

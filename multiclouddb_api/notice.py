@@ -109,7 +109,7 @@ class PartitionFoundLate:
 
     Portability:
         DynamoDB, which lists shards late and proves nothing; where a service names every child, no partition
-        is ever found late. Warning 11 in docs/configuration.md.
+        is ever found late. Warning 22 in docs/configuration.md.
     """
 
     partition_id: str

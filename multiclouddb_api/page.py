@@ -49,8 +49,13 @@ class ChangeFeedPage:
         partition_retired: With `PhysicalPartition`: the partition has ended and everything in it
             has been delivered. Reading the token again repeats this.
         child_partitions: Where to go on then.
-        notices: Facts that are no change of a document. A `Gap` may stand on the page before the first event
-            behind it.
+        notices: Facts that are no change of a document. Each has a place in the order of its partition: after
+            the partition's last event on this page, and before its first event on a later page. So this
+            page has no event of the partition that comes after the notice, and none that is read because
+            of it: with a `Gap`, none of what takes the place of the lost partition. Events of other
+            partitions may stand on the page. A read from a `skip_token` reads no events: its page has the
+            `RecordSkipped` alone. Every token before the page delivers its notices again, also after a
+            restart; the page's own token does not.
         diagnostics: What the call cost and how far behind it is.
     """
 

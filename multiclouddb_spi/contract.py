@@ -281,7 +281,12 @@ class Batch(ABC):
         watermark: No record behind this batch is older; None when unknown. Never later than the
             commit time of a record that can still become visible.
         poll_after: Seconds before it makes sense to ask this partition again; 0 = at once.
-        notices: Facts found on the way; delivered with the page that uses up the batch.
+        notices: Facts that are no change. They stand after the batch's last record and before the next batch.
+            So a reader that meets a fact ends its batch there, also where the service has sent more; where
+            more may follow, `caught_up` is False. The page that uses up the batch has its notices, and no
+            later record of this partition. `cursor_after(len(batch))` lies after the notices. Every other
+            cursor of the batch, and the `skip_cursor` of a record in it, lies before them: a read from there
+            gives them again.
         headroom: Seconds until the position behind this batch falls out of retention, or None.
         charge: What the service charged for it in its own unit, or None.
         requests: Calls to the service that it took.

@@ -40,6 +40,7 @@ from multiclouddb_spi.reading.fetcher import Fetcher
 from multiclouddb_spi.reading.flight import Workshop
 from multiclouddb_spi.reading.live import Budget, LiveCache
 from multiclouddb_spi.reading.pages import Pages, Reading, finished
+from multiclouddb_spi.reading.result import SweepResult
 from multiclouddb_spi.reading.retired import Look, look_again
 from multiclouddb_spi.reading.sweep import Sweep
 from multiclouddb_spi.retry import ATTEMPTS
@@ -79,7 +80,7 @@ class Engine:
         self._executor = executor or ThreadPoolExecutor(2 * config.max_concurrency, "multiclouddb")
         self._watch = Watch(observer)
         budget = Budget(config.max_buffered_bytes)
-        self._lives = LiveCache(budget, _MOST_LIVES)
+        self._lives = LiveCache(budget, _MOST_LIVES, config.max_readers_per_partition)
         self._fetcher = Fetcher(provider, self._executor, self._watch, self._closed, attempts, pause)
         self._feeds = FeedCache(provider, self._fetcher, self._lives)
         self._pages = Pages(
@@ -142,6 +143,8 @@ class Engine:
                 return self._pages.ended(session, look)
             if not isinstance(session.state, Lineage):
                 return self._pages.ended(session, Look(session.state))
+            if session.skipped:  # a page of its own, so that the notice comes before what follows the record
+                return self._pages.reading(session, session.state, SweepResult[T](), deadline, began)
             sweep = Sweep(
                 self._shop, session.feed, session.state, request.max_page_size or self._provider.page_records,
                 view, deadline, wait=options.wait_seconds, on_expired=request.on_expired,

@@ -20,7 +20,7 @@ def fault_of(provider: Provider, error: Exception) -> Fault:
     if isinstance(error, ProviderFault):
         return error.fault
     if isinstance(error, RecordFault):
-        return Fault(ErrorCategory.PROVIDER_ERROR, str(error))
+        return Fault(ErrorCategory.PROVIDER_ERROR, str(error), error.code)
     if isinstance(error, MulticloudDbError):
         return Fault(error.category, error.message, retryable=error.retryable, vendor_retried=True)
     if isinstance(error, InvalidCursor):

@@ -69,8 +69,10 @@ class RecordFault(Exception):  # noqa: N818
     index 0 when the vendor's client cannot step over the record by itself.
     """
 
-    def __init__(self, index: int, position: str, reason: str, skip_cursor: Cursor) -> None:
-        super().__init__(index, position, reason, skip_cursor)
+    def __init__(
+        self, index: int, position: str, reason: str, skip_cursor: Cursor, code: str | None = None
+    ) -> None:
+        super().__init__(index, position, reason, skip_cursor, code)
 
     @property
     def index(self) -> int:
@@ -92,6 +94,12 @@ class RecordFault(Exception):  # noqa: N818
         """The position behind it."""
         cursor: Cursor = self.args[3]
         return cursor
+
+    @property
+    def code(self) -> str | None:
+        """The vendor's own code as text, or None."""
+        code: str | None = self.args[4]
+        return code
 
     def __str__(self) -> str:
         return f"record at {self.position}: {self.reason}"

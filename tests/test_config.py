@@ -25,6 +25,7 @@ class TestFields:
             ("connection", [("url", "x")], "must be a mapping, not list"),
             ("max_buffered_bytes", 1000, "must be 65536 or more, got 1000; give at least 64 KiB"),
             ("max_buffered_bytes", 1e9, "must be int, not float"),
+            ("max_readers_per_partition", 0, "must be 1 or more, got 0; give at least 1"),
             ("max_concurrency", 0, "must be 1 or more, got 0; give at least 1"),
             ("max_concurrency", "8", "must be int, not str"),
             ("max_concurrency", True, "must be int, not bool"),
@@ -126,7 +127,7 @@ class TestFromToml:
             ),
             (
                 'provider = "x"\nzzz = 3',
-                "'zzz' is not known; known are: connection, headroom_warning_seconds",
+                "'zzz' is not known; known are: child_watch_seconds, connection, coverage_audit_seconds",
             ),
             ("provider = ", "cannot be read as TOML"),
             ("max_concurrency = 3", 'has no provider; add the line provider = "embedded"'),

@@ -13,7 +13,16 @@ import multiclouddb_api
 from multiclouddb_api import ChangeFeedIterator, MulticloudDbClient
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ["multiclouddb_api", "multiclouddb_spi", "providers", "conformance", "spark", "cli", "benchmarks"]
+FOLDERS = [
+    "multiclouddb_api",
+    "multiclouddb_spi",
+    "providers",
+    "conformance",
+    "spark",
+    "cli",
+    "benchmarks",
+    "mutation",
+]
 MODULE_LIMIT = 400
 # The contract is prose and stands on one page; its bodies are empty.
 LONGER = {"multiclouddb_spi/contract.py": 620}

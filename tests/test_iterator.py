@@ -1016,6 +1016,12 @@ class TestFollowChildren:
             "{",
             "{}",
             '{"followed":2}',
+            '{"followed":1,"root":"P","reading":[],"waiting":[]}',
+            '{"followed":1,"root":"P","reading":[],"waiting":[],"watching":{}}',
+            '{"followed":1,"root":"P","reading":[],"waiting":[],"watching":[["A","t"]]}',
+            '{"followed":1,"root":"P","reading":[],"waiting":[],"watching":[["A","",[]]]}',
+            '{"followed":1,"root":"P","reading":[],"waiting":[],"watching":[["A","t",[5]]]}',
+            '{"followed":1,"root":"P","reading":[["A","t"]],"waiting":[],"watching":[["A","t",[]]]}',
             '{"followed":1,"root":"P","reading":{},"waiting":[]}',
             '{"followed":1,"root":"P","reading":[["A"]],"waiting":[]}',
             '{"followed":1,"root":"P","reading":[["A",5]],"waiting":[]}',
@@ -1040,7 +1046,7 @@ class TestFollowChildren:
     def test_a_token_with_waiting_children_is_read_exactly(self):
         text = (
             '{"followed":1,"root":"P","reading":[["A","a"]],"waiting":[["M","m",["B","C"],["A","D"],'
-            '"2026-01-31T12:00:00Z","2026-01-31T12:00:00.000001Z"],["N","n",[],[],null,null]]}'
+            '"2026-01-31T12:00:00Z","2026-01-31T12:00:00.000001Z"],["N","n",[],[],null,null]],"watching":[["W","w",["A","Z"]]]}'
         )
         assert Branch.from_text("P", text).token == text
 
@@ -1053,7 +1059,114 @@ class TestFollowChildren:
             "root": "P",
             "reading": [["B", "B@1"], ["A", "A@2"]],
             "waiting": [],
+            "watching": [],
         }
+
+
+class LateService(Service):
+    """Names some children only after their parent's token was read a few times more.
+
+    Attributes:
+        late: Child → how often its parent's end is read before it is named; None = never, and the watch
+            stays open.
+        ends: How often the end of each partition was read.
+    """
+
+    def __init__(self, pages, children, late):
+        super().__init__(pages, children)
+        self.late, self.ends = late, {}
+
+    def page(self, partition, index):
+        page = super().page(partition, index)
+        if not page.partition_retired:
+            return page
+        seen = self.ends[partition] = self.ends.get(partition, -1) + 1
+        due = {child.partition_id: self.late.get(child.partition_id, 0) for child in page.child_partitions}
+        named = tuple(
+            child
+            for child in page.child_partitions
+            if due[child.partition_id] is not None and due[child.partition_id] <= seen
+        )
+        open_watches = int(len(named) < len(due))
+        diagnostics = attrs.evolve(page.diagnostics, open_watches=open_watches)
+        return attrs.evolve(page, child_partitions=named, diagnostics=diagnostics)
+
+
+class TestChildrenThatAreNamedLate:
+    def follow(self, service, start=None, **options):
+        return iterator(service, start, scope=PhysicalPartition("P"), follow_children=True, **options)
+
+    def service(self, late, **pages):
+        return LateService({"P": [1], "A": [1, 1], "B": [1], **pages}, {"P": ["A", "B"]}, late)
+
+    def first(self, changes, count):
+        return ids(itertools.islice(changes, count))
+
+    def test_known_child_is_read_at_once_and_the_late_one_when_it_is_named(self):
+        service = self.service({"B": 4})
+        assert self.first(self.follow(service), 4) == ["P0", "A0", "A1", "B0"]
+        assert service.ends["P"] == 4
+
+    def test_the_end_is_read_less_and_less_often(self):
+        service = self.service({"B": 8})
+        changes = self.follow(service)
+        assert len(self.first(changes, 4)) == 4
+        waited = changes._timer.time - 1000
+        assert waited > 1, "eight reads without a growing pause take less"
+
+    def test_watch_that_never_names_more_is_given_up_when_the_service_closes_it(self):
+        service = self.service({"B": None})
+        ended = attrs.evolve(ChangeFeedPage((), "", notices=(FeedEnded("over"),)))
+        service.partitions["A"] = [1, ended]
+        closes = 12
+
+        def close_watch():
+            if service.ends.get("P", 0) >= closes:
+                service.children["P"] = ["A"]
+
+        service.on_read = close_watch
+        changes = self.follow(service)
+        assert ids(changes) == ["P0", "A0"]
+        assert service.ends["P"] == closes + 1
+        assert json.loads(changes.continuation_token)["watching"] == []
+
+    def test_bounded_run_ends_with_an_open_watch_and_the_next_one_goes_on(self):
+        service = self.service({"B": 3})
+        got, start = [], None
+        for _ in range(20):
+            changes = self.follow(service, start, until_idle=True)
+            got += ids(changes)
+            start = FromContinuationToken(changes.continuation_token)
+        assert got == ["P0", "A0", "A1", "B0"]
+
+    def test_child_that_is_done_is_not_read_again(self):
+        service = self.service({"B": 6}, C=[1])
+        service.children["A"] = ["C"]
+        assert sorted(self.first(self.follow(service), 5)) == ["A0", "A1", "B0", "C0", "P0"]
+        assert sum(read.scope == PhysicalPartition("A") for read in service.reads) == 3
+
+    def test_only_a_page_with_something_new_is_handed_out(self):
+        service = self.service({"B": 5})
+        pages = []
+        for page in self.follow(service).pages():
+            pages.append(page)
+            if any(change.event_id == "B0" for change in page.events):
+                break
+        named = [len(page.child_partitions) for page in pages if page.partition_retired]
+        assert named == [1, 2]
+
+    def test_restart_at_every_page_loses_nothing(self):
+        service = self.service({"B": 9})
+        got, start = [], None
+        for _ in range(60):
+            changes = self.follow(service, start)
+            for page in itertools.islice(changes.pages(), 2):
+                got += ids(page.events)
+            if (token := changes.continuation_token) is not None:
+                start = FromContinuationToken(token)
+            if "B0" in got:
+                break
+        assert set(got) == {"P0", "A0", "A1", "B0"}
 
 
 class TestLife:

@@ -24,6 +24,7 @@ from multiclouddb_api import (
     MulticloudDbError,
     MulticloudDbKey,
     OperationDiagnostics,
+    PartitionFoundLate,
     RecordSkipped,
     Renamed,
     ResourceAddress,
@@ -53,6 +54,7 @@ NOTICES = (
     FeedEnded("gone"),
     Gap("p", "5", "9"),
     RecordSkipped("p", "7"),
+    PartitionFoundLate("p", "7"),
     BackfillDone("p"),
 )
 PAGE = ChangeFeedPage(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any, Final
 
 import attrs
@@ -193,6 +193,55 @@ def dynamo_fan_out(bench: Bench) -> Iterator[Sides]:
             lambda: _read_shards(server, address, _LATENCY)[0],
             lambda: ideal(server, address),
         )
+
+
+_PAGE: Final = 1000
+_RECORD_BYTES: Final = 1000
+
+
+def _sent_for_each(server: Scripted, address: ResourceAddress) -> float:
+    """How many records the server sends for each event that is delivered."""
+    before = server.records_sent()
+    ids: list[str] = []
+    with on_client_core(), connect(server.config) as client:
+        for page in pages(client.read_changes, address, _PAGE):
+            ids += [event.event_id for event in page.events]
+    if len(ids) != len(set(ids)):
+        raise ValueError(f"{len(ids) - len(set(ids)):,} events were delivered twice")
+    return (server.records_sent() - before) / len(ids)
+
+
+@row(
+    "dynamo-sent",
+    title="DynamoDB, records sent for each event",
+    unit="records",
+    goal=1.2,
+    at_most=True,
+    pairs=1,
+    warm_up=False,
+    about=(
+        "How many records the service sends for each event that is delivered: from 16 and from 64 shards of "
+        "a scripted server whose answers have a megabyte, as the service's do, with pages of 1,000 events "
+        "and the default buffer. Parsed, sixteen such answers are larger than the buffer. What is fetched "
+        "and then evicted is sent again. The larger of the two figures counts."
+    ),
+    against="",
+)
+def dynamo_sent(bench: Bench) -> Iterator[Sides]:
+    """What is fetched is handed out."""
+    with ExitStack() as stack:
+        tables = {}
+        for shards in (16, _SHARDS):
+            server = stack.enter_context(scripted(32, initial_shards=shards))
+            tables[f"{shards} shards"] = server, (address := server.create("items"))
+            for shard in server.ask("open_shards", address.collection):
+                server.ask("fill", shard, bench.size(1000), _RECORD_BYTES)
+
+        def ours() -> Done:
+            sent = {shards: _sent_for_each(*table) for shards, table in tables.items()}
+            return Done(len(sent), value=max(sent.values()), notes=sent)
+
+        yield Sides(ours)
 
 
 class _Follower:

@@ -182,9 +182,9 @@ def _token_in_the_middle(path: Path) -> str:
     with connect(url(path)) as client:
         first = client.read_changes(ChangeFeedRequest(ADDRESS, Beginning(), max_page_size=1))
         envelope = decode_token(first.continuation_token)
-        entries: Any = envelope.state
-        state: Any = [[name, json.loads(changes.get(name, "null")) or cursor] for name, cursor in entries]
-        text = encode_token(attrs.evolve(envelope, state=state))
+        state: Any = envelope.state
+        read = [[name, json.loads(changes.get(name, "null")) or cursor] for name, cursor in state["p"]]
+        text = encode_token(attrs.evolve(envelope, state={**state, "p": read}))
         page = client.read_changes(ChangeFeedRequest(ADDRESS, FromContinuationToken(text)))
     if not page.events:
         raise ValueError("nothing is read from the token")

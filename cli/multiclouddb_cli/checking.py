@@ -33,12 +33,14 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_api.text import rfc3339
+from multiclouddb_cli.exits import NOT_COVERED
 from multiclouddb_cli.failure import scrub
 from multiclouddb_cli.inspection import ago, watermark_of
-from multiclouddb_cli.positions import Standing, ending, one_partition, read_standings
+from multiclouddb_cli.positions import Standing, ending, lineage_of, one_partition, read_standings
 from multiclouddb_cli.screen import Cell, duration, moment, print_fields, print_table
 from multiclouddb_cli.session import Session
 from multiclouddb_spi import encode_partition_id
+from multiclouddb_spi.checkpoint.coverage import find_uncovered
 from multiclouddb_spi.checkpoint.token import Envelope, decode_token, scope_text
 
 __all__ = ["check"]
@@ -83,11 +85,13 @@ class Verdict:
         envelope: The token.
         whole: What reading it gave: a page, or the error that it has expired.
         answers: What reading its partitions one by one gave.
+        missed: Open partitions that the token neither holds nor leads to; None when nobody can tell.
     """
 
     envelope: Envelope
     whole: ChangeFeedPage | MulticloudDbError
     answers: list[Answer]
+    missed: list[str] | None
 
     @property
     def page(self) -> ChangeFeedPage | None:
@@ -119,6 +123,13 @@ class Verdict:
         return "waiting" if self.page.events else "none at present" if self.page.idle else "maybe"
 
     @property
+    def covers(self) -> str:
+        """Whether every open partition of the service is in the token or descends from one that is."""
+        if self.missed is None:
+            return "cannot be told"
+        return f"no, {len(self.missed)} missed: {', '.join(self.missed[:3])}" if self.missed else "yes"
+
+    @property
     def headroom(self) -> float | None:
         """Seconds until its oldest position falls out of retention, where the service tells."""
         told = [answer.headroom for answer in self.answers]
@@ -145,10 +156,29 @@ def check(config: ClientConfig, token: str, key: MulticloudDbKey | None, *, as_j
     )
     with Session(config, request) as session:
         whole = _read(session, request)
-        verdict = Verdict(envelope, whole, _ask_each(session, request, envelope, whole))
+        answers = _ask_each(session, request, envelope, whole)
+        missed = _missed(session, envelope) if isinstance(whole, ChangeFeedPage) else None
+        verdict = Verdict(envelope, whole, answers, missed)
         (_print_json if as_json else _print)(session, verdict)
     if verdict.error is not None:
         raise verdict.error
+    if verdict.missed:
+        typer.echo(
+            "error: [NOT_COVERED] the token does not lead to every open partition; a consumer that reads on "
+            "from it starts them after its next audit, with a PartitionFoundLate notice",
+            err=True,
+        )
+        raise typer.Exit(NOT_COVERED)
+
+
+def _missed(session: Session, envelope: Envelope) -> list[str] | None:
+    """What the token does not cover; only a feed of a whole collection is asked."""
+    lineage = lineage_of(envelope)
+    if lineage is None or lineage.audited is None:
+        return None
+    feed = session.feed
+    seeds = session.call("audit", lambda deadline: find_uncovered(feed, lineage, deadline))
+    return None if seeds is None else [seed.partition_id for seed in seeds]
 
 
 def _scope(config: ClientConfig, envelope: Envelope, key: MulticloudDbKey | None) -> FeedScope:
@@ -245,6 +275,7 @@ def _print(session: Session, verdict: Verdict) -> None:
     fields = [
         ("resumes", "yes" if verdict.error is None else "no"),
         ("changes", verdict.changes),
+        ("covers", verdict.covers),
         ("watermark", "-" if watermark is None else ago(watermark)),
         ("lag", duration(verdict.lag)),
         ("kept for", "the service does not tell" if headroom is None else duration(headroom)),
@@ -275,12 +306,15 @@ def _row(session: Session, answer: Answer) -> list[Cell]:
 
 
 def _print_json(session: Session, verdict: Verdict) -> None:
-    watermark, page = verdict.watermark, verdict.page
+    watermark, page, public_id = verdict.watermark, verdict.page, session.feed.public_id
     facts: dict[str, Any] = {
         "resumes": verdict.error is None,
         "error": None if verdict.error is None else str(verdict.error.category),
         "changes_waiting": page is not None and bool(page.events),
         "idle": page is not None and page.idle,
+        "covers": None if verdict.missed is None else not verdict.missed,
+        "missed": None if verdict.missed is None else [public_id(name) for name in verdict.missed],
+        "open_watches": sum(answer.standing.state == "watched" for answer in verdict.answers),
         "watermark": None if watermark is None else rfc3339(watermark),
         "lag_seconds": verdict.lag,
         "retention_headroom_seconds": verdict.headroom,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["FAILURE", "INTERRUPTED", "OK", "OTHER", "TABLE", "USAGE", "exit_code"]
+__all__ = ["FAILURE", "INTERRUPTED", "NOT_COVERED", "OK", "OTHER", "TABLE", "USAGE", "exit_code"]
 
 OK: Final = 0
 FAILURE: Final = 1
 USAGE: Final = 2
 OTHER: Final = 9
+NOT_COVERED: Final = 10
 INTERRUPTED: Final = 130
 
 _CODES: Final = {
@@ -34,6 +35,7 @@ TABLE: Final = {
     7: "UNSUPPORTED_CAPABILITY",
     8: "THROTTLED, TRANSIENT_FAILURE: try again later",
     OTHER: "any other category",
+    NOT_COVERED: "token check: the token resumes, but does not cover every partition",
     INTERRUPTED: "interrupted by ctrl-C (143: by SIGTERM)",
 }
 """Exit code → what it means; the help and the README have it."""

@@ -254,9 +254,10 @@ def check(
     ] = None,
     as_json: _Json = False,
 ) -> None:
-    """Find out whether a token still resumes, and for how long; nothing is changed.
+    """Find out whether a token still resumes, for how long, and whether it covers every partition.
 
-    The exit code is 0 when it does, else the one of the error.
+    Nothing is changed. The exit code is 0 when it does, 10 when it resumes but does not lead to every open
+    partition, else the one of the error.
     """
     from multiclouddb_cli import checking
     from multiclouddb_cli.arguments import to_config, to_key, to_token

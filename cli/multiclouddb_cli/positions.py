@@ -13,7 +13,7 @@ from multiclouddb_spi.checkpoint.entry import Active, Drained, Entry
 from multiclouddb_spi.checkpoint.state import FeedOver, Retired, state_from_json
 from multiclouddb_spi.checkpoint.token import Envelope, encode_token
 
-__all__ = ["Standing", "ending", "one_partition", "read_standings"]
+__all__ = ["Standing", "ending", "lineage_of", "one_partition", "read_standings"]
 
 
 @attrs.frozen
@@ -61,6 +61,12 @@ def read_standings(envelope: Envelope) -> list[Standing]:
             ]
         case Lineage() as lineage:
             return [_standing(entry) for entry in lineage]
+
+
+def lineage_of(envelope: Envelope) -> Lineage | None:
+    """The partitions of a feed that goes on; None for an end."""
+    state = _state(envelope)
+    return state if isinstance(state, Lineage) else None
 
 
 def ending(envelope: Envelope) -> str | None:

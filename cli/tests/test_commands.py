@@ -235,8 +235,8 @@ class TestCheck:
             scope = PhysicalPartition(parts["p0"]["partition_id"])
             ahead = client.read_changes(ChangeFeedRequest(ORDERS, Beginning(), scope)).continuation_token
         old, new = decode_token(token), decode_token(ahead)
-        behind = [entry for entry in old.state if entry[0] == "p1"]
-        mixed = encode_token(attrs.evolve(old, state=[*new.state, *behind]))
+        behind = [entry for entry in old.state["p"] if entry[0] == "p1"]
+        mixed = encode_token(attrs.evolve(old, state={"p": [*new.state["p"], *behind]}))
         store.trim("orders", max_count=0)
         for number in range(100, 110):
             store.put("orders", f"o-{number}", {})
@@ -247,6 +247,34 @@ class TestCheck:
         assert re.search(r"^p0 .*(has changes|nothing new)$", result.stdout, re.MULTILINE)
         assert re.search(r"^p1 .*CHECKPOINT_EXPIRED$", result.stdout, re.MULTILINE)
         assert run("token", "check", url, token).exit_code == 6
+
+    def test_says_whether_it_covers_every_partition(self, run, url, store, token):
+        result = run("token", "check", url, token)
+        assert result.exit_code == 0
+        assert re.search(r"^covers +yes$", result.stdout, re.MULTILINE)
+        assert json.loads(run("token", "check", url, token, "--json").stdout)["covers"] is True
+
+    def test_that_leaves_a_partition_out_has_an_exit_code_of_its_own(self, run, url, store, token):
+        whole = decode_token(token)
+        part = {**whole.state, "p": [entry for entry in whole.state["p"] if entry[0] == "p0"]}
+        token = encode_token(attrs.evolve(whole, state=part))
+        result = run("token", "check", url, token)
+        assert result.exit_code == 10
+        assert re.search(r"^resumes +yes$", result.stdout, re.MULTILINE)
+        assert re.search(r"^covers +no, 1 missed: p1$", result.stdout, re.MULTILINE)
+        assert "PartitionFoundLate" in result.stderr
+        result = run("token", "check", url, token, "--json")
+        assert result.exit_code == 10
+        found = json.loads(result.stdout)
+        assert found["covers"] is False
+        assert [name.rpartition(":")[2] for name in found["missed"]] == ["p1"]
+
+    def test_of_one_partition_does_not_speak_of_coverage(self, run, url, store):
+        with connect(url) as client:
+            (_, token), *_ = client.plan_partitions(ChangeFeedRequest(ORDERS, Beginning()))
+        result = run("token", "check", url, token)
+        assert result.exit_code == 0
+        assert re.search(r"^covers +cannot be told$", result.stdout, re.MULTILINE)
 
     def test_of_every_scope(self, run, url, store):
         key = MulticloudDbKey({"id": "o-4"})

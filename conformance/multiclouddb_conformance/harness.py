@@ -88,6 +88,7 @@ ABILITIES: Final[Mapping[str, str]] = {
     "watermarks": "no watermarks",
     "other_options": "no options that change positions",
     "secrets": "no secrets in the configuration",
+    "notices": "no notices of the service's own in a feed that goes on",
     "alone": "reads more than one collection",
     "late_children": "no fault in the reader: children named late",
     "one_partition_fails": "no fault in the reader: one partition",
@@ -145,6 +146,7 @@ class Harness(ABC):
     can_watermarks: ClassVar[bool] = True
     can_other_options: ClassVar[bool] = True
     can_secrets: ClassVar[bool] = True
+    can_notices: ClassVar[bool] = True
     can_alone: ClassVar[bool] = True
     can_late_children: ClassVar[bool] = True
     can_one_partition_fails: ClassVar[bool] = True
@@ -205,6 +207,10 @@ class Harness(ABC):
         """Drop the collection and create another under the same name."""
         self._lacks("recreate")
 
+    def announce(self, address: ResourceAddress) -> None:
+        """Let something happen that the feed tells of with one notice, and no event, and then goes on."""
+        self._lacks("announce", "notices")
+
     def other_options(self) -> ProviderOptions:
         """Options that change which positions a token stands for."""
         self._lacks("other_options")
@@ -255,5 +261,7 @@ class Harness(ABC):
         """
         return open_client(FaultyPlugin(self.plugin, script, act), self.config())
 
-    def _lacks(self, ability: str) -> NoReturn:
-        raise NotImplementedError(f"write {type(self).__name__}.{ability}, or say can_{ability} = False")
+    def _lacks(self, method: str, ability: str | None = None) -> NoReturn:
+        raise NotImplementedError(
+            f"write {type(self).__name__}.{method}, or say can_{ability or method} = False"
+        )

@@ -14,6 +14,7 @@ from multiclouddb_api import (
     ClientConfig,
     Observer,
     ProviderOptions,
+    Renamed,
     ResourceAddress,
     Support,
 )
@@ -133,6 +134,11 @@ class SimulationHarness(Harness):
     def poison(self, address: ResourceAddress, key: Any) -> None:
         """A record that says so."""
         self._sims[address].write(self.key(key), {"n": next(_numbers)}, poison=True)
+
+    def announce(self, address: ResourceAddress) -> None:
+        """In every partition, though it has happened once."""
+        for name in self._sims[address].open_partitions:
+            self._sims[address].announce(name, Renamed(str(address), "elsewhere"))
 
     def recreate(self, address: ResourceAddress) -> None:
         """Another incarnation."""

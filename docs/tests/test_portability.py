@@ -46,6 +46,7 @@ CONCERNED = {
     19: [api.Now],
     20: [api.FromContinuationToken, api.EntireDatabase, api.EntireCluster],
     21: [api.MulticloudDbKey, api.ResourceAddress],
+    22: [api.PartitionFoundLate],
 }
 PLAN = {
     1: "Cosmos DB: the mode must be all versions and deletes",

@@ -47,7 +47,7 @@ class TestEntries:
 
     def test_all_requirements_and_promises_are_there(self):
         assert [name for name in ENTRIES if name.startswith("FR-")] == [f"FR-{n:03}" for n in range(65, 71)]
-        assert [entry["id"] for entry in DATA["promises"]] == [f"Promise {n}" for n in range(1, 13)]
+        assert [entry["id"] for entry in DATA["promises"]] == [f"Promise {n}" for n in range(1, 14)]
         assert len(ENTRIES) == sum(len(group) for group in DATA.values() if isinstance(group, list))
 
     def test_what_was_reconstructed_says_so(self):

@@ -12,11 +12,13 @@ written.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final, TypeAlias
 
 import attrs
 
 from multiclouddb_api import MulticloudDbError, invalid_request
+from multiclouddb_spi.contract import Seed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.fault import InvalidCursor
 
@@ -30,6 +32,8 @@ __all__ = [
     "audited_to_json",
     "entry_from_json",
     "entry_to_json",
+    "place_of",
+    "seeded",
 ]
 
 _DRAINED: Final = 1
@@ -106,6 +110,19 @@ class Audited:
 
 
 Entry: TypeAlias = Active | Drained | Waiting
+
+
+def seeded(seed: Seed, present: Collection[str]) -> Entry:
+    """A partition at its seed; it waits for those of its parents that are present."""
+    parents = tuple(parent for parent in seed.parents if parent in present and parent != seed.partition_id)
+    if parents:
+        return Waiting(seed.partition_id, (seed.cursor,), parents)
+    return Active(seed.partition_id, seed.cursor)
+
+
+def place_of(entry: Entry) -> Entry:
+    """A partition without what looks for its children have left."""
+    return attrs.evolve(entry, watched=0) if type(entry) is Drained else entry
 
 
 def entry_to_json(entry: Entry) -> Cursor:

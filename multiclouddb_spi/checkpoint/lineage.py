@@ -35,6 +35,8 @@ from multiclouddb_spi.checkpoint.entry import (
     audited_to_json,
     entry_from_json,
     entry_to_json,
+    place_of,
+    seeded,
 )
 from multiclouddb_spi.contract import Child, Seed
 from multiclouddb_spi.cursor import Cursor
@@ -77,7 +79,7 @@ class Lineage:
             audited: What is kept for audits.
         """
         present = {seed.partition_id for seed in seeds}
-        return cls((_seeded(seed, present) for seed in seeds), join, audited)
+        return cls((seeded(seed, present) for seed in seeds), join, audited)
 
     @classmethod
     def from_json(cls, value: Any, join: Join) -> Lineage:
@@ -116,7 +118,7 @@ class Lineage:
         """
         if self._entries.keys() != other._entries.keys():
             return False
-        return all(_place(entry) == _place(other._entries[name]) for name, entry in self._entries.items())
+        return all(place_of(entry) == place_of(other._entries[name]) for name, entry in self._entries.items())
 
     def copy(self) -> Lineage:
         """The same, to be moved on apart from this one."""
@@ -144,11 +146,7 @@ class Lineage:
         return not self.unnamed() and not any(isinstance(entry, Waiting) for entry in self)
 
     def ending(self, partition_id: str) -> Drained | None:
-        """A partition that has ended and may have more children; None when it is no such one.
-
-        Args:
-            partition_id: The service's own id.
-        """
+        """The partition `partition_id` that has ended and may have more children; None when it is no such."""
         entry = self._entries.get(partition_id)
         return entry if type(entry) is Drained else None
 
@@ -245,7 +243,7 @@ class Lineage:
     def _seed(self, seed: Seed, present: Collection[str]) -> None:
         """Take up a partition that waits for those of its parents that are present and not drained."""
         watched = self._watched_among(seed.parents, seed.partition_id)
-        entry = self._entries[seed.partition_id] = _seeded(seed, set(present) - watched)
+        entry = self._entries[seed.partition_id] = seeded(seed, set(present) - watched)
         if isinstance(entry, Waiting):
             self._index(entry)
 
@@ -400,14 +398,3 @@ class Lineage:
     def _index(self, entry: Waiting) -> None:
         for parent in entry.parents:
             self._waiting_for.setdefault(parent, set()).add(entry.partition_id)
-
-
-def _seeded(seed: Seed, present: Iterable[str] | Mapping[str, object]) -> Entry:
-    parents = tuple(parent for parent in seed.parents if parent in present and parent != seed.partition_id)
-    if parents:
-        return Waiting(seed.partition_id, (seed.cursor,), parents)
-    return Active(seed.partition_id, seed.cursor)
-
-
-def _place(entry: Entry) -> Entry:
-    return attrs.evolve(entry, watched=0) if type(entry) is Drained else entry

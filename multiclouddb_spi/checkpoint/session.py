@@ -81,9 +81,11 @@ class Session:
         )
 
     def partition_token(self, entry: Entry) -> str:
-        """A token for one physical partition of this feed."""
-        lineage = Lineage([entry], self.feed.join)
-        return self.token(lineage.to_json(), scope=_partition_scope(entry.partition_id))
+        """A token for one physical partition of this feed; it tells of the records skipped there."""
+        public_id = self.feed.public_id(entry.partition_id)
+        skipped = tuple(item for item in self.skipped if item[0] == public_id)
+        alone = Lineage([entry], self.feed.join).to_json()
+        return self.token(alone, scope=_partition_scope(entry.partition_id), skipped=skipped)
 
     def child_token(self, child: Child) -> str:
         """A token for a child partition, from where the parent says that it starts."""

@@ -6,9 +6,10 @@
                "o": digest of the options that change positions, "t": issued at (s), "c": state,
                "w": watermark (µs), "k": [[partition, skipped record], …]}   the last two if any
 
-Decoding runs no code, inflates into a bounded buffer, and gives a token or `INVALID_REQUEST` for
-any text whatsoever. The checksum finds damage; it is no protection against forgery, which needs
-none: a token gives access to nothing that its reader could not read anyway.
+Decoding runs no code, inflates into a bounded buffer, counts what is in it before it is parsed, and gives a
+token or `INVALID_REQUEST` for any text whatsoever; what could not be read again is not made. The checksum
+finds damage; it is no protection against forgery, which needs none: a token gives access to nothing that its
+reader could not read anyway.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from multiclouddb_api import (
     EntireCluster,
     EntireCollection,
     EntireDatabase,
+    ErrorCategory,
+    ErrorDetail,
     FeedScope,
     LogicalPartition,
     MulticloudDbError,
@@ -35,11 +38,14 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_api.codec import JsonValue, encode_json
+from multiclouddb_spi.checkpoint.bounds import MAX_BYTES, MAX_LEVELS, beyond_bounds
 
 __all__ = ["Envelope", "decode_token", "encode_token", "scope_text"]
 
 VERSION: Final = 1
-_MAX_INFLATED: Final = 256 * 1024 * 1024
+_MOST_CHARACTERS: Final = MAX_BYTES // 3 * 4 + 16
+# Memory for each byte of JSON: what the parser takes, and its values beside that, for each and in all.
+_PARSER_TAKES, _MOST_FOR_A_BYTE, _MOST_FOR_VALUES = 14, 32, 250_000_000
 _TIMES: Final = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
 """Microseconds since 1970 of the years 1 to 9999."""
 _FIELD: Final = "continuation_token"
@@ -95,7 +101,11 @@ def scope_text(scope: FeedScope, partition_id: str | None = None) -> str:
 
 
 def encode_token(envelope: Envelope) -> str:
-    """The token's text."""
+    """The token's text.
+
+    Raises:
+        MulticloudDbError: `PERMANENT_FAILURE`: `decode_token` would refuse it, for its size or its nesting.
+    """
     address = envelope.address
     body: dict[str, Any] = {
         "v": VERSION,
@@ -110,11 +120,26 @@ def encode_token(envelope: Envelope) -> str:
         body["w"] = envelope.watermark
     if envelope.skipped:
         body["k"] = [list(item) for item in envelope.skipped]
-    plain = orjson.dumps(body)
+    plain = _dumped(body)
     deflate = zlib.compressobj(6, zlib.DEFLATED, -15)
     deflated = deflate.compress(plain) + deflate.flush()
     flag, payload = (_DEFLATED, deflated) if len(deflated) < len(plain) else (_PLAIN, plain)
     return _text(flag + zlib.crc32(payload).to_bytes(4, "big") + payload)
+
+
+def _dumped(body: dict[str, Any]) -> bytes:
+    try:
+        plain = orjson.dumps(body)
+        problem = beyond_bounds(plain)
+    except orjson.JSONEncodeError as error:
+        plain, problem = b"", f"it holds what is no JSON, or nests deeper than {MAX_LEVELS} levels ({error})"
+    if problem is None:
+        return plain
+    raise MulticloudDbError(
+        f"{_FIELD}: cannot be made ({problem}); read the partitions of a feed this large one by one, with "
+        "client.plan_partitions; a provider writes a position that nests deep as text",
+        ErrorDetail(ErrorCategory.PERMANENT_FAILURE, provider=str(body["p"]), operation="read_changes"),
+    )
 
 
 def _text(raw: bytes) -> str:
@@ -127,7 +152,12 @@ def decode_token(token: str) -> Envelope:
     Raises:
         MulticloudDbError: `INVALID_REQUEST`: not a token, damaged, or of a newer version.
     """
-    body = _parse(_payload(token))
+    try:
+        body = _parse(_payload(token))
+    except MemoryError as error:
+        raise invalid_request(
+            _FIELD, "is too large for the memory that this process may take", "give the process more memory"
+        ) from error
     version = body.get("v")
     if isinstance(version, int) and version > VERSION:
         raise invalid_request(
@@ -159,12 +189,15 @@ def decode_token(token: str) -> Envelope:
 
 
 def _payload(token: str) -> bytes:
+    if len(token) > _MOST_CHARACTERS:
+        raise _damaged("it is too large")
     try:
         padded = token + "=" * (-len(token) % 4)
         raw = binascii.a2b_base64(padded.encode("ascii").translate(_FROM_URL), strict_mode=True)
     except (ValueError, UnicodeEncodeError) as error:
         raise _damaged("it is not base64url text") from error
-    if _text(raw) != token:
+    last = len(raw) // 3
+    if _text(raw[3 * last :]) != token[4 * last :]:
         raise _damaged("its last characters are not what this library writes")
     flag, checksum, payload = raw[:1], raw[1:5], raw[5:]
     if flag not in (_PLAIN, _DEFLATED) or len(checksum) != 4:
@@ -180,7 +213,7 @@ _FROM_URL: Final = bytes.maketrans(b"-_+/", b"+/  ")
 def _inflate(payload: bytes) -> bytes:
     inflate = zlib.decompressobj(-15)
     try:
-        plain = inflate.decompress(payload, _MAX_INFLATED)
+        plain = inflate.decompress(payload, MAX_BYTES)
     except zlib.error as error:
         raise _damaged("it cannot be inflated") from error
     if not inflate.eof or inflate.unused_data:
@@ -189,11 +222,15 @@ def _inflate(payload: bytes) -> bytes:
 
 
 def _parse(payload: bytes) -> dict[str, Any]:
+    problem = beyond_bounds(payload)
+    if problem is not None:
+        raise _damaged(problem)
+    # Without memory for what it makes, the parser ends the process: taken here, it is free again by then.
+    bytes(_PARSER_TAKES * len(payload) + min(_MOST_FOR_A_BYTE * len(payload), _MOST_FOR_VALUES))
     try:
         body = orjson.loads(payload)
-        orjson.dumps(body)  # it can be read nested deeper than it can be written again
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError) as error:
-        raise _damaged("it holds no JSON, or too deep a nest of it") from error
+    except orjson.JSONDecodeError as error:
+        raise _damaged("it holds no JSON") from error
     if not isinstance(body, dict):
         raise _damaged("it holds no JSON object")
     return body

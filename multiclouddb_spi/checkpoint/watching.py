@@ -7,6 +7,7 @@ it has looked; losing that makes a watch longer.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -28,6 +29,15 @@ _MOST_LOOKS: Final = 16384
 _Looks = OrderedDict[tuple[str, int], float]
 _looks: WeakKeyDictionary[Feed, _Looks] = WeakKeyDictionary()
 _lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """A thread of the parent may have held it when the process was forked."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def pause_after(watched: int) -> float:

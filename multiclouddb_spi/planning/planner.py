@@ -29,6 +29,7 @@ from multiclouddb_spi.checkpoint.coverage import begun
 from multiclouddb_spi.checkpoint.entry import Active, Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.retention import Retention
+from multiclouddb_spi.checkpoint.state import lineage_from_json
 from multiclouddb_spi.checkpoint.watching import due, settle
 from multiclouddb_spi.contract import (
     Awaiting,
@@ -109,7 +110,7 @@ class Planner:
         Raises:
             InvalidCursor: It is none.
         """
-        return Lineage.from_json(value, self._feed.join)
+        return lineage_from_json(value, self._feed.join)
 
     def advance(
         self,

@@ -31,13 +31,15 @@ class Ask:
 
     Attributes:
         records: Hard bound on records.
-        nbytes: Wish for bytes; held in the budget until the batch is there.
+        nbytes: Wish for bytes.
+        reserve: Bytes that an answer is likely to have; held in the budget until it is there.
         wait: Seconds to block while there is nothing.
         deadline: When it has to be over.
     """
 
     records: int
     nbytes: int
+    reserve: int
     wait: float
     deadline: Deadline
 
@@ -91,7 +93,7 @@ class Fetcher:
 
     def start(self, live: Live, ask: Ask) -> None:
         """Begin a fetch; its future is `live.future`."""
-        live.hold_ask(ask.nbytes)
+        live.hold_ask(ask.reserve)
         live.asked_at = time.monotonic()
         live.future = self._submit(self._fetch, live, ask)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import attrs
@@ -63,10 +64,20 @@ class Flight:
         active: How many partitions share the budget.
         limit: The page's bound: a first read asks for no more, later ones for more and more.
         deadline: When the call has to be over.
+        at: Where the call stands in a partition, or None where it does not read it.
     """
 
-    def __init__(self, shop: Workshop, feed: Feed, active: int, limit: int, deadline: Deadline) -> None:
-        self._shop, self._feed, self._limit, self._deadline = shop, feed, limit, deadline
+    def __init__(
+        self,
+        shop: Workshop,
+        feed: Feed,
+        active: int,
+        limit: int,
+        deadline: Deadline,
+        at: Callable[[str], Cursor | None],
+    ) -> None:
+        self._shop, self._feed, self._limit, self._deadline, self._at = shop, feed, limit, deadline, at
+        self._call, self._searched = object(), False
         self._share = min(_MAX_ASK, max(_MIN_ASK, shop.budget.limit // (active + 1)))
         self._flying: dict[str, Live] = {}
         self._landed: deque[str] = deque()
@@ -79,23 +90,43 @@ class Flight:
         return partition_id in self._flying
 
     def full(self) -> bool:
-        """True when no further partition can be asked now: enough in flight, or no bytes left."""
-        if len(self._flying) >= self._shop.width:
-            slow = time.monotonic() - HEAD_SECONDS
-            if sum(live.asked_at > slow for live in self._flying.values()) >= self._shop.width:
-                return True
-        if self._flying and self._shop.budget.over(self._nbytes()) > 0:
-            self._shop.cache.make_room(self._nbytes())
-            return self._shop.budget.over(self._nbytes()) > 0
-        return False
+        """True when no further partition can be asked now: enough are in flight."""
+        if len(self._flying) < self._shop.width:
+            return False
+        slow = time.monotonic() - HEAD_SECONDS
+        return sum(live.asked_at > slow for live in self._flying.values()) >= self._shop.width
 
-    def _nbytes(self) -> int:
+    def has_room(self) -> bool:
+        """True when there are bytes left for one answer more.
+
+        What this call or another consumer will hand out next is not evicted for it: to fetch that again
+        would cost more than to wait until it is handed out.
+        """
+        if self._shop.budget.over(self._reserve()) <= 0:
+            return True
+        if not self._searched:  # in vain once, in vain for the rest of this call
+            self._searched = not self._shop.cache.make_room(self._reserve(), self._in_use)
+        return self._shop.budget.over(self._reserve()) <= 0
+
+    def _reserve(self) -> int:
         return max(self._share, self._shop.budget.expected)
+
+    def _in_use(self, live: Live) -> bool:
+        return live.feed is self._feed and self._at(live.partition_id) == live.cursor
+
+    def holds(self, partition_id: str) -> bool:
+        """Whether an earlier turn has left something there: to launch it takes no further bytes."""
+        return self._shop.cache.holds(self._feed, partition_id, self._at(partition_id))
 
     def take(self, partition_id: str, cursor: Cursor) -> Live:
         """What an earlier call left at this position, or a fresh start."""
         live = self._shop.cache.pop(self._feed, partition_id, cursor)
-        return live or Live(self._feed, partition_id, cursor, self._shop.budget, self._shop.watch)
+        if live is None:
+            live = Live(self._feed, partition_id, cursor, self._shop.budget, self._shop.watch)
+        elif live.call is not self._call:
+            live.proven = True
+        live.call = self._call
+        return live
 
     def launch(self, live: Live, wait: float) -> None:
         """Ask a partition; it lands when it answers, at once when something is buffered."""
@@ -141,7 +172,8 @@ class Flight:
         if (
             live.future is None
             and len(self._flying) < self._shop.width
-            and self._shop.budget.over(self._nbytes()) <= 0
+            and not self._searched  # then others have waited for these bytes
+            and self._shop.budget.over(self._reserve()) <= 0
         ):
             self._start(live, 0.0)
             # Let the pool's thread send the request: mapping comes next and does not give up the interpreter.
@@ -163,6 +195,8 @@ class Flight:
                     continue
             self._shop.cache.put(live)
         self._flying.clear()
+        self._shop.cache.make_room(0, self._in_use)
+        self._shop.cache.tidy(self._in_use)
         return late
 
     def abandon(self) -> None:
@@ -175,4 +209,4 @@ class Flight:
         most = max(self._limit, self._shop.page_records)
         live.window = min(most, max(self._limit, 2 * live.window))
         live.waiting = wait > 0
-        self._shop.fetcher.start(live, Ask(live.window, self._nbytes(), wait, self._deadline))
+        self._shop.fetcher.start(live, Ask(live.window, self._share, self._reserve(), wait, self._deadline))

@@ -19,6 +19,7 @@ from multiclouddb_spi.checkpoint.state import Retired, retired
 from multiclouddb_spi.checkpoint.watching import due, settle
 from multiclouddb_spi.collector import collector_paused
 from multiclouddb_spi.contract import Awaiting, Batch, Child, Drained, Ended, Feed, Outcome, Partition, Seed
+from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.fault import RecordFault
 from multiclouddb_spi.reading.fetcher import Fetcher
@@ -73,9 +74,9 @@ class Harvest(Generic[T]):
         self._on_expired, self._single, self._watch_seconds = on_expired, single, watch_seconds
         self._retention = Retention(self._listed, self._oldest)
         self._skips: Counter[str] = Counter()
+        self._lost: dict[str, Cursor] = {}
         self.result: SweepResult[T] = SweepResult()
         self._discovered: set[str] = set()
-        self._withheld: set[str] = set()
 
     def take(self, live: Live, batch: Batch, stop: int) -> bool:
         """Hand out records up to `stop`; False when the provider cannot map its own records."""
@@ -100,7 +101,8 @@ class Harvest(Generic[T]):
             What starts in the partition's place; None while there is more to read in it.
         """
         self.result.batches[name] = batch
-        self.result.notices.extend(batch.notices)
+        for notice in batch.notices:
+            self.result.tell(notice, name)
         return self._outcome(name, batch.outcome)
 
     def has_ended(self) -> bool:
@@ -155,6 +157,7 @@ class Harvest(Generic[T]):
             self.result.retired = Retired(name, children)
             return []
         started = self._lineage.replace(name, seeds, coming, holds)
+        self._pass_on(name, started)
         if not len(self._lineage):
             self.result.over = "everything was lost to retention"
         return started
@@ -195,6 +198,7 @@ class Harvest(Generic[T]):
                 if fresh or not children:
                     self._tell_retired(name, fresh)
                 started = self._lineage.retire(name, named, lost, complete=complete)
+                self._pass_on(name, [*(child.partition_id for child in fresh), *started])
                 if not len(self._lineage):
                     self.result.over = _ALL_ENDED
             case Awaiting():
@@ -202,8 +206,9 @@ class Harvest(Generic[T]):
             case Ended(notice):
                 # All partitions of a dropped collection say so; that the feed is over, the last one does.
                 if notice not in self.result.notices and not isinstance(notice, FeedEnded):
-                    self.result.notices.append(notice)
+                    self.result.tell(notice, name)
                 started = self._lineage.retire(name)
+                self._pass_on(name, started)
                 if not len(self._lineage):
                     self.result.ended(notice)
             case _:
@@ -211,12 +216,16 @@ class Harvest(Generic[T]):
         self.result.moved = True
         return started
 
-    def audit_is_due(self, every: float) -> bool:
-        """Whether to audit now, with `every` seconds from one audit to the next."""
-        return not self._single and is_audit_due(self._lineage.audited, every)
+    def audit_when_due(self, every: float, meanwhile: Callable[[], None]) -> None:
+        """Compare the lineage with what the service lists; the next call reads what it does not cover.
 
-    def audit(self) -> None:
-        """Compare the lineage with what the service lists; the next call reads what it does not cover."""
+        Args:
+            every: Seconds from one audit to the next.
+            meanwhile: Begins what the service may do at the same time.
+        """
+        if self._single or not is_audit_due(self._lineage.audited, every):
+            return
+        meanwhile()
         deadline = self._deadline.sooner(min(_AUDIT_SECONDS, self._deadline.remaining() / 2))
         feed, lineage = self._feed, self._lineage
         try:
@@ -225,27 +234,26 @@ class Harvest(Generic[T]):
             self._watch.audit_failed(feed.spec.address, self._fetcher.fault(error).message)
             audit_failed(lineage)
             return
+        found = [seed.partition_id for seed in seeds or ()]
         for late in add_uncovered(feed, lineage, seeds):
-            self.result.notices.append(late)
+            self.result.tell(late, *found)
             self.result.found_late += 1
             self._watch.partition_found_late(feed.spec.address, late)
-        self._withheld.update(seed.partition_id for seed in seeds or ())
 
     def worth_asking(self) -> list[str]:
-        """The active partitions, without those that failed although the vendor's client had tried again.
-
-        And without those that an audit found in this call: its notice comes before their first event.
-        """
+        """The active partitions, without those that failed although the vendor's client had tried again."""
         errors = self.result.errors
         return [
             entry.partition_id
             for entry in self._lineage.active()
-            if entry.partition_id not in self._withheld
-            and (
-                (error := errors.get(entry.partition_id)) is None
-                or not self._fetcher.fault(error).vendor_retried
-            )
+            if (error := errors.get(entry.partition_id)) is None
+            or not self._fetcher.fault(error).vendor_retried
         ]
+
+    def _pass_on(self, name: str, heirs: Sequence[str]) -> None:
+        """What follows a partition comes after the partition's notice, too."""
+        if name in self.result.noticed:
+            self.result.noticed.update(heirs)
 
     def _tell_retired(self, name: str, children: Sequence[Child]) -> None:
         public_id = self._feed.public_id
@@ -262,15 +270,18 @@ class Harvest(Generic[T]):
         """Records behind the position are gone: reading goes on with the oldest that are left."""
         self._skips[name] += 1
         lost = self._lineage.cursor(name)
+        self._lost.setdefault(name, lost)
         gap = Gap(
             self._feed.public_id(name),
             self._feed.describe(lost).text,
             ", ".join(self._feed.describe(seed.cursor).text for seed in seeds[:3]) or "nothing left",
         )
-        self.result.notices.append(gap)
+        self.result.tell(gap, name, *(seed.partition_id for seed in seeds))
         self.result.moved = True
         self._watch.gap(self._feed.spec.address, gap)
 
     def _forget_gaps(self, name: str) -> None:
+        """Take back what was told of a partition and leave it where it stood: a later call tells it."""
         where, notices = self._feed.public_id(name), self.result.notices
         notices[:] = [item for item in notices if not (isinstance(item, Gap) and item.partition_id == where)]
+        self._lineage.advance(name, self._lost[name])

@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from itertools import takewhile
 from typing import Final, TypeAlias
 
 import orjson
 
-from multiclouddb_spi.contract import Batch, Feed, Reader
+from multiclouddb_spi.contract import Batch, Continue, Feed, Reader
 from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.reading.crowd import Crowd
 from multiclouddb_spi.watch import Watch
 
 __all__ = ["Budget", "Live", "LiveCache"]
 
 _IDLE_SECONDS: Final = 60.0
-_MOST_OF_ONE: Final = 16
+# A consumer who comes back page by page is back in that time.
+_RESTING_SECONDS: Final = 10.0
+# Newcomers to a full cache have this part of it.
+_PASSING_PART: Final = 32
 
 _Place: TypeAlias = tuple[int, str, bytes]
 
@@ -70,6 +76,8 @@ class Live:
         trouble: Why the fetch in flight was made again the last time, or None.
         waiting: True while the fetch in flight blocks for news: it had nothing when it was asked.
         cancelled: True once nobody wants the fetch in flight any more.
+        call: Stands for the call that has had it last.
+        proven: True once a later call has come back to it.
     """
 
     __slots__ = (
@@ -79,6 +87,7 @@ class Live:
         "_watch",
         "asked_at",
         "batch",
+        "call",
         "cancelled",
         "cursor",
         "feed",
@@ -87,6 +96,7 @@ class Live:
         "not_before",
         "partition_id",
         "position",
+        "proven",
         "reader",
         "retries",
         "taken",
@@ -110,6 +120,8 @@ class Live:
         self.trouble: Exception | None = None
         self.cancelled = self.waiting = False
         self.fetches = 0
+        self.call: object = None
+        self.proven = False
         self._budget, self._watch, self._held_ask, self._held_batch = budget, watch, 0, 0
 
     def hold_ask(self, nbytes: int) -> None:
@@ -127,6 +139,14 @@ class Live:
         with self._budget.lock:
             self._budget.used += nbytes - self._held_batch
             self._held_batch = nbytes
+
+    def nbytes(self) -> int:
+        """What it holds, or may hold once its fetch has landed."""
+        return self._held_ask + self._held_batch
+
+    def empty(self) -> bool:
+        """True when nothing is fetched nor asked for: only the reader would be lost."""
+        return self.batch is None and self.future is None
 
     def open(self) -> Reader:
         """The reader, opened at the position when there is none."""
@@ -163,6 +183,15 @@ class Live:
         self._hold_batch(self.batch.nbytes)
         return self.batch
 
+    def has_more(self, batch: Batch) -> bool:
+        """Worth reading on at once: not for the first page of a caller who may want one only."""
+        return (
+            isinstance(batch.outcome, Continue)
+            and batch.caught_up is not True
+            and not batch.poll_after
+            and self.fetches > 1
+        )
+
     def used_up(self) -> None:
         """Everything that has landed has been handed out."""
         self.batch, self.taken = None, 0
@@ -189,62 +218,94 @@ class Live:
 class LiveCache:
     """Live partitions that no call uses at present, by feed, partition and position.
 
-    Of one partition a few are kept: one for each consumer in this process. More of them are what is left
+    Of one partition several are kept: one for each consumer in this process. More of them are what is left
     behind by consumers who go on in other processes, and each may hold something of the service's.
 
+    A consumer asks its partitions in turns. When there are more of them than are kept, the longest unused
+    reader is the one that is needed next. So a full cache keeps what it has: newcomers pass through a small
+    part of it, and stay only if somebody comes back to them meanwhile.
+
     Args:
-        budget: What they hold is bounded by it; the longest unused go first.
+        budget: What they hold counts there.
         capacity: How many at most.
+        most_of_one: How many of one partition at most.
     """
 
-    def __init__(self, budget: Budget, capacity: int) -> None:
-        self._budget = budget
-        self._capacity = capacity
-        self._lives: OrderedDict[_Place, Live] = OrderedDict()
-        self._crowds: Counter[tuple[int, str]] = Counter()
+    def __init__(self, budget: Budget, capacity: int, most_of_one: int = 64) -> None:
+        self._budget, self._capacity, self._most_of_one = budget, capacity, most_of_one
+        self._residents = capacity - max(1, capacity // _PASSING_PART)
+        self._resident: OrderedDict[Live, _Place] = OrderedDict()
+        self._passing: OrderedDict[Live, _Place] = OrderedDict()
+        self._places: dict[_Place, list[Live]] = {}
+        self._crowds: dict[tuple[int, str], Crowd[Live]] = {}
         self._lock = threading.Lock()
         self._closed = False
 
     def pop(self, feed: Feed, partition_id: str, cursor: Cursor) -> Live | None:
-        """The live partition at this very position, or None."""
+        """A live partition at this very position, or None."""
         with self._lock:
-            return self._taken((id(feed), partition_id, orjson.dumps(cursor)))
+            here = self._places.get(_place(feed, partition_id, cursor)) or []
+            return self._taken(here[-1]) if here else None
+
+    def holds(self, feed: Feed, partition_id: str, cursor: Cursor) -> bool:
+        """Whether something is fetched, or asked for, at this very position."""
+        with self._lock:
+            here = self._places.get(_place(feed, partition_id, cursor)) or []
+            return bool(here) and not here[-1].empty()
 
     def put(self, live: Live) -> None:
-        """Keep it for the next call; another one under the same position is closed."""
-        live.used_at = time.monotonic()
-        key = (id(live.feed), live.partition_id, orjson.dumps(live.cursor))
-        with self._lock:
-            gone = [self._taken(key)]
-            if self._closed:
-                gone.append(live)
-            else:
-                self._lives[key] = live
-                self._crowds[key[:2]] += 1
-                gone += [self._crowded_out(key[:2]), *self._expired()]
-        for old in gone:
-            if old is not None:
-                old.discard()
-        self.make_room(0)
+        """Keep it for the next call.
 
-    def make_room(self, nbytes: int) -> None:
-        """Evict the longest unused until that many bytes fit."""
-        while self._budget.over(nbytes) > 0:
-            with self._lock:
-                if not self._lives:
-                    return
-                old = self._taken(next(iter(self._lives)))
-            if old is not None:
-                old.discard()
+        Another one under the same position is closed, unless somebody has come back to one of the two: then
+        they belong to consumers that stand at one position.
+        """
+        live.used_at = time.monotonic()
+        with self._lock:
+            gone = [live] if self._closed else self._added(live)
+        for old in gone:
+            old.discard()
+
+    def tidy(self, in_use: Callable[[Live], bool]) -> None:
+        """Discard what nobody has used for a minute.
+
+        What the caller says is `in_use` counts as used now: with many partitions a round takes longer.
+        """
+        now, gone = time.monotonic(), list[Live]()
+        with self._lock:
+            for live in self._unused_since(now - _IDLE_SECONDS / 2):
+                if in_use(live):
+                    live.used_at = now
+                    (self._resident if live in self._resident else self._passing).move_to_end(live)
+                elif live.used_at < now - _IDLE_SECONDS:
+                    gone.append(self._taken(live))
+        for old in gone:
+            old.discard()
+
+    def make_room(self, nbytes: int, in_use: Callable[[Live], bool]) -> bool:
+        """Evict what others have fetched and left until that many bytes fit, the longest unused first.
+
+        Never what is `in_use`, nor what another consumer has used a moment ago: it would be fetched again.
+
+        Returns:
+            Whether they fit.
+        """
+        missing, gone = self._budget.over(nbytes), list[Live]()
+        with self._lock:
+            for live in self._unused_since(time.monotonic() - _RESTING_SECONDS) if missing > 0 else ():
+                if missing > 0 and not live.empty() and not in_use(live):
+                    missing -= live.nbytes()
+                    gone.append(self._taken(live))
+        for old in gone:
+            old.discard()
+        return self._budget.over(nbytes) <= 0
 
     def forget(self, feed: Feed | None = None) -> None:
         """Discard the lives of one feed, or all."""
         with self._lock:
-            keys = [key for key in self._lives if feed is None or key[0] == id(feed)]
-            gone = [self._taken(key) for key in keys]
+            lives = [*self._passing, *self._resident]
+            gone = [self._taken(live) for live in lives if feed is None or live.feed is feed]
         for old in gone:
-            if old is not None:
-                old.discard()
+            old.discard()
 
     def close(self) -> None:
         """Discard all, and whatever calls that are still in flight put back."""
@@ -253,30 +314,51 @@ class LiveCache:
         self.forget()
 
     def __len__(self) -> int:
-        return len(self._lives)
+        return len(self._resident) + len(self._passing)
 
-    def _taken(self, key: _Place) -> Live | None:
-        """Take one out; the lock is held."""
-        live = self._lives.pop(key, None)
-        if live is not None:
-            self._crowds[key[:2]] -= 1
-            if not self._crowds[key[:2]]:
-                del self._crowds[key[:2]]
+    # -- All of these with the lock held
+
+    def _taken(self, live: Live) -> Live:
+        """Take it out."""
+        place = self._resident.pop(live, None) or self._passing.pop(live)
+        self._places[place].remove(live)
+        if not self._places[place]:
+            del self._places[place]
+        crowd = self._crowds[place[:2]]
+        crowd.remove(live)
+        if not crowd:
+            del self._crowds[place[:2]]
         return live
 
-    def _crowded_out(self, crowd: tuple[int, str]) -> Live | None:
-        """The longest unused of a partition that has too many; the lock is held."""
-        if self._crowds[crowd] <= _MOST_OF_ONE:
-            return None
-        return self._taken(next(key for key in self._lives if key[:2] == crowd))
-
-    def _expired(self) -> list[Live | None]:
-        """The ones beyond capacity or age; the lock is held."""
-        oldest = time.monotonic() - _IDLE_SECONDS
-        gone = []
-        while self._lives:
-            key, first = next(iter(self._lives.items()))
-            if len(self._lives) <= self._capacity and first.used_at >= oldest:
-                break
-            gone.append(self._taken(key))
+    def _added(self, live: Live) -> list[Live]:
+        """Put it in; what has to go for it."""
+        place = _place(live.feed, live.partition_id, live.cursor)
+        twins = [] if live.proven else [twin for twin in self._places.get(place, ()) if not twin.proven]
+        gone = [self._taken(twin) for twin in twins]
+        self._places.setdefault(place, []).append(live)
+        crowd = self._crowds.setdefault(place[:2], Crowd())
+        crowd.add(live, proven=live.proven)
+        stays = live.proven or len(self._resident) < self._residents
+        (self._resident if stays else self._passing)[live] = place
+        if len(self._resident) > self._residents:
+            oldest, place = self._resident.popitem(last=False)
+            self._passing[oldest] = place
+        surplus = crowd.surplus(self._most_of_one)
+        if surplus is not None:
+            gone.append(self._taken(surplus))
+        if len(self) > self._capacity:
+            oldest = next(iter(self._passing))
+            gone.append(self._taken(next((each for each in self._passing if each.empty()), oldest)))
         return gone
+
+    def _unused_since(self, moment: float) -> list[Live]:
+        """The longest unused first, of either part."""
+        return [
+            live
+            for part in (self._passing, self._resident)
+            for live in takewhile(lambda each: each.used_at < moment, part)
+        ]
+
+
+def _place(feed: Feed, partition_id: str, cursor: Cursor) -> _Place:
+    return id(feed), partition_id, orjson.dumps(cursor)

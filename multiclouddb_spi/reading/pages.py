@@ -35,6 +35,12 @@ from multiclouddb_spi.watch import Watch
 __all__ = ["Pages", "Reading", "finished"]
 
 T = TypeVar("T")
+_NOTHING_LEFT: Final = Fault(
+    ErrorCategory.TRANSIENT_FAILURE,
+    "the service names no partition to read, and does not say that the feed has ended; read again from "
+    "the same position",
+    retryable=True,
+)
 _REOPEN: Final = (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST, ErrorCategory.CHECKPOINT_EXPIRED)
 
 
@@ -101,7 +107,7 @@ class Pages:
         token = session.token(
             lineage.to_json(),
             watermark=session.watermark,
-            skipped=(*session.skipped, (where, fault.position)),
+            skipped=((where, fault.position),),
         )
         error = to_error(self._provider_id, "read_changes", self._fetcher.fault(fault), fault)
         message = f"{where}: {fault}; go on behind it from error.detail.skip_token once it is dealt with"
@@ -136,6 +142,8 @@ class Pages:
             state = result.retired
         elif result.over is not None:
             state = FeedOver(result.over)
+        elif not len(lineage):
+            raise ProviderFault(_NOTHING_LEFT)
         now = None if result.idle else self._feeds.soon(session.feed, deadline)
         diagnostics = diagnose(
             session.feed, self._fetcher, state, result, watermark, now, time.monotonic() - began

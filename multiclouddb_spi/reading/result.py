@@ -50,6 +50,7 @@ class SweepResult(Generic[T]):
         moved: A partition answered or a position moved.
         notices: Facts found on the way.
         found_late: Partitions that an audit found.
+        noticed: Partitions of which nothing more is handed out in this call, because a notice comes first.
         errors: Partition → its failure in this call.
         batches: Partition → its last batch that was handed out whole.
         requests: Calls to the service.
@@ -68,6 +69,7 @@ class SweepResult(Generic[T]):
     moved: bool = False
     notices: list[Notice] = attrs.field(factory=list)
     found_late: int = 0
+    noticed: set[str] = attrs.field(factory=set)
     errors: dict[str, Exception] = attrs.field(factory=dict)
     batches: dict[str, Batch] = attrs.field(factory=dict)
     requests: int = 0
@@ -78,6 +80,20 @@ class SweepResult(Generic[T]):
     def stopped(self) -> bool:
         """True when nothing more may be read in this call."""
         return bool(self.failure or self.poison or self.retired or self.over)
+
+    def in_hand(self) -> bool:
+        """True when there is something to make a page of."""
+        return bool(self.count or self.notices)
+
+    def tell(self, notice: Notice, *partition_ids: str) -> None:
+        """Put a fact on the page: the next event of these partitions comes after it, on a later page.
+
+        Args:
+            notice: The fact.
+            partition_ids: The partition that it is in, and those that are read because of it.
+        """
+        self.notices.append(notice)
+        self.noticed.update(partition_ids)
 
     def account(self, live: Live, batch: Batch) -> None:
         """Add up what a landed fetch cost."""

@@ -12,20 +12,21 @@ How it goes, in the caller's thread, while fetches run on the pool:
     the head of the queue has had its turn, for which a place on the page is kept: so no slow
     partition starves. One that is slower than `HEAD_SECONDS` has had its turn.
  5. With nothing in hand it goes on until every partition has answered that it has nothing, and
-    then for as long as the caller wants to wait.
+    then for as long as the caller wants to wait, unless it has a notice to tell of.
+ 6. After a notice nothing more of its partition is handed out, nor of those that are read because of
+    it: that is for a later call.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import OnExpired
 from multiclouddb_spi.checkpoint.lineage import Lineage
-from multiclouddb_spi.contract import Batch, Continue, Feed
+from multiclouddb_spi.contract import Batch, Feed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.fault import ProviderFault, RecordFault
 from multiclouddb_spi.reading.fetcher import closed_fault, late_fault
@@ -33,6 +34,7 @@ from multiclouddb_spi.reading.flight import HEAD_SECONDS, Flight, Workshop
 from multiclouddb_spi.reading.harvest import Harvest
 from multiclouddb_spi.reading.live import Live
 from multiclouddb_spi.reading.result import SweepResult
+from multiclouddb_spi.reading.todo import Todo
 
 __all__ = ["Sweep"]
 
@@ -84,8 +86,8 @@ class Sweep(Generic[T]):
         self._suspects = [entry.partition_id for entry in active if entry.suspect]
         self._queue = [entry.partition_id for entry in active]
         self._head: str | None = self._queue[0] if active else None
-        self._flight = Flight(shop, feed, len(active), limit, deadline)
-        self._todo: OrderedDict[str, None] = OrderedDict()
+        self._todo = Todo(lineage)
+        self._flight = Flight(shop, feed, len(active), limit, deadline, self._todo.at)
         self._paced: dict[str, float] = {}
         self._quiet: set[str] = set()
         self._turns: dict[str, None] = {}
@@ -104,12 +106,10 @@ class Sweep(Generic[T]):
             self._ask(self._harvest.discover())
             self._read_suspects()
             self._ask(name for name in self._queue if name not in self._turns)
-            if self._harvest.audit_is_due(self._shop.audit_seconds):
-                self._launch()  # the service answers both at a time
-                self._harvest.audit()
+            self._harvest.audit_when_due(self._shop.audit_seconds, self._launch)
             self._read(())
             self._follow()
-            if not self._result.stopped() and not self._result.count:
+            if not self._result.stopped() and not self._result.in_hand():
                 self._wait()
         except BaseException:
             self._flight.abandon()
@@ -140,23 +140,21 @@ class Sweep(Generic[T]):
 
     def _follow(self) -> None:
         """Before a page stays empty: go on in the children of partitions that have ended in this call."""
-        while not self._result.count and not self._full() and self._harvest.has_ended():
+        while not self._result.in_hand() and not self._full() and self._harvest.has_ended():
             self._read(self._harvest.discover())
 
     def _ask(self, partition_ids: Iterable[str]) -> None:
         """To be asked behind all others that are; none twice."""
-        for name in partition_ids:
-            self._todo.setdefault(name)
+        self._todo.ask(partition_ids)
 
     def _full(self) -> bool:
         return self._result.count >= self._limit or self._result.stopped()
 
     def _launch(self) -> None:
         wait = self._fetch_wait()
-        while self._todo and not self._flight.full():
-            name, _ = self._todo.popitem(last=False)
-            if name not in self._lineage or name in self._flight:
-                continue
+        while (name := self._todo.next(self._flight)) is not None:
+            if self._head in self._todo.overtaken:
+                self._served(self._head)
             live = self._flight.take(name, self._lineage.cursor(name))
             if live.batch is None and live.future is None and live.not_before > time.monotonic():
                 self._paced[name] = live.not_before
@@ -173,7 +171,7 @@ class Sweep(Generic[T]):
         """The head of the queue is not waited for any more."""
         if name is not None and name == self._head:
             self._head = None
-            self._ask(self._aside)
+            self._todo.ask_again(self._aside)
             self._aside.clear()
 
     def _fetch_wait(self) -> float:
@@ -207,7 +205,7 @@ class Sweep(Generic[T]):
 
     def _sleep_until_paced(self) -> bool:
         """With nothing else to do: wait for the partition that may be asked next."""
-        if self._result.count or not self._paced:
+        if self._result.in_hand() or not self._paced:
             return False
         soonest = min(self._paced.values())
         if soonest >= (self._wait_until if self._rounds else self._deadline.at):
@@ -221,7 +219,7 @@ class Sweep(Generic[T]):
 
     def _wait(self) -> None:
         """Every partition has answered: wait for news as long as the caller wants to."""
-        while not self._full() and not self._result.count and (now := time.monotonic()) < self._wait_until:
+        while not (self._full() or self._result.in_hand()) and (now := time.monotonic()) < self._wait_until:
             rest = self._pause - (now - self._round_began)
             self._pause_for(min(rest, self._wait_until - now))
             self._pause = min(_MOST_PAUSE_SECONDS, 1.5 * self._pause)
@@ -257,16 +255,19 @@ class Sweep(Generic[T]):
             self._ask(self._harvest.failed(name, error))
         else:
             self._result.errors.pop(name, None)
-            if live.taken < len(batch) and not self._places(name):
+            if name in self._result.noticed:
+                self._turn(name)
+                self._flight.keep(live)
+            elif live.taken < len(batch) and not self._places(name):
                 self._flight.keep(live)
                 self._aside.append(name)
-                return
-            self._turn(name)
-            try:
-                self._hand_out(live, batch)
-            except BaseException:
-                live.discard()
-                raise
+            else:
+                self._turn(name)
+                try:
+                    self._hand_out(live, batch)
+                except BaseException:
+                    live.discard()
+                    raise
 
     def _turn(self, name: str) -> None:
         self._turns.pop(name, None)
@@ -281,7 +282,7 @@ class Sweep(Generic[T]):
     def _hand_out(self, live: Live, batch: Batch) -> None:
         name = live.partition_id
         stop = min(len(batch), live.taken + self._places(name))
-        if stop == len(batch) > 0 and _more_to_come(live, batch):
+        if stop == len(batch) > 0 and live.has_more(batch):
             self._flight.prefetch(live)
         if not self._harvest.take(live, batch, stop):
             live.discard()
@@ -301,6 +302,8 @@ class Sweep(Generic[T]):
             return
         live.not_before = live.asked_at + batch.poll_after if batch.poll_after else 0.0
         self._flight.keep(live)
+        if batch.notices:
+            return
         if fresh and not len(batch) and batch.caught_up is not False:
             self._quiet.add(name)
         elif not (len(batch) and batch.caught_up):
@@ -322,13 +325,3 @@ class Sweep(Generic[T]):
         stuck = result.failure or result.poison
         if stuck is not None and stuck[0] in self._lineage:
             self._lineage.suspect(stuck[0])
-
-
-def _more_to_come(live: Live, batch: Batch) -> bool:
-    """Worth reading on at once: not for the first page of a caller who may want one only."""
-    return (
-        isinstance(batch.outcome, Continue)
-        and batch.caught_up is not True
-        and not batch.poll_after
-        and live.fetches > 1
-    )

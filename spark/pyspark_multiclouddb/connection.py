@@ -66,6 +66,15 @@ class Connection:
         """Which incarnation of the resource the feed is of."""
         return self.feed.identity.incarnation
 
+    def resumes(self, incarnation: str | None) -> bool:
+        """Whether what was planned on an incarnation goes on here, as `Feed.resumes` says it.
+
+        A feed that was opened long ago may be of an earlier one: it is opened again before the answer is no.
+        """
+        if not self.feed.resumes(incarnation):
+            self.renew_feed()
+        return self.feed.resumes(incarnation)
+
     def renew_feed(self) -> None:
         """Forget the feed: the resource may be another one by now."""
         feed, self._feed = self._feed, None

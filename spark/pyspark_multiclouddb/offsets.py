@@ -16,7 +16,7 @@ it is gone by the time of a replay.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -58,13 +58,17 @@ class Pinned:
     ends: Mapping[str, Cursor] = attrs.field(factory=dict)
     empty: bool = False
 
-    def check_incarnation(self, settings: Settings, incarnation: str | None) -> None:
+    def check_incarnation(self, settings: Settings, resumes: Callable[[str | None], bool]) -> None:
         """Refuse an offset of a resource that was recreated.
+
+        Args:
+            settings: The options.
+            resumes: `Connection.resumes`.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` when the resource is another one by now.
         """
-        if self.incarnation != incarnation:
+        if not resumes(self.incarnation):
             raise invalid_request(
                 "checkpoint",
                 f"is of an earlier {settings.address} that was recreated under the same name",

@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 
 from multiclouddb_spi import Batch, Range, read_range
 from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
-from pyspark_multiclouddb.connection import Connection, connection_for
+from pyspark_multiclouddb.connection import connection_for
 from pyspark_multiclouddb.errors import told
 from pyspark_multiclouddb.offsets import Pinned
 from pyspark_multiclouddb.options import Settings
@@ -77,7 +77,7 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
         return
     with told():
         connection = connection_for(settings)
-        _check_incarnation(connection, settings, work)
+        Pinned(work.incarnation, []).check_incarnation(settings, connection.resumes)
         for part in work.ranges:
             done = 0
             for batch in read_range(connection.provider, connection.feed, part, settings.on_expired):
@@ -93,10 +93,3 @@ def with_sequence(events: pa.RecordBatch, sequence: Sequence[int]) -> pa.RecordB
 def _to_arrow(batch: Batch) -> pa.RecordBatch:
     arrow = batch.arrow(0, len(batch))
     return events_to_arrow(batch.events(0, len(batch))) if arrow is None else arrow
-
-
-def _check_incarnation(connection: Connection, settings: Settings, work: Work) -> None:
-    """A feed that an earlier task opened may be of an earlier incarnation: look again before refusing."""
-    if connection.incarnation != work.incarnation:
-        connection.renew_feed()
-        Pinned(work.incarnation, []).check_incarnation(settings, connection.incarnation)

@@ -12,13 +12,20 @@ from pyspark_multiclouddb.options import parse_options
 
 SETTINGS = parse_options({"url": "embedded:///data/store.db", "collection": "orders"})
 OTHER = parse_options({"url": "embedded:///data/store.db", "collection": "others"})
+
+
+def at(*entries):
+    """A lineage as JSON."""
+    return {"p": list(entries)}
+
+
 OFFSETS = [
     Symbolic(Beginning()),
     Symbolic(Now()),
     Symbolic(AtTime(datetime(2026, 1, 31, 12, 0, 0, 5, tzinfo=UTC))),
-    Pinned("i-1", [["p1", [7, 1]], ["p0", {"b": 1, "a": None}], ["p2", [9], 1], ["p3", [[1]], ["p1"]]]),
-    Pinned(None, [], {"p9": [4]}),
-    Pinned(None, [["p0", [5]]], empty=True),
+    Pinned("i-1", at(["p1", [7, 1]], ["p0", {"b": 1, "a": None}], ["p2", [9], 1], ["p3", [[1]], 4, ["p1"]])),
+    Pinned(None, at(), {"p9": [4]}),
+    Pinned(None, at(["p0", [5]]), empty=True),
 ]
 
 
@@ -83,31 +90,31 @@ def test_what_is_no_offset_is_refused(value):
 
 
 def test_recreated_resource_is_refused():
-    Pinned("i-1", []).check_incarnation(SETTINGS, "i-1")
+    Pinned("i-1", at()).check_incarnation(SETTINGS, "i-1".__eq__)
     with pytest.raises(MulticloudDbError, match=r"earlier orders that was recreated .* checkpointLocation"):
-        Pinned("i-1", []).check_incarnation(SETTINGS, "i-2")
+        Pinned("i-1", at()).check_incarnation(SETTINGS, "i-2".__eq__)
 
 
 class TestRanges:
     def test_nothing_lies_in_front_of_the_pinned_start(self):
-        assert ranges_of(Symbolic(Now()), Pinned("i", [["p0", 5]])) == []
+        assert ranges_of(Symbolic(Now()), Pinned("i", at(["p0", 5]))) == []
 
     def test_what_moved_and_what_ended(self):
-        before = Pinned("i", [["p0", 5], ["p1", 3], ["p2", 0], ["p3", [1], ["p1"]]])
-        after = Pinned("i", [["p0", 5], ["p2", 4, 1], ["p3", 9]], {"p1": 8})
+        before = Pinned("i", at(["p0", 5], ["p1", 3], ["p2", 0], ["p3", [1], 4, ["p1"]]))
+        after = Pinned("i", at(["p0", 5], ["p2", 4, 1], ["p3", 9]), {"p1": 8})
         assert ranges_of(before, after) == [Range("p1", 3, 8), Range("p2", 0, 4)]
 
     def test_nothing_lies_between_idle_positions(self):
-        before, after = Pinned("i", [["p0", 5]]), Pinned("i", [["p0", 9]], empty=True)
+        before, after = Pinned("i", at(["p0", 5])), Pinned("i", at(["p0", 9]), empty=True)
         assert ranges_of(before, after) == []
-        assert ranges_of(after, Pinned("i", [["p0", 12]])) == [Range("p0", 9, 12)]
+        assert ranges_of(after, Pinned("i", at(["p0", 12]))) == [Range("p0", 9, 12)]
 
     @pytest.mark.parametrize(
         ("before", "after", "message"),
         [
-            (Pinned("i", []), Symbolic(Now()), "goes back behind its own start"),
-            (Pinned("i", []), Pinned("j", []), "mixes two incarnations"),
-            (Pinned("i", [[5]]), Pinned("i", []), "holds a damaged offset"),
+            (Pinned("i", at()), Symbolic(Now()), "goes back behind its own start"),
+            (Pinned("i", at()), Pinned("j", at()), "mixes two incarnations"),
+            (Pinned("i", at([5])), Pinned("i", at()), "holds a damaged offset"),
         ],
     )
     def test_what_cannot_have_been_planned_is_refused(self, before, after, message):

@@ -351,7 +351,7 @@ class TestIdleFeedOverRetention:
         simulation.owners = {simulation.write(key, {"n": 0}).partition_id: key for key in "abcdefgh"}
         reader = simulated(startingPosition="now")
         pinned = reader.latestOffset(reader.initialOffset(), ALL)
-        return {**pinned, "c": [entry for entry in pinned["c"] if entry[0] == "p0"]}
+        return {**pinned, "c": {"p": [entry for entry in pinned["c"]["p"] if entry[0] == "p0"]}}
 
     def days(self, simulation, offset, **options):
         """A run each night, and the log is cut behind it."""

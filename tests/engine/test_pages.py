@@ -473,8 +473,11 @@ class TestNotices:
         assert isinstance(notice, RecordSkipped)
         assert notice.partition_id == bench.sim.public_id("p0")
         assert notice.position in error.message
+        assert not page.events
+        assert not page.idle
+        page = bench.page(page.continuation_token)
         assert ids(page) == bench.written()[1:]
-        assert not bench.page(page.continuation_token).notices
+        assert not page.notices
 
     def test_notice_that_is_no_end_does_not_end(self, bench, ended):
         bench.sim.announce("p0", Invalidated("somebody said so"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import attrs
@@ -12,9 +13,14 @@ from multiclouddb_api import (
     Capability,
     CapabilitySet,
     ChangeEvent,
+    ChangeFeedPage,
+    ChangeFeedRequest,
     EntireCollection,
     ErrorCategory,
+    FromContinuationToken,
+    Notice,
     Now,
+    OperationOptions,
 )
 from multiclouddb_conformance.mutants.mutant import EmptyBatch, Mutant
 from multiclouddb_conformance.simulated import SIMULATED
@@ -41,7 +47,9 @@ __all__ = [
     "LeaksReaders",
     "MovesTokenPastUnreadEvents",
     "NeverAdvancesIdleToken",
+    "NoticeAfterItsPlace",
     "NowIsBeginning",
+    "ReadsOnBehindNotice",
     "RetriesDeadIteratorForEver",
     "SaysIdleTooSoon",
     "TakesRecreatedForTheSame",
@@ -144,6 +152,50 @@ class JumpsOverExpiredGap(Mutant):
                 if seed.partition_id == reader.partition_id:
                     reader.inner = inner.open(reader.partition_id, seed.cursor)
             return super().fetch(reader, max_records, max_bytes, wait, deadline)
+
+
+class NoticeAfterItsPlace(Mutant):
+    """A notice comes with the events that lie behind it."""
+
+    caught_by = (
+        "TestNotices::test_a_notice_comes_between_the_events_around_it[0-one client]",
+        "TestNotices::test_a_notice_comes_between_the_events_around_it[3-a client a page]",
+    )
+
+    def fetch(
+        self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
+    ) -> Batch:
+        """With the next batch that has records."""
+        held: list[Notice] = []
+        while True:
+            batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
+            if not batch.notices or len(batch):
+                return WrappedBatch(batch, notices=(*held, *batch.notices)) if held else batch
+            held += batch.notices
+
+
+class ReadsOnBehindNotice(Mutant):
+    """A page goes on behind its notices."""
+
+    caught_by = (
+        "TestNotices::test_a_notice_comes_between_the_events_around_it[0-one client]",
+        "TestNotices::test_what_is_read_behind_a_gap_comes_on_a_later_page[0]",
+        "TestNotices::test_a_skipped_record_is_told_before_anything_behind_it_is_read",
+    )
+
+    def answer(
+        self,
+        read: Callable[[ChangeFeedRequest, OperationOptions], ChangeFeedPage],
+        request: ChangeFeedRequest,
+        options: OperationOptions,
+    ) -> ChangeFeedPage:
+        """With what the next page has."""
+        page = read(request, options)
+        if not page.notices:
+            return page
+        behind = FromContinuationToken(page.continuation_token)
+        more = read(attrs.evolve(request, start_position=behind), options)
+        return attrs.evolve(more, events=page.events + more.events, notices=page.notices + more.notices)
 
 
 class _Sound(WrappedBatch):

@@ -18,6 +18,7 @@ class Calls:
         lists: Calls of `partitions`.
         discovers: Calls of `discover`.
         awaited: Partition id → how often its children were asked for.
+        audits: Calls of `uncovered`.
         joins: Child id → calls of `join`.
         oldests: Calls of `oldest`.
         heads: Calls of `heads`.
@@ -37,6 +38,7 @@ class Calls:
         self.lists = 0
         self.discovers = 0
         self.awaited: Counter[str] = Counter()
+        self.audits = 0
         self.joins: Counter[str] = Counter()
         self.oldests = 0
         self.heads = 0

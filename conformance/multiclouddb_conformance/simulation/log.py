@@ -5,7 +5,9 @@ It knows nothing of readers and keeps everything ever written as the truth for o
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -33,6 +35,17 @@ AnyKey: TypeAlias = MulticloudDbKey | str | int
 """A key, or the value of a component `id`."""
 
 Document: TypeAlias = Mapping[str, Any]
+
+_logs: weakref.WeakSet[Log] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """A thread of the parent may have been reading: nobody gives its lock back here."""
+    for log in list(_logs):
+        log.changed = threading.Condition(threading.RLock())
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Log:
@@ -66,6 +79,7 @@ class Log:
         self.history: list[Written] = []
         self.lineage: dict[str, tuple[str, ...]] = {}
         self.changed = threading.Condition(threading.RLock())
+        _logs.add(self)
         self._now = start
         self._tick = tick
         self._commit_times: list[datetime] = []

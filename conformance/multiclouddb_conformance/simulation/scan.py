@@ -88,6 +88,8 @@ def _take(
             found.end = after
         found.notices.extend(commit.notices)
         found.end = max(found.end, behind(commit.number))
+        if commit.notices:
+            return False
     return True
 
 

@@ -13,6 +13,7 @@ from multiclouddb_conformance.us8.faults import TestEndlessTrouble, TestTrimmedO
 from multiclouddb_conformance.us8.identity import TestEventIdentity, TestForeignTokens, TestRecreated
 from multiclouddb_conformance.us8.lineage import TestLateChildren, TestMerge, TestRetirement, TestSplit
 from multiclouddb_conformance.us8.loss import TestLoss
+from multiclouddb_conformance.us8.notices import TestNotices
 from multiclouddb_conformance.us8.propagation import TestPropagation, TestTransactions
 from multiclouddb_conformance.us8.quiet import TestIdle, TestLongPoll, TestWatermark
 from multiclouddb_conformance.us8.scope import TestLogicalPartition, TestPhysicalPartition, TestWiderScopes
@@ -47,6 +48,7 @@ __all__ = [
     "TestLoss",
     "TestMerge",
     "TestNoFeed",
+    "TestNotices",
     "TestNow",
     "TestPageSize",
     "TestPhysicalPartition",

@@ -6,6 +6,8 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import select
+import signal
 import threading
 import time
 import warnings
@@ -31,7 +33,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance.collection import Collection, ids
 from multiclouddb_conformance.faults import Silent
 from multiclouddb_conformance.harness import Harness
-from multiclouddb_conformance.waiting import assert_prompt, wait_until
+from multiclouddb_conformance.waiting import SOON, assert_prompt, wait_until
 from multiclouddb_spi.checkpoint.token import decode_token, encode_token
 
 __all__ = ["TestClosing", "TestDeadline", "TestPickling", "TestReleasing", "TestSecrets", "TestSharing"]
@@ -174,18 +176,51 @@ class TestSharing:
     def test_a_child_process_reads_with_the_same_client(self, collection: Collection) -> None:
         collection.fill(5)
         collection.read(collection.begin, 5)
-        reading, writing = os.pipe()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # threads of the client are what this is about
-            child = os.fork()
-        if not child:
-            _tell(writing, collection)
-        os.close(writing)
-        with os.fdopen(reading) as pipe:
-            told = pipe.read()
-        os.waitpid(child, 0)
-        assert told == "5"
+        assert _count_in_child(collection) == "5"
         assert len(collection.drain(collection.begin)) == 5
+
+    @pytest.mark.needs("fork")
+    def test_child_processes_read_while_four_threads_of_the_parent_do(self, collection: Collection) -> None:
+        collection.fill(10)
+        collection.read(collection.begin, 10)
+        over, started = threading.Event(), threading.Barrier(5)
+
+        def read(size: int) -> list[int]:
+            counts = [len(collection.drain(collection.begin, size))]
+            started.wait()
+            while not over.is_set():
+                counts.append(len(collection.drain(collection.begin, size)))
+            return counts
+
+        with ThreadPoolExecutor(4) as pool:
+            running = [pool.submit(read, size) for size in (0, 1, 3, 4)]
+            try:
+                started.wait(SOON)
+                told = [_count_in_child(collection) for _ in range(4)]
+                collection.fill(5, start=10)
+                assert len(collection.read(collection.begin, 15)) == 15
+            finally:
+                over.set()
+            counts = [run.result() for run in running]
+        assert told == ["10"] * 4
+        assert all(set(each) <= set(range(10, 16)) and each == sorted(each) for each in counts)
+
+
+def _count_in_child(collection: Collection) -> str:
+    """Fork; what the child says of how many events there are."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # threads of the client are what this is about
+        child = os.fork()
+    if not child:
+        _tell(writing, collection)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        try:
+            return pipe.read() if select.select([pipe], [], [], SOON)[0] else "nothing: it hangs"
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def _tell(pipe: int, collection: Collection) -> None:

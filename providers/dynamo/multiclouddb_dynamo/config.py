@@ -12,6 +12,7 @@ from botocore.config import Config
 
 from multiclouddb_api import ClientConfig, invalid_request
 from multiclouddb_api.check import suggestion, unknown_name
+from multiclouddb_api.secret import settled
 
 __all__ = ["DynamoClients", "DynamoConfig"]
 
@@ -72,23 +73,7 @@ class DynamoConfig:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` that names the option and the way out.
         """
-        options = dict(config.connection)
-        for name in options:
-            if name in _OPTIONS:
-                continue
-            if any(word in name.lower() for word in _SECRET):
-                raise invalid_request(
-                    "connection",
-                    f"the option {name!r} is not taken: credentials come from boto3's own chain",
-                    "set AWS_PROFILE or the environment, or pass a boto3 Session: connection={'session': …}",
-                )
-            raise unknown_name("connection", name, _OPTIONS)
-        url = options.pop("url", None)
-        if url is not None:
-            options = _merged(_parsed(url), options)
-        _check_texts(options)
-        _check_objects(options)
-        return cls(**options)
+        return settled(_checked, cls, config)
 
     @property
     def own_retries(self) -> bool:
@@ -117,6 +102,26 @@ class DynamoConfig:
         return DynamoClients(
             session.client("dynamodb", **settings), session.client("dynamodbstreams", **settings)
         )
+
+
+def _checked(cls: type[DynamoConfig], config: ClientConfig) -> DynamoConfig:
+    options = dict(config.connection)
+    for name in options:
+        if name in _OPTIONS:
+            continue
+        if any(word in name.lower() for word in _SECRET):
+            raise invalid_request(
+                "connection",
+                f"the option {name!r} is not taken: credentials come from boto3's own chain",
+                "set AWS_PROFILE or the environment, or pass a boto3 Session: connection={'session': …}",
+            )
+        raise unknown_name("connection", name, _OPTIONS)
+    url = options.pop("url", None)
+    if url is not None:
+        options = _merged(_parsed(url), options)
+    _check_texts(options)
+    _check_objects(options)
+    return cls(**options)
 
 
 def _parsed(url: object) -> dict[str, Any]:

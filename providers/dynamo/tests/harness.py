@@ -40,7 +40,7 @@ class DynamoHarness(Harness):
 
     capabilities = CAPABILITIES
     plugin = PLUGIN
-    can_merge = can_other_options = False
+    can_merge = can_other_options = can_notices = False
     key_types = frozenset({"text", "unicode"})
     # A number has no scale and no infinity, a document no float, and names are not empty.
     value_types = frozenset(

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from multiclouddb_api import Checkpoint, ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.checkpoint import make_folder, sync_folder
 from multiclouddb_embedded.store.connection import connect
+from multiclouddb_embedded.store.forking import using_sqlite
 
 __all__ = ["SqliteCheckpointStore"]
 
@@ -21,9 +23,8 @@ _VERSION: Final = 1
 _APPLICATION_ID: Final = 0x6D636470  # "mcdp"
 _BUSY_SECONDS: Final = 30.0
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
-# Also without a code: a text that is no UTF-8 any more.
 _DAMAGE: Final = (
-    sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, None
+    sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR
 )  # fmt: skip
 _TABLE: Final = """
 CREATE TABLE checkpoints (
@@ -116,16 +117,24 @@ class SqliteCheckpointStore:
     @contextmanager
     def _opened(self, verb: str, *, create: bool = False) -> Iterator[sqlite3.Connection | None]:
         """A connection for one call, in autocommit mode; None when there is no file and it is not made."""
-        try:
+        with using_sqlite(), self._errors(verb):
             if not self._path.exists():
                 if not create:
                     yield None
                     return
                 self._make()
             with closing(connect(str(self._path), busy_seconds=_BUSY_SECONDS)) as connection:
-                connection.execute("PRAGMA synchronous = EXTRA")
+                _make_durable(connection)
+                # What is no UTF-8 any more does not match its checksum; SQLite's error would quote the token.
+                connection.text_factory = _to_text
                 self._check(connection)
                 yield connection
+
+    @contextmanager
+    def _errors(self, verb: str) -> Iterator[None]:
+        """What goes wrong inside leaves as a `MulticloudDbError` that names the file."""
+        try:
+            yield
         except OSError as error:
             raise self._broken(verb, error, error.strerror or str(error)) from error
         except sqlite3.Error as error:
@@ -136,11 +145,12 @@ class SqliteCheckpointStore:
     def _make(self) -> None:
         """Put a whole file there, unless somebody else has: an empty one is always damage."""
         folder = self._path.parent
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         draft = folder / f".{self._path.name}.{secrets.token_hex(4)}.tmp"
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         try:
             with closing(connect(str(draft))) as connection:
+                _make_durable(connection)
                 connection.execute("BEGIN")
                 connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {_VERSION}")
@@ -150,11 +160,7 @@ class SqliteCheckpointStore:
                 os.link(draft, self._path)
         finally:
             draft.unlink(missing_ok=True)
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync_folder(folder)
 
     def _check(self, connection: sqlite3.Connection) -> None:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -178,9 +184,7 @@ class SqliteCheckpointStore:
         if row is None:
             return None
         version, token, checksum = row
-        if not (isinstance(version, str) and isinstance(token, str)) or checksum != _checksum(
-            name, version, token
-        ):
+        if not _matches(name, version, token, checksum):
             raise invalid_request(
                 f"checkpoint file {self._path}",
                 f"{name!r} does not match its checksum: it was changed or damaged",
@@ -198,6 +202,10 @@ class SqliteCheckpointStore:
             (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
             if found != "ok":
                 raise self._unusable(f"is damaged ({' '.join(found.split())})")
+            # A damaged name must not pass for a checkpoint that nobody has saved yet.
+            for name, version, token, checksum in connection.execute("SELECT * FROM checkpoints"):
+                if not _matches(name, version, token, checksum):
+                    raise self._unusable("is damaged (a checkpoint in it does not match its checksum)")
 
     def _unusable(self, problem: str) -> MulticloudDbError:
         return invalid_request(
@@ -238,6 +246,23 @@ class SqliteCheckpointStore:
             "stored",
             ErrorDetail(ErrorCategory.CONFLICT, operation="checkpoint"),
         )
+
+
+def _make_durable(connection: sqlite3.Connection) -> None:
+    """A commit is on the disk when it returns, on macOS too."""
+    connection.execute("PRAGMA synchronous = EXTRA")
+    connection.execute("PRAGMA fullfsync = 1")
+
+
+def _to_text(raw: bytes) -> str:
+    return raw.decode(errors="replace")
+
+
+def _matches(name: object, version: object, token: object, checksum: object) -> bool:
+    """Whether a row is as it was written: damage can change types too."""
+    if not (isinstance(name, str) and isinstance(version, str) and isinstance(token, str)):
+        return False
+    return checksum == _checksum(name, version, token)
 
 
 def _code(error: sqlite3.Error) -> int | None:

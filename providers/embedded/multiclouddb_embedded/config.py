@@ -11,7 +11,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import attrs
 
 from multiclouddb_api import Capability, ClientConfig, ProviderOptions, invalid_request
-from multiclouddb_api.check import is_a, suggestion, unknown_name
+from multiclouddb_api.check import is_a, suggestion, unknown_name, utf8
+from multiclouddb_api.secret import settled
 from multiclouddb_embedded.errors import store_errors
 from multiclouddb_embedded.profile import PLAIN, PROFILES, Profile
 
@@ -80,13 +81,19 @@ class EmbeddedConfig:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` that names the option and the way out.
         """
-        options = _options(config.connection)
-        place = options.get("path", path)
-        if place is None:
-            raise invalid_request("connection.path", "is missing", f"give the file of the store, or {_URL}")
-        if "profile" in options:
-            profile = _find_profile(options["profile"])
-        return cls(check_path("connection.path", place), profile)
+        return settled(_checked, cls, config, path, profile)
+
+
+def _checked(
+    cls: type[EmbeddedConfig], config: ClientConfig, path: str | None, profile: Profile
+) -> EmbeddedConfig:
+    options = _options(config.connection)
+    place = options.get("path", path)
+    if place is None:
+        raise invalid_request("connection.path", "is missing", f"give the file of the store, or {_URL}")
+    if "profile" in options:
+        profile = _find_profile(options["profile"])
+    return cls(check_path("connection.path", place), profile)
 
 
 def _find_profile(name: object) -> Profile:
@@ -115,7 +122,14 @@ def _parsed(url: object, others: Mapping[str, Any]) -> dict[str, Any]:
     """The options in a URL."""
     if not isinstance(url, str):
         raise invalid_request("connection.url", f"must be text, not {type(url).__name__}", _URL)
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = None
+    if parts is None or "@" in parts.netloc:
+        raise invalid_request(
+            "connection.url", "has a user, a password or a host, and a file needs none of them", _URL
+        )
     if parts.scheme != "embedded":
         raise invalid_request("connection.url", f"has the scheme {parts.scheme!r}", _URL)
     if parts.netloc:
@@ -150,6 +164,8 @@ def check_path(field: str, path: object) -> str:
         )
     if str(path).startswith(":memory:"):
         raise invalid_request(field, "names a database in memory", "name a file: other processes open it too")
+    if "\0" in utf8(field, str(path)):
+        raise invalid_request(field, "has a character with the code 0", "no file has one in its name")
     place = Path(path).absolute()
     with store_errors("open", str(place)):
         _check_place(field, place)

@@ -16,7 +16,7 @@ class EmbeddedHarness(Harness):
     profile = None
     capabilities = CAPABILITIES
     plugin = PLUGIN
-    can_expire = can_other_options = can_secrets = False
+    can_expire = can_other_options = can_secrets = can_notices = False
 
     def open(self):
         self.store = EmbeddedStore(self.folder / "store.db", durable=False)

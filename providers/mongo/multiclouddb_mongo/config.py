@@ -15,6 +15,7 @@ from pymongo.uri_parser import parse_userinfo, split_hosts, split_options
 
 from multiclouddb_api import ClientConfig, invalid_request
 from multiclouddb_api.check import suggestion, unknown_name
+from multiclouddb_api.secret import SecretText, settled
 from multiclouddb_api.text import redact_url
 
 __all__ = ["MongoConfig"]
@@ -92,9 +93,11 @@ class MongoConfig:
         database: The database that the `url` names, or None.
     """
 
-    url: str = attrs.field(repr=_shown)
+    url: str = attrs.field(repr=_shown, converter=SecretText)
     username: str | None = attrs.field(default=None, repr=False)
-    password: str | None = attrs.field(default=None, repr=False)
+    password: str | None = attrs.field(
+        default=None, repr=False, converter=attrs.converters.optional(SecretText)
+    )
     app_name: str | None = None
     options: Mapping[str, Any] = attrs.field(factory=dict, repr=False, hash=False)
     database: str | None = None
@@ -107,28 +110,7 @@ class MongoConfig:
             MulticloudDbError: `INVALID_REQUEST` that names the option and the way out, and quotes nothing
                 that may be a part of a secret.
         """
-        given = dict(config.connection)
-        for name in given:
-            if name not in _OPTIONS:
-                raise unknown_name("connection", name, _OPTIONS)
-        _check_texts(given)
-        url = given.get("url")
-        if url is None:
-            raise invalid_request("connection.url", "is missing", _URL)
-        hosts, database, query = _parts(url)
-        user, _, password = hosts.rpartition("@")[0].partition(":")
-        _check_hosts(hosts, srv=url.startswith(_SCHEMES[1]))
-        options = _checked_options(query)
-        for name, there in (
-            ("username", user),
-            ("password", password),
-            ("app_name", options.get("appname")),
-        ):
-            if given.get(name) is not None and there:
-                raise invalid_request(f"connection.{name}", "is in the url as well", "name it once")
-        if given.get("password") is not None and not user and given.get("username") is None:
-            raise invalid_request("connection.password", "has no user", "give a username beside it")
-        return cls(**given, options=options, database=database)
+        return settled(_checked, cls, config)
 
     @property
     def timeout_ms(self) -> int | None:
@@ -193,6 +175,27 @@ class MongoConfig:
             if text:
                 yield text
                 yield unquote_plus(text)
+
+
+def _checked(cls: type[MongoConfig], config: ClientConfig) -> MongoConfig:
+    given = dict(config.connection)
+    for name in given:
+        if name not in _OPTIONS:
+            raise unknown_name("connection", name, _OPTIONS)
+    _check_texts(given)
+    url = given.get("url")
+    if url is None:
+        raise invalid_request("connection.url", "is missing", _URL)
+    hosts, database, query = _parts(url)
+    user, _, password = hosts.rpartition("@")[0].partition(":")
+    _check_hosts(hosts, srv=url.startswith(_SCHEMES[1]))
+    options = _checked_options(query)
+    for name, there in (("username", user), ("password", password), ("app_name", options.get("appname"))):
+        if given.get(name) is not None and there:
+            raise invalid_request(f"connection.{name}", "is in the url as well", "name it once")
+    if given.get("password") is not None and not user and given.get("username") is None:
+        raise invalid_request("connection.password", "has no user", "give a username beside it")
+    return cls(**given, options=options, database=database)
 
 
 def _check_texts(given: Mapping[str, Any]) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import pymongo
 from pymongo import MongoClient
@@ -23,18 +23,34 @@ from pymongo.change_stream import (
 )
 from pymongo.collection import Collection
 from pymongo.database import Database
+from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 
 from multiclouddb_api import EntireCluster, EntireDatabase, ErrorCategory, FeedScope
 from multiclouddb_mongo.change import RawChange
-from multiclouddb_mongo.errors import fault
+from multiclouddb_mongo.errors import classify, fault
+from multiclouddb_spi import Deadline
 
-__all__ = ["Closer", "Stream", "buffered", "flush", "hushed", "inner_cursor", "interrupt", "watch_otherwise"]
+__all__ = [
+    "Closer",
+    "Stream",
+    "buffered",
+    "flush",
+    "hushed",
+    "inner_cursor",
+    "interrupt",
+    "reach",
+    "retried",
+    "watch_otherwise",
+]
 
+T = TypeVar("T")
 Stream: TypeAlias = ChangeStream[RawChange]
 
 _CLOSE_SECONDS: Final = 0.5
 _DEAF_SECONDS: Final = 5.0
 _NO_SECONDS: Final = 0.001
+# PyMongo looks at the time twice a second.
+_TELL_SECONDS: Final = 0.75
 
 
 class Closer:
@@ -118,6 +134,45 @@ class _DatabaseStream(_Collated, DatabaseChangeStream[RawChange]):
 
 class _ClusterStream(_Collated, ClusterChangeStream[RawChange]):
     pass
+
+
+def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
+    """Call a command of ours as PyMongo calls its own reads: once more, where `retryReads` does not say no.
+
+    Raises:
+        PyMongoError: What the server refuses, or the network.
+    """
+    try:
+        return ask()
+    except PyMongoError as error:
+        final = isinstance(error, ServerSelectionTimeoutError) or not classify(error).retryable
+        if final or not client.options.retry_reads:
+            raise
+    return ask()
+
+
+def reach(client: MongoClient[Any], deadline: Deadline) -> None:
+    """Where no server is known, wait for one a little less than the call has.
+
+    PyMongo waits for `serverSelectionTimeoutMS`, and tells only then what is wrong: nobody would listen by
+    then, when the call has less time.
+
+    Raises:
+        ServerSelectionTimeoutError: There is none; it says why.
+    """
+    remaining = deadline.remaining()
+    if remaining > client.options.server_selection_timeout:
+        return
+    if client.topology_description.has_readable_server(client.read_preference):
+        return
+    limit = max(_NO_SECONDS, remaining / 2, remaining - _TELL_SECONDS)
+    try:
+        with pymongo.timeout(limit):
+            client.admin.command("ping", read_preference=client.read_preference)
+    except ServerSelectionTimeoutError:
+        raise
+    except PyMongoError:
+        return  # the call itself tells what else is wrong
 
 
 def watch_otherwise(

@@ -70,6 +70,7 @@ __all__ = ["MongoFeed"]
 _LOG_SECONDS: Final = 30.0
 _AHEAD_SECONDS: Final = 60
 _PEEK_BYTES: Final = 1
+_FOLLOW: Final = 'go on with whatever has its name next by MongoOptions(after_invalidate="follow")'
 # The clock that stamps a change and the one that orders it are read one after the other: where a second turns
 # between them, a change is stamped later than its place says.
 _STAMPED_LATER_SECONDS: Final = 0.1
@@ -114,6 +115,7 @@ class MongoFeed(Feed):
         """Resolve a start; all are durable positions in the log."""
         if partition_id not in (None, PARTITION_ID):
             return []
+        self._source.reach(deadline)
         if not self._options.allow_missing:
             # A feed may have been open for long: of what was recreated since, the engine opens another.
             found = find(self._source.client, self.spec, self._source.address)
@@ -287,12 +289,13 @@ class MongoFeed(Feed):
             return
         self._found = find(self._source.client, self.spec, self._source.address)
         if not self._found.there:
-            raise _missing(self._source.address)
+            raise _missing(self._source.address, f", or {_FOLLOW}")
         if self._found.uuid is None:  # a database has no incarnation: by now it is there
             return
         raise fault(
             ErrorCategory.INVALID_REQUEST,
-            "the collection of this token is gone, and another one has its name by now; start anew",
+            "the collection of this token is gone, and another one has its name by now; start anew, or "
+            f"{_FOLLOW}",
         )
 
     def _headroom(self, place: Place) -> float | None:
@@ -332,11 +335,11 @@ def _bound(start: Place, until: Place) -> Place:
     return until
 
 
-def _missing(address: ResourceAddress) -> ProviderFault:
+def _missing(address: ResourceAddress, more: str = "") -> ProviderFault:
     what = "database" if address.collection is None else "collection"
     name = address.database if address.collection is None else f"{address.database}.{address.collection}"
     return fault(
         ErrorCategory.NOT_FOUND,
         f"there is no {what} {name!r}; create it, check the name, or pass MongoOptions(allow_missing=True) "
-        "to wait for it",
+        f"to wait for it{more}",
     )

@@ -17,7 +17,7 @@ from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, Resourc
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
 from multiclouddb_mongo.change import Raw, place_of_change
-from multiclouddb_mongo.position import After, change_text, cursor_of, describe, seconds_at, token_text
+from multiclouddb_mongo.position import After, change_text, cursor_of, seconds_at, time_text, token_text
 from multiclouddb_mongo.text import json_text
 from multiclouddb_mongo.values import CODEC, TEXT_CODEC, portable
 from multiclouddb_spi import RecordFault
@@ -266,4 +266,4 @@ def _first_fault(
 
 def _fault(changes: Sequence[Raw], index: int, view: View, reason: str) -> RecordFault:
     place = place_of_change(changes[index])
-    return RecordFault(index, describe(place).text, reason, cursor_of(place, view.start))
+    return RecordFault(index, time_text(place), reason, cursor_of(place, view.start))

@@ -18,6 +18,7 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
+from multiclouddb_mongo.driver import retried
 from multiclouddb_mongo.errors import fault
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.values import CODEC
@@ -32,6 +33,11 @@ _IMAGES: Final = (
     "enable it: db.runCommand({{collMod: {name!r}, changeStreamPreAndPostImages: {{enabled: true}}}}), or "
     "read with INCLUDE_IF_AVAILABLE"
 )
+
+_OTHERWISE: Final = {
+    "view": "name the collection that the view reads (viewOn), where that is no view",
+    "timeseries": "nor has what MongoDB keeps it in: write to an ordinary collection as well, and name that",
+}
 
 
 @attrs.frozen
@@ -107,7 +113,8 @@ def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: Found) ->
     if found.kind != "collection":
         raise fault(
             ErrorCategory.INVALID_REQUEST,
-            f"{name!r} is a {found.kind}, which has no change stream; name the collection behind it",
+            f"{name!r} is a {found.kind}, which has no change stream; "
+            f"{_OTHERWISE.get(found.kind, 'name an ordinary collection')}",
         )
     options = spec.options
     assert isinstance(options, MongoOptions)
@@ -127,6 +134,6 @@ def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: Found) ->
 
 def clock(client: MongoClient[Any]) -> datetime:
     """The time of the server that answers."""
-    answer = client.admin.command("hello", codec_options=CODEC)
+    answer = retried(client, lambda: client.admin.command("hello", codec_options=CODEC))
     moment: datetime = answer["localTime"]
     return moment

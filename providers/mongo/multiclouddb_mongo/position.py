@@ -45,6 +45,7 @@ __all__ = [
     "seconds_at",
     "start_of",
     "ticks_at",
+    "time_text",
     "token_text",
 ]
 
@@ -245,16 +246,25 @@ def ticks_at(place: Place) -> int | None:
 
 def describe(place: Place) -> Position:
     """A position for a person: its time and kind, and nothing of a document's key."""
-    seconds = seconds_at(place)
-    moment = None if seconds is None else _EPOCH + timedelta(seconds=seconds)
-    when = "an unknown time" if moment is None else f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+    when = time_text(place)
     match place:
         case At(_, ordinal):
-            text = f"operation {ordinal} at cluster time {when}"
+            text = f"operation {ordinal} at {when}"
         case After("i", _):
-            text = f"behind an invalidate at cluster time {when}"
+            text = f"behind an invalidate at {when}"
         case After("h", _):
-            text = f"high-water mark at cluster time {when}"
+            text = f"high-water mark at {when}"
         case After():
-            text = f"behind a change at cluster time {when}"
-    return Position(text, moment)
+            text = f"behind a change at {when}"
+    return Position(text, _moment(place))
+
+
+def time_text(place: Place) -> str:
+    """The cluster time of a position for a person: of a change, where it is."""
+    moment = _moment(place)
+    return "an unknown cluster time" if moment is None else f"cluster time {moment:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _moment(place: Place) -> datetime | None:
+    seconds = seconds_at(place)
+    return None if seconds is None else _EPOCH + timedelta(seconds=seconds)

@@ -20,7 +20,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_mongo.commands import Commands
 from multiclouddb_mongo.config import MongoConfig
-from multiclouddb_mongo.driver import Closer, flush, hushed, interrupt
+from multiclouddb_mongo.driver import Closer, flush, hushed, interrupt, reach, retried
 from multiclouddb_mongo.errors import PROVIDER_ID, classify
 from multiclouddb_mongo.feed import MongoFeed
 from multiclouddb_mongo.options import MongoOptions
@@ -109,6 +109,7 @@ class MongoProvider(Provider):
         and that it was dropped, are read from the log.
         """
         address = resolve(spec, self._database)
+        reach(self._client, deadline)
         found = find(self._client, spec, address)
         check_provisioned(spec, address, found)
         splits, sharded = self._server()
@@ -155,7 +156,7 @@ class MongoProvider(Provider):
     def _server(self) -> tuple[bool, bool]:
         """Whether it splits large events, and whether it is a `mongos`; asked once."""
         if self._features is None:
-            hello = self._client.admin.command("hello")
+            hello = retried(self._client, lambda: self._client.admin.command("hello"))
             wire = hello.get("maxWireVersion", 0)
             splits = wire >= _WIRE_OF_7_0 or (wire == _WIRE_OF_6_0 and self._is_late_6_0())
             self._features = (splits, hello.get("msg") == "isdbgrid")
@@ -163,8 +164,10 @@ class MongoProvider(Provider):
 
     def _is_late_6_0(self) -> bool:
         try:
-            version = self._client.server_info()["versionArray"]
-        except OperationFailure:
+            version = retried(self._client, self._client.server_info)["versionArray"]
+        except OperationFailure as error:
+            if classify(error).retryable:
+                raise
             return False  # the Stable API has no such command
         return bool(tuple(version[:3]) >= _SPLITS_SINCE)
 

@@ -17,10 +17,18 @@ from multiclouddb_mongo.change import decoded, place_of_change
 from multiclouddb_mongo.driver import Stream, buffered, inner_cursor
 from multiclouddb_mongo.errors import EVENT_TOO_LARGE, IMAGE_MISSING, OVERTAKEN, fault
 from multiclouddb_mongo.mapping import View
-from multiclouddb_mongo.position import Place, cursor_of, describe, is_reached, seconds_at, ticks_at
+from multiclouddb_mongo.position import (
+    Place,
+    cursor_of,
+    describe,
+    is_reached,
+    seconds_at,
+    ticks_at,
+    time_text,
+)
 from multiclouddb_mongo.stream import Source
 from multiclouddb_mongo.taking import Taken, Taker, namespace_of
-from multiclouddb_spi import Continue, Deadline, Ended, Outcome, Reached, Reader, RecordFault, unsupported
+from multiclouddb_spi import Continue, Deadline, Ended, Outcome, Reached, Reader, RecordFault
 
 __all__ = ["MongoReader"]
 
@@ -79,6 +87,7 @@ class MongoReader(Reader):
         self._overtaken = False
         self._await_ms = _SHORT_AWAIT_MS
         self._outcome: Outcome = Continue()
+        self._deadline = Deadline.after(0)
         self._cancelled = threading.Event()
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> MongoBatch:
@@ -89,6 +98,7 @@ class MongoReader(Reader):
         """
         taken = Taken(self._place)
         self._stop_at_bound(taken)
+        self._deadline = deadline
         if isinstance(self._outcome, Continue):
             self._hurry(wait)
             self._read(taken, max_records, min(wait, max(0.0, deadline.remaining())))
@@ -129,6 +139,7 @@ class MongoReader(Reader):
             taken.requests += 1
             with self._source.opening():
                 self._look()
+                self._source.reach(self._deadline)
                 self._stream = self._source.open(taken.place, self._batch_size, self._await_ms)
                 if self._cancelled.is_set():  # while it was opened nobody could close it
                     self.close()
@@ -161,7 +172,7 @@ class MongoReader(Reader):
         until = time.monotonic() + wait
         looks = resumes = 0
         self._overtaken = False
-        while not taken.changes and not taken.over():
+        while not taken.enough():
             self._look()
             answer = self._answer(taken, max_records)
             if answer is None or taken.over():
@@ -175,7 +186,7 @@ class MongoReader(Reader):
                     retryable=True,
                 )
             if looked or resumed:
-                if looks >= _LOOKS and not taken.changes:
+                if looks >= _LOOKS and not taken.enough():
                     taken.caught_up = False
                     return
                 continue
@@ -238,7 +249,7 @@ class MongoReader(Reader):
             if not taken.changes:
                 self._refuse(taken.place, found)
             return
-        if not taken.changes and not taken.notices and not taken.over():
+        if not taken.enough():
             raise error
 
     def _one_by_one(self, stream: Stream, taken: Taken, max_records: int) -> None:
@@ -248,16 +259,18 @@ class MongoReader(Reader):
             change = stream.try_next()
             if change is None:
                 looks += 1
-            elif not self._taker.consider(change, taken):
+            elif not self._taker.consider(change, taken) or taken.notices:
                 return
 
     def _refuse(self, place: Place, error: OperationFailure) -> NoReturn:
         """The change behind this position is the one that the server cannot send."""
         if error.code == IMAGE_MISSING:
-            raise unsupported(
+            raise fault(
+                ErrorCategory.UNSUPPORTED_CAPABILITY,
                 f"{describe(place).text}: the image that is required of the next change is not there, for it "
-                "has expired, or images were enabled later",
-                "go on from the same token with INCLUDE_IF_AVAILABLE",
+                "has expired, or images were enabled later; go on from the same token with "
+                "INCLUDE_IF_AVAILABLE",
+                code=str(error.code),
             ) from None
         with closing(self._source.open(place, 1, _SHORT_AWAIT_MS, slim=True)) as stream:
             for _ in range(_CAREFUL_LOOKS):
@@ -269,10 +282,11 @@ class MongoReader(Reader):
         found = place_of_change(change.raw)
         raise RecordFault(
             0,
-            f"{describe(found).text} in {namespace_of(decoded(change.raw))}",
+            f"{time_text(found)} in {namespace_of(decoded(change.raw))}",
             "with its images it is larger than the 16 MB that the server can send; read it with "
             "old_item_state_mode=OMIT, or with new_item_state_mode=OMIT",
             cursor_of(found, self._view.start),
+            str(error.code),
         ) from None  # the server's text quotes the change's key
 
     # -- What was found
@@ -292,8 +306,7 @@ class MongoReader(Reader):
         start = self._view.start
         former = start is not None and (ticks_at(taken.place) or start) < start  # of the same name
         if former or self._goes_on():
-            taken.notices.append(invalidated)
-            taken.caught_up = False
+            taken.note(invalidated)
         else:
             self._outcome = Ended(invalidated)
 

@@ -19,12 +19,12 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_mongo.change import RAW_CODEC, RawChange
-from multiclouddb_mongo.driver import Closer, Stream, inner_cursor, watch_otherwise
+from multiclouddb_mongo.driver import Closer, Stream, inner_cursor, reach, watch_otherwise
 from multiclouddb_mongo.errors import HISTORY_LOST, TIME_LIMIT
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.position import After, At, Place, token_text
 from multiclouddb_mongo.values import CODEC, to_bson
-from multiclouddb_spi import FeedSpec
+from multiclouddb_spi import Deadline, FeedSpec
 
 __all__ = ["ENDINGS", "Source"]
 
@@ -90,6 +90,10 @@ class Source:
             PyMongoError: What the server refuses, or the network.
         """
         return self._watch(batch_size, self._awaiting(await_ms), slim=slim, **_start(place))
+
+    def reach(self, deadline: Deadline) -> None:
+        """Wait for a server no longer than a call has; see `driver.reach`."""
+        reach(self.client, deadline)
 
     def close(self, stream: Stream) -> None:
         """Close a stream, and with it its cursor on the server; raises nothing."""

@@ -39,7 +39,7 @@ class Taken:
     Attributes:
         place: The position behind it.
         changes: Of documents.
-        notices: Of collections and databases.
+        notices: Of collections and databases; they stand after the last change.
         gone: Why the stream is over, once it is.
         reached: True when the bound is reached.
         caught_up: True when the server had no more to send.
@@ -59,6 +59,15 @@ class Taken:
     def over(self) -> bool:
         """True when nothing more may be taken."""
         return self.gone is not None or self.reached
+
+    def note(self, notice: Notice) -> None:
+        """Keep a notice, which ends the batch: what the server has sent after it is for the next one."""
+        self.notices.append(notice)
+        self.caught_up = False
+
+    def enough(self) -> bool:
+        """True when the batch ends: with changes in hand, at a notice, or with the stream."""
+        return bool(self.changes or self.notices) or self.over()
 
     def keep_up(self) -> None:
         """Behind what was taken, when the answer behind it has failed."""
@@ -124,6 +133,8 @@ class Taker:
                 add(change.raw)
             elif not self.consider(change, taken):
                 return True
+            elif taken.notices:
+                break
             if len(taken.changes) >= room and not self._parts:
                 break
             if left is not None:
@@ -210,11 +221,11 @@ class Taker:
             taken.end(place, "the server invalidated the stream")
             return False
         elif kind == "drop":
-            taken.notices.append(Dropped(namespace_of(fields)))
+            taken.note(Dropped(namespace_of(fields)))
         elif kind == "dropDatabase":
-            taken.notices.append(Dropped(namespace_of(fields).partition("/")[0]))
+            taken.note(Dropped(namespace_of(fields).partition("/")[0]))
         elif kind == "rename":
-            taken.notices.append(Renamed(namespace_of(fields), namespace_of(fields, "to")))
+            taken.note(Renamed(namespace_of(fields), namespace_of(fields, "to")))
         elif kind is None:
             raise _altered("operationType")
         return True

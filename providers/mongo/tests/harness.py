@@ -52,6 +52,7 @@ class MongoHarness(Harness):
     precision_seconds = 1.1
     rounding = timedelta(milliseconds=1)
     can_several = can_split = can_merge = can_keys_only = False
+    can_notices = False  # what a collection's feed tells of, ends it: test_notices.py follows beyond that
     expiry_updates = 1
     can_read_past_trim = False  # the log is one for all collections: who stands still, falls out of it
     value_types = frozenset(VALUES) - {"integer over 64 bit", "set"}
@@ -121,6 +122,10 @@ class MongoHarness(Harness):
     def recreate(self, address):
         self.collection(address).drop()
         self.native[address.database].create_collection(address.collection)
+
+    def announce(self, address):
+        """A database or cluster goes on without one of its collections."""
+        self.native[address.database].create_collection("another").drop()
 
     def poison(self, address, key):
         """A text that is no UTF-8: the server takes it, and no driver reads it."""

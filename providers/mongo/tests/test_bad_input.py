@@ -487,10 +487,10 @@ class TestTokens:
     )
     def test_with_a_position_that_is_none(self, client, here, cursor):
         envelope = decode_token(self.token(client, here))
-        (entry,) = envelope.state
+        (entry,) = envelope.state["p"]
         place = next(at for at, item in enumerate(entry) if isinstance(item, list))
         forged = [*entry[:place], cursor, *entry[place + 1 :]]
-        token = encode_token(attrs.evolve(envelope, state=[forged]))
+        token = encode_token(attrs.evolve(envelope, state={"p": [forged]}))
         refused(INVALID, reading(client, here, token))
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey, ResourceAddress
 from multiclouddb_mongo.change import RawChange, place_of_change
 from multiclouddb_mongo.mapping import View, time_of, to_arrow, to_events
-from multiclouddb_mongo.position import After, cursor_of, describe, place_of, start_of
+from multiclouddb_mongo.position import After, cursor_of, place_of, start_of, time_text
 from multiclouddb_mongo.values import CODEC, portable
 from multiclouddb_spi import RecordFault
 from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
@@ -350,7 +350,7 @@ class TestPoison:
         assert fault.index == index
         place = After("e", token(index)["_data"])
         assert place_of(fault.skip_cursor) == place
-        assert fault.position == describe(place).text
+        assert fault.position == time_text(place)
 
     @pytest.mark.parametrize("index", range(4))
     def test_text_that_is_no_utf_8(self, mapping, index):

@@ -286,4 +286,4 @@ class TestDescription:
             describe(After("i", change(seconds, 3).data)).text
             == f"behind an invalidate at cluster time {when}"
         )
-        assert describe(After("r", "b:BQAAAAA=")).text == "behind a change at cluster time an unknown time"
+        assert describe(After("r", "b:BQAAAAA=")).text == "behind a change at an unknown cluster time"

@@ -551,9 +551,12 @@ class TestRanges:
         start = self.now(feed)
         room.native["c"].insert_one({"_id": 1})
         room.native["c"].drop()
-        batch = feed.open("0", start).fetch(100, 1 << 20, 0.0, Deadline.after(30))
-        assert isinstance(batch.outcome, Ended)
-        assert self.read(provider, feed, start, batch.cursor_after(1)) == [1]
+        with closing(feed.open("0", start)) as reader:
+            first, last = [reader.fetch(100, 1 << 20, 0.0, Deadline.after(30)) for _ in range(2)]
+        assert [type(notice) for notice in first.notices] == [Dropped]
+        assert isinstance(last.outcome, Ended)
+        for batch in (first, last):
+            assert self.read(provider, feed, start, batch.cursor_after(len(batch))) == [1]
 
 
 class TestHeadroom:

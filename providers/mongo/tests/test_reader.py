@@ -246,6 +246,9 @@ class Server:
     def close(self, stream):
         stream.close()
 
+    def reach(self, deadline):
+        pass
+
     def answers(self, stream):
         return True
 
@@ -368,7 +371,7 @@ class TestNothingLost:
                 reader.close()
                 continue
             taken += keys_of(batch)
-            if not len(batch) and not server.failures:
+            if not len(batch) and not batch.notices and not server.failures:
                 break
         assert taken == log.keys()
 
@@ -462,14 +465,29 @@ class TestOtherOperations:
         log.add("rename", to={"db": "shop", "coll": "new"})
         log.add("dropDatabase", ns={"db": "shop"})
         log.add("rename", to=None, ns=None)
-        batch = fetch(reader_of(Server(log)))
-        assert batch.notices == (
-            Dropped("shop/orders"),
-            Renamed("shop/orders", "shop/new"),
-            Dropped("shop"),
-            Renamed("?/?", "?/?"),
-        )
-        assert place_of(batch.cursor_after(0)).data >= change_text(4)
+        reader = reader_of(Server(log))
+        told = [fetch(reader) for _ in range(4)]
+        assert [batch.notices for batch in told] == [
+            (Dropped("shop/orders"),),
+            (Renamed("shop/orders", "shop/new"),),
+            (Dropped("shop"),),
+            (Renamed("?/?", "?/?"),),
+        ]
+        assert all(batch.caught_up is False for batch in told)
+        assert place_of(told[-1].cursor_after(0)).data >= change_text(4)
+
+    def test_it_ends_the_batch_so_that_it_stands_in_its_place(self, log):
+        log.add()
+        log.add("drop")
+        log.add()
+        log.add()
+        reader = reader_of(Server(log))
+        first, second = fetch(reader), fetch(reader)
+        assert (keys_of(first), first.notices) == ([1], (Dropped("shop/orders"),))
+        assert (keys_of(second), second.notices) == ([3, 4], ())
+        assert place_of(first.cursor_after(1)) == behind(2)
+        again = fetch(reader_of(Server(log), place=behind(1)))
+        assert (keys_of(again), again.notices) == ([], (Dropped("shop/orders"),))
 
     @pytest.mark.parametrize("kind", ["zzz", "create", "createIndexes", "modify", "shardCollection", ""])
     def test_what_nobody_knows_is_stepped_over(self, log, kind):
@@ -506,10 +524,11 @@ class TestEnd:
         reader = reader_of(server)
         batch = fetch(reader)
         assert keys_of(batch) == [1]
+        assert batch.notices == (Dropped("shop/orders"),)
+        batch = fetch(reader)
         assert isinstance(batch.outcome, Ended)
         assert isinstance(batch.outcome.notice, Invalidated)
-        assert batch.notices == (Dropped("shop/orders"),)
-        assert place_of(batch.cursor_after(1)) == After("i", change_text(3))
+        assert place_of(batch.cursor_after(0)) == After("i", change_text(3))
         again = fetch(reader)
         assert (len(again), again.outcome) == (0, batch.outcome)
         assert not server.living()
@@ -518,9 +537,10 @@ class TestEnd:
         server = self.ended(log)
         number = log.add()
         reader = reader_of(server, goes_on=True)
+        assert [type(notice) for notice in fetch(reader).notices] == [Dropped]
         batch = fetch(reader)
         assert isinstance(batch.outcome, Continue)
-        assert [type(notice) for notice in batch.notices] == [Dropped, Invalidated]
+        assert [type(notice) for notice in batch.notices] == [Invalidated]
         assert batch.caught_up is False  # what has the name now may have waited for long
         assert drained(reader) == [number]
         assert server.places[-1] == After("i", change_text(3))

@@ -16,6 +16,7 @@ class ClusterHarness(MongoHarness):
     servers_name = "us8 cluster"
     scope = EntireCluster()
     can_alone = False
+    can_notices = True
 
 
 HARNESS = ClusterHarness

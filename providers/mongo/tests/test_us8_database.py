@@ -12,6 +12,7 @@ class DatabaseHarness(MongoHarness):
 
     scope = EntireDatabase()
     can_alone = False
+    can_notices = True
 
 
 HARNESS = DatabaseHarness

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final, Literal, TypeAlias, get_args
 
@@ -10,7 +11,7 @@ import attrs
 import orjson
 
 from multiclouddb_api import ErrorCategory, MulticloudDbKey, ResourceAddress, invalid_request
-from multiclouddb_api.check import suggestion
+from multiclouddb_api.check import suggestion, utf8
 from multiclouddb_spi import Fault, ProviderFault
 
 __all__ = ["MAIN", "Collection", "Images", "check_shape", "find_collection", "remove_collection"]
@@ -81,6 +82,8 @@ def find_collection(connection: sqlite3.Connection, database: str, name: str) ->
     Raises:
         ProviderFault: `NOT_FOUND` with the nearest name.
     """
+    utf8("database", database)
+    utf8("collection", name)
     row = connection.execute(
         f"SELECT {_COLUMNS} FROM collections WHERE database = ? AND name = ?", (database, name)
     ).fetchone()
@@ -112,7 +115,7 @@ def check_shape(
     address: ResourceAddress,
     partitions: object,
     images: object,
-    partition_key: object,
+    partition_key: Sequence[str] | None,
     retention: object,
 ) -> None:
     """Refuse what no collection can be created with.
@@ -136,5 +139,7 @@ def check_shape(
         and all(isinstance(name, str) and name for name in partition_key)
     ):
         raise invalid_request("partition_key", f"is {partition_key!r}", "pass a list of component names")
+    for name in partition_key or ():
+        utf8("partition_key", name)
     if retention is not None and not (isinstance(retention, timedelta) and retention > timedelta(0)):
         raise invalid_request("retention", f"is {retention!r}", "pass a timedelta of more than 0")

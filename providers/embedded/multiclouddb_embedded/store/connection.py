@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -11,15 +10,24 @@ from typing import Final, TypeAlias
 from urllib.parse import quote
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_embedded.store.forking import (
+    Holder,
+    Identity,
+    check_inherited,
+    file_identity,
+    using_sqlite,
+)
 from multiclouddb_spi import Deadline, Fault, ProviderFault
 
 __all__ = ["ConnectionPool", "Monitor", "Version", "connect", "snapshot"]
 
 _READ_BUSY_SECONDS: Final = 0.8
 _READ_CACHE_KIB: Final = 4096
+# Held for microseconds, but a signal handler that forks may have stopped the holder.
+_LOCK_SECONDS: Final = 1.0
 
-Version: TypeAlias = tuple[int, int, int]
-"""Device and inode of the file, and SQLite's counter of commits."""
+Version: TypeAlias = tuple[Identity, int, int]
+"""The file, which connection to it was asked, and SQLite's counter of commits, which is that connection's."""
 
 
 def connect(
@@ -34,8 +42,10 @@ def connect(
             connection cannot be interrupted, hence the short default.
 
     Raises:
+        MulticloudDbError: `INVALID_REQUEST` for a file that was in use when this process was forked.
         sqlite3.OperationalError: The file is missing, and `create` is not set.
     """
+    check_inherited(path)
     return sqlite3.connect(
         f"file:{quote(path)}?mode={'rwc' if create else 'rw'}",
         uri=True,
@@ -56,12 +66,7 @@ def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
             connection.execute("ROLLBACK")
 
 
-def _file_identity(path: str) -> tuple[int, int]:
-    found = os.stat(path)
-    return found.st_dev, found.st_ino
-
-
-class ConnectionPool:
+class ConnectionPool(Holder):
     """Read connections of one provider, at most `size` at a time.
 
     A file that was deleted and made anew is noticed when a connection is borrowed.
@@ -73,13 +78,13 @@ class ConnectionPool:
     """
 
     def __init__(self, path: str, size: int, check: Callable[[sqlite3.Connection, str], None]) -> None:
-        self._path, self._check = path, check
-        self._slots = threading.BoundedSemaphore(size)
-        self._lock = threading.Lock()
-        self._identity: tuple[int, int] | None = None
+        self._path, self._size, self._check = path, size, check
+        self._identity: Identity | None = None
         self._idle: list[sqlite3.Connection] = []
-        self._used: dict[sqlite3.Connection, tuple[int, int]] = {}
+        self._used: dict[sqlite3.Connection, Identity] = {}
         self.closed = False
+        self.begin_anew()
+        super().__init__()
 
     def __len__(self) -> int:
         """How many connections are open."""
@@ -95,29 +100,47 @@ class ConnectionPool:
         """
         if not self._slots.acquire(timeout=deadline.remaining()):
             raise _busy()
+        slots = self._slots
         try:
-            connection = self._take()
-            sound = False
-            try:
-                yield connection
-                sound = True
-            finally:
-                self._give_back(connection, sound=sound)
+            with using_sqlite():
+                connection = self._take()
+                sound = False
+                try:
+                    yield connection
+                    sound = True
+                finally:
+                    self._give_back(connection, sound=sound)
         finally:
-            self._slots.release()
+            slots.release()
 
     def close(self) -> None:
         """Interrupt what runs and close everything; idempotent, any thread."""
         with self._lock:
             self.closed = True
-            idle, self._idle = self._idle, []
             for connection in self._used:
                 connection.interrupt()
+        with using_sqlite():
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Close what is idle."""
+        if not self._lock.acquire(timeout=_LOCK_SECONDS):
+            return
+        idle, self._idle = self._idle, []
+        self._lock.release()
         for connection in idle:
             connection.close()
 
+    def begin_anew(self) -> list[object]:
+        """Locks of our own, and no connection yet."""
+        self._slots = threading.BoundedSemaphore(self._size)
+        self._lock = threading.Lock()
+        kept: list[object] = [*self._used, *self._idle]
+        self._used, self._idle = {}, []
+        return kept
+
     def _take(self) -> sqlite3.Connection:
-        identity = _file_identity(self._path)
+        identity = file_identity(self._path)
         stale: list[sqlite3.Connection] = []
         with self._lock:
             if self.closed:
@@ -131,7 +154,7 @@ class ConnectionPool:
             old.close()
         return connection or self._open(identity)
 
-    def _open(self, identity: tuple[int, int]) -> sqlite3.Connection:
+    def _open(self, identity: Identity) -> sqlite3.Connection:
         connection = _read_connection(self._path, self._check)
         with self._lock:
             self._used[connection] = identity
@@ -146,7 +169,7 @@ class ConnectionPool:
             connection.close()
 
 
-class Monitor:
+class Monitor(Holder):
     """Tells whether anything was committed; one connection for all readers of a provider.
 
     Args:
@@ -156,10 +179,12 @@ class Monitor:
 
     def __init__(self, path: str, check: Callable[[sqlite3.Connection, str], None]) -> None:
         self._path, self._check = path, check
-        self._lock = threading.Lock()
-        self._identity: tuple[int, int] | None = None
+        self._identity: Identity | None = None
         self._connection: sqlite3.Connection | None = None
+        self._opened = 0
         self._closed = False
+        self.begin_anew()
+        super().__init__()
 
     def version(self) -> Version:
         """Another value after every commit of any process; costs a few microseconds.
@@ -167,21 +192,36 @@ class Monitor:
         Raises:
             FileNotFoundError: The file is gone.
         """
-        identity = _file_identity(self._path)
-        with self._lock:
+        identity = file_identity(self._path)
+        with using_sqlite(), self._lock:
             if self._closed:
                 raise _closed()
             if self._connection is None or identity != self._identity:
                 self._drop()
                 self._connection, self._identity = _read_connection(self._path, self._check), identity
+                self._opened += 1
             (count,) = self._connection.execute("PRAGMA data_version").fetchone()
-        return (*identity, count)
+            return identity, self._opened, count
 
     def close(self) -> None:
         """Close the connection; idempotent, any thread."""
-        with self._lock:
+        with using_sqlite(), self._lock:
             self._closed = True
             self._drop()
+
+    def let_go(self) -> None:
+        """Close the connection; the next call opens it again."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop()
+            finally:
+                self._lock.release()
+
+    def begin_anew(self) -> list[object]:
+        """A lock of our own, and no connection yet."""
+        self._lock = threading.Lock()
+        connection, self._connection = self._connection, None
+        return [connection]
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None

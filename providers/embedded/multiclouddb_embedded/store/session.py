@@ -1,8 +1,7 @@
-"""A store's connection: shared by its threads, made anew in the child of a fork."""
+"""A store's connection: shared by its threads, closed before a fork and made anew behind it."""
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -15,16 +14,16 @@ from multiclouddb_api.check import to_utc
 from multiclouddb_embedded.errors import store_errors
 from multiclouddb_embedded.mapping import to_micros
 from multiclouddb_embedded.store.connection import connect
+from multiclouddb_embedded.store.forking import Holder, using_sqlite
 from multiclouddb_embedded.store.log import Moment, write_transaction
-from multiclouddb_embedded.store.schema import create_store
+from multiclouddb_embedded.store.schema import check_store, create_store
 
 __all__ = ["Session"]
 
 _WAL_BYTES: Final = 64 * 1024 * 1024
-_ORPHANS: Final[list[sqlite3.Connection]] = []
 
 
-class Session:
+class Session(Holder):
     """The one connection that a store writes over.
 
     Args:
@@ -42,9 +41,10 @@ class Session:
         self._clock = clock or _system_clock
         self._durable, self._busy_seconds = durable, busy_seconds
         self._lock = threading.RLock()
-        self._pid = os.getpid()
-        with store_errors("open", self.path):
-            self._connection = self._open()
+        self._connection: sqlite3.Connection | None = None
+        super().__init__()
+        with using_sqlite(), store_errors("open", self.path):
+            self._connection = self._open(create=True)
 
     def now(self) -> datetime:
         """What the clock says, in UTC."""
@@ -54,10 +54,10 @@ class Session:
     def reading(self, operation: str) -> Iterator[sqlite3.Connection]:
         """The connection, outside a transaction; failures leave as `MulticloudDbError`."""
         self.check_open()
-        if self._pid != os.getpid():
-            self._reopen()
-        with self._lock, store_errors(operation, self.path):
+        with using_sqlite(), self._lock, store_errors(operation, self.path):
             self.check_open()
+            if self._connection is None:
+                self._connection = self._open(create=False)
             yield self._connection
 
     @contextmanager
@@ -73,28 +73,41 @@ class Session:
             raise invalid_request("EmbeddedStore", "is closed", "open the file again: EmbeddedStore(path)")
 
     def close(self) -> None:
-        """Close the connection, unless it is the parent's; idempotent."""
-        with self._lock:
-            if not self.closed and self._pid == os.getpid():
-                self._connection.close()
+        """Close the connection; idempotent."""
+        with using_sqlite(), self._lock:
             self.closed = True
+            self._drop()
 
-    def _reopen(self) -> None:
-        """We are the child of a fork: the parent's lock and connection are not ours.
+    def let_go(self) -> None:
+        """Close the connection outside a transaction; the next call opens it again."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._connection is not None and not self._connection.in_transaction:
+                    self._drop()
+            finally:
+                self._lock.release()
 
-        The connection is neither closed nor collected, which would drop the parent's locks on the file.
-        """
+    def begin_anew(self) -> list[object]:
+        """A lock of our own, and no connection yet."""
         self._lock = threading.RLock()
-        _ORPHANS.append(self._connection)
-        with store_errors("open", self.path):
-            self._connection = self._open()
-        self._pid = os.getpid()
+        connection, self._connection = self._connection, None
+        return [connection]
 
-    def _open(self) -> sqlite3.Connection:
-        connection = connect(self.path, create=True, busy_seconds=self._busy_seconds)
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _open(self, *, create: bool) -> sqlite3.Connection:
+        connection = connect(self.path, create=create, busy_seconds=self._busy_seconds)
         try:
-            create_store(connection, self.path, self._busy_seconds)
+            if create:
+                create_store(connection, self.path, self._busy_seconds)
+            else:
+                check_store(connection, self.path)
             connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'NORMAL'}")
+            # Without it macOS leaves what was synced in the disk's own memory.
+            connection.execute(f"PRAGMA fullfsync = {int(self._durable)}")
             connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
         except BaseException:
             connection.close()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import attrs
 import orjson
@@ -32,7 +33,6 @@ from multiclouddb_embedded.store.collection import (
     find_collection,
     remove_collection,
 )
-from multiclouddb_embedded.store.connection import connect, snapshot
 from multiclouddb_embedded.store.hashing import even_ranges
 from multiclouddb_embedded.store.layout import (
     add_partitions,
@@ -42,11 +42,10 @@ from multiclouddb_embedded.store.layout import (
 )
 from multiclouddb_embedded.store.log import LogWriter
 from multiclouddb_embedded.store.retention import check_bounds, count_bound, seq_before, trim_log
+from multiclouddb_embedded.store.scanning import Scan
 from multiclouddb_embedded.store.session import Session
 
 __all__ = ["EmbeddedStore", "PartitionRange"]
-
-_SCAN_ROWS: Final = 500
 
 
 @attrs.frozen
@@ -70,8 +69,10 @@ class EmbeddedStore:
     """A document store with a change feed in one SQLite file; made when it is not there.
 
     It writes; `connect("embedded:///…")` reads the feed. Any number of stores in any number of processes may
-    have the same file open: writers queue up, readers wait for nobody. Safe for several threads. After a fork
-    the child opens a connection of its own.
+    have the same file open: writers queue up, readers wait for nobody. Safe for several threads. Parent
+    and child go on after a fork, which waits up to ten seconds for calls that run in other threads. Is one
+    still running then, or has the application a SQLite connection of its own to the file, the child is
+    refused with `INVALID_REQUEST`.
 
     Args:
         path: The file; its folder has to exist.
@@ -243,21 +244,10 @@ class EmbeddedStore:
             database: The database that it is in; `main` by default.
         """
         self._session.check_open()
-        with store_errors("scan", self.path):
-            connection = connect(self.path)
-            try:
-                with snapshot(connection):
-                    found = find_collection(connection, database, collection)
-                    rows = connection.execute(
-                        "SELECT key, doc FROM documents WHERE collection = ? ORDER BY id", (found.id,)
-                    )
-                    rows.arraysize = _SCAN_ROWS
-                    while part := rows.fetchmany():
-                        for key, doc in part:
-                            components = decode_json(key)
-                            yield MulticloudDbKey(components, found.partition_components), decode_json(doc)
-            finally:
-                connection.close()
+        with store_errors("scan", self.path), closing(Scan(self.path, database, collection)) as rows:
+            while part := rows.fetch():
+                for key, doc in part:
+                    yield MulticloudDbKey(decode_json(key), rows.partition_components), decode_json(doc)
 
     def partitions(self, collection: str, *, database: str = MAIN) -> list[PartitionRange]:
         """The open partitions in the order of their ranges; neighbours can be merged.

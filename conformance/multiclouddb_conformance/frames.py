@@ -1,0 +1,46 @@
+"""What an error reporter would send: the local variables of every frame that an error passed."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+__all__ = ["shown_by"]
+
+
+def shown_by(error: BaseException, *, without: str = "") -> list[str]:
+    """The texts of an error, of its causes, and of the local variables of their frames.
+
+    Args:
+        error: The error.
+        without: A file whose frames are left out: the test's own.
+    """
+    texts: list[str] = []
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        texts += [str(one), repr(one), *getattr(one, "__notes__", [])]
+        texts += _locals(one.__traceback__, without)
+        todo += [one.__cause__, one.__context__]
+    return texts
+
+
+def _locals(trace: TracebackType | None, without: str) -> list[str]:
+    texts = []
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code.co_filename != without:
+            place = f"{frame.f_code.co_filename}:{frame.f_code.co_qualname}"
+            texts += [f"{place}: {name} = {_shown(value)}" for name, value in frame.f_locals.items()]
+        trace = trace.tb_next
+    return texts
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception as error:  # noqa: BLE001 - half made objects are among them
+        return f"<{type(error).__name__}>"

@@ -1,0 +1,62 @@
+"""Passwords stay out of what error reporters send: the local variables of our frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from multiclouddb_api.errors import MulticloudDbError
+from multiclouddb_api.text import redact_url
+
+__all__ = ["SecretText", "outcome", "settled"]
+
+T = TypeVar("T")
+
+
+class SecretText(str):
+    """Text that may hold a password: its repr does not show it, `str` does."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(redact_url(str(self)))
+
+
+def outcome(parse: Callable[..., T], *values: Any) -> Any:
+    """What a function returns, or the `MulticloudDbError` that it raises, for the caller to raise.
+
+    The frames of the function have ended then, and are in no traceback: they hold parts of what was parsed.
+
+    Args:
+        parse: The function.
+        values: Its arguments.
+    """
+    try:
+        return parse(*values)
+    except MulticloudDbError as error:
+        return _without_frames(error)
+
+
+def settled(parse: Callable[..., T], *values: Any) -> T:
+    """What a function returns; its error is raised here, without the function's frames.
+
+    Args:
+        parse: The function.
+        values: Its arguments, whose reprs show no secret.
+
+    Raises:
+        MulticloudDbError: What the function raises.
+    """
+    found = outcome(parse, *values)
+    if isinstance(found, MulticloudDbError):
+        raise found
+    settled_value: T = found
+    return settled_value
+
+
+def _without_frames(error: MulticloudDbError) -> MulticloudDbError:
+    linked: BaseException | None = error
+    while linked is not None:
+        linked.__traceback__ = None
+        linked = linked.__cause__ or linked.__context__
+    return error

@@ -1,0 +1,65 @@
+"""How large the JSON of a token may be: looked at before it is parsed, and before it is handed out.
+
+A parser builds an object for each value: a token of 84 kB can hold so many that they take gigabytes. So the
+text is counted first, with operations that run in C and build nothing for each byte.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["MAX_BYTES", "MAX_LEVELS", "MAX_VALUES", "beyond_bounds"]
+
+MAX_BYTES: Final = 64 * 1024 * 1024
+MAX_LEVELS: Final = 16
+MAX_VALUES: Final = 2_000_000
+"""Keys of objects count as values, and an empty list or object counts as two."""
+
+_SQUARED: Final = bytes.maketrans(b"{}", b"[]")
+_CONTENT: Final = bytes(set(range(256)) - set(b'[]{},:"'))
+_MARKS: Final = b',:"'
+
+
+def beyond_bounds(text: bytes) -> str | None:
+    """What of a JSON text is beyond its bound; None when nothing is.
+
+    Of a text that is no JSON it says what holds up to the place where a parser stops.
+
+    Args:
+        text: UTF-8, from this process or from anywhere.
+    """
+    if len(text) > MAX_BYTES:
+        return f"it has more than {MAX_BYTES >> 20} MiB of JSON"
+    structure = _structure(text)
+    if structure is None or (len(structure) >= MAX_VALUES and _count(structure) >= MAX_VALUES):
+        return f"it has more than {MAX_VALUES} values"
+    if _is_deep(structure.translate(None, _MARKS)):
+        return f"it nests deeper than {MAX_LEVELS} levels"
+    return None
+
+
+def _structure(text: bytes) -> bytes | None:
+    """Brackets, commas and colons outside strings, braces as brackets; None for too many strings."""
+    if b"\\" in text:
+        text = text.replace(rb"\\", b"").replace(rb"\"", b"")
+    marks = text.translate(_SQUARED, _CONTENT)
+    if marks.count(b'"') > 2 * MAX_VALUES:
+        return None
+    # Two quotes with nothing of interest between them are an empty string, or the border of two strings:
+    # without them each other mark is inside or outside as before. Left are the strings with marks in them.
+    parts = marks.replace(b'""', b"").split(b'"')
+    return b"".join(parts[::2])
+
+
+def _count(structure: bytes) -> int:
+    """All values but the outermost: the first in each bracket, and what follows a comma or a colon."""
+    return sum(map(structure.count, (b"[", b",", b":")))
+
+
+def _is_deep(brackets: bytes) -> bool:
+    """Each round takes the innermost pairs away; what is not balanced is never gone."""
+    for _ in range(MAX_LEVELS):
+        if not brackets:
+            return False
+        brackets = brackets.replace(b"[]", b"")
+    return bool(brackets)

@@ -1,0 +1,50 @@
+"""Which readers of one partition are closed when there are more than may be kept."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from random import Random
+from typing import Final, Generic, TypeVar
+
+__all__ = ["Crowd"]
+
+# Always the same sequence: two runs of one program keep the same readers.
+_dice: Final = Random(0)
+T = TypeVar("T")
+
+
+class Crowd(Generic[T]):
+    """The cached lives of one partition: one for each consumer, and what consumers have left behind.
+
+    A consumer that comes back has proven that its reader is in use; one that goes on in another process never
+    comes back. So readers that nobody has come back to are closed first. Which one of them is left to
+    chance: with "the oldest first", consumers that take turns would each find their reader closed just
+    before they come back. The proven ones are seven eighths at most, so that new consumers have a place
+    beside old ones that have stopped.
+    """
+
+    __slots__ = ("_new", "_proven")
+
+    def __init__(self) -> None:
+        self._new: dict[T, None] = {}
+        self._proven: OrderedDict[T, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._new) + len(self._proven)
+
+    def add(self, live: T, *, proven: bool) -> None:
+        """It is cached."""
+        (self._proven if proven else self._new)[live] = None
+
+    def remove(self, live: T) -> None:
+        """It is in use, or closed."""
+        self._new.pop(live, None)
+        self._proven.pop(live, None)
+
+    def surplus(self, most: int) -> T | None:
+        """The one to close when there are more than `most`; None when there are not."""
+        if len(self) <= most:
+            return None
+        while len(self._proven) > most * 7 // 8:
+            self._new[self._proven.popitem(last=False)[0]] = None
+        return _dice.choice(list(self._new))

@@ -1,0 +1,299 @@
+"""Which small changes of a module are possible: the operators, and what they leave alone.
+
+Left alone is what no test should look at, or what has no behaviour: docstrings and messages, annotations,
+`__repr__`, logging, `assert` (here for the type checker), what runs under `TYPE_CHECKING`, decorators.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Final, TypeAlias
+
+import attrs
+
+__all__ = ["Change", "changes_of"]
+
+Node: TypeAlias = ast.expr | ast.stmt
+
+_COMPARISONS: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+_NEGATIONS: Final = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.In, ast.NotIn)
+_ARITHMETIC: Final[dict[type[ast.operator], type[ast.operator]]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv,
+    ast.FloorDiv: ast.Mult,
+    ast.Div: ast.Mult,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+}
+_NAMES: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
+_LOGGERS: Final = frozenset({"_log", "log", "logger", "_logger", "logging", "warnings"})
+# Their arguments are types or have no order, or swapping them fails at once.
+_UNSWAPPED: Final = frozenset(
+    {"cast", "isinstance", "issubclass", "getattr", "hasattr", "super", "TypeVar", "min", "max"}
+)
+# Above it, a number is a bound or a time: what matters is that there is one.
+_SMALL: Final = 10
+# An absent value that is not looked at, or only for being false.
+_DEFAULTING: Final = frozenset({"get", "pop", "next"})
+_SILENT: Final = frozenset({"__repr__", "__str__"})
+
+
+@attrs.frozen
+class Change:
+    """One way to break a module.
+
+    Attributes:
+        node: What is replaced; it knows its place in the source.
+        function: The qualified name of the function or class around it, or `<module>`.
+        replacement: The new source text of the node.
+        operator: The kind of the change.
+    """
+
+    node: Node
+    function: str
+    replacement: str
+    operator: str
+
+
+def changes_of(tree: ast.Module) -> list[Change]:
+    """Every change that the operators know, in the order of the source.
+
+    Args:
+        tree: A module.
+    """
+    finder = _Finder()
+    finder.block(tree.body)
+    return finder.found
+
+
+class _Finder:
+    """Walks over a tree and notes what can be changed."""
+
+    def __init__(self) -> None:
+        self.found: list[Change] = []
+        self._scope: list[str] = []
+        self._last: ast.stmt | None = None
+
+    def block(self, body: Iterable[ast.stmt]) -> None:
+        """Changes of the statements of a block, and in them."""
+        for statement in body:
+            self._statement(statement)
+            self._walk(statement)
+
+    def _note(self, node: Node, operator: str, replacement: str) -> None:
+        self.found.append(Change(node, ".".join(self._scope) or "<module>", replacement, operator))
+
+    def _walk(self, node: ast.AST) -> None:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if name in _SILENT:
+                return
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                self._function(node)
+            case ast.ClassDef():
+                self._scope.append(node.name)
+                self.block(node.body)
+                self._scope.pop()
+            case ast.AnnAssign():
+                alias = "TypeAlias" in ast.unparse(node.annotation)
+                if node.value is not None and not alias and not _is_none(node.value):
+                    self._walk(node.value)
+            case _ if not _is_left_alone(node):
+                if isinstance(node, ast.expr):
+                    self._expression(node)
+                self._condition(node)
+                self._children(node)
+            case _:
+                pass
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        outside, self._last = self._last, node.body[-1]
+        self._scope.append(node.name)
+        for default in (*node.args.defaults, *node.args.kw_defaults):
+            if default is not None and not _is_none(default):
+                self._walk(default)
+        self.block(node.body)
+        self._scope.pop()
+        self._last = outside
+
+    def _children(self, node: ast.AST) -> None:
+        for _, value in ast.iter_fields(node):
+            items = value if isinstance(value, list) else [value]
+            if items and all(isinstance(item, ast.stmt) for item in items):
+                self.block(items)
+                continue
+            for item in items:
+                if isinstance(item, ast.AST) and not (_is_none(item) and _means_absent(node)):
+                    self._walk(item)
+
+    def _statement(self, node: ast.stmt) -> None:
+        """Statements that can be left out, and jumps that can go elsewhere."""
+        match node:
+            case ast.Break():
+                self._note(node, "jump", "continue")
+            case ast.Continue():
+                self._note(node, "jump", "break")
+                self._note(node, "removed", "pass")
+            case ast.Expr(value=ast.Call() as call) if not _is_silent(call):
+                self._note(node, "removed", "pass")
+            case ast.Delete() | ast.AugAssign() | ast.Raise():
+                self._note(node, "removed", "pass")
+            case ast.Return() if node is not self._last:
+                self._note(node, "removed", "pass")
+            case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]) if self._scope[-1:] != ["__init__"]:
+                self._note(node, "removed", "pass")
+            case _:
+                pass
+
+    def _condition(self, node: ast.AST) -> None:
+        match node:
+            case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
+                self._negated(test)
+            case ast.comprehension(ifs=tests):
+                for test in tests:
+                    self._negated(test)
+            case ast.match_case(guard=ast.expr() as test):
+                self._negated(test)
+            case _:
+                pass
+
+    def _negated(self, test: ast.expr) -> None:
+        match test:
+            case ast.Compare(ops=[op]) if isinstance(op, _NEGATIONS):
+                return  # the swapped comparison is the same
+            case ast.UnaryOp(op=ast.Not()) | ast.Constant():
+                return
+            case _:
+                self._note(test, "negated", f"(not {_text(test)})")
+
+    def _expression(self, node: ast.expr) -> None:
+        match node:
+            case ast.Compare():
+                for index, op in enumerate(node.ops):
+                    changed = copy.copy(node)
+                    changed.ops = [*node.ops[:index], _COMPARISONS[type(op)](), *node.ops[index + 1 :]]
+                    self._note(node, "comparison", f"({ast.unparse(changed)})")
+            case ast.BoolOp():
+                other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+                self._note(node, "and/or", f"({ast.unparse(ast.BoolOp(other, node.values))})")
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                self._note(node, "negated", _text(operand))
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                self._note(node, "arithmetic", _text(operand))
+            case ast.BinOp() if type(node.op) in _ARITHMETIC and not _is_joined(node):
+                changed_op = ast.BinOp(node.left, _ARITHMETIC[type(node.op)](), node.right)
+                self._note(node, "arithmetic", f"({ast.unparse(changed_op)})")
+            case ast.Constant():
+                for replacement in _constants(node.value):
+                    self._note(node, "constant", replacement)
+            case ast.Subscript(slice=ast.Slice(lower=lower, upper=upper)):
+                for bound in (lower, upper):
+                    if bound is not None and not isinstance(bound, ast.Constant):
+                        self._note(bound, "arithmetic", f"({ast.unparse(bound)} + 1)")
+            case ast.Call():
+                self._call(node)
+            case _:
+                pass
+
+    def _call(self, node: ast.Call) -> None:
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name in _NAMES:
+            changed = ast.Call(ast.Name(_NAMES[name]), node.args, node.keywords)
+            self._note(node, "min/max", ast.unparse(changed))
+        first, second = node.args[:2] if len(node.args) > 1 else (None, None)
+        if first is None or second is None or name in _UNSWAPPED:
+            return
+        if isinstance(first, ast.Starred) or isinstance(second, ast.Starred):
+            return
+        if not _is_text(first) and not _is_text(second) and ast.dump(first) != ast.dump(second):
+            changed = ast.Call(node.func, [second, first, *node.args[2:]], node.keywords)
+            self._note(node, "arguments", ast.unparse(changed))
+
+
+def _text(node: ast.expr) -> str:
+    atom = isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Constant | ast.Subscript)
+    return ast.unparse(node) if atom else f"({ast.unparse(node)})"
+
+
+def _constants(value: object) -> Iterator[str]:
+    match value:
+        case bool():
+            yield str(not value)
+        case int() if value <= _SMALL:
+            yield str(value + 1)
+            if value:
+                yield str(value - 1)
+        case int() | float():
+            yield from ("0", str(value * 1000))
+        case None:
+            yield "0"
+        case _:
+            pass
+
+
+def _is_left_alone(node: ast.AST) -> bool:
+    match node:
+        case ast.Assert() | ast.Import() | ast.ImportFrom() | ast.JoinedStr() | ast.pattern():
+            return True
+        case ast.If(test=test):
+            return "TYPE_CHECKING" in ast.unparse(test)
+        case ast.Assign(targets=[ast.Name(id="__all__")]) | ast.Expr(value=ast.Constant()):
+            return True
+        case ast.keyword(arg="repr"):
+            return True
+        case ast.Call():
+            return _is_silent(node)
+        case _:
+            return False
+
+
+def _is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _means_absent(node: ast.AST) -> bool:
+    """Whether another false value in place of None would make no difference around it."""
+    match node:
+        case ast.Compare() | ast.Assign(targets=[ast.Subscript()]):
+            return True
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name in _DEFAULTING
+        case _:
+            return False
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def _is_joined(node: ast.BinOp) -> bool:
+    """Whether text, tuples or lists are joined: nothing else can be done with them."""
+    joined = ast.Tuple | ast.List | ast.JoinedStr | ast.ListComp
+    return any(
+        isinstance(side, joined) or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes))
+        for side in (node.left, node.right)
+    )
+
+
+def _is_silent(node: ast.Call) -> bool:
+    """Whether a call tells a person something, or the type checker."""
+    match node.func:
+        case ast.Attribute(value=ast.Name(id=name)) if name in _LOGGERS:
+            return True
+        case ast.Name(id="TypeVar" | "NewType" | "print"):
+            return True
+        case _:
+            return False

@@ -1,0 +1,154 @@
+"""The command line: `python -m mutation`."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Annotated, Final
+
+import typer
+
+from mutation.equivalents import Equivalent, read_equivalents, stale
+from mutation.mutant import Mutant, mutants_of, sample
+from mutation.running import Outcome, Runner
+from mutation.screen import console, progress, show, tally
+from mutation.settings import FOLDER, Settings
+from mutation.tracing import FailingTestsError, Traces, trace
+
+__all__ = ["app"]
+
+ROOT: Final = FOLDER.parent
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.command()
+def mutate(
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Processes at a time.")] = max(
+        1, (os.cpu_count() or 2) - 1
+    ),
+    seed: Annotated[int | None, typer.Option(help="Another seed plants other defects.")] = None,
+    number: Annotated[int | None, typer.Option(min=1, help="How many defects are planted.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="When no further one is tried.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Only defects whose name or file has this text.")
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Print the defects and try none.")] = False,
+    equivalents: Annotated[
+        bool, typer.Option("--equivalents", help="Try those that are listed as equivalent, and no others.")
+    ] = False,
+) -> None:
+    """Plant defects in the engine, the iterator, the stores and the embedded reader; count what tests find.
+
+    The exit code is 0 when at least the wanted share is killed, and 1 when it is not, when too few ran,
+    or when an entry of equivalents.toml is of no use any more.
+    """
+    settings = Settings.read(FOLDER / "mutation.toml", ROOT)
+    began = time.monotonic()
+    until = began + 60 * (settings.minutes if minutes is None else minutes)
+    possible = [mutant for file in settings.modules for mutant in mutants_of(ROOT, file)]
+    known = read_equivalents(FOLDER / "equivalents.toml")
+    same = {entry.identity for entry in known}
+    mutants = sample(possible, settings.seed if seed is None else seed, number or settings.number)
+    if equivalents:
+        mutants = [mutant for mutant in possible if mutant.identity in same]
+    if only:
+        mutants = [each for each in mutants if any(text in f"{each.name} {each.file}" for text in only)]
+    if listed:
+        _list(mutants)
+        return
+    tried = [each for each in mutants if each.compiles and (equivalents or each.identity not in same)]
+    outcomes = _tried(settings, _traced(settings, jobs), tried, jobs, until)
+    passed = _told(mutants, same, outcomes, 0 if only or number else settings.least, settings.goal)
+    if equivalents:
+        passed = _sound(outcomes)
+    console().print(f"{time.monotonic() - began:.0f} seconds with {jobs} processes")
+    raise typer.Exit(not (_fresh(known, possible) and passed))
+
+
+def _list(mutants: list[Mutant]) -> None:
+    screen = console()
+    for mutant in mutants:
+        screen.print(f"{mutant.name} {mutant.file}:{mutant.lines[0]} {mutant.function}", markup=False)
+        screen.print(f"  - {mutant.before}\n  + {mutant.after}", markup=False, soft_wrap=True)
+
+
+def _told(
+    mutants: list[Mutant],
+    same: set[tuple[str, str, str, str, int]],
+    outcomes: dict[str, Outcome],
+    least: int,
+    goal: float,
+) -> bool:
+    """Show survivors and figures; True when enough ran and enough of them were killed."""
+    equivalent = {each.name for each in mutants if each.identity in same}
+    show(console(), mutants, equivalent, outcomes)
+    figures = tally(mutants, equivalent, outcomes)
+    if figures.killed + figures.survived < least:
+        console().print(f"fewer than {least} ran: give more minutes or jobs")
+        return False
+    return figures.rate >= goal
+
+
+def _sound(outcomes: dict[str, Outcome]) -> bool:
+    """Name those that are listed as equivalent and are killed."""
+    wrong = [f"{name}, by {outcome.by}" for name, outcome in outcomes.items() if outcome.killed]
+    for text in wrong:
+        console().print(f"listed as equivalent, and killed: {text}", markup=False, soft_wrap=True)
+    return not wrong
+
+
+def _fresh(known: list[Equivalent], possible: list[Mutant]) -> bool:
+    old = stale(known, possible)
+    for entry in old:
+        text = f"stale in equivalents.toml, remove it: {entry.file}, {entry.function}: {entry.before}"
+        console().print(text, markup=False, soft_wrap=True)
+    return not old
+
+
+def _traced(settings: Settings, jobs: int) -> Traces:
+    try:
+        traces = trace(settings, ROOT / ".mutation", jobs)
+    except FailingTestsError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    for name in traces.failed:
+        typer.echo(f"does not pass while it is traced, looks for no defects: {name}", err=True)
+    return traces
+
+
+def _tried(
+    settings: Settings, traces: Traces, mutants: list[Mutant], jobs: int, until: float
+) -> dict[str, Outcome]:
+    """Outcomes; a kill counts only when the test that did it passes without the defect as well."""
+    runner = Runner(settings.root, traces.tests)
+    slowest, seconds = settings.slowest_test_seconds, settings.tests_seconds
+    work = [(mutant, traces.tests_of(mutant, slowest, seconds)) for mutant in mutants]
+    if name := runner.control(work):
+        typer.echo(f"fails in the process of a mutant although nothing is planted: {name}", err=True)
+        raise typer.Exit(2)
+    with progress(len(work)) as done:
+        outcomes = runner.run_all(work, jobs=jobs, until=until, done=done)
+    unsound: set[str] = set()
+    while True:
+        killers = {outcome.by for outcome in outcomes.values() if outcome.by in traces.tests} - unsound
+        name = runner.fails(sorted(killers))
+        if not name:
+            break
+        typer.echo(f"fails without a defect too, so it proves nothing: {name}", err=True)
+        if name not in killers:
+            break
+        unsound.add(name)
+        again = [
+            (mutant, [test for test in names if test not in unsound])
+            for mutant, names in work
+            if outcomes[mutant.name].by == name
+        ]
+        with progress(len(again)) as done:
+            outcomes |= runner.run_all(again, jobs=jobs, until=until, done=done)
+    return outcomes

@@ -1,0 +1,145 @@
+"""A module with one change, what names it whatever else is edited, and the choice of some of many."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import attrs
+
+from mutation.changes import Change, changes_of
+
+__all__ = ["Mutant", "lines_of", "mutants_of", "sample"]
+
+
+@attrs.frozen
+class Mutant:
+    """One planted defect.
+
+    Attributes:
+        file: Where, from the root.
+        function: The qualified name of what is around it.
+        before: The changed lines as they were, in one line.
+        after: The same with the defect.
+        operator: The kind of the change.
+        nth: Counts mutants that are the same in all of the above.
+        lines: First and last number of the changed lines.
+        source: The whole module with the defect.
+    """
+
+    file: str
+    function: str
+    before: str
+    after: str
+    operator: str
+    nth: int
+    lines: tuple[int, int]
+    source: str = attrs.field(repr=False)
+
+    @property
+    def identity(self) -> tuple[str, str, str, str, int]:
+        """What stays the same when other lines are edited."""
+        return (self.file, self.function, self.before, self.after, self.nth)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether it is a program at all."""
+        try:
+            compile(self.source, self.file, "exec", dont_inherit=True)
+        except SyntaxError:
+            return False
+        return True
+
+    @property
+    def name(self) -> str:
+        """Eight characters that stand for it."""
+        return self.rank("")[:8]
+
+    def rank(self, seed: object) -> str:
+        """Where it stands in the order that a seed gives; text that sorts."""
+        text = "\0".join(map(str, (seed, *self.identity)))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def mutants_of(root: Path, file: str) -> list[Mutant]:
+    """Every defect that can be planted in a module, in the order of the source.
+
+    Args:
+        root: The folder that the file's path begins at.
+        file: A module.
+    """
+    source = (root / file).read_text(encoding="utf-8")
+    found: dict[str, Mutant] = {}
+    counted: Counter[tuple[str, str, str, str, int]] = Counter()
+    for change in changes_of(ast.parse(source)):
+        mutant = _planted(file, source, change)
+        if mutant.source in found:
+            continue
+        found[mutant.source] = attrs.evolve(mutant, nth=counted[mutant.identity])
+        counted[mutant.identity] += 1
+    return list(found.values())
+
+
+def sample(mutants: Iterable[Mutant], seed: object, number: int) -> list[Mutant]:
+    """Some of them: the same ones for the same source and seed, and mostly the same after an edit.
+
+    Args:
+        mutants: To choose from.
+        seed: Gives each its rank, which depends on nothing but itself.
+        number: At most so many are chosen.
+    """
+    return sorted(mutants, key=lambda mutant: mutant.rank(seed))[:number]
+
+
+def lines_of(mutant: Mutant) -> Iterator[list[int]]:
+    """The lines to run to meet a defect, from the best choice to the last.
+
+    The changed lines; the function around them; where what they define is named, for what runs when the
+    module is imported; the whole module.
+
+    Args:
+        mutant: A defect.
+    """
+    first, last = mutant.lines
+    yield list(range(first, last + 1))
+    lines = mutant.source.splitlines()
+    around = [
+        node
+        for node in ast.walk(ast.parse(mutant.source))
+        if isinstance(node, ast.stmt) and node.lineno <= first <= (node.end_lineno or node.lineno)
+    ]
+    for node in reversed(around):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield list(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    for node in reversed(around):
+        names = re.findall(r"\w+", lines[node.lineno - 1])[:1]
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            yield [n for n, line in enumerate(lines, 1) if n != node.lineno and names[0] in line]
+    yield list(range(1, len(lines) + 1))
+
+
+def _planted(file: str, source: str, change: Change) -> Mutant:
+    lines = source.splitlines(keepends=True)
+    node = change.node
+    first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+    head = lines[first].encode()[: node.col_offset].decode()
+    tail = lines[last].encode()[node.end_col_offset :].decode()
+    changed = head + change.replacement + tail
+    return Mutant(
+        file,
+        change.function,
+        _in_one_line("".join(lines[first : last + 1])),
+        _in_one_line(changed),
+        change.operator,
+        0,
+        (first + 1, last + 1),
+        "".join([*lines[:first], changed, *lines[last + 1 :]]),
+    )
+
+
+def _in_one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,211 @@
+"""Runs the tests of each mutant in a process of its own, several at a time."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from mutation import chosen, warm
+from mutation.mutant import Mutant
+from mutation.settings import FOLDER
+from mutation.tracing import PYTEST, python_path
+
+__all__ = ["KILLED", "LATE", "NOT_RUN", "SURVIVED", "Outcome", "Runner"]
+
+KILLED: Final = "killed"
+LATE: Final = "killed by the time limit"
+SURVIVED: Final = "survived"
+NOT_RUN: Final = "not run"
+
+_ARGUMENTS: Final = (*PYTEST, "-p", "mutation.chosen", "-p", "no:xdist", "--timeout=25")
+"""The limit is for one test, which takes a few seconds without a defect."""
+_BROKEN: Final = (2, 3, 4)
+"""pytest's exit codes when the defect hits before a test does, as in a conftest; signals are negative."""
+_FORKS: Final = multiprocessing.get_context("forkserver")
+# What is loaded once for all of them: nothing that imports a module of the project.
+_FORKS.set_forkserver_preload([warm.__name__, *warm.LOADED])
+_START_SECONDS: Final = 60
+_SLOWER: Final = 4
+_FIRST_TESTS: Final = 40
+_FIRST_FILES: Final = 3
+
+
+@attrs.frozen
+class Outcome:
+    """What became of a mutant.
+
+    Attributes:
+        status: One of the constants of this module.
+        by: The test that failed, or what else ended it; empty for a survivor.
+        seconds: How long it took.
+        tests: How many tests were to look for it.
+    """
+
+    status: str
+    by: str = ""
+    seconds: float = 0.0
+    tests: int = 0
+
+    @property
+    def killed(self) -> bool:
+        """True also when a test or the process took too long."""
+        return self.status in (KILLED, LATE)
+
+
+class Runner:
+    """Starts pytest with one module replaced.
+
+    Args:
+        root: Where the tests are.
+        tests: Node id → seconds that the test takes.
+    """
+
+    def __init__(self, root: Path, tests: Mapping[str, float]) -> None:
+        self._root, self._tests = root, tests
+
+    def run_all(
+        self,
+        mutants: Sequence[tuple[Mutant, list[str]]],
+        *,
+        jobs: int,
+        until: float,
+        done: Callable[[Mutant, Outcome], object],
+    ) -> dict[str, Outcome]:
+        """Outcomes by the names of the mutants.
+
+        Args:
+            mutants: With the tests that look for each.
+            jobs: Processes at a time.
+            until: When to start no further one, on the monotonic clock.
+            done: Told of each.
+        """
+        found: dict[str, Outcome] = {}
+
+        def run(item: tuple[Mutant, list[str]]) -> None:
+            mutant, names = item
+            outcome = Outcome(NOT_RUN, "the time is over") if time.monotonic() > until else self.run(*item)
+            found[mutant.name] = attrs.evolve(outcome, tests=len(names))
+            done(mutant, found[mutant.name])
+
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(run, mutants))
+        return found
+
+    def run(self, mutant: Mutant, names: Sequence[str]) -> Outcome:
+        """Look for one defect: with a few tests of few files first, because those begin sooner.
+
+        Args:
+            mutant: The defect.
+            names: Node ids, in their order.
+        """
+        began = time.monotonic()
+        first = _few(names)
+        left = [name for name in names if name not in set(first)]
+        outcome = Outcome(SURVIVED)
+        for some in (first, left):
+            if some and not outcome.killed:
+                outcome = self._look(mutant, some)
+        return attrs.evolve(outcome, seconds=time.monotonic() - began)
+
+    def control(self, work: Sequence[tuple[Mutant, list[str]]]) -> str:
+        """Run one module of `work` without a defect as if it had one: a test that fails then, or nothing.
+
+        Args:
+            work: Mutants with their tests.
+        """
+        for mutant, names in work:
+            if names:
+                sound = (self._root / mutant.file).read_text(encoding="utf-8")
+                return self._look(attrs.evolve(mutant, source=sound), _few(names)).by
+        return ""
+
+    def fails(self, names: Sequence[str]) -> str:
+        """The first of these tests that fails without any defect; empty when none does.
+
+        Args:
+            names: Node ids.
+        """
+        outcome = self._look(None, names) if names else Outcome(SURVIVED)
+        return outcome.by if outcome.killed else ""
+
+    def _look(self, mutant: Mutant | None, names: Sequence[str]) -> Outcome:
+        with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as folder:
+            tests = Path(folder, "tests.json")
+            tests.write_text(json.dumps(names))
+            environment = python_path(FOLDER.parent)
+            environment |= {chosen.TESTS: str(tests), "TMPDIR": folder}
+            if mutant is not None:
+                source = Path(folder, "source.py")
+                source.write_text(mutant.source, encoding="utf-8")
+                environment |= python_path(FOLDER / "site", FOLDER.parent)
+                environment |= {
+                    "MULTICLOUDDB_MUTANT_MODULE": module_name(mutant.file),
+                    "MULTICLOUDDB_MUTANT_SOURCE": str(source),
+                }
+            limit = _START_SECONDS + _SLOWER * sum(self._tests[name] for name in names)
+            return _judged(self._finished(names, environment, limit), tests)
+
+    def _finished(self, names: Sequence[str], environment: Mapping[str, str], seconds: float) -> int | None:
+        """The exit code of pytest; None when it took too long. Nothing that it started is left behind."""
+        files = sorted({name.partition("::")[0] for name in names})
+        process = _FORKS.Process(target=warm.run, args=(self._root, environment, [*_ARGUMENTS, *files]))
+        process.start()
+        process.join(seconds)
+        code = process.exitcode
+        assert process.pid is not None
+        with suppress(ProcessLookupError):  # all of them have ended
+            os.killpg(process.pid, signal.SIGKILL)
+        if code is None:
+            process.kill()  # it may not have got as far as to lead a group
+        process.join()
+        process.close()
+        return code
+
+
+def module_name(file: str) -> str:
+    """The dotted name that a module is imported by.
+
+    Args:
+        file: Its path from the root; folders of distributions are not packages.
+    """
+    parts = Path(file).with_suffix("").parts
+    start = next(index for index, part in enumerate(parts) if part.startswith("multiclouddb_"))
+    return ".".join(parts[start:])
+
+
+def _few(names: Sequence[str]) -> list[str]:
+    files: set[str] = set()
+    few: list[str] = []
+    for name in names:
+        file = name.partition("::")[0]
+        if len(few) < _FIRST_TESTS and (file in files or len(files) < _FIRST_FILES):
+            files.add(file)
+            few.append(name)
+    return few
+
+
+def _judged(code: int | None, tests: Path) -> Outcome:
+    killer = Path(f"{tests}.killer")
+    by = killer.read_text() if killer.exists() else ""
+    match code:
+        case None:
+            return Outcome(LATE, "the process took too long")
+        case chosen.KILLED:
+            return Outcome(KILLED, by)
+        case warm.PYTEST_ENDED:
+            return Outcome(SURVIVED)
+        case int() if code < 0 or code - warm.PYTEST_ENDED in _BROKEN:
+            return Outcome(KILLED, f"pytest ended with exit code {code}")
+        case _:
+            raise RuntimeError(f"pytest ended with exit code {code}, which says nothing about the defect")

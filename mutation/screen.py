@@ -1,0 +1,155 @@
+"""What a person sees: progress while it runs, the survivors, the table in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import attrs
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from mutation.mutant import Mutant
+from mutation.running import LATE, NOT_RUN, SURVIVED, Outcome
+
+__all__ = ["Tally", "console", "progress", "show", "tally"]
+
+_PIPED_WIDTH: Final = 160
+
+
+@attrs.frozen
+class Tally:
+    """The figures of a run, or of one module.
+
+    Attributes:
+        planted: Mutants that were chosen.
+        compile: Of these, programs.
+        equivalent: Of these, listed as behaving the same.
+        killed: Found by a test.
+        late: Of the killed, by a time limit.
+        survived: Found by none.
+        not_run: Left when the time was over.
+    """
+
+    planted: int
+    compile: int
+    equivalent: int
+    killed: int
+    late: int
+    survived: int
+    not_run: int
+
+    @property
+    def rate(self) -> float:
+        """The share of those that ran and behave differently which was killed."""
+        ran = self.killed + self.survived
+        return self.killed / ran if ran else 1.0
+
+
+def tally(mutants: Sequence[Mutant], equivalent: set[str], outcomes: dict[str, Outcome]) -> Tally:
+    """Count.
+
+    Args:
+        mutants: Those that were chosen.
+        equivalent: Names of those that are listed.
+        outcomes: Of the others that compile, by name.
+    """
+    programs = [mutant for mutant in mutants if mutant.compiles]
+    found = [outcomes[each.name] for each in programs if each.name in outcomes]
+    return Tally(
+        planted=len(mutants),
+        compile=len(programs),
+        equivalent=sum(each.name in equivalent for each in programs),
+        killed=sum(outcome.killed for outcome in found),
+        late=sum(outcome.status == LATE for outcome in found),
+        survived=sum(outcome.status == SURVIVED for outcome in found),
+        not_run=sum(outcome.status == NOT_RUN for outcome in found),
+    )
+
+
+def console(*, stderr: bool = False) -> Console:
+    """As wide as the terminal; into a pipe plain text in lines that nobody has to wrap."""
+    found = Console(stderr=stderr, highlight=False)
+    return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=_PIPED_WIDTH)
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[Mutant, Outcome], None]]:
+    """Progress on stderr: a bar in a terminal, a line a mutant elsewhere.
+
+    Yields:
+        What to call when a mutant is done.
+    """
+    screen = console(stderr=True)
+    columns = (TextColumn("mutants"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    counted = 0
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bars:
+        task = bars.add_task("", total=total)
+
+        def step(mutant: Mutant, outcome: Outcome) -> None:
+            nonlocal counted
+            counted += 1
+            bars.advance(task)
+            if not screen.is_terminal:
+                place = f"{mutant.file}:{mutant.lines[0]}"
+                text = f"{counted}/{total} {mutant.name} {outcome.status} {outcome.seconds:.0f}s {place}"
+                screen.print(f"{text} {outcome.by}", markup=False, soft_wrap=True)
+
+        yield step
+
+
+def show(
+    screen: Console, mutants: Sequence[Mutant], equivalent: set[str], outcomes: dict[str, Outcome]
+) -> None:
+    """Print the survivors as entries for `equivalents.toml`, and the table."""
+    for mutant in mutants:
+        outcome = outcomes.get(mutant.name)
+        if outcome is not None and outcome.status == SURVIVED:
+            screen.print(_entry(mutant, outcome), markup=False, soft_wrap=True)
+    table = Table(box=box.SIMPLE)
+    table.add_column("module", no_wrap=True)
+    titles = ("planted", "compile", "equivalent", "killed", "by time limit", "survived", "not run", "rate")
+    for title in titles:
+        table.add_column(title, justify="right")
+    for file in sorted({mutant.file for mutant in mutants}):
+        some = [mutant for mutant in mutants if mutant.file == file]
+        table.add_row(file, *_cells(tally(some, equivalent, outcomes)))
+    table.add_section()
+    table.add_row("all", *_cells(tally(mutants, equivalent, outcomes)))
+    screen.print(table)
+
+
+def _cells(figures: Tally) -> list[str]:
+    return [*map(str, attrs.astuple(figures)), f"{figures.rate:.1%}"]
+
+
+def _entry(mutant: Mutant, outcome: Outcome) -> str:
+    """TOML, with the place and what has been tried as comments."""
+    first, last = mutant.lines
+    lines = [
+        f"# survived {outcome.tests} tests: {mutant.name}, lines {first} to {last}, {mutant.operator}",
+        "[[equivalent]]",
+        f"file = {quoted(mutant.file)}",
+        f"function = {quoted(mutant.function)}",
+        f"before = {quoted(mutant.before)}",
+        f"after = {quoted(mutant.after)}",
+        *([f"nth = {mutant.nth}"] if mutant.nth else []),
+        'reason = ""',
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def quoted(text: str) -> str:
+    """A TOML string, literal where that is possible.
+
+    Args:
+        text: One line.
+    """
+    if "'" not in text:
+        return f"'{text}'"
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

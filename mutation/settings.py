@@ -1,0 +1,80 @@
+"""What `mutation.toml` says: where defects are planted, which tests look for them, and the bounds."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+__all__ = ["FOLDER", "Settings"]
+
+FOLDER: Final = Path(__file__).parent
+
+
+@attrs.frozen
+class Settings:
+    """The bounds of a run, and the files it is about.
+
+    Attributes:
+        root: The folder that all paths are relative to.
+        seed: Another seed plants other defects.
+        number: How many defects are planted.
+        minutes: When no further mutant is started.
+        goal: The share that has to be killed.
+        least: Fewer mutants than this that ran are no result.
+        slowest_test_seconds: A test that takes longer looks for no defects.
+        tests_seconds: How long the tests of one mutant may take without the defect.
+        modules: Files to plant in.
+        tests: Test files.
+    """
+
+    root: Path
+    seed: int
+    number: int
+    minutes: float
+    goal: float
+    least: int
+    slowest_test_seconds: float
+    tests_seconds: float
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: Path, root: Path) -> Settings:
+        """Read a TOML file; a folder in it stands for every module below.
+
+        Args:
+            path: The file.
+            root: What its paths are relative to.
+
+        Raises:
+            ValueError: A path in it does not exist, or an entry is unknown or missing.
+        """
+        found = tomllib.loads(path.read_text())
+        left_out = {name for item in found.pop("leave_out", []) for name in _files(root, item, "test_*.py")}
+        modules = [name for item in found.pop("modules") for name in _files(root, item, "*.py")]
+        tests = [name for item in found.pop("tests") for name in _files(root, item, "test_*.py")]
+        return _built(
+            found,
+            root=root,
+            modules=tuple(name for name in modules if not name.endswith("__init__.py")),
+            tests=tuple(name for name in tests if name not in left_out),
+        )
+
+
+def _built(bounds: dict[str, Any], **paths: Any) -> Settings:
+    try:
+        return Settings(**bounds, **paths)
+    except TypeError as error:
+        raise ValueError(f"mutation.toml: {error}; its entries are the attributes of Settings") from None
+
+
+def _files(root: Path, name: str, pattern: str) -> list[str]:
+    path = root / name
+    if path.is_file():
+        return [name]
+    if not path.is_dir():
+        raise ValueError(f"mutation.toml names {name}, which does not exist; correct the path there")
+    return sorted(each.relative_to(root).as_posix() for each in path.rglob(pattern))

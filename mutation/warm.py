@@ -1,0 +1,50 @@
+"""What runs in the process of a mutant, forked from one that has loaded pytest and no module of ours."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+__all__ = ["LOADED", "PYTEST_ENDED", "run"]
+
+PYTEST_ENDED: Final = 200
+"""Added to pytest's exit code, to tell it from those of a process that did not get as far."""
+LOADED: Final = (
+    "attrs",
+    "hypothesis.stateful",
+    "orjson",
+    "pytest",
+    "pytest_timeout",
+    "sqlite3",
+    "tenacity",
+    "xdist.scheduler",
+)
+
+
+def run(root: Path, environment: Mapping[str, str], arguments: Sequence[str]) -> NoReturn:
+    """Run pytest and end the process with its exit code; nothing is printed.
+
+    Args:
+        root: The working folder.
+        environment: More variables.
+        arguments: For pytest.
+    """
+    os.setsid()
+    os.chdir(root)
+    os.environ.update(environment)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nowhere, stream)
+    sys.path[:0] = [str(root), *environment["PYTHONPATH"].split(os.pathsep)]
+    if "MULTICLOUDDB_MUTANT_MODULE" in environment:
+        # Python imports it when it starts; this process has been forked from one that has started.
+        sys.modules.pop("sitecustomize", None)
+        __import__("sitecustomize")
+    import pytest
+
+    # A test that warns fails, and that modules are loaded already is a warning.
+    code = pytest.main([*arguments, "-W", "ignore:Module already imported"])
+    os._exit(PYTEST_ENDED + code)

@@ -1,0 +1,191 @@
+"""Forks: no connection to SQLite gets into a child.
+
+SQLite keeps a table of the locks that its process holds. A child inherits the table and not the locks: it
+would write into files that the parent removes when it closes, and wait for locks that nobody holds. A new
+connection in the child shares the table. So a fork waits until no thread uses SQLite, and what is idle is
+closed before it; parent and child open the file again when they need it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+from weakref import WeakSet
+
+from multiclouddb_api import MulticloudDbError, invalid_request
+
+__all__ = ["Holder", "Identity", "check_inherited", "file_identity", "inherited", "using_sqlite"]
+
+_PATIENCE_SECONDS: Final = 10.0
+
+Identity = tuple[int, int]
+"""Device and inode of a file."""
+
+
+class Holder(ABC):
+    """Keeps connections open between calls."""
+
+    def __init__(self) -> None:
+        _gate.register(self)
+
+    @abstractmethod
+    def let_go(self) -> None:
+        """Before a fork: close every connection that no thread is using. Does not wait."""
+
+    @abstractmethod
+    def begin_anew(self) -> list[object]:
+        """In the child: make new locks, and return the connections that the parent still used.
+
+        Nobody uses these again. They are kept: closing one could remove what the parent needs.
+        """
+
+
+class _Gate:
+    """Lets threads use SQLite, but for the moment of a fork."""
+
+    def __init__(self) -> None:
+        self._holders: WeakSet[Holder] = WeakSet()
+        self._kept: list[object] = []
+        self._hanging = False
+        self._files: dict[int, Identity] = {}
+        self._begin({})
+
+    def _begin(self, inside: dict[int, int]) -> None:
+        # Reentrant: a signal handler may fork.
+        self._changed = threading.Condition(threading.RLock())
+        self._inside = inside
+        self._forking: int | None = None
+        self._pid = os.getpid()
+
+    def register(self, holder: Holder) -> None:
+        with self._changed:
+            self._holders.add(holder)
+
+    def enter(self) -> None:
+        if self._pid != os.getpid():
+            self.after_in_child()  # A fork of the C library: nobody has told us.
+        me = threading.get_ident()
+        with self._changed:
+            while self._forking not in (None, me) and me not in self._inside:
+                self._changed.wait()
+            self._inside[me] = self._inside.get(me, 0) + 1
+
+    def leave(self) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            self._inside[me] -= 1
+            if not self._inside[me]:
+                del self._inside[me]
+                if self._forking is not None:
+                    self._changed.notify_all()
+
+    def before(self) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            while self._forking is not None:
+                self._changed.wait()
+            self._forking = me
+            self._changed.wait_for(lambda: not self._inside.keys() - {me}, _PATIENCE_SECONDS)
+            holders = list(self._holders)
+        for holder in holders:
+            # What cannot be closed is found in the child.
+            with suppress(Exception):
+                holder.let_go()
+
+    def after_in_parent(self) -> None:
+        with self._changed:
+            self._forking = None
+            self._changed.notify_all()
+
+    def after_in_child(self) -> None:
+        me = threading.get_ident()
+        inside = dict(self._inside)
+        self._hanging = self._hanging or bool(inside.keys() - {me})
+        self._files = _open_files()
+        self._begin({me: inside[me]} if me in inside else {})
+        for holder in list(self._holders):
+            self._kept += holder.begin_anew()
+
+    def check(self, path: str) -> None:
+        if not self._hanging and not self._files:
+            return
+        with suppress(FileNotFoundError):
+            if self._hanging or self._is_inherited(file_identity(path)):
+                raise inherited(path)
+
+    def _is_inherited(self, identity: Identity) -> bool:
+        return any(
+            known == identity and _identity_of(handle) == identity for handle, known in self._files.items()
+        )
+
+
+_gate: Final = _Gate()
+os.register_at_fork(
+    before=_gate.before, after_in_parent=_gate.after_in_parent, after_in_child=_gate.after_in_child
+)
+
+
+@contextmanager
+def using_sqlite() -> Iterator[None]:
+    """No fork happens inside, unless it takes too long; waits while another thread forks.
+
+    A thread may be inside several times. What is opened inside is closed there, or belongs to a `Holder`.
+    """
+    _gate.enter()
+    try:
+        yield
+    finally:
+        _gate.leave()
+
+
+def inherited(path: str) -> MulticloudDbError:
+    """The error for a file that a child cannot use."""
+    return invalid_request(
+        path,
+        "was in use in the parent process when it forked, and SQLite cannot go on in such a child",
+        "open it in a process that is started with the method 'spawn' or 'forkserver' of multiprocessing, or "
+        "fork while no call, no scan and no connection of your own uses it",
+    )
+
+
+def check_inherited(path: str) -> None:
+    """Refuse a file that was open when this process was forked.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` with the way out.
+    """
+    _gate.check(path)
+
+
+def file_identity(path: str) -> Identity:
+    """What tells a file from another of the same name.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
+
+
+def _identity_of(handle: int) -> Identity | None:
+    """The file behind a handle; None for what is no file, or closed."""
+    try:
+        found = os.fstat(handle)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+
+
+def _open_files() -> dict[int, Identity]:
+    """Every file that is open in this process, the application's own among them."""
+    try:
+        handles = [int(name) for name in os.listdir("/dev/fd")]
+    except OSError:
+        return {}
+    found = {handle: _identity_of(handle) for handle in handles}
+    return {handle: identity for handle, identity in found.items() if identity is not None}

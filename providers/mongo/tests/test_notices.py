@@ -1,0 +1,192 @@
+"""On a real server: a notice has its place between the events before it and those behind it."""
+
+import pytest
+
+from multiclouddb_api import (
+    ChangeFeedRequest,
+    ClientConfig,
+    Dropped,
+    EntireCluster,
+    EntireDatabase,
+    FeedEnded,
+    FromContinuationToken,
+    Invalidated,
+    Now,
+    OperationOptions,
+    Renamed,
+    ResourceAddress,
+    connect,
+)
+from multiclouddb_mongo import MongoOptions
+from multiclouddb_mongo.provider import PLUGIN
+from multiclouddb_spi import Deadline, FeedSpec, Planner, read_range
+
+FOLLOW = MongoOptions(after_invalidate="follow")
+RUNS = 40
+
+
+class Reading:
+    """Reads one feed page by page; each page is a list of ids and notices, in the order that is promised."""
+
+    def __init__(self, uri, address, size=0, **asked):
+        self.uri, self.address, self.size, self.asked = uri, address, size, asked
+
+    def page(self, client, start):
+        position = FromContinuationToken(start) if isinstance(start, str) else start
+        request = ChangeFeedRequest(self.address, position, max_page_size=self.size, **self.asked)
+        page = client.read_changes(request, OperationOptions(30.0, 0.0))
+        return [event.key.components["_id"] for event in page.events], list(page.notices), page
+
+    def begin(self):
+        """A token from before the first write."""
+        with connect(self.uri) as client:
+            return self.page(client, Now())[2].continuation_token
+
+    def pages(self, token, *, restart=False):
+        """Pages that are not empty, with the token in front of each, up to idle."""
+        found, client = [], connect(self.uri)
+        try:
+            for _ in range(200):
+                ids, notices, page = self.page(client, token)
+                if ids or notices:
+                    found.append((token, ids, notices))
+                if page.idle:
+                    return found
+                token = page.continuation_token
+                if restart:
+                    client.close()
+                    client = connect(self.uri)
+        finally:
+            client.close()
+        raise AssertionError("not idle")
+
+
+def in_order(pages):
+    return [each for _, ids, notices in pages for each in (*ids, *notices)]
+
+
+def check_every_token(reading, pages):
+    """A process that begins anew in front of any page has what is left, in the same order."""
+    for number, (token, *_) in enumerate(pages):
+        assert in_order(reading.pages(token)) == in_order(pages[number:])
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["one process", "a process a page"])
+@pytest.mark.parametrize("size", [1, 2, 0])
+class TestDatabase:
+    def reading(self, one, database, size, scope):
+        address = ResourceAddress(database) if isinstance(scope, EntireDatabase) else ResourceAddress()
+        return Reading(one.uri(), address, size, scope=scope)
+
+    @pytest.mark.parametrize("scope", [EntireDatabase(), EntireCluster()], ids=["database", "cluster"])
+    def test_a_drop_comes_before_the_events_of_the_new_collection(self, one, database, size, restart, scope):
+        native = one.client()[database]
+        native.create_collection("c")
+        reading = self.reading(one, database, size, scope)
+        begin = reading.begin()
+        native["c"].insert_one({"_id": 1})
+        native["c"].drop()
+        native["c"].insert_many([{"_id": 2}, {"_id": 3}])
+        pages = reading.pages(begin, restart=restart)
+        assert in_order(pages) == [1, Dropped(f"{database}/c"), 2, 3]
+        check_every_token(reading, pages)
+
+    def test_so_does_each_of_several_facts(self, one, database, size, restart):
+        native = one.client()[database]
+        native.create_collection("c")
+        native.create_collection("stays")  # a database without a collection is none
+        reading = self.reading(one, database, size, EntireDatabase())
+        begin = reading.begin()
+        native["c"].insert_many([{"_id": 1}, {"_id": 2}])
+        native["c"].rename("d")
+        native["d"].insert_one({"_id": 3})
+        native["d"].drop()
+        native["c"].insert_one({"_id": 4})
+        native["c"].drop()
+        pages = reading.pages(begin, restart=restart)
+        told = [Renamed(f"{database}/c", f"{database}/d"), Dropped(f"{database}/d"), Dropped(f"{database}/c")]
+        assert in_order(pages) == [1, 2, told[0], 3, told[1], 4, told[2]]
+        check_every_token(reading, pages)
+
+
+class TestEnd:
+    @pytest.mark.parametrize("size", [1, 2, 0])
+    def test_a_process_a_page_has_every_notice_before_the_end(self, one, database, size):
+        native = one.client()[database]
+        native.create_collection("c")
+        reading = Reading(one.uri(), ResourceAddress(database, "c"), size)
+        begin = reading.begin()
+        native["c"].insert_many([{"_id": 1}, {"_id": 2}])
+        native["c"].drop()
+        reason = "the server invalidated the stream"
+        pages = reading.pages(begin, restart=True)
+        assert in_order(pages) == [1, 2, Dropped(f"{database}/c"), Invalidated(reason), FeedEnded(reason)]
+        check_every_token(reading, pages)
+
+
+class TestPlanned:
+    """Ranges as Spark reads them have events alone, and all of them."""
+
+    @pytest.mark.parametrize("most", [None, 1, 2, 100])
+    def test_events_on_both_sides_of_a_notice_are_read(self, one, database, most):
+        native = one.client()[database]
+        native.create_collection("c")
+        provider = PLUGIN.connect(ClientConfig("mongo", {"url": one.uri()}), None)
+        try:
+            spec = FeedSpec(ResourceAddress(database), EntireDatabase(), options=MongoOptions())
+            feed = provider.open_feed(spec, Deadline.after(60))
+            planner = Planner(provider, feed)
+            at = planner.start(Now(), Deadline.after(60))
+            native["c"].insert_many([{"_id": 1}, {"_id": 2}])
+            native["c"].drop()
+            native["c"].insert_one({"_id": 3})
+            native["c"].drop()
+            native["c"].insert_one({"_id": 4})
+            read = []
+            while (step := planner.advance(at, most, Deadline.after(60))).moved:
+                found = [
+                    event.key.components["_id"]
+                    for part in step.ranges()
+                    for batch in read_range(provider, feed, part)
+                    for event in batch.events(0, len(batch))
+                ]
+                assert len(found) <= (most or 4)
+                read += found
+                at = step.after
+            assert read == [1, 2, 3, 4]
+        finally:
+            provider.close()
+
+
+class TestFollow:
+    def lives(self, one, database, reading):
+        """Three collections of one name, one after the other."""
+        native = one.client()[database]
+        native.create_collection("c")
+        begin = reading.begin()
+        for life in range(3):
+            native["c"].insert_many([{"_id": f"{life}.{number}"} for number in range(2)])
+            if life < 2:
+                native["c"].drop()
+                native.create_collection("c")
+        return begin
+
+    def test_no_page_has_events_of_two_collections(self, one, database):
+        mixed = 0
+        for run in range(RUNS):
+            name = f"{database}-{run % 2}"
+            reading = Reading(one.uri(), ResourceAddress(name, "c"), provider_options=FOLLOW)
+            begin = self.lives(one, name, reading)
+            pages = reading.pages(begin)
+            mixed += any(len({each[0] for each in ids}) > 1 for _, ids, _ in pages)
+            one.client().drop_database(name)
+        assert mixed == 0
+
+    @pytest.mark.parametrize("size", [1, 2, 0])
+    def test_a_process_a_page_has_every_notice_in_its_place(self, one, database, size):
+        reading = Reading(one.uri(), ResourceAddress(database, "c"), size, provider_options=FOLLOW)
+        begin = self.lives(one, database, reading)
+        pages = reading.pages(begin, restart=True)
+        gone = [Dropped(f"{database}/c"), Invalidated("the server invalidated the stream")]
+        assert in_order(pages) == ["0.0", "0.1", *gone, "1.0", "1.1", *gone, "2.0", "2.1"]
+        check_every_token(reading, pages)

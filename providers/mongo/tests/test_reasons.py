@@ -1,0 +1,217 @@
+"""What a caller hears: the reason why no server answers, codes, ways out; and what is asked a second time."""
+
+import socket
+
+import pytest
+from pymongo.database import Database
+from pymongo.errors import AutoReconnect, OperationFailure, ServerSelectionTimeoutError
+
+from multiclouddb_api import (
+    ChangeFeedRequest,
+    ErrorCategory,
+    FromContinuationToken,
+    MulticloudDbError,
+    NewItemStateMode,
+    Now,
+    OldItemStateMode,
+    OperationOptions,
+    ResourceAddress,
+    connect,
+)
+from multiclouddb_mongo import MongoOptions
+from multiclouddb_mongo.position import After, time_text
+
+REQUEST = ChangeFeedRequest(ResourceAddress("shop", "orders"), Now())
+SHORT = OperationOptions(timeout_seconds=4)
+
+
+def failure(client, request, options=SHORT):
+    with pytest.raises(MulticloudDbError) as caught:
+        client.read_changes(request, options)
+    return caught.value
+
+
+@pytest.fixture
+def refuse(monkeypatch):
+    """Has a command of ours fail so many times; the driver's monitors ask `hello` as before."""
+    original, asked = Database.command, []
+
+    def begin(name, times, error):
+        def command(database, what, *args, **options):
+            if what != name:
+                return original(database, what, *args, **options)
+            asked.append(what)
+            if len(asked) <= times:
+                raise error
+            return original(database, what, *args, **options)
+
+        monkeypatch.setattr(Database, "command", command)
+        return asked
+
+    return begin
+
+
+class TestNoServer:
+    """The call has less time than `serverSelectionTimeoutMS`, which is 15 s unless it is given."""
+
+    @pytest.mark.parametrize("member", ["read_changes", "plan_partitions", "list_physical_partitions"])
+    def test_a_port_that_refuses(self, member):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            with connect(f"mongodb://127.0.0.1:{taken.getsockname()[1]}/") as client:
+                what = REQUEST.address if member.startswith("list") else REQUEST
+                with pytest.raises(MulticloudDbError, match="Connection refused") as caught:
+                    getattr(client, member)(what, SHORT)
+        assert (caught.value.category, caught.value.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
+
+    def test_a_host_that_is_unknown(self):
+        with connect("mongodb://no-such-host.invalid/") as client:
+            assert "no-such-host.invalid:27017: [Errno -" in failure(client, REQUEST).message
+
+    def test_another_name_of_the_replica_set(self, one):
+        with connect(one.uri(replicaSet="other")) as client:
+            assert '"other"' in failure(client, REQUEST).message
+
+    def test_tls_that_the_server_does_not_speak(self, one):
+        with connect(one.uri(tls="true")) as client:
+            assert "SSL" in failure(client, REQUEST).message
+
+
+STEPPED_DOWN = OperationFailure("stepped down", 189)
+LOST = AutoReconnect("connection closed")
+LATE = ServerSelectionTimeoutError("none found")
+DENIED = OperationFailure("not authorized", 13)
+
+
+class TestSecondTry:
+    """PyMongo calls its own reads once more, but no command that it is given."""
+
+    @pytest.mark.parametrize("error", [STEPPED_DOWN, LOST], ids=["refused", "lost"])
+    @pytest.mark.parametrize("command", ["hello", "buildinfo"])
+    def test_what_opens_a_feed_is_asked_once_more(self, one, here, refuse, command, error):
+        asked = refuse(command, 1, error)
+        with connect(one.uri()) as client:
+            assert client.read_changes(ChangeFeedRequest(here, Now())).continuation_token
+        assert len(asked) >= 2
+
+    @pytest.mark.parametrize("command", ["hello", "buildinfo"])
+    def test_but_not_a_third_time(self, one, here, refuse, command):
+        asked = refuse(command, 2, STEPPED_DOWN)
+        with connect(one.uri()) as client:
+            error = failure(client, ChangeFeedRequest(here, Now()))
+        assert (error.detail.native_code, error.retryable) == ("189", True)
+        assert len(asked) == 2
+
+    def test_nor_where_the_connection_says_no(self, one, here, refuse):
+        asked = refuse("hello", 1, LOST)
+        with connect(one.uri(retryReads="false")) as client:
+            assert failure(client, ChangeFeedRequest(here, Now())).retryable
+        assert len(asked) == 1
+
+    @pytest.mark.parametrize("error", [LATE, DENIED], ids=["no server", "denied"])
+    def test_nor_what_would_fail_again(self, one, here, refuse, error):
+        asked = refuse("hello", 1, error)
+        with connect(one.uri()) as client:
+            failure(client, ChangeFeedRequest(here, Now()))
+        assert len(asked) == 1
+
+    def test_what_the_server_does_not_have_is_not_missed(self, one, here, refuse):
+        """The Stable API has no `buildInfo`."""
+        asked = refuse("buildinfo", 9, OperationFailure("not in API Version 1", 323))
+        with connect(one.uri()) as client:
+            assert client.read_changes(ChangeFeedRequest(here, Now())).continuation_token
+        assert len(asked) == 1
+
+
+class TestCodes:
+    def test_of_an_image_that_is_missing(self, one, here):
+        database = one.client()[here.database]
+        database.create_collection("images")
+        database["images"].insert_one({"_id": 1})
+        address = ResourceAddress(here.database, "images")
+        with connect(one.uri()) as client:
+            start = client.read_changes(ChangeFeedRequest(address, Now())).continuation_token
+            database["images"].update_one({"_id": 1}, {"$set": {"n": 1}})
+            database.command("collMod", "images", changeStreamPreAndPostImages={"enabled": True})
+            request = ChangeFeedRequest(
+                address, FromContinuationToken(start), new_item_state_mode=NewItemStateMode.REQUIRE
+            )
+            error = failure(client, request)
+        assert error.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+        assert "INCLUDE_IF_AVAILABLE" in error.message
+        assert error.detail.native_code == "47"
+
+    def test_of_an_event_that_is_too_large(self, one, here):
+        database = one.client()[here.database]
+        database.create_collection("large", changeStreamPreAndPostImages={"enabled": True})
+        address = ResourceAddress(here.database, "large")
+        with connect(one.uri()) as client:
+            start = client.read_changes(ChangeFeedRequest(address, Now())).continuation_token
+            database["large"].insert_one({"_id": 1, "text": "x" * (9 << 20)})
+            token = client.read_changes(
+                ChangeFeedRequest(address, FromContinuationToken(start))
+            ).continuation_token
+            database["large"].replace_one({"_id": 1}, {"text": "y" * (9 << 20)})
+            request = ChangeFeedRequest(
+                address, FromContinuationToken(token), old_item_state_mode=OldItemStateMode.REQUIRE
+            )
+            error = failure(client, request, OperationOptions())
+        assert error.category == ErrorCategory.PROVIDER_ERROR
+        assert error.detail.native_code == "10334"
+        assert "record at cluster time 20" in error.message
+        assert f" in {here.database}/large: with its images" in error.message
+        assert error.detail.skip_token
+
+
+class TestWaysOut:
+    def test_of_a_time_series_is_no_collection_that_is_refused_too(self, one, here):
+        one.client()[here.database].create_collection("series", timeseries={"timeField": "at"})
+        with connect(one.uri()) as client:
+            message = failure(
+                client, ChangeFeedRequest(ResourceAddress(here.database, "series"), Now())
+            ).message
+        assert "'series' is a timeseries" in message
+        assert "ordinary collection" in message
+        assert "behind it" not in message
+
+    def test_of_a_view_is_what_it_reads(self, one, here):
+        one.client()[here.database].create_collection("view", viewOn="c", pipeline=[])
+        with connect(one.uri()) as client:
+            message = failure(
+                client, ChangeFeedRequest(ResourceAddress(here.database, "view"), Now())
+            ).message
+        assert "viewOn" in message
+
+    def test_of_a_token_whose_collection_is_gone_is_to_follow(self, one, here, written):
+        """A token behind the end of what the log has of it."""
+        token = self.behind_the_end(one, here, written)
+        with connect(one.uri()) as client:
+            error = failure(client, ChangeFeedRequest(here, FromContinuationToken(token)))
+        assert error.category == ErrorCategory.NOT_FOUND
+        assert 'MongoOptions(after_invalidate="follow")' in error.message
+
+    def test_and_that_is_one(self, one, here, written):
+        token = self.behind_the_end(one, here, written)
+        written.insert_one({"_id": 7})
+        request = ChangeFeedRequest(
+            here, FromContinuationToken(token), provider_options=MongoOptions(after_invalidate="follow")
+        )
+        with connect(one.uri()) as client:
+            events = list(client.iterate_changes(request, until_idle=True))
+        assert [event.key.components["_id"] for event in events] == [7]
+
+    def behind_the_end(self, one, here, written):
+        """A token in whose collection nothing is left to read."""
+        with connect(one.uri()) as client:
+            token = client.read_changes(ChangeFeedRequest(here, Now())).continuation_token
+            written.drop()
+            options = MongoOptions(after_invalidate="follow")
+            for _ in range(3):
+                request = ChangeFeedRequest(here, FromContinuationToken(token), provider_options=options)
+                token = client.read_changes(request).continuation_token
+        return token
+
+
+def test_a_record_is_at_a_cluster_time():
+    assert time_text(After("e", "82638F7B0000000003")) == "cluster time 2022-12-06T17:25:20Z"
+    assert time_text(After("r", "b:BQAAAAA=")) == "an unknown cluster time"

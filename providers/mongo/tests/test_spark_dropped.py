@@ -1,0 +1,41 @@
+"""Spark over a collection that is dropped while no query runs: its last changes come, then its end."""
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from multiclouddb_api import ErrorCategory
+from pyspark_multiclouddb import error_from_query
+
+from .test_spark import run
+
+
+def rows(spark, folder):
+    """The keys and types that the query has written, in order."""
+    frame = spark.read.parquet(str(folder / "rows")).orderBy("order_key")
+    return [(row.key, row.type) for row in frame.collect()]
+
+
+@pytest.mark.parametrize("bound", [{}, {"maxRecordsPerTrigger": "1"}], ids=["unbounded", "bounded"])
+def test_last_changes_of_a_dropped_collection_come_and_then_its_end(
+    spark, one, here, written, tmp_path, bound
+):
+    run(spark, one, here, tmp_path, **bound)
+    written.insert_one({"_id": 1})
+    written.delete_one({"_id": 0})
+    written.drop()
+    expected = [('{"_id":0}', "CREATE"), ('{"_id":1}', "CREATE"), ('{"_id":0}', "DELETE")]
+    for _ in range(2):
+        with pytest.raises(StreamingQueryException, match="ended, everything in it is delivered") as caught:
+            run(spark, one, here, tmp_path, **bound)
+        assert error_from_query(caught.value) == ErrorCategory.NOT_FOUND
+        assert rows(spark, tmp_path) == expected
+
+
+def test_another_collection_of_the_name_is_refused(spark, one, here, written, tmp_path):
+    run(spark, one, here, tmp_path)
+    written.drop()
+    written.insert_one({"_id": 1})
+    with pytest.raises(StreamingQueryException, match="recreated under the same name") as caught:
+        run(spark, one, here, tmp_path)
+    assert error_from_query(caught.value) == ErrorCategory.INVALID_REQUEST
+    assert rows(spark, tmp_path) == [('{"_id":0}', "CREATE")]

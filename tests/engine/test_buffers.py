@@ -1,0 +1,118 @@
+"""What is fetched is handed out: how often a service sends a record, and how many readers that takes.
+
+The service here cannot be told a size: its answers are several times as large as what is asked for.
+"""
+
+import threading
+
+import pytest
+
+from multiclouddb_api import Beginning
+from multiclouddb_conformance.simulation import SimulationReader
+
+BOUND = 65_536
+MOST_OVERHEAD = 1.2
+
+
+class Sent:
+    """What the service has sent, and how much the client has held meanwhile."""
+
+    def __init__(self, monkeypatch):
+        self.records = self.largest = self.held = 0
+        self.engine = None
+        lock, fetch = threading.Lock(), SimulationReader.fetch
+
+        def whatever_is_asked(reader, max_records, max_bytes, wait, deadline):
+            batch = fetch(reader, max_records, 2**40, wait, deadline)
+            with lock:
+                self.records += len(batch)
+                self.largest = max(self.largest, batch.nbytes)
+                if self.engine is not None:
+                    self.held = max(self.held, self.engine.buffered_bytes)
+            return batch
+
+        monkeypatch.setattr(SimulationReader, "fetch", whatever_is_asked)
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    return Sent(monkeypatch)
+
+
+@pytest.fixture
+def backlog(make_bench, sent):
+    """Partitions with as many records each, in answers of some 16 KB; four of these fill the buffer."""
+
+    def make(partitions, records=60, *, threads=False, **config):
+        bench = make_bench(partitions)
+        for name in bench.sim.open_partitions:
+            key = bench.key_in(name)
+            for number in range(records):
+                bench.sim.write(key, {"n": number, "text": "x" * 800})
+        bench.connect(threads=threads, max_buffered_bytes=BOUND, **config)
+        sent.engine = bench.engine
+        return bench
+
+    return make
+
+
+class TestOneConsumer:
+    @pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
+    @pytest.mark.parametrize("size", [7, 20, 50])
+    @pytest.mark.parametrize("partitions", [16, 64])
+    def test_nothing_is_fetched_twice(self, backlog, sent, partitions, size, threads):
+        bench = backlog(partitions, threads=threads)
+        came = bench.drain(size=size)[0]
+        assert len(came) == 60 * partitions
+        assert sent.records <= MOST_OVERHEAD * len(came)
+        assert sum(bench.calls.opens.values()) == partitions
+
+    @pytest.mark.parametrize("partitions", [16, 64])
+    def test_what_is_held_stays_bounded(self, backlog, sent, partitions):
+        """The first answers come before their size is known; behind them one is asked beyond the bound."""
+        bench = backlog(partitions)
+        pages = bench.walk(size=20)
+        for _ in range(partitions):
+            page = next(pages)
+        sent.held = 0
+        pages.close()
+        bench.drain(page.continuation_token, size=20)
+        assert sent.held <= BOUND + 2 * sent.largest
+
+    def test_every_partition_has_its_turn_while_there_are_no_bytes(self, backlog):
+        bench = backlog(40)
+        seen, place = set(), Beginning()
+        for _ in range(3 * 40):
+            page = bench.page(place, size=20)
+            seen |= {event.partition_id for event in page.events}
+            place = page.continuation_token
+        assert len(seen) == 40
+
+
+class TestSeveralConsumers:
+    def test_two_take_nothing_from_each_other(self, backlog, sent):
+        bench = backlog(16)
+        places, came = [Beginning(), Beginning()], 0
+        for turn in range(1000):
+            page = bench.page(places[turn % 2], size=20 + turn % 2)  # never at one position
+            places[turn % 2] = page.continuation_token
+            came += len(page.events)
+            if came == 2 * 16 * 60:
+                break
+        assert came == 2 * 16 * 60
+        assert sent.records <= MOST_OVERHEAD * came
+
+    @pytest.mark.parametrize(("seconds", "evicted"), [(0.0, True), (600.0, False)])
+    def test_what_a_consumer_has_left_behind_makes_room(self, backlog, sent, monkeypatch, seconds, evicted):
+        """A consumer that starts again: nobody comes for what it had fetched, but who knows at once?"""
+        from multiclouddb_spi.reading import live
+
+        monkeypatch.setattr(live, "_RESTING_SECONDS", seconds)
+        bench = backlog(16)
+        page = bench.page(size=7)
+        for _ in range(10):
+            page = bench.page(page.continuation_token, size=7)
+        assert sent.held > BOUND / 2
+        assert bench.calls.closes == 0
+        assert len(bench.drain(size=20)[0]) == 16 * 60
+        assert (bench.calls.closes > 0) is evicted

@@ -1,0 +1,30 @@
+"""How many partitions are asked at a time."""
+
+import threading
+
+from multiclouddb_conformance.simulation.reader import SimulationReader
+
+
+def test_not_more_than_the_width_are_asked_at_a_time(make_bench, monkeypatch):
+    width, fetch = 2, SimulationReader.fetch
+    running, most, changed = [0], [0], threading.Condition()
+
+    def watched(self, *args):
+        with changed:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+            changed.notify_all()
+            # Each stays until there are too many, or for so long that there would be.
+            changed.wait_for(lambda: running[0] > width, 0.05)
+        try:
+            return fetch(self, *args)
+        finally:
+            with changed:
+                running[0] -= 1
+
+    monkeypatch.setattr(SimulationReader, "fetch", watched)
+    bench = make_bench(partitions=10)
+    bench.connect(threads=True, max_concurrency=width)
+    bench.fill(100, keys=50)
+    assert len(bench.drain()[0]) == 100
+    assert most[0] == width

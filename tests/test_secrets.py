@@ -1,0 +1,131 @@
+"""No password in what an error reporter sends: messages, and the local variables of every frame."""
+
+import copy
+import pickle
+import traceback
+
+import attrs
+import pytest
+
+from multiclouddb_api import ClientConfig, MulticloudDbError, connect
+from multiclouddb_api.secret import SecretText
+from multiclouddb_conformance.frames import shown_by
+
+SECRET = "correct-horse-battery"
+MONGO = f"mongodb://me:{SECRET}@localhost/shop"
+
+
+def check(call, *arguments, **options):
+    """The error of a call; nothing that it shows has the secret."""
+    with pytest.raises(MulticloudDbError) as caught:
+        call(*arguments, **options)
+    error = caught.value
+    assert [text for text in shown_by(error, without=__file__) if SECRET in text] == []
+    assert "test_secrets.py" in "".join(traceback.format_tb(error.__traceback__))
+    return error
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"me:{SECRET}://localhost",
+        f"nosuch://me:{SECRET}@localhost",
+        f"mongo://me:{SECRET}@localhost",
+        f"embedded://me:{SECRET}@/store.db",
+        f"embedded://me:{SECRET}@host/store.db",
+        f"embedded://me:{SECRET}@[/store.db",
+        f"embedded:///nowhere/store.db?password={SECRET}",
+        f"embedded:///nowhere/store.db#{SECRET}",
+        f"dynamo://me:{SECRET}@eu-west-1",
+        f"dynamo://eu-west-1?secret={SECRET}",
+        f"dynamo://eu-west-1?endpoint_url=http://me:{SECRET}@localhost:8000",
+        f"mongodb://me:{SECRET}@more@localhost",
+        f"mongodb://me:{SECRET}/more@localhost",
+        f"{MONGO}?nosuch=1",
+        f"{MONGO}?retryReads=maybe",
+        f"{MONGO}?tls=true&tls=true",
+        f"{MONGO}?authMechanism=MONGODB-X509&authSource=shop",
+        f"{MONGO}?loadBalanced=true&replicaSet=rs",
+        f"mongodb+srv://me:{SECRET}@localhost:27017/shop",
+    ],
+)
+def test_a_url_that_is_refused(url):
+    check(connect, url)
+
+
+@pytest.mark.parametrize(
+    ("provider", "connection"),
+    [
+        ("embedded", {"password": SECRET}),
+        ("embedded", {"url": f"embedded://me:{SECRET}@/x.db"}),
+        ("dynamo", {"aws_secret_access_key": SECRET}),
+        ("dynamo", {"region": 5, "endpoint_url": f"http://me:{SECRET}@localhost"}),
+        ("mongo", {"url": "mongodb://localhost", "password": SECRET}),
+        ("mongo", {"url": MONGO, "password": SECRET}),
+        ("mongo", {"url": "mongodb://localhost", "username": "me", "password": SECRET, "nosuch": 1}),
+        ("mongo", {"url": "mongodb://localhost?authMechanism=MONGODB-X509", "password": SECRET}),
+        ("nosuch", {"password": SECRET}),
+    ],
+)
+def test_a_configuration_that_is_refused(provider, connection):
+    check(connect, ClientConfig(provider, connection))
+
+
+@pytest.mark.parametrize(
+    ("provider", "connection", "bounds"),
+    [
+        ("", {"url": MONGO}, {}),
+        ("mongo", {"url": MONGO, "password": SECRET}, {"max_concurrency": 0}),
+        ("mongo", MONGO, {}),
+    ],
+)
+def test_a_configuration_that_cannot_be_made(provider, connection, bounds):
+    check(ClientConfig, provider, connection, **bounds)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'provider = "mongo"\n[connection]\npassword = "{SECRET}" x',
+        f'provider = "mongo"\nnosuch = 1\n[connection]\npassword = "{SECRET}"',
+        f'[connection]\npassword = "{SECRET}"',
+        f'provider = "mongo"\nconnection = "{MONGO}"',
+        f'provider = ""\n[connection]\nurl = "{MONGO}"',
+        f'provider = "mongo"\nmax_concurrency = 0\n[connection]\nurl = "{MONGO}"',
+        f'provider = "mongo"\n[connection]\nurl = "{MONGO}"\nusername = {{ env = "NOT_SET_ANYWHERE" }}',
+        f'provider = "mongo"\n[connection]\nurl = "{MONGO}"\npassword = "{SECRET}"',
+        f'provider = "dynamo"\n[connection]\nsecret = "{SECRET}"',
+    ],
+)
+def test_a_file_that_is_refused(tmp_path, text):
+    (tmp_path / "client.toml").write_text(text)
+    check(connect, tmp_path / "client.toml")
+
+
+@pytest.mark.parametrize("source", [5, SECRET, f"{SECRET}.txt"])
+def test_a_source_that_is_none(source):
+    check(connect, source)
+
+
+def test_a_native_client_that_is_refused():
+    for url in (MONGO, "dynamo://eu-west-1", "embedded:///tmp/x.db"):
+        check(connect, url, native_client=SecretText(SECRET))
+
+
+class TestSecretText:
+    def test_the_text_is_there_for_whom_it_is_meant(self):
+        config = ClientConfig("mongo", {"url": MONGO, "password": SECRET})
+        assert config.connection == {"url": MONGO, "password": SECRET}
+        assert SECRET not in repr(config.connection) + repr(config)
+        assert str(config.connection["password"]) == SECRET
+        assert "localhost" in repr(config.connection["url"])
+
+    def test_it_stays_one_in_copies(self):
+        config = ClientConfig("mongo", {"url": MONGO})
+        for made in (
+            pickle.loads(pickle.dumps(config)),
+            copy.deepcopy(config),
+            attrs.evolve(config, max_concurrency=2),
+        ):
+            assert made.connection == config.connection
+            assert SECRET not in repr(made.connection)
