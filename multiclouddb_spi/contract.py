@@ -237,10 +237,13 @@ class Drained:
         complete: True when the service proves that there are no others. With False the engine keeps the
             partition in the token and asks `Feed.discover` for more of them, for ten minutes of running
             time by default (`ClientConfig.child_watch_seconds`).
+        instead: True when the partition is gone and nobody can name its children any more: these are all that
+            may have come of it. They are of use only where no child is known.
     """
 
     children: tuple[Child, ...]
     complete: bool = True
+    instead: bool = False
 
 
 @attrs.frozen

@@ -134,30 +134,53 @@ def missed_by_parents(
 
     Args:
         tracked: Every partition of the token.
-        listed: What the service lists. It may be incomplete.
-        is_gone: Asks the service, for a parent that is not listed, whether it is there no more. One that is
-            still there is not listed yet: what descends from it cannot be judged now.
+        listed: What the service lists. It may be incomplete, and its pages may be of different moments.
+        is_gone: Asks the service, for a partition that is not listed, whether it is there no more. If it is
+            still there, it is not listed yet: what descends from it cannot be judged now. It is asked only
+            when something seems to be missed.
 
     Returns:
-        Missed partition → its parents among the missed. None when a partition of the token that is being read
-        is not listed: the listing is incomplete then.
+        Missed partition → its parents among the missed. None when the listing is incomplete: it lacks a
+        partition of the token that is being read, or one that an entry of the token descends from, and then a
+        partition that was read may look like one that was missed.
     """
+    listed = list(listed)
     parents = {partition.partition_id: partition.parents for partition in listed}
     if any(name not in parents for name, entry in tracked.items() if not (entry.parents or entry.drained)):
         return None
-    read = _ancestors(tracked, parents)
-    found: dict[str, tuple[str, ...]] = {}
+    read, unlisted = _ancestors(tracked, parents)
     roots = [partition.partition_id for partition in listed if partition.state is PartitionState.OPEN]
     roots += [name for entry in tracked.values() for name in entry.parents if name in parents]
-    known: dict[str, bool] = {}
-    for name in dict.fromkeys(roots):
-        branch = _missed_branch(name, tracked, parents, read, known, is_gone)
-        found.update(dict.fromkeys(branch, ()))
+    roots = [name for name in dict.fromkeys(roots) if _missed_branch(name, tracked, parents, read, _always)]
+    if not roots:
+        return {}
+    answers: dict[str, bool] = {}
+
+    def is_gone_once(name: str) -> bool:
+        if name not in answers:
+            answers[name] = is_gone(name)
+        return answers[name]
+
+    if not all(map(is_gone_once, unlisted)):
+        return None
+    branches = [_missed_branch(name, tracked, parents, read, is_gone_once) for name in roots]
+    found = dict.fromkeys(name for branch in branches for name in branch)
     return {name: tuple(parent for parent in parents[name] if parent in found) for name in found}
 
 
-def _ancestors(tracked: Mapping[str, Tracked], parents: Mapping[str, Sequence[str]]) -> set[str]:
-    """What the partitions of a token descend from, and have been read therefore."""
+def _always(name: str) -> bool:
+    del name
+    return True
+
+
+def _ancestors(
+    tracked: Mapping[str, Tracked], parents: Mapping[str, Sequence[str]]
+) -> tuple[set[str], list[str]]:
+    """What the partitions of a token descend from, and have been read therefore.
+
+    Returns:
+        These, and all that are not listed, among them and in the token: what they descend from is not known.
+    """
     read: set[str] = set()
     pending = [
         parent
@@ -170,7 +193,7 @@ def _ancestors(tracked: Mapping[str, Tracked], parents: Mapping[str, Sequence[st
         if name not in read and name not in tracked:
             read.add(name)
             pending += parents.get(name, ())
-    return read
+    return read, sorted(name for name in read | tracked.keys() if name not in parents)
 
 
 def _missed_branch(
@@ -178,7 +201,6 @@ def _missed_branch(
     tracked: Mapping[str, Tracked],
     parents: Mapping[str, Sequence[str]],
     read: Collection[str],
-    known: dict[str, bool],
     is_gone: Callable[[str], bool],
 ) -> list[str]:
     """A partition and those above it, when all of them were missed; else none.
@@ -188,8 +210,7 @@ def _missed_branch(
         tracked: Every partition of the token.
         parents: What the service lists.
         read: What was read before.
-        known: Parent that is not listed → whether it is gone, as far as it was asked.
-        is_gone: Asks.
+        is_gone: Whether a parent that is not listed is there no more.
     """
     branch: dict[str, None] = {}
     pending = [name]
@@ -200,9 +221,7 @@ def _missed_branch(
         if current in read or current in branch:
             continue
         if current not in parents:
-            if current not in known:
-                known[current] = is_gone(current)
-            if not known[current]:
+            if not is_gone(current):
                 return []
             continue
         branch[current] = None

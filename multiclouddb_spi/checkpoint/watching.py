@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 from multiclouddb_spi.checkpoint.entry import Drained
 from multiclouddb_spi.checkpoint.lineage import Lineage
+from multiclouddb_spi.contract import Drained as DrainedOutcome
 from multiclouddb_spi.contract import Feed, Outcome
 
 __all__ = ["due", "is_due", "is_over", "looked", "pause_after", "settle"]
@@ -141,7 +142,11 @@ def settle(
         if name not in outcomes:
             continue
         lineage.watch(name, looked(feed, name, watched))
-        started += end(name, outcomes[name]) or []
+        outcome, ending = outcomes[name], lineage.ending(name)
+        if ending is not None and ending.children and type(outcome) is DrainedOutcome and outcome.instead:
+            started += lineage.forget(name)  # it is gone, and no more of its children can be named
+            continue
+        started += end(name, outcome) or []
         ending = lineage.ending(name)
         if ending is not None and is_over(ending, seconds):
             started += lineage.forget(name)

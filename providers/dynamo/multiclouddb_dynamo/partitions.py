@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import Final
 
 from botocore.exceptions import ClientError
@@ -19,8 +20,8 @@ from multiclouddb_dynamo.calls import Calls, Table
 from multiclouddb_dynamo.errors import GONE, code_of, expired, fault
 from multiclouddb_dynamo.position import (
     EARLY_SECONDS,
-    After,
     Horizon,
+    Latest,
     Place,
     Start,
     cursor_of,
@@ -46,12 +47,15 @@ __all__ = [
     "end_of",
     "find_table",
     "gone",
+    "headroom",
     "lost",
     "oldest_left",
     "seed_at_end",
     "seeds_at_oldest",
     "seeds_of_late",
+    "seeds_of_missed",
     "to_partition",
+    "with_open_children",
 ]
 
 _WITH_NEW: Final = frozenset({"NEW_IMAGE", "NEW_AND_OLD_IMAGES"})
@@ -62,16 +66,21 @@ _ENABLE: Final = (
 )
 # A shard is rolled over after about four hours: what an open one holds is younger than this.
 _LIFE_SECONDS: Final = 6 * 3600
+_RETENTION_SECONDS: Final = 24 * 3600
+# What has not been trimmed yet is younger than a day; some of the time to begin reading is taken off.
+_KEPT_SECONDS: Final = 23 * 3600
 _ENDED: Final = "the stream was disabled or its table deleted; all that it held has been read"
 
 
-def end_of(children: Iterable[Shard], place: Place, *, enabled: bool = True) -> Outcome:
+def end_of(children: Iterable[Shard], place: Place, *, settled: bool = False) -> Outcome:
     """How a drained shard goes on: with its children, later, or not at all.
+
+    Nothing in the service says that these are all children: one may be listed later than the others.
 
     Args:
         children: Its children as far as they are known.
         place: Where reading has ended in it.
-        enabled: False when the stream takes no more records: what is not there by then never comes.
+        settled: True when the stream takes no more records and no more children are listed.
     """
     found = tuple(
         Child(shard.shard_id, (shard.parent,), cursor_of(_start_of(shard, place)))
@@ -79,8 +88,8 @@ def end_of(children: Iterable[Shard], place: Place, *, enabled: bool = True) -> 
         if shard.parent is not None
     )
     if found:
-        return Drained(found)
-    return Awaiting() if enabled else Ended(FeedEnded(_ENDED))
+        return Drained(found, complete=False)
+    return Ended(FeedEnded(_ENDED)) if settled else Awaiting()
 
 
 def _start_of(shard: Shard, place: Place) -> Place:
@@ -88,6 +97,8 @@ def _start_of(shard: Shard, place: Place) -> Place:
     ages = [seconds for seconds in (seconds_at(place), _age(shard)) if seconds is not None]
     if isinstance(place, Horizon) and not ages:
         return place  # a parent without a record at `Beginning` tells nothing
+    if isinstance(place, Latest) and max(ages) == seconds_at(place):
+        return Latest(place.since)  # the parent may have ended before: what is older is not wanted
     return Start(max(ages, default=None))
 
 
@@ -101,7 +112,8 @@ def lost(shard_id: str, shards: Mapping[str, Shard]) -> Drained:
     What came of it may be gone as well: reading what is left says that the position has expired.
     """
     left = _orphans(shards) or set(shards)
-    return Drained(tuple(Child(name, (shard_id,), cursor_of(Start(0))) for name in sorted(left)))
+    children = (Child(name, (shard_id,), cursor_of(Start(0))) for name in sorted(left))
+    return Drained(tuple(children), instead=True)
 
 
 def _orphans(shards: Mapping[str, Shard]) -> set[str]:
@@ -140,7 +152,16 @@ def oldest_left(shards: Mapping[str, Shard], shard_ids: Iterable[str], since: in
 def seed_at_end(shard: Shard, since: int) -> Seed:
     """Behind everything in a shard that has ended; nothing is wanted that is older than `since`."""
     assert shard.last is not None
-    return Seed(shard.shard_id, (), cursor_of(After(shard.last, max(0, since - EARLY_SECONDS))))
+    return Seed(shard.shard_id, (), cursor_of(Latest(since, None, shard.last)))
+
+
+def with_open_children(shards: Mapping[str, Shard]) -> list[Shard]:
+    """The shards that have ended and whose listed children are all open: one more may be listed later."""
+    states: dict[str, bool] = {}
+    for shard in shards.values():
+        if shard.parent in shards and shard.parent is not None:
+            states[shard.parent] = states.get(shard.parent, True) and shard.last is None
+    return [shards[name] for name, are_open in states.items() if are_open and shards[name].last is not None]
 
 
 def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, Shard]) -> bool:
@@ -154,10 +175,63 @@ def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, S
 def seeds_of_late(shards: Mapping[str, Shard], later: Mapping[str, Shard], since: int) -> list[Seed]:
     """The shards of a second listing that nothing of the first leads to: halves of a split in between."""
     return [
-        Seed(shard.shard_id, (), cursor_of(Start(max(0, since - EARLY_SECONDS))))
+        Seed(shard.shard_id, (), cursor_of(Latest(since)))
         for shard in later.values()
         if shard.shard_id not in shards and not _is_reached(shard, shards, later)
     ]
+
+
+def seeds_of_missed(
+    missed: Mapping[str, tuple[str, ...]],
+    shards: Mapping[str, Shard],
+    since: int | None,
+    is_trimmed: Callable[[Shard], bool],
+) -> list[Seed]:
+    """Where to start shards that an audit has found.
+
+    Args:
+        missed: Shard → its parents among them.
+        shards: What the service lists.
+        since: Nothing older is wanted; None = no bound is known.
+        is_trimmed: Asks whether the oldest records of a shard are gone. It is asked only for a shard that is
+            followed by so many others that its records may be a day old.
+    """
+    heights = _heights(missed)
+    return [
+        Seed(name, parents, cursor_of(_start_of_missed(shards[name], heights[name], since, is_trimmed)))
+        for name, parents in missed.items()
+    ]
+
+
+def _start_of_missed(
+    shard: Shard, height: int, since: int | None, is_trimmed: Callable[[Shard], bool]
+) -> Place:
+    oldest = shard.seen - _LIFE_SECONDS * (height + 1)
+    kept = shard.seen - _KEPT_SECONDS
+    if since is not None and since - EARLY_SECONDS > max(oldest, kept):
+        return Latest(since)
+    if oldest >= kept:
+        return Start(max(0, oldest))
+    return Start(0 if is_trimmed(shard) else max(0, kept))
+
+
+def _heights(missed: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
+    """How many shards follow each of these one behind the other."""
+    heights = dict.fromkeys(missed, 0)
+    pending = list(missed)
+    while pending:
+        name = pending.pop()
+        for parent in missed[name]:
+            if heights[parent] <= heights[name]:
+                heights[parent] = heights[name] + 1
+                pending.append(parent)
+    return heights
+
+
+def headroom(place: Place, now: datetime) -> float | None:
+    """Seconds until a position falls out of retention; None where it does not tell."""
+    seconds = seconds_at(place)
+    return None if seconds is None else max(0.0, seconds + _RETENTION_SECONDS - now.timestamp())
 
 
 def to_partition(shard: Shard) -> Partition:

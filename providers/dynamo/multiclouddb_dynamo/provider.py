@@ -29,14 +29,16 @@ from multiclouddb_dynamo.partitions import (
     end_of,
     find_table,
     gone,
+    headroom,
     lost,
     oldest_left,
+    seeds_of_missed,
     to_partition,
 )
-from multiclouddb_dynamo.position import compare, cursor_of, describe, join, place_of, seconds_at
+from multiclouddb_dynamo.position import Place, compare, cursor_of, describe, join, place_of
 from multiclouddb_dynamo.reader import DynamoReader
 from multiclouddb_dynamo.resolution import Resolution
-from multiclouddb_dynamo.shards import Listing, ShardMap
+from multiclouddb_dynamo.shards import Listing, Shard, ShardMap
 from multiclouddb_dynamo.stream import Stream
 from multiclouddb_spi import (
     Cursor,
@@ -54,6 +56,7 @@ from multiclouddb_spi import (
     ProviderPlugin,
     Seed,
     Tracked,
+    missed_by_parents,
 )
 
 __all__ = ["CAPABILITIES", "PLUGIN", "DynamoFeed", "DynamoPlugin", "DynamoProvider"]
@@ -141,6 +144,7 @@ class DynamoFeed(Feed):
         # What tries that failed have learned: it is of one call, and goes with its deadline.
         self._resolutions: WeakKeyDictionary[Deadline, Resolution] = WeakKeyDictionary()
         self._listings: WeakKeyDictionary[Deadline, Listing] = WeakKeyDictionary()
+        self._audits: list[Listing] = []
         self._stream = Stream(calls, arn, self._shards, lambda shard: gone(calls, spec.address, arn, shard))
 
     def clock(self, deadline: Deadline) -> datetime | None:
@@ -192,24 +196,46 @@ class DynamoFeed(Feed):
         return DynamoReader(self._stream, view, place_of(cursor), bound)
 
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
-        """The children of drained shards; a disabled stream makes no more of them."""
-        written = {name: seconds_at(place_of(cursor)) for name, cursor in awaiting.items()}
-        found = self._shards.discover(written, deadline)
-        outcomes: dict[str, Outcome] = {}
-        for name, cursor in awaiting.items():
-            children = found[name]
-            outcomes[name] = (
-                lost(name, self._shards.listed())
-                if children is None
-                else end_of(children, place_of(cursor), enabled=self._shards.enabled())
-            )
-        return outcomes
+        """The children of drained shards, as far as the stream may be asked now.
+
+        A shard that was asked for a moment ago may be left out: all these looks together cost a stream less
+        than one call in two seconds.
+        """
+        return {
+            name: self._end_of(name, children, place_of(awaiting[name]))
+            for name, children in self._shards.discover(awaiting, deadline).items()
+        }
+
+    def _end_of(self, name: str, children: tuple[Shard, ...], place: Place) -> Outcome:
+        listed = self._shards.listed()
+        if not children and name not in listed and self._shards.is_gone(name):
+            return lost(name, listed)
+        return end_of(children, place, settled=self._shards.has_settled())
 
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed] | None:
-        """Nothing is said yet."""
-        return None
+        """By parents, from a new listing; one that a deadline has cut off goes on with the next audit."""
+        try:
+            listing = self._audits.pop()
+        except IndexError:
+            listing = Listing()
+        try:
+            self._shards.read(deadline, listing)
+            shards = listing.shards
+            missed = missed_by_parents(tracked, map(to_partition, shards.values()), self._shards.is_gone)
+            if missed is None:
+                return None
+            bound = None if since is None else int(since.timestamp())
+            seeds = seeds_of_missed(missed, shards, bound, self._shards.is_trimmed)
+        except Exception:
+            self._audits.append(listing)
+            raise
+        return seeds
+
+    def headroom(self, cursor: Cursor, now: datetime) -> float | None:
+        """24 hours from the time that nothing behind the position is older than."""
+        return headroom(place_of(cursor), now)
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
         """At the child's start; a shard has one parent at most."""

@@ -8,7 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from multiclouddb_api import Beginning, Now
-from multiclouddb_dynamo.partitions import seed_at_end, seeds_at_oldest, seeds_of_late
+from multiclouddb_dynamo.partitions import (
+    seed_at_end,
+    seeds_at_oldest,
+    seeds_of_late,
+    with_open_children,
+)
 from multiclouddb_dynamo.position import Latest, cursor_of
 from multiclouddb_dynamo.shards import Listing, Shard
 from multiclouddb_dynamo.stream import Stream
@@ -42,7 +47,8 @@ class Resolution:
         """Where to read from.
 
         A shard that has ended and whose children are not listed yet is among the seeds of `Now`: nothing else
-        would lead to them.
+        would lead to them. Where there are not too many, so is one whose children are all open: another one
+        may be listed later.
 
         Args:
             position: Where to start.
@@ -88,6 +94,8 @@ class Resolution:
             for shard in shards.values()
             if shard.last is not None and (alone or shard.shard_id not in parents)
         ]
+        if len(live) <= _MOST_ITERATORS:
+            ended += with_open_children(shards)
         self._ask([shard for shard in live if shard.shard_id not in self._iterators], deadline)
         iterators = {shard.shard_id: self._iterators[shard.shard_id] for shard in live}
         if len(live) > _MOST_ITERATORS:
@@ -99,7 +107,7 @@ class Resolution:
             Seed(shard.shard_id, (), cursor_of(Latest(since, iterators.get(shard.shard_id))))
             for shard in live
         ]
-        return seeds + [seed_at_end(shard, since) for shard in ended]
+        return [seed_at_end(shard, since) for shard in ended] + seeds
 
     def _ask(self, shards: Sequence[Shard], deadline: Deadline) -> None:
         """Take an iterator at the end of each shard; one call each, several at a time.

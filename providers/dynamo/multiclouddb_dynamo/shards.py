@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -19,14 +19,17 @@ from multiclouddb_spi import Deadline
 __all__ = ["Listing", "Shard", "ShardMap"]
 
 T = TypeVar("T")
-_STALE_GROWTH: Final = 2
 _LISTINGS: Final = 3
-_FULL_LOOK_SECONDS: Final = 60.0
-# One open child may be half of a split whose other half is listed a little later. It is believed when it has
-# been alone for this long, or when its parent has had no record for this long.
-_ALONE_SECONDS: Final = 1.0
-_QUIET_SECONDS: Final = 60
-_NAP_SECONDS: Final = 0.05
+# Looks for children take so many calls a second on average, and so many at once after a rest. The service
+# allows ten a second for a stream, for all its clients.
+_LOOKS_A_SECOND: Final = 0.4
+_LOOKS_AT_ONCE: Final = 6.0
+_FIRST_PAUSE: Final = 0.1
+_MOST_PAUSE: Final = 10.0
+_MOST_LOOKED: Final = 16384
+_LISTING_SECONDS: Final = 5.0
+# A shard of a disabled stream that has no children in two listings so far apart has none.
+_SETTLED_SECONDS: Final = 5.0
 
 
 @attrs.frozen
@@ -59,19 +62,76 @@ class Listing:
         pages: How many there were.
         behind: The shard that the next page goes on behind; None in front of the first and behind the last.
         number: Higher for one that began later.
-        closed: The shards that were known to have ended when it began: it has all their children.
+        began: When it began, by `time.monotonic`.
+        enabled: False when the stream took no more records when the first page was read.
     """
 
     shards: dict[str, Shard] = attrs.field(factory=dict)
     pages: int = 0
     behind: str | None = None
     number: int = 0
-    closed: frozenset[str] = frozenset()
+    began: float = 0.0
+    enabled: bool = True
 
     @property
     def is_whole(self) -> bool:
         """True when its last page was read."""
         return self.pages > 0 and self.behind is None
+
+
+class Looks:
+    """Which drained shards are asked for at present: no stream is asked more than it can bear.
+
+    A shard that has ended just now is asked for at once. One without children is asked for after growing
+    pauses, which begin anew when another one ends. Whatever is asked again shares an allowance.
+    """
+
+    def __init__(self) -> None:
+        self._asked: OrderedDict[str, None] = OrderedDict()  # the one that was asked last comes last
+        self._credit, self._filled = _LOOKS_AT_ONCE, time.monotonic()
+        self._pause, self._next = 0.0, 0.0
+
+    def choose(self, shard_ids: Sequence[str], childless: Iterable[str]) -> list[str]:
+        """Those to ask for now.
+
+        Args:
+            shard_ids: All that may be asked for.
+            childless: Those of them without a known child.
+        """
+        now = time.monotonic()
+        self._credit = min(_LOOKS_AT_ONCE, self._credit + (now - self._filled) * _LOOKS_A_SECOND)
+        self._filled = now
+        waiting = set(childless)
+        fresh = [name for name in shard_ids if name in waiting and name not in self._asked]
+        if fresh:
+            self._pause = self._next = 0.0
+        again = set(shard_ids).difference(waiting if now < self._next else fresh)
+        most = int(self._credit)
+        if not again or most < 1:
+            return fresh
+        order = [name for name in shard_ids if name in again and name not in self._asked]
+        order += [name for name in self._asked if name in again]
+        return fresh + order[:most]
+
+    def note(self, shard_ids: Iterable[str], childless: Iterable[str]) -> None:
+        """These have been asked for.
+
+        Args:
+            shard_ids: All of them.
+            childless: Those that still have no known child.
+        """
+        for name in shard_ids:
+            self._asked[name] = None
+            self._asked.move_to_end(name)
+        while len(self._asked) > _MOST_LOOKED:
+            self._asked.popitem(last=False)
+        if any(True for _ in childless):
+            self._pause = min(_MOST_PAUSE, max(_FIRST_PAUSE, 2 * self._pause))
+            self._next = time.monotonic() + self._pause
+
+    def pay(self, calls: int) -> None:
+        """So many calls were made."""
+        self._credit -= calls
 
 
 class ShardMap:
@@ -88,11 +148,13 @@ class ShardMap:
         self._shards: dict[str, Shard] = {}
         self._children: dict[str, tuple[Shard, ...]] = {}
         self._listed: dict[str, Shard] = {}
-        self._read_at = -_FULL_LOOK_SECONDS
-        self._alone: dict[str, tuple[float, float]] = {}  # shard → first and last look at its only child
-        self._sure: frozenset[str] = frozenset()
-        self._begun = self._number = 0
-        self._filters = self._enabled = True
+        self._begun = self._number = self._filtered = 0
+        self._filters = True
+        self._disabled_at: float | None = None
+        self._settled = False
+        self._looks, self._looking = Looks(), threading.Lock()
+        self._unread: tuple[Listing, frozenset[str]] | None = None
+        self._gone: set[str] = set()
         self.pages = 0
 
     def read(self, deadline: Deadline, listing: Listing | None = None) -> Listing:
@@ -104,31 +166,42 @@ class ShardMap:
                 is asked now.
         """
         listing = listing or Listing()
-        if listing.is_whole:
-            return listing
+        if not listing.is_whole:
+            self._go_on(listing, deadline)
+        return listing
+
+    def _go_on(self, listing: Listing, deadline: Deadline, seconds: float | None = None) -> None:
+        """Read pages up to the last one, and then remember them.
+
+        Args:
+            listing: Changed in place.
+            deadline: When a page has to be there.
+            seconds: No page is begun after so long; None = all are read.
+        """
+        until = None if seconds is None else time.monotonic() + seconds
         for attempt in range(1, _LISTINGS + 1):
             try:
-                self._go_on(listing, deadline)
+                self._read_pages(listing, deadline, until)
                 break
             except ClientError as error:
                 # The shard that a page goes on behind may be gone by then.
                 if code_of(error) not in GONE or attempt == _LISTINGS or listing.behind is None:
                     raise
                 listing.pages = 0
-        self._remember(listing)
-        return listing
+        if listing.is_whole:
+            self._remember(listing)
 
-    def _go_on(self, listing: Listing, deadline: Deadline) -> None:
+    def _read_pages(self, listing: Listing, deadline: Deadline, until: float | None) -> None:
         if listing.pages == 0:
             with self._lock:
                 self._begun += 1
                 listing.shards, listing.behind, listing.number = {}, None, self._begun
-                listing.closed = frozenset(
-                    name for name, shard in self._shards.items() if shard.last is not None
-                )
+                listing.began = time.monotonic()
         series = _Series(self._calls)
-        while not listing.is_whole:
+        while not listing.is_whole and (until is None or time.monotonic() < until):
             page = series.make(partial(self._page, deadline, behind=listing.behind))
+            if listing.pages == 0:
+                listing.enabled = page["StreamStatus"] != "DISABLED"
             listing.shards |= {shard.shard_id: shard for shard in self._shards_on(page)}
             listing.behind, listing.pages = page.get("LastEvaluatedShardId"), listing.pages + 1
 
@@ -136,16 +209,19 @@ class ShardMap:
         with self._lock:
             if listing.number < self._number:
                 return  # one that began later knows more
-            self._number, self._sure = listing.number, listing.closed
-            self._alone = {name: looks for name, looks in self._alone.items() if name in listing.shards}
+            self._number, self._filtered = listing.number, 0
             self._shards, self._listed = dict(listing.shards), listing.shards
             self._children = _by_parent(listing.shards.values())
-            self.pages, self._read_at = listing.pages, time.monotonic()
+            self.pages = listing.pages
+            if listing.enabled:
+                self._disabled_at, self._settled = None, False
+            elif self._disabled_at is None:
+                self._disabled_at = listing.began
+            else:
+                self._settled = listing.began - self._disabled_at >= _SETTLED_SECONDS
 
     def _page(self, deadline: Deadline, **asked: str | None) -> dict[str, Any]:
-        page = self._calls.describe_stream(self._arn, deadline, **asked)
-        self._enabled = page["StreamStatus"] != "DISABLED"
-        return page
+        return self._calls.describe_stream(self._arn, deadline, **asked)
 
     def _shards_on(self, page: Mapping[str, Any]) -> list[Shard]:
         seen = int(self._calls.now().timestamp())
@@ -164,9 +240,13 @@ class ShardMap:
         """What the last whole listing had."""
         return self._listed
 
-    def enabled(self) -> bool:
-        """Whether the stream takes records, as of the last look."""
-        return self._enabled
+    def has_settled(self) -> bool:
+        """Whether the stream takes no more records, and has not for so long that no more children are listed.
+
+        As of the last whole listing.
+        """
+        with self._lock:
+            return self._settled
 
     def find(self, shard_id: str) -> Shard | None:
         """A shard, from memory."""
@@ -174,85 +254,80 @@ class ShardMap:
             return self._shards.get(shard_id)
 
     def children(self, shard_id: str) -> tuple[Shard, ...]:
-        """The children of a drained shard, from memory; empty where it may know half of a split.
-
-        A parent that was listed open says nothing of its children.
-        """
+        """The children of a shard as far as they are known, from memory."""
         with self._lock:
-            parent = self._shards.get(shard_id)
-            found = self._children.get(shard_id, ())
-            known = parent is not None and parent.last is not None
-            return found if known and self._is_whole(shard_id, found) else ()
+            return self._children.get(shard_id, ())
 
-    def _is_whole(self, shard_id: str, found: tuple[Shard, ...]) -> bool:
-        """Whether these are all children: one that is open may be the half of a split.
+    def is_gone(self, shard_id: str) -> bool:
+        """Ask whether a shard that is not listed is there no more: a listing may be incomplete."""
+        if shard_id not in self._gone:
+            try:
+                self._calls.iterator(self._arn, shard_id, "TRIM_HORIZON")
+            except ClientError as error:
+                if code_of(error) not in GONE:
+                    raise
+                self._gone.add(shard_id)
+        return shard_id in self._gone
 
-        Pages of a listing are of different moments, so the other half may be left out of the one that is the
-        first to show the parent's end.
-        """
-        return len(found) != 1 or found[0].last is not None or shard_id in self._sure
+    def is_trimmed(self, shard: Shard) -> bool:
+        """Ask whether the oldest records of a shard are gone."""
+        try:
+            self._calls.iterator(self._arn, shard.shard_id, "AT_SEQUENCE_NUMBER", shard.first)
+        except ClientError as error:
+            if code_of(error) not in GONE:
+                raise
+            return True
+        return False
 
-    def discover(
-        self, shard_ids: Mapping[str, int | None], deadline: Deadline
-    ) -> dict[str, tuple[Shard, ...] | None]:
-        """The children of drained shards, asked now.
+    def discover(self, shard_ids: Iterable[str], deadline: Deadline) -> dict[str, tuple[Shard, ...]]:
+        """The children of drained shards, asked now, as far as the allowance goes.
 
-        One call a shard, or the whole list where that is fewer calls or the list is old.
+        One call a shard, or the whole list where that is fewer calls. A list that is not read to its end goes
+        on with the next call.
 
         Args:
-            shard_ids: The shards, and when the last record of each was written, in seconds since 1970.
+            shard_ids: The shards.
             deadline: When it has to be over.
 
         Returns:
-            For each id its children, empty while they are not all listed; None when the shard itself is not
-            listed any more, which is looked after once a minute.
+            For each id that was asked the children that are known; none are known yet where that is empty.
         """
-        asked = [name for name in shard_ids if not self._waits(name)]
-        if not asked:
-            time.sleep(min(_NAP_SECONDS, deadline.remaining()))  # a feed of nothing else would spin
-            return dict.fromkeys(shard_ids, ())
-        with self._lock:
-            stale = len(self._shards) > _STALE_GROWTH * max(len(self._listed), 100)
-            few = self._filters and len(asked) <= self.pages and not stale
-        whole = not (few and self._ask(asked, deadline))
-        if whole:
-            self.read(deadline)
-        childless = not all(self._children_of(name) for name in asked)
-        # Of a disabled stream it is asked twice: no children are its end.
-        late = time.monotonic() - self._read_at >= _FULL_LOOK_SECONDS
-        if childless and (not self._enabled or (late and not whole)):
-            whole = True
-            self.read(deadline)
-        found: dict[str, tuple[Shard, ...] | None] = dict.fromkeys(shard_ids, ())
-        for name in asked:
-            found[name] = self._complete(name, shard_ids[name])
-            if not found[name] and whole and self._is_gone(name):
-                found[name] = None
-        return found
+        if not self._looking.acquire(blocking=False):
+            return {}  # another thread asks
+        try:
+            names = list(shard_ids)
+            asked = self._look(names, deadline)
+            found = {name: self.children(name) for name in names if name in asked}
+            self._looks.note(found, (name for name, children in found.items() if not children))
+            return found
+        finally:
+            self._looking.release()
 
-    def _waits(self, shard_id: str) -> bool:
-        """Whether the only child of a shard was seen too short a time ago to ask again."""
-        with self._lock:
-            looks = self._alone.get(shard_id)
-        return looks is not None and time.monotonic() - looks[1] < _ALONE_SECONDS / 2
+    def _look(self, names: Sequence[str], deadline: Deadline) -> Collection[str]:
+        """Ask for some of these, or go on with a listing; those that were answered for."""
+        asked = self._looks.choose(names, [name for name in names if not self.children(name)])
+        if self._unread is None:
+            if not asked:
+                return ()
+            few = self._filters and self._disabled_at is None and self._filtered + len(asked) <= self.pages
+            if few and self._ask(asked, deadline):
+                return asked
+            self._unread = Listing(), frozenset(names)
+        return self._list_on(deadline)
 
-    def _is_gone(self, shard_id: str) -> bool:
-        return shard_id not in self._listed and not self._children_of(shard_id)
-
-    def _complete(self, shard_id: str, written: int | None) -> tuple[Shard, ...]:
-        """The children of a shard; none while there may be one more."""
-        found, now = self._children_of(shard_id), time.monotonic()
-        with self._lock:
-            if self._is_whole(shard_id, found):
-                return found
-            quiet = written is not None and found[0].seen - written > _QUIET_SECONDS
-            first, _ = self._alone.get(shard_id, (now, now))
-            self._alone[shard_id] = (first, now)
-            return found if quiet or (first < now and now - first >= _ALONE_SECONDS) else ()
-
-    def _children_of(self, shard_id: str) -> tuple[Shard, ...]:
-        with self._lock:
-            return self._children.get(shard_id, ())
+    def _list_on(self, deadline: Deadline) -> Collection[str]:
+        """Go on with a listing; the shards that it has answered for, none before its last page is read."""
+        assert self._unread is not None
+        listing, names = self._unread
+        before = listing.pages
+        try:
+            self._go_on(listing, deadline, min(_LISTING_SECONDS, deadline.remaining() / 2))
+        finally:
+            self._looks.pay(max(1, listing.pages - before))
+        if not listing.is_whole:
+            return ()
+        self._unread = None
+        return names
 
     def _ask(self, shard_ids: Iterable[str], deadline: Deadline) -> bool:
         """Ask for the children of each; False when the service does not know how, or not the shard."""
@@ -260,6 +335,8 @@ class ShardMap:
         for name in shard_ids:
             behind, first = None, True
             while first or behind is not None:
+                self._looks.pay(1)
+                self._filtered += 1
                 try:
                     page = series.make(partial(self._page, deadline, behind=behind, parent=name))
                 except (ClientError, ParamValidationError) as error:
@@ -268,6 +345,8 @@ class ShardMap:
                         raise
                     self._filters = self._filters and code in GONE
                     return False
+                if page["StreamStatus"] == "DISABLED":
+                    return False  # whether that was all, two whole listings tell
                 shards = self._shards_on(page)
                 if any(shard.parent != name for shard in shards):
                     self._filters = False  # it was ignored: one listing answers for all

@@ -27,9 +27,16 @@ def _models():
         yield
 
 
+def look_soon(monkeypatch):
+    """Children are looked for soon and often: there is no service to spare."""
+    monkeypatch.setattr("multiclouddb_dynamo.shards._MOST_PAUSE", 0.005)
+    monkeypatch.setattr("multiclouddb_dynamo.shards._LOOKS_AT_ONCE", 1000.0)
+    monkeypatch.setattr("multiclouddb_dynamo.shards._SETTLED_SECONDS", 0.0)
+
+
 @pytest.fixture
 def hasty(monkeypatch):
     """An empty shard is asked again soon: there is no service to spare."""
     monkeypatch.setattr("multiclouddb_dynamo.reader._FIRST_PAUSE", 0.005)
     monkeypatch.setattr("multiclouddb_dynamo.reader._MOST_PAUSE", 0.02)
-    monkeypatch.setattr("multiclouddb_dynamo.shards._ALONE_SECONDS", 0.0)
+    look_soon(monkeypatch)

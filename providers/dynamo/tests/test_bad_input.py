@@ -277,7 +277,7 @@ class TestTokens:
         consumer = world.consumer()
         consumer.until_idle()
         shard = world.chain()
-        start = tampered(consumer.token, lambda _: [[shard, CURSORS[name]]])
+        start = tampered(consumer.token, lambda _: {"p": [[shard, CURSORS[name]]]})
         client = world.client() if fresh else consumer.client
         with pytest.raises(MulticloudDbError) as caught:
             reading(client, start)()
@@ -301,7 +301,7 @@ class TestTokens:
         world.put("a")
         consumer = world.consumer()
         consumer.until_idle()
-        start = tampered(consumer.token, lambda _: state)
+        start = tampered(consumer.token, lambda _: {"p": state} if isinstance(state, list) else state)
         if state == []:
             return  # a feed with no partition: nothing to read, and nothing that could be lost
         refused(reading(world.client(), start), ErrorCategory.INVALID_REQUEST)
@@ -312,7 +312,7 @@ class TestTokens:
         consumer.until_idle()
         unknown = "shardId-00000001541626099285-f35f62ef"
         for shard in (unknown, "x", "y" * 200):
-            start = tampered(consumer.token, lambda state, shard=shard: [[shard, state[0][1]]])
+            start = tampered(consumer.token, lambda state, shard=shard: {"p": [[shard, state["p"][0][1]]]})
             with pytest.raises(MulticloudDbError) as caught:
                 reading(world.client(), start)()
             assert caught.value.category in (ErrorCategory.CHECKPOINT_EXPIRED, ErrorCategory.INVALID_REQUEST)

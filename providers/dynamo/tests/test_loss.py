@@ -32,7 +32,8 @@ def no_pauses(monkeypatch):
     """Lives are long; how a consumer is paced is tested elsewhere."""
     monkeypatch.setattr(reader, "_MOST_PAUSE", 0.001)
     monkeypatch.setattr(calls, "_DESCRIBES_A_SECOND", 1000)
-    monkeypatch.setattr(shards, "_ALONE_SECONDS", 0.0)
+    monkeypatch.setattr(shards, "_MOST_PAUSE", 0.001)
+    monkeypatch.setattr(shards, "_LOOKS_AT_ONCE", 1000.0)
 
 
 class Living(World):

@@ -14,6 +14,8 @@ from botocore.exceptions import ClientError
 from multiclouddb_api import Beginning, ChangeFeedRequest, ErrorCategory, MulticloudDbError, Now, connect
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_dynamo import DynamoClients, calls
+from multiclouddb_dynamo.partitions import end_of
+from multiclouddb_dynamo.position import After
 from multiclouddb_dynamo.shards import Listing, ShardMap
 from multiclouddb_spi import Deadline
 
@@ -335,7 +337,7 @@ class TestOverlappingListings:
         assert set(shards.read(soon(), early).shards) == {"p", "b"}
         assert {shard.shard_id for shard in shards.children("p")} == {"a", "b"}
 
-    def test_half_of_a_split_is_not_taken_for_the_whole(self):
+    def test_half_of_a_split_is_known_and_not_taken_for_the_whole(self):
         """Its first page is older than the split, its second younger; the end of `p` was seen in between."""
         shards = ShardMap(
             Script(
@@ -344,6 +346,7 @@ class TestOverlappingListings:
                 FAILS,
                 ([("p", "g", ENDED)], LAST),
                 ([("p", "g", ENDED), ("b", "p", OPEN)], LAST),
+                ([("a", "p", OPEN), ("b", "p", OPEN)], LAST),
             ),
             "arn",
         )
@@ -351,9 +354,12 @@ class TestOverlappingListings:
         early = Listing()
         with pytest.raises(ClientError):
             shards.read(soon(), early)
-        assert set(shards.discover({"g": None}, soon())["g"]) == {shards.find("p")}
+        assert set(shards.discover(["g"], soon())["g"]) == {shards.find("p")}
         shards.read(soon(), early)
-        assert shards.children("p") == ()
+        half = shards.children("p")
+        assert {shard.shard_id for shard in half} == {"b"}
+        assert end_of(half, After("7", 7)).complete is False
+        assert {shard.shard_id for shard in shards.discover(["p"], soon())["p"]} == {"a", "b"}
 
 
 def test_two_starts_share_nothing(world):

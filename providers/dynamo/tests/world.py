@@ -1,5 +1,7 @@
 """One table on the scripted server: written natively, read through the client."""
 
+import time
+
 import attrs
 import boto3
 
@@ -51,6 +53,7 @@ class World:
         script: The server's script.
         server: Its boto3 clients.
         arn: The table's first stream.
+        settings: Fields of each client's configuration.
     """
 
     def __init__(self, shards=1, view="NEW_AND_OLD_IMAGES", **habits):
@@ -59,6 +62,7 @@ class World:
         self.arn = self.server.create_table(TABLE, view, partition_key="id")
         self._clients = []
         self.written = 0
+        self.settings = {}
 
     def __enter__(self):
         return self
@@ -120,7 +124,7 @@ class World:
     def config(self, **others):
         """A client's configuration."""
         connection = {"session": session(), "region": REGION, "endpoint_url": self.script.endpoint_url}
-        return ClientConfig("dynamo", connection, **others)
+        return ClientConfig("dynamo", connection, **self.settings | others)
 
     def client(self, **others) -> MulticloudDbClient:
         """A client, closed with the world."""
@@ -177,9 +181,23 @@ class Consumer:
         """Pages until one is idle; returns the markers that were delivered on the way."""
         before = len(self.events)
         for _ in range(most):
-            if self.read().idle:
+            page = self.read(self._patience())
+            if page.idle:
                 return markers(self.events[before:])
         raise AssertionError(f"not idle after {most} pages")
+
+    def until_found(self, wanted, at_most=30):
+        """Pages until all these markers are there; what a service lists late comes behind an idle page."""
+        until = time.monotonic() + at_most
+        while not set(wanted) <= set(self.markers):
+            assert time.monotonic() < until, f"{sorted(set(wanted) - set(self.markers))} are missing"
+            self.read(self._patience())
+
+    def _patience(self):
+        """Behind a page without events the next one waits: nobody asks a service as fast as it can."""
+        if not self.pages or self.pages[-1].events:
+            return None
+        return OperationOptions(wait_seconds=0.05)
 
     def restart(self):
         """Another process with the same token."""

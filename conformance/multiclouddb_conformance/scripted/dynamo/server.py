@@ -227,11 +227,11 @@ class ScriptedStreams:
                 self.fill(shard.shard_id, records)
             home.next_generation()
 
-    def hide(self, shard_id: str, calls: int) -> None:
-        """Leave a shard out of so many answers of `DescribeStream`."""
+    def hide(self, shard_id: str, calls: int = 0, seconds: float = 0.0) -> None:
+        """Leave a shard out of so many answers of `DescribeStream`, and of all for so long by the clock."""
         with self._store.lock:
             stream, shard = self._store.home(shard_id)
-            stream.hide(shard, calls)
+            stream.hide(shard, calls, seconds)
 
     def hide_children(self, shard_id: str, calls: int) -> None:
         """Leave the children of a shard out; `Habits.late_children` does so for all to come."""

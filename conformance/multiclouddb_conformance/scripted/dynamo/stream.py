@@ -52,6 +52,7 @@ class Stream:
         self._habits, self._clock = habits, clock
         self._region = self.arn.split(":")[3]
         self._hidden: dict[str, int] = {}  # for how many more calls
+        self._hidden_until: dict[str, float] = {}
         self._open: list[Shard] = []  # by their part of the space of hashes
         self._lows: list[int] = []
         self._listing: tuple[Order, list[Shard], Mapping[str, int]] | None = None
@@ -116,9 +117,13 @@ class Stream:
 
     def listing(self) -> tuple[list[Shard], Mapping[str, int]]:
         """The shards in the order in which they are listed, and where each one is."""
-        order = self._habits.order
+        order, now = self._habits.order, self._clock.seconds()
+        for shard_id in [name for name, until in self._hidden_until.items() if until <= now]:
+            del self._hidden_until[shard_id]
+            self._listing = None
         if self._listing is None or self._listing[0] is not order:
-            listed = [shard for shard in self.shards.values() if shard.shard_id not in self._hidden]
+            hidden = self._hidden.keys() | self._hidden_until.keys()
+            listed = [shard for shard in self.shards.values() if shard.shard_id not in hidden]
             match order:
                 case Order.PARENTS_FIRST:
                     pass
@@ -130,18 +135,24 @@ class Stream:
             self._listing = order, listed, places
         return self._listing[1:]
 
-    def hide(self, shard: Shard, calls: int) -> None:
-        """Do not list a shard for so many calls."""
+    def hide(self, shard: Shard, calls: int, seconds: float = 0.0) -> None:
+        """Do not list a shard for so many calls and so many seconds of the server's clock."""
+        self._hidden.pop(shard.shard_id, None)
+        self._hidden_until.pop(shard.shard_id, None)
         if calls:
             self._hidden[shard.shard_id] = calls
-        else:
-            self._hidden.pop(shard.shard_id, None)
+        if seconds:
+            self._hidden_until[shard.shard_id] = self._clock.seconds() + seconds
         self._listing = None
 
     def called(self) -> None:
         """`DescribeStream` was called: what was hidden comes closer."""
         for shard_id, calls in list(self._hidden.items()):
-            self.hide(self.shards[shard_id], calls - 1)
+            if calls > 1:
+                self._hidden[shard_id] = calls - 1
+            else:
+                del self._hidden[shard_id]
+                self._listing = None
 
     # -- Retention
 

@@ -1,0 +1,384 @@
+"""Audits of coverage, what looking for children costs, and what becomes of parents that are gone."""
+
+from collections import Counter
+from datetime import UTC, datetime
+from typing import ClassVar
+
+import pytest
+
+from multiclouddb_api import Beginning, FeedEnded, Now, PartitionFoundLate
+from multiclouddb_dynamo import shards as rooms
+from multiclouddb_dynamo.partitions import headroom, seeds_of_missed
+from multiclouddb_dynamo.position import After, Horizon, Latest, Start, cursor_of, place_of
+from multiclouddb_dynamo.shards import Shard, ShardMap
+from multiclouddb_spi import Deadline, ProviderFault, Tracked
+from multiclouddb_spi.checkpoint.watching import pause_after
+
+from .world import TABLE, World, soon
+
+HOUR = 3600
+NOW = 1_800_000_000
+AUDITED = {"child_watch_seconds": 0.0, "coverage_audit_seconds": 0.5}
+
+
+@pytest.fixture(autouse=True)
+def hasty_readers(monkeypatch):
+    """Shards are polled often; children are looked for as in earnest."""
+    monkeypatch.setattr("multiclouddb_dynamo.reader._FIRST_PAUSE", 0.005)
+    monkeypatch.setattr("multiclouddb_dynamo.reader._MOST_PAUSE", 0.02)
+
+
+def native(name):
+    return name.rpartition(":")[2]
+
+
+def missed_half(world, start):
+    """A consumer whose watch of a split is over before the second half is listed; the half."""
+    consumer = world.consumer(start)
+    consumer.read()
+    consumer.until_found(world.put("a"))
+    first, late = world.script.split(world.chain())
+    world.script.hide(late, seconds=HOUR)
+    consumer.until_found(world.put_in(first))
+    consumer.until_idle()
+    return consumer, late
+
+
+class TestAudit:
+    """What no watch has seen."""
+
+    @pytest.mark.parametrize("restart", [False, True])
+    @pytest.mark.parametrize("start", [Beginning(), Now()], ids=["beginning", "now"])
+    def test_it_finds_what_a_watch_has_missed(self, start, restart):
+        with World() as world:
+            world.settings |= AUDITED
+            consumer, late = missed_half(world, start)
+            lost = world.put_in(late, 10)
+            if restart:
+                consumer.restart()
+            world.script.hide(late)
+            consumer.until_found(lost)
+            found = [notice for notice in consumer.notices if isinstance(notice, PartitionFoundLate)]
+            assert [native(notice.partition_id) for notice in found] == [late]
+            assert sorted(consumer.markers) == sorted(set(consumer.markers))
+
+    def test_with_four_generations_parents_first(self):
+        with World() as world:
+            world.settings |= AUDITED
+            consumer, late = missed_half(world, Beginning())
+            others = set(world.open()) - {late}
+            lost = world.put_in(late)
+            for _ in range(4):
+                for shard in set(world.open()) - others:
+                    world.script.split(shard)
+                for shard in set(world.open()) - others:
+                    lost += world.put_in(shard)
+            world.script.hide(late)
+            consumer.until_found(lost)
+            assert Counter(consumer.markers).most_common(1)[0][1] == 1
+            parents = {shard.shard_id: shard.parent for shard in world.script.shards(TABLE)}
+            order = [native(event.partition_id) for event in consumer.events]
+            assert all(
+                order.index(parents[name]) < place
+                for place, name in enumerate(order)
+                if parents[name] in order
+            )
+
+    def test_it_gives_nothing_that_is_older_than_the_start(self):
+        with World() as world:
+            world.settings |= AUDITED
+            old = world.put("a")
+            world.roll_over()
+            first, late = world.script.split(world.chain())
+            old += world.put_in(late, 3)
+            world.script.roll_over(first)  # so that its parent is not among the seeds
+            world.script.advance(600)
+            world.script.hide(late, seconds=HOUR)
+            consumer = world.consumer(Now())
+            consumer.read()
+            consumer.until_found(world.put_in(next(name for name in world.open() if name != late)))
+            world.script.hide(late)
+            lost = world.put_in(late, 3)
+            consumer.until_found(lost)
+            assert not set(consumer.markers) & set(old)
+            assert any(isinstance(notice, PartitionFoundLate) for notice in consumer.notices)
+
+    def test_it_reads_nothing_again_while_a_generation_is_hidden(self):
+        with World() as world:
+            world.settings |= AUDITED
+            consumer = world.consumer()
+            consumer.until_found(world.put("a"))
+            for _ in range(4):
+                world.roll_over()
+                consumer.until_found(world.put("b"))
+            closed = [shard.shard_id for shard in world.script.shards(TABLE) if not shard.is_open]
+            for hidden in closed:
+                world.script.hide(hidden, seconds=HOUR)
+                assert consumer.again().read() is not None
+                _, feed = world.feed()
+                tracked = {world.chain(): Tracked(world.chain(), (cursor_of(After("1" * 21, None)),))}
+                assert not feed.uncovered(tracked, None, soon())
+                world.script.hide(hidden)
+            consumer.until_idle()
+            assert sorted(consumer.markers) == sorted(set(consumer.markers))
+
+    def test_it_goes_on_where_an_earlier_one_was_cut_off(self):
+        with World(shards=30, shards_per_page=1) as world:
+            _, feed = world.feed()
+            tracked = {name: Tracked(name, (cursor_of(Start(0)),)) for name in world.open()}
+            tries = 0
+            while True:
+                tries += 1
+                try:
+                    found = feed.uncovered(tracked, None, Deadline.after(1.2))
+                    break
+                except ProviderFault:  # ten calls a second
+                    assert tries < 10
+            assert found == []
+            assert tries > 1
+            assert world.journal.count("DescribeStream") == 30
+
+    def test_it_asks_about_no_parent_when_nothing_is_missed(self):
+        with World(shards=5) as world:
+            world.roll_over()
+            world.script.drop_oldest(TABLE, 5)
+            _, feed = world.feed()
+            tracked = {name: Tracked(name, (cursor_of(Start(0)),)) for name in world.open()}
+            assert feed.uncovered(tracked, None, soon()) == []
+            assert world.journal.count("GetShardIterator") == 0
+            missed = tracked.popitem()[0]
+            assert [seed.partition_id for seed in feed.uncovered(tracked, None, soon())] == [missed]
+            assert world.journal.count("GetShardIterator") == 5
+            feed.uncovered(tracked, None, soon())
+            assert world.journal.count("GetShardIterator") == 5
+
+
+def listed(name, parent=None, *, last=None):
+    return Shard(name, parent, last, "1", NOW)
+
+
+class TestStartOfAMissedShard:
+    """Nothing that is wanted is left out, and an expired position is called so."""
+
+    CHAIN: ClassVar = {
+        "a": listed("a", last="2"), "b": listed("b", "a", last="2"), "c": listed("c", "b", last="2"),
+        "d": listed("d", "c", last="2"), "e": listed("e", "d"),
+    }  # fmt: skip
+    MISSED: ClassVar = {"a": (), "b": ("a",), "c": ("b",), "d": ("c",), "e": ("d",)}
+
+    def places(self, since, *, trimmed):
+        asked = []
+
+        def is_trimmed(shard):
+            asked.append(shard.shard_id)
+            return trimmed
+
+        seeds = seeds_of_missed(self.MISSED, self.CHAIN, since, is_trimmed)
+        assert {seed.partition_id: seed.parents for seed in seeds} == self.MISSED
+        return {seed.partition_id: place_of(seed.cursor) for seed in seeds}, asked
+
+    def test_without_a_bound_it_is_the_oldest_record(self):
+        places, asked = self.places(None, trimmed=False)
+        assert places == {
+            "a": Start(NOW - 23 * HOUR), "b": Start(NOW - 23 * HOUR), "c": Start(NOW - 18 * HOUR),
+            "d": Start(NOW - 12 * HOUR), "e": Start(NOW - 6 * HOUR),
+        }  # fmt: skip
+        assert asked == ["a", "b"]
+
+    def test_what_was_trimmed_has_expired(self):
+        places, _ = self.places(None, trimmed=True)
+        assert places["a"] == places["b"] == Start(0)
+
+    def test_a_start_that_is_older_than_a_shard_is_no_bound(self):
+        places, _ = self.places(NOW - 48 * HOUR, trimmed=False)
+        assert not [place for place in places.values() if isinstance(place, Latest)]
+
+    def test_a_start_that_may_be_younger_is_one(self):
+        places, asked = self.places(NOW - 60, trimmed=True)
+        assert set(places.values()) == {Latest(NOW - 60)}
+        assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("place", "seconds"),
+    [
+        (After("1", NOW - HOUR), 23 * HOUR),
+        (Start(NOW - 25 * HOUR), 0),
+        (Latest(NOW), 24 * HOUR - 120),
+        (Horizon(NOW), None),
+        (After("1", None), None),
+    ],
+)
+def test_headroom(place, seconds):
+    assert headroom(place, datetime.fromtimestamp(NOW, UTC)) == seconds
+
+
+class Service:
+    """A stream on a clock that the test moves: it lists what it is told to, a hundred shards a page."""
+
+    def __init__(self, shards):
+        self.clock, self.calls, self.shards = 0.0, [], shards
+
+    def monotonic(self):
+        return self.clock
+
+    def now(self):
+        return datetime.fromtimestamp(NOW + self.clock, UTC)
+
+    def is_passing(self, error, *, at_once=False):
+        return False
+
+    def describe_stream(self, arn, deadline, *, behind=None, parent=None):
+        self.calls.append(self.clock)
+        self.clock += 0.1
+        found = [each for each in self.shards if parent is None or each.get("ParentShardId") == parent]
+        begin = 0 if behind is None else next(i for i, s in enumerate(found) if s["ShardId"] == behind) + 1
+        page = found[begin : begin + 100]
+        more = {"LastEvaluatedShardId": page[-1]["ShardId"]} if len(found) > begin + 100 else {}
+        return {"StreamStatus": "ENABLED", "Shards": page, **more}
+
+    def count(self, seconds):
+        return sum(at < seconds for at in self.calls)
+
+
+def entry(name, parent=None, *, closed=False):
+    numbers = {"StartingSequenceNumber": "1"} | ({"EndingSequenceNumber": "2"} if closed else {})
+    return {"ShardId": name, "SequenceNumberRange": numbers} | ({"ParentShardId": parent} if parent else {})
+
+
+@pytest.fixture
+def served(monkeypatch):
+    def make(shards):
+        service = Service(shards)
+        monkeypatch.setattr(rooms, "time", service)
+        return service, ShardMap(service, "arn")
+
+    return make
+
+
+class TestCost:
+    """DescribeStream allows ten calls a second for a stream, for all of its readers."""
+
+    def test_a_shard_without_children(self, served):
+        service, shards = served([entry("p", closed=True)])
+        while service.clock < 600:
+            shards.discover(["p"], Deadline.after(30))
+            service.clock += 0.02
+        assert service.count(1) >= 3
+        assert service.count(10) <= 8
+        assert service.count(60) <= 15
+        assert service.count(600) <= 80
+
+    def test_a_thousand_shards_that_are_rolled_over_at_once(self, served):
+        parents = [f"p{number}" for number in range(1000)]
+        service, shards = served(
+            [entry(name, closed=True) for name in parents] + [entry(f"c{name}", name) for name in parents]
+        )
+        watched, looked = dict.fromkeys(parents, 0), dict.fromkeys(parents, -1.0)
+        answered = {}
+        while service.clock < 600:
+            due = [name for name in parents if service.clock - looked[name] >= pause_after(watched[name])]
+            for name in shards.discover(due, Deadline.after(30)) if due else ():
+                answered.setdefault(name, service.clock)
+                watched[name], looked[name] = int(service.clock * 10), service.clock
+            service.clock += 0.1
+        assert len(answered) == 1000
+        assert max(answered.values()) < 3
+        assert service.count(60) <= 40
+        assert service.count(600) <= 0.45 * 600 + 20
+
+    def test_a_new_end_is_looked_for_at_once_whatever_was_asked_before(self, served):
+        service, shards = served([entry("p", closed=True), entry("q", closed=True), entry("c", "q")])
+        while service.clock < 100:
+            shards.discover(["p"], Deadline.after(30))
+            service.clock += 0.02
+        assert {shard.shard_id for shard in shards.discover(["p", "q"], Deadline.after(30))["q"]} == {"c"}
+
+    def test_a_list_that_takes_long_goes_on_with_the_next_call(self, served):
+        parents = [f"p{number}" for number in range(10_000)]
+        service, shards = served([entry(name, closed=True) for name in parents] + [entry("c", "p1")])
+        calls = 0
+        while not (found := shards.discover(["p1"], Deadline.after(30))):
+            calls += 1
+            assert calls < 10
+        assert calls
+        assert len(service.calls) == 101
+        assert {shard.shard_id for shard in found["p1"]} == {"c"}
+
+
+class TestGone:
+    def test_a_watched_parent_that_is_trimmed_leads_to_nothing_that_was_read(self):
+        """Of a shard that is gone nobody knows the children; here they are in the token."""
+        with World(shards=2) as world:
+            world.settings["child_watch_seconds"] = 0.0
+            consumer = world.consumer()
+            left, right = world.open()
+            consumer.until_found(world.put_everywhere())
+            world.script.roll_over(right)
+            consumer.until_found(world.put_everywhere())
+            world.script.roll_over(next(name for name in world.open() if name != left))
+            consumer.until_found(world.put_everywhere())
+            consumer.until_idle()
+            world.settings["child_watch_seconds"] = 600.0
+            consumer.restart()
+            world.script.roll_over(left)
+            consumer.until_found(world.put_everywhere())
+            (child,) = [shard.shard_id for shard in world.script.shards(TABLE) if shard.parent == left]
+            world.script.roll_over(child)
+            consumer.until_found(world.put_everywhere())
+            assert consumer.pages[-1].diagnostics.open_watches == 2
+            world.script.drop_shards([left, child, right])
+            consumer.restart()
+            consumer.until_found(world.put_everywhere())
+            consumer.until_idle()
+            assert sorted(consumer.markers) == sorted(set(consumer.markers))
+            assert consumer.pages[-1].diagnostics.open_watches == 1
+            assert consumer.notices == []
+
+    def test_a_parent_that_is_only_hidden_is_waited_for(self):
+        with World() as world:
+            consumer = world.consumer()
+            consumer.until_found(world.put("a"))
+            parent = world.chain()
+            child = world.roll_over()[0]
+            for name in (parent, child):
+                world.script.hide(name, seconds=HOUR)
+            consumer.restart()
+            for _ in range(10):
+                assert not consumer.read().idle
+            world.script.advance(HOUR)
+            consumer.until_found(world.put("b"))
+            assert consumer.notices == []
+
+
+class TestDisabled:
+    def test_a_half_that_is_listed_late_is_read_and_then_the_feed_ends(self, monkeypatch):
+        monkeypatch.setattr(rooms, "_SETTLED_SECONDS", 0.0)
+        with World() as world:
+            world.settings["child_watch_seconds"] = 1.0
+            consumer = world.consumer()
+            consumer.until_found(world.put("a"))
+            first, late = world.script.split(world.chain())
+            early, lost = world.put_in(first), world.put_in(late)
+            world.script.hide(late, seconds=90)
+            world.server.client().update_table(TableName=TABLE, StreamSpecification={"StreamEnabled": False})
+            consumer.until_found(early)
+            assert consumer.until_idle() == []
+            assert FeedEnded not in {type(notice) for notice in consumer.notices}
+            world.script.advance(90)
+            consumer.until_found(lost)
+            while not consumer.notices:
+                consumer.read()
+            assert {type(notice) for notice in consumer.notices} == {FeedEnded}
+
+    def test_no_end_is_told_by_listings_that_follow_each_other_closely(self, served, monkeypatch):
+        service, shards = served([entry("p", closed=True)])
+        describe = service.describe_stream
+        monkeypatch.setattr(
+            service, "describe_stream", lambda *a, **k: describe(*a, **k) | {"StreamStatus": "DISABLED"}
+        )
+        while not shards.has_settled():
+            shards.discover(["p"], Deadline.after(30))
+            service.clock += 0.02
+        assert service.calls[-1] - service.calls[0] >= 5
+        assert service.clock < 10
