@@ -152,6 +152,8 @@ class Engine:
             )  # fmt: skip
             try:
                 result = sweep.run()
+                if not result.in_hand() and session.state.unnamed():
+                    self._fetcher.rest()
             except Exception as error:
                 self._pages.forget_if_gone(session, self._fetcher.fault(error))
                 raise

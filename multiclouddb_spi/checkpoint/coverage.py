@@ -94,7 +94,8 @@ def add_uncovered(feed: Feed, lineage: Lineage, seeds: Sequence[Seed] | None) ->
         A notice for each partition that is new.
     """
     assert lineage.audited is not None
-    lineage.audited = Audited(lineage.audited.since, int(time.time()), retired=False)
+    # What cannot be told now, because a listing was incomplete, may be told soon.
+    lineage.audited = Audited(lineage.audited.since, int(time.time()), retired=seeds is None)
     found = {seed.partition_id: seed for seed in seeds or ()}
     return [
         PartitionFoundLate(feed.public_id(name), feed.describe(found[name].cursor).text)

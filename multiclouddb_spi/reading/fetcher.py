@@ -23,6 +23,7 @@ __all__ = ["Ask", "Fetcher", "InlineExecutor", "closed_fault", "late_fault"]
 
 T = TypeVar("T")
 _LOOK_SECONDS: Final = 0.2
+_REST_SECONDS: Final = 0.05
 
 
 @attrs.frozen
@@ -121,6 +122,10 @@ class Fetcher:
             if self._closed.is_set():  # whatever the vendor's client says of having been closed
                 raise closed_fault() from error
             raise
+
+    def rest(self) -> None:
+        """Let a moment pass: the caller would ask again at once for what is not there yet."""
+        self._pause(_REST_SECONDS)
 
     def _submit(self, operation: Callable[..., T], *args: object) -> Future[T]:
         try:
