@@ -439,6 +439,13 @@ class Feed(ABC):
             cursors: Distinct cursors, at least one; one only is the rule.
         """
 
+    def without_hints(self, cursor: Cursor) -> Cursor:
+        """The cursor without what only saves calls behind it; pure. By default there is none of that.
+
+        Two cursors that are the same without their hints are one position: a reader of one serves the other.
+        """
+        return cursor
+
     @abstractmethod
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """-1, 0 or 1 as `a` lies before, at or behind `b` in one partition; None = not comparable. Pure."""

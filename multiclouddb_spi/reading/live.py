@@ -27,6 +27,10 @@ _MOST_OF_ONE: Final = 16
 _Place: TypeAlias = tuple[int, str, bytes]
 
 
+def _place(feed: Feed, partition_id: str, cursor: Cursor) -> _Place:
+    return id(feed), partition_id, orjson.dumps(feed.without_hints(cursor))
+
+
 class Budget:
     """Bytes that are fetched or asked for and not handed out yet; one for a client.
 
@@ -208,12 +212,12 @@ class LiveCache:
     def pop(self, feed: Feed, partition_id: str, cursor: Cursor) -> Live | None:
         """The live partition at this very position, or None."""
         with self._lock:
-            return self._taken((id(feed), partition_id, orjson.dumps(cursor)))
+            return self._taken(_place(feed, partition_id, cursor))
 
     def put(self, live: Live) -> None:
         """Keep it for the next call; another one under the same position is closed."""
         live.used_at = time.monotonic()
-        key = (id(live.feed), live.partition_id, orjson.dumps(live.cursor))
+        key = _place(live.feed, live.partition_id, live.cursor)
         with self._lock:
             gone = [self._taken(key)]
             if self._closed:

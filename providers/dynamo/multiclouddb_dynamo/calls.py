@@ -88,7 +88,7 @@ class Calls:
         self._clients, self._ours, self._vendor_retried = clients, ours, vendor_retried
         self._paces: dict[str, Pace] = {}
         self._lock = threading.Lock()
-        self._ahead: timedelta | None = None
+        self._told_at: tuple[datetime, float] | None = None
         self._date: str | None = None
         self._plain = threading.local()
         if ours:
@@ -166,15 +166,18 @@ class Calls:
             found = classify(error, vendor_retried=self._vendor_retried)
         return found.retryable and not found.vendor_retried and not (at_once and found.retry_after)
 
-    def now(self) -> datetime:
-        """The service's clock as its last answer told it; ours where it tells nothing."""
-        now = datetime.now(UTC)
-        return now if self._ahead is None else now + self._ahead
+    def now(self) -> datetime | None:
+        """The service's clock as its last answer told it, carried on; None while it has told nothing.
+
+        The clock of this machine has no part in it: it may be wrong, and it may be set meanwhile.
+        """
+        told = self._told_at
+        return None if told is None else told[0] + timedelta(seconds=time.monotonic() - told[1])
 
     @property
     def tells_time(self) -> bool:
         """True once an answer has told the service's time."""
-        return self._ahead is not None
+        return self._told_at is not None
 
     def close(self) -> None:
         """Free the connections of clients that we made."""
@@ -188,7 +191,7 @@ class Calls:
         if date is not None and date != self._date:
             self._date = date
             with contextlib.suppress(ValueError):  # a proxy's, perhaps
-                self._ahead = parsedate_to_datetime(date).astimezone(UTC) - datetime.now(UTC)
+                self._told_at = parsedate_to_datetime(date).astimezone(UTC), time.monotonic()
 
     def _told(self, answer: dict[str, Any]) -> dict[str, Any]:
         self.hear(answer)

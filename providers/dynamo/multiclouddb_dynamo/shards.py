@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import defaultdict
@@ -38,14 +39,14 @@ class Shard:
         parent: The shard that it came from, listed or not, or None.
         last: The sequence number that it ended with; None while it is open.
         first: The sequence number that it begins with.
-        seen: When it was listed, in seconds since 1970.
+        seen: When it was listed, in seconds since 1970; None where the service does not tell.
     """
 
     shard_id: str
     parent: str | None
     last: str | None
     first: str
-    seen: int
+    seen: int | None
 
 
 @attrs.define
@@ -88,7 +89,7 @@ class ShardMap:
         self._shards: dict[str, Shard] = {}
         self._children: dict[str, tuple[Shard, ...]] = {}
         self._listed: dict[str, Shard] = {}
-        self._read_at = -_FULL_LOOK_SECONDS
+        self._read_at = -math.inf
         self._alone: dict[str, tuple[float, float]] = {}  # shard → first and last look at its only child
         self._sure: frozenset[str] = frozenset()
         self._begun = self._number = 0
@@ -148,7 +149,8 @@ class ShardMap:
         return page
 
     def _shards_on(self, page: Mapping[str, Any]) -> list[Shard]:
-        seen = int(self._calls.now().timestamp())
+        now = self._calls.now()
+        seen = None if now is None else int(now.timestamp())
         return [
             Shard(
                 shard_id=listed["ShardId"],
@@ -159,6 +161,10 @@ class ShardMap:
             )
             for listed in page["Shards"]
         ]
+
+    def age(self) -> float:
+        """Seconds since the last whole listing."""
+        return time.monotonic() - self._read_at
 
     def listed(self) -> Mapping[str, Shard]:
         """What the last whole listing had."""
@@ -245,7 +251,8 @@ class ShardMap:
         with self._lock:
             if self._is_whole(shard_id, found):
                 return found
-            quiet = written is not None and found[0].seen - written > _QUIET_SECONDS
+            seen = found[0].seen
+            quiet = written is not None and seen is not None and seen - written > _QUIET_SECONDS
             first, _ = self._alone.get(shard_id, (now, now))
             self._alone[shard_id] = (first, now)
             return found if quiet or (first < now and now - first >= _ALONE_SECONDS) else ()
