@@ -11,7 +11,7 @@ No method changes its arguments, so each can be called again: only reads are ret
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -160,8 +160,8 @@ class Planner:
         return Target({seed.partition_id: seed.cursor for seed in seeds}, None)
 
     def _check_not_ahead(self, moment: datetime, deadline: Deadline, field: str) -> None:
-        now = self._feed.clock(deadline) or datetime.now(UTC)
-        if moment - now > _AHEAD:
+        now = self._feed.clock(deadline)
+        if now is not None and moment - now > _AHEAD:  # who tells no time finds out itself
             raise invalid_request(
                 field,
                 f"is {(moment - now).total_seconds():.0f} s ahead of the service's clock",
@@ -352,4 +352,12 @@ def _within(feed: Feed, entry: Active, target: Target | None) -> bool:
         return True
     if entry.partition_id not in target.cursors:
         return target.passed is None or entry.partition_id in target.passed
-    return feed.compare(entry.cursor, target.cursors[entry.partition_id]) == -1
+    bound = target.cursors[entry.partition_id]
+    behind = feed.compare(entry.cursor, bound)
+    # At the same place with other hints: what was looked through is worth being kept.
+    return behind == -1 or (behind == 0 and entry.cursor != bound and _hints(feed, entry.cursor, bound))
+
+
+def _hints(feed: Feed, a: Cursor, b: Cursor) -> bool:
+    """Whether two cursors of one place differ in their hints alone."""
+    return bool(feed.without_hints(a) == feed.without_hints(b))

@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 _LINGER_SECONDS: Final = 0.002
 _MOST_WAIT_SECONDS: Final = 1.0
+_RETURN_SECONDS: Final = 1.0
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _MOST_PAUSE_SECONDS: Final = 0.5
 
@@ -78,7 +79,11 @@ class Sweep(Generic[T]):
         )
         self._result = self._harvest.result
         self._began = time.monotonic()
-        self._wait_until = min(deadline.at, self._began + wait)
+        # A fetch that waits for news has to be back before the deadline: it is no failure when there are none.
+        spare = min(_RETURN_SECONDS, (deadline.at - self._began) / 4)
+        self._last_ask = deadline.at - spare
+        self._wait_until = min(self._last_ask, self._began + wait)
+        self._awaited: set[str] = set()
         active = lineage.active()
         self._suspects = [entry.partition_id for entry in active if entry.suspect]
         self._queue = [entry.partition_id for entry in active]
@@ -161,6 +166,8 @@ class Sweep(Generic[T]):
             slow = live.future is not None and time.monotonic() - live.asked_at > HEAD_SECONDS
             if live.waiting or slow:
                 self._served(name)
+            if name in self._quiet and wait > 0:
+                self._awaited.add(name)
             self._quiet.discard(name)
             self._flight.launch(live, wait)
 
@@ -205,7 +212,7 @@ class Sweep(Generic[T]):
         if self._result.count or not self._paced:
             return False
         soonest = min(self._paced.values())
-        if soonest >= (self._wait_until if self._rounds else self._deadline.at):
+        if soonest >= (self._wait_until if self._rounds else self._last_ask):
             return False
         self._pause_for(soonest - time.monotonic())
         ready = [name for name, at in self._paced.items() if at <= time.monotonic()]
@@ -234,6 +241,7 @@ class Sweep(Generic[T]):
 
     def _answer(self, live: Live) -> None:
         name = live.partition_id
+        self._awaited.discard(name)
         try:
             batch = live.batch
             if batch is None:
@@ -304,13 +312,14 @@ class Sweep(Generic[T]):
     def _finish(self) -> None:
         result = self._result
         active = self._lineage.active()
+        waiting = self._awaited - self._flight.troubled()
+        late = {name: trouble for name, trouble in self._flight.park().items() if name not in waiting}
         result.idle = (
             not result.count
             and not result.stopped()
             and len(active) == len(self._lineage)
-            and all(entry.partition_id in self._quiet for entry in active)
+            and all(entry.partition_id in self._quiet | waiting for entry in active)
         )
-        late = self._flight.park()
         for name, trouble in late.items():  # that a service throttles says more than that it was late
             result.errors[name] = trouble or result.errors.get(name) or ProviderFault(late_fault())
         self._lineage.rotate([*self._turns, *late])
