@@ -28,6 +28,7 @@ from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault, ProviderFault
 
 __all__ = [
+    "BROKEN",
     "EXPIRED_ITERATOR",
     "GONE",
     "PROVIDER_ID",
@@ -42,6 +43,7 @@ PROVIDER_ID: Final = "dynamo"
 
 EXPIRED_ITERATOR: Final = "ExpiredIteratorException"
 REJECTED: Final = frozenset({"ValidationException", "ParamValidation"})
+BROKEN: Final = frozenset({"InternalFailure", "InternalServerError"})
 GONE: Final = frozenset({"TrimmedDataAccessException", "ResourceNotFoundException"})
 """A shard or a record in it is not there any more."""
 

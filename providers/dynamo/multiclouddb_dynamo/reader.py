@@ -11,7 +11,7 @@ import attrs
 from botocore.exceptions import ClientError, ParamValidationError
 
 from multiclouddb_api import ChangeEvent, ErrorCategory
-from multiclouddb_dynamo.errors import EXPIRED_ITERATOR, GONE, REJECTED, code_of, expired, fault
+from multiclouddb_dynamo.errors import BROKEN, EXPIRED_ITERATOR, GONE, REJECTED, code_of, expired, fault
 from multiclouddb_dynamo.mapping import Record, View, seconds_of, seq_of, to_arrow, to_events
 from multiclouddb_dynamo.partitions import end_of
 from multiclouddb_dynamo.position import (
@@ -25,6 +25,7 @@ from multiclouddb_dynamo.position import (
     cursor_of,
     seconds_at,
 )
+from multiclouddb_dynamo.shards import Shard
 from multiclouddb_dynamo.stream import MOST_ITERATORS, START_SECONDS, Stream
 from multiclouddb_spi import (
     Batch,
@@ -56,6 +57,8 @@ _MOST_LOOKS_OF_ALL: Final = 16384
 _BOUND_LOOKS: Final = 1000
 # In one that has ended nobody waits for so many answers; behind them it is asked as any other.
 _CLOSED_LOOKS: Final = 1000
+_GROWTH: Final = 1_000_000
+_LEAST_NUMBER: Final = 10**21  # they have 21 digits, in DynamoDB Local with zeros in front
 _STALE: Final = GONE | {EXPIRED_ITERATOR}
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 1.0
@@ -138,7 +141,8 @@ class DynamoReader(Reader):
             return self._batch([], self._place)
         if self._looks is None:
             self._looks = self._far(self._found_nothing)
-        answer = self._answer(min(max_records, _MOST_RECORDS, max(1, max_bytes // self._record_bytes)))
+        limit = min(max_records, _MOST_RECORDS, max(1, max_bytes // self._record_bytes))
+        answer = self._answer(limit, deadline)
         if answer is None:  # trimmed while reading began: what follows it is read
             self._outcome = self._end()
             return self._batch([], self._place)
@@ -159,7 +163,7 @@ class DynamoReader(Reader):
 
     # -- Calls
 
-    def _answer(self, limit: int) -> Mapping[str, Any] | None:
+    def _answer(self, limit: int, deadline: Deadline) -> Mapping[str, Any] | None:
         """A page; None when the shard is gone and nobody misses it.
 
         Raises:
@@ -186,7 +190,7 @@ class DynamoReader(Reader):
                     # What was looked at is trimmed; how much of the rest is wanted, its age tells.
                     self._place = attrs.evolve(self._place, seq=None)
                 else:
-                    ours = self._translated(code)
+                    ours = self._translated(code, deadline)
                     if ours is None:
                         raise
                     raise ours from error
@@ -247,15 +251,21 @@ class DynamoReader(Reader):
         """Whether the iterator that was refused is of the position, not of the service just now."""
         return not self._fresh and _without_iterator(self._place) != self._place
 
-    def _translated(self, code: str) -> ProviderFault | None:
+    def _translated(self, code: str, deadline: Deadline) -> ProviderFault | None:
         shard_id = self._view.shard_id
         if code in GONE:
             return self._stream.missing(shard_id)
-        if code in REJECTED and isinstance(self._place, After):
-            # A number in front of the shard's first is refused like nonsense.
-            shard = self._stream.shards.find(shard_id)
-            if shard is not None and int(self._place.seq) < int(shard.first):
-                return expired(f"records behind sequence {self._place.seq} in {shard_id} were trimmed")
+        if code in REJECTED | BROKEN and isinstance(self._place, After):
+            # A number in front of the shard's first is refused like nonsense; at one far behind its last
+            # DynamoDB Local breaks down.
+            shard, seq = self._stream.shard(shard_id, deadline), int(self._place.seq)
+            if shard is not None and code in REJECTED and seq < int(shard.first):
+                return expired(f"records behind sequence {seq} in {shard_id} were trimmed")
+            if shard is not None and seq > _most_of(shard):
+                return fault(
+                    ErrorCategory.INVALID_REQUEST,
+                    f"sequence {seq} is none of {shard_id}; pass a token as it was returned, or start anew",
+                )
         return None
 
     # -- What an answer means
@@ -351,6 +361,13 @@ class DynamoReader(Reader):
         """Seconds until the next look at an empty shard: longer with each, and with many of them."""
         most = max(_MOST_PAUSE, len(self._stream.readers) / _IDLE_CALLS_A_SECOND)
         return min(most, _FIRST_PAUSE * (1 << min(empty - 1, 8)))
+
+
+def _most_of(shard: Shard) -> int:
+    """No sequence number of a shard is greater: its last one, or far more than it takes in its life."""
+    if shard.last is not None:
+        return int(shard.last)
+    return _GROWTH * max(int(shard.first), _LEAST_NUMBER)
 
 
 def _readers_so_far(place: Place) -> int:

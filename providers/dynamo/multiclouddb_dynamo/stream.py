@@ -14,7 +14,7 @@ import attrs
 from botocore.exceptions import BotoCoreError, ClientError
 
 from multiclouddb_dynamo.calls import Calls
-from multiclouddb_dynamo.shards import ShardMap
+from multiclouddb_dynamo.shards import Shard, ShardMap
 from multiclouddb_spi import Deadline, ProviderFault, Reader
 
 __all__ = ["MOST_ITERATORS", "START_SECONDS", "KeptIterators", "Stream"]
@@ -97,6 +97,20 @@ class Stream:
         now = self.seconds()
         return None if now is None or seconds is None else now - seconds
 
+    def shard(self, shard_id: str, deadline: Deadline) -> Shard | None:
+        """A shard, listed now where this process knows it from no listing; None when there is no such."""
+        if self.shards.find(shard_id) is None:
+            self._list(deadline)
+        return self.shards.find(shard_id)
+
+    def _list(self, deadline: Deadline) -> None:
+        """List the shards, at most every ten minutes."""
+        with self._listing:
+            if self.shards.age() > _LISTED_SECONDS:
+                # It is asked beside something else, which matters more.
+                with contextlib.suppress(ClientError, BotoCoreError, ProviderFault):
+                    self.shards.read(deadline)
+
     def is_closed(self, shard_id: str, since: int | None, deadline: Deadline) -> bool:
         """Whether a shard is known to have ended: then there is an end to be found.
 
@@ -110,10 +124,7 @@ class Stream:
         shard = self.shards.find(shard_id)
         age = self.age_of(since)
         if (shard is None or shard.last is None) and age is not None and age > _LIFE_SECONDS:
-            with self._listing:
-                if self.shards.age() > _LISTED_SECONDS:
-                    with contextlib.suppress(ClientError, BotoCoreError, ProviderFault):
-                        self.shards.read(deadline)
+            self._list(deadline)
             shard = self.shards.find(shard_id)
         return shard is not None and shard.last is not None
 
