@@ -79,7 +79,7 @@ class Sweep(Generic[T]):
         )
         self._result = self._harvest.result
         self._began = time.monotonic()
-        # A fetch that waits for news has to be back before the deadline: it is no failure when there are none.
+        # A fetch that waits for news has to be back before the deadline: that there are none is no failure.
         spare = min(_RETURN_SECONDS, (deadline.at - self._began) / 4)
         self._last_ask = deadline.at - spare
         self._wait_until = min(self._last_ask, self._began + wait)

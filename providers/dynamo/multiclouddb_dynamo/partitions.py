@@ -153,9 +153,7 @@ def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, S
     return shard.parent in later if parent is None else parent.last is None
 
 
-def seeds_of_late(
-    shards: Mapping[str, Shard], later: Mapping[str, Shard], since: int | None
-) -> list[Seed]:
+def seeds_of_late(shards: Mapping[str, Shard], later: Mapping[str, Shard], since: int | None) -> list[Seed]:
     """The shards of a second listing that nothing of the first leads to: halves of a split in between."""
     return [
         Seed(shard.shard_id, (), cursor_of(Start(seconds_at(Latest(since)))))

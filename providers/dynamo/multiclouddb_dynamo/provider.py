@@ -33,7 +33,15 @@ from multiclouddb_dynamo.partitions import (
     oldest_left,
     to_partition,
 )
-from multiclouddb_dynamo.position import compare, cursor_of, describe, join, place_of, seconds_at, without_trail
+from multiclouddb_dynamo.position import (
+    compare,
+    cursor_of,
+    describe,
+    join,
+    place_of,
+    seconds_at,
+    without_trail,
+)
 from multiclouddb_dynamo.reader import DynamoReader
 from multiclouddb_dynamo.resolution import Resolution
 from multiclouddb_dynamo.shards import Listing, ShardMap

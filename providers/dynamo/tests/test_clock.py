@@ -108,9 +108,9 @@ def test_a_start_that_was_never_read_and_is_gone_is_told(ahead):
         world.put("a")
         world.roll_over()
         world.script.advance(25 * HOUR)
+        consumer = world.consumer(FromContinuationToken(token), scope=PhysicalPartition(name))
         with pytest.raises(MulticloudDbError) as caught:
-            scope = PhysicalPartition(name)
-            world.consumer(FromContinuationToken(token), scope=scope).read()
+            consumer.read()
         assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
 
 
