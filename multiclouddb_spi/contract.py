@@ -440,10 +440,7 @@ class Feed(ABC):
         """
 
     def without_hints(self, cursor: Cursor) -> Cursor:
-        """The cursor without what only saves calls behind it; pure. By default there is none of that.
-
-        Two cursors that are the same without their hints are one position: a reader of one serves the other.
-        """
+        """`cursor` without what only saves calls: where the rest is equal, one reader serves both. Pure."""
         return cursor
 
     @abstractmethod

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 import orjson
 
-from multiclouddb_spi.contract import Batch, Feed, Reader
+from multiclouddb_spi.contract import Batch, Continue, Feed, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.watch import Watch
 
@@ -166,6 +166,15 @@ class Live:
         self.hold_ask(0)
         self._hold_batch(self.batch.nbytes)
         return self.batch
+
+    def has_more(self, batch: Batch) -> bool:
+        """Worth reading on at once: not for the first page of a caller who may want one only."""
+        return (
+            isinstance(batch.outcome, Continue)
+            and batch.caught_up is not True
+            and not batch.poll_after
+            and self.fetches > 1
+        )
 
     def used_up(self) -> None:
         """Everything that has landed has been handed out."""

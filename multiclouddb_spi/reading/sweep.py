@@ -25,7 +25,7 @@ from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import OnExpired
 from multiclouddb_spi.checkpoint.lineage import Lineage
-from multiclouddb_spi.contract import Batch, Continue, Feed
+from multiclouddb_spi.contract import Batch, Feed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.fault import ProviderFault, RecordFault
 from multiclouddb_spi.reading.fetcher import closed_fault, late_fault
@@ -80,8 +80,7 @@ class Sweep(Generic[T]):
         self._result = self._harvest.result
         self._began = time.monotonic()
         # A fetch that waits for news has to be back before the deadline: that there are none is no failure.
-        spare = min(_RETURN_SECONDS, (deadline.at - self._began) / 4)
-        self._last_ask = deadline.at - spare
+        self._last_ask = deadline.at - min(_RETURN_SECONDS, (deadline.at - self._began) / 4)
         self._wait_until = min(self._last_ask, self._began + wait)
         self._awaited: set[str] = set()
         active = lineage.active()
@@ -284,7 +283,7 @@ class Sweep(Generic[T]):
     def _hand_out(self, live: Live, batch: Batch) -> None:
         name = live.partition_id
         stop = min(len(batch), live.taken + self._places(name))
-        if stop == len(batch) > 0 and _more_to_come(live, batch):
+        if stop == len(batch) > 0 and live.has_more(batch):
             self._flight.prefetch(live)
         if not self._harvest.take(live, batch, stop):
             live.discard()
@@ -326,13 +325,3 @@ class Sweep(Generic[T]):
         stuck = result.failure or result.poison
         if stuck is not None and stuck[0] in self._lineage:
             self._lineage.suspect(stuck[0])
-
-
-def _more_to_come(live: Live, batch: Batch) -> bool:
-    """Worth reading on at once: not for the first page of a caller who may want one only."""
-    return (
-        isinstance(batch.outcome, Continue)
-        and batch.caught_up is not True
-        and not batch.poll_after
-        and live.fetches > 1
-    )

@@ -42,8 +42,10 @@ __all__ = [
     "cursor_of",
     "describe",
     "join",
+    "looks_at",
     "place_of",
     "seconds_at",
+    "without_iterator",
     "without_trail",
 ]
 
@@ -207,6 +209,20 @@ def _trail_of(rest: list[Any]) -> Trail | None:
             return Trail(iterator, looks)
         case _:
             return None
+
+
+def looks_at(place: Place) -> int:
+    """How many readers at a position have found nothing."""
+    if place.trail is not None:
+        return place.trail.looks
+    return place.looks if isinstance(place, Latest) else 0
+
+
+def without_iterator(place: Place) -> Place:
+    """The position alone: it is as good without an iterator."""
+    if isinstance(place, Latest):
+        return attrs.evolve(place, iterator=None, looks=0, trail=None)
+    return attrs.evolve(place, trail=None)
 
 
 def without_trail(cursor: Cursor) -> Cursor:

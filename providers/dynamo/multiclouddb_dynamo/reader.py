@@ -23,7 +23,9 @@ from multiclouddb_dynamo.position import (
     Place,
     Trail,
     cursor_of,
+    looks_at,
     seconds_at,
+    without_iterator,
 )
 from multiclouddb_dynamo.shards import Shard
 from multiclouddb_dynamo.stream import MOST_ITERATORS, START_SECONDS, Stream
@@ -120,7 +122,7 @@ class DynamoReader(Reader):
         self._walks = self._fresh = False
         self._outcome: Outcome = Continue()
         self._requests = self._empty = 0
-        self._found_nothing = _readers_so_far(place)
+        self._found_nothing = looks_at(place)
         self._looks: int | None = _BOUND_LOOKS if until is not None else None
         self._closed = False
         self._record_bytes = _RECORD_BYTES
@@ -183,7 +185,7 @@ class DynamoReader(Reader):
                 if (code in _STALE and not self._fresh) or (code in REJECTED and self._is_hinted()):
                     # A position is as good as ever when an iterator at it is not: DynamoDB Local calls one
                     # trimmed that was made while its shard was empty.
-                    self._place = _without_iterator(self._place)
+                    self._place = without_iterator(self._place)
                 elif code in GONE and isinstance(self._place, Horizon) and not self._is_missed(self._place):
                     return None
                 elif code in GONE and isinstance(self._place, Latest) and self._place.seq is not None:
@@ -249,7 +251,7 @@ class DynamoReader(Reader):
 
     def _is_hinted(self) -> bool:
         """Whether the iterator that was refused is of the position, not of the service just now."""
-        return not self._fresh and _without_iterator(self._place) != self._place
+        return not self._fresh and without_iterator(self._place) != self._place
 
     def _translated(self, code: str, deadline: Deadline) -> ProviderFault | None:
         shard_id = self._view.shard_id
@@ -368,20 +370,6 @@ def _most_of(shard: Shard) -> int:
     if shard.last is not None:
         return int(shard.last)
     return _GROWTH * max(int(shard.first), _LEAST_NUMBER)
-
-
-def _readers_so_far(place: Place) -> int:
-    """How many readers at a position have found nothing."""
-    if place.trail is not None:
-        return place.trail.looks
-    return place.looks if isinstance(place, Latest) else 0
-
-
-def _without_iterator(place: Place) -> Place:
-    """The position alone: it is as good without an iterator."""
-    if isinstance(place, Latest):
-        return attrs.evolve(place, iterator=None, looks=0, trail=None)
-    return attrs.evolve(place, trail=None)
 
 
 def _size(answer: Mapping[str, Any], count: int) -> int:
