@@ -81,10 +81,10 @@ class Observer:
         """
 
     def retention_headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
-        """A partition's position is kept for less than the configured limit.
+        """A partition's position is kept for less than the configured limit; told once a minute for a feed.
 
         Args:
             address: What is read.
-            partition_id: The partition's public id.
+            partition_id: The public id of the partition that is kept for the shortest time.
             seconds: For how long the position is still kept.
         """

@@ -510,6 +510,10 @@ class Feed(ABC):
             cursors: Distinct cursors, at least one; one only is the rule.
         """
 
+    def without_hints(self, cursor: Cursor) -> Cursor:
+        """`cursor` without what only saves calls: where the rest is equal, one reader serves both. Pure."""
+        return cursor
+
     @abstractmethod
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """-1, 0 or 1 as `a` lies before, at or behind `b` in one partition; None = not comparable. Pure."""

@@ -148,6 +148,10 @@ class WrappedFeed(Feed):
         """See `Feed.join`."""
         return self.inner.join(child_id, cursors)
 
+    def without_hints(self, cursor: Cursor) -> Cursor:
+        """See `Feed.without_hints`."""
+        return self.inner.without_hints(cursor)
+
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """See `Feed.compare`."""
         return self.inner.compare(a, b)

@@ -141,9 +141,11 @@ class Lineage:
         """Partitions that may have more children than are known."""
         return [entry for entry in self._entries.values() if type(entry) is Drained]
 
-    def is_settled(self) -> bool:
-        """Whether no partition waits, and each that has ended has a known child."""
-        return not self.unnamed() and not any(isinstance(entry, Waiting) for entry in self)
+    def is_quiet(self, quiet: Collection[str]) -> bool:
+        """Whether all that is read is `quiet`, none waits, and each that has ended has a known child."""
+        if self.unnamed() or any(isinstance(entry, Waiting) for entry in self):
+            return False
+        return all(entry.partition_id in quiet for entry in self.active())
 
     def ending(self, partition_id: str) -> Drained | None:
         """The partition `partition_id` that has ended and may have more children; None when it is no such."""

@@ -52,4 +52,12 @@ def within(feed: Feed, entry: Active, target: Target | None) -> bool:
         return True
     if entry.partition_id not in target.cursors:
         return target.passed is None or entry.partition_id in target.passed
-    return feed.compare(entry.cursor, target.cursors[entry.partition_id]) == -1
+    bound = target.cursors[entry.partition_id]
+    behind = feed.compare(entry.cursor, bound)
+    # At the same place with other hints: what was looked through is worth being kept.
+    return behind == -1 or (behind == 0 and entry.cursor != bound and _hints(feed, entry.cursor, bound))
+
+
+def _hints(feed: Feed, a: Cursor, b: Cursor) -> bool:
+    """Whether two cursors of one place differ in their hints alone."""
+    return bool(feed.without_hints(a) == feed.without_hints(b))

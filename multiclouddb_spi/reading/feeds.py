@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter, OrderedDict
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from multiclouddb_spi.contract import Feed, FeedSpec, Provider
@@ -36,7 +37,7 @@ class FeedCache:
         self._provider, self._fetcher, self._lives = provider, fetcher, lives
         self._feeds: OrderedDict[FeedSpec, Feed] = OrderedDict()
         self._users: Counter[int] = Counter()
-        self._clocks: dict[int, tuple[float, timedelta | None]] = {}
+        self._clocks: dict[int, tuple[float, datetime | None]] = {}
         self._mute: dict[int, float] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -75,12 +76,13 @@ class FeedCache:
 
     def now(self, feed: Feed, deadline: Deadline) -> datetime | None:
         """The service's time, from an answer at most a minute old; None where it does not tell."""
-        asked, offset = self._clocks.get(id(feed), (-_CLOCK_SECONDS, None))
+        asked, told = self._clocks.get(id(feed), (-math.inf, None))
         if time.monotonic() - asked >= _CLOCK_SECONDS:
             told = self._fetcher.call(lambda: feed.clock(deadline), deadline)
-            offset = None if told is None else told - datetime.now(UTC)
-            self._clocks[id(feed)] = (time.monotonic(), offset)
-        return None if offset is None else datetime.now(UTC) + offset
+            asked = time.monotonic()
+            self._clocks[id(feed)] = (asked, told)
+        # Carried on by a clock that nobody sets.
+        return None if told is None else told + timedelta(seconds=time.monotonic() - asked)
 
     def soon(self, feed: Feed, deadline: Deadline) -> datetime | None:
         """The service's time if it tells quickly; one that does not is left alone for a minute."""

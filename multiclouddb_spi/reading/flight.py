@@ -179,6 +179,10 @@ class Flight:
             # Let the pool's thread send the request: mapping comes next and does not give up the interpreter.
             time.sleep(_SEND_SECONDS)
 
+    def troubled(self) -> set[str]:
+        """The partitions whose fetch has failed so far, and is made again."""
+        return {name for name, live in self._flying.items() if live.trouble is not None}
+
     def park(self) -> dict[str, Exception | None]:
         """Leave what is in flight to the next call; past the deadline it is given up, if that loses nothing.
 

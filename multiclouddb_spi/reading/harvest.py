@@ -214,6 +214,8 @@ class Harvest(Generic[T]):
             case _:
                 return None
         self.result.moved = True
+        if not isinstance(outcome, Awaiting):
+            self.result.headroom.pop(name, None)  # read to its end: nothing of it can be lost
         return started
 
     def audit_when_due(self, every: float, meanwhile: Callable[[], None]) -> None:

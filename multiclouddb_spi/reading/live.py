@@ -33,6 +33,10 @@ _PASSING_PART: Final = 32
 _Place: TypeAlias = tuple[int, str, bytes]
 
 
+def _place(feed: Feed, partition_id: str, cursor: Cursor) -> _Place:
+    return id(feed), partition_id, orjson.dumps(feed.without_hints(cursor))
+
+
 class Budget:
     """Bytes that are fetched or asked for and not handed out yet; one for a client.
 
@@ -358,7 +362,3 @@ class LiveCache:
             for part in (self._passing, self._resident)
             for live in takewhile(lambda each: each.used_at < moment, part)
         ]
-
-
-def _place(feed: Feed, partition_id: str, cursor: Cursor) -> _Place:
-    return id(feed), partition_id, orjson.dumps(cursor)

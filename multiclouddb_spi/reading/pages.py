@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
@@ -17,6 +18,7 @@ from multiclouddb_api import (
     Notice,
     OperationDiagnostics,
     RecordSkipped,
+    ResourceAddress,
 )
 from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.session import Finished, Session
@@ -41,6 +43,7 @@ _NOTHING_LEFT: Final = Fault(
     "the same position",
     retryable=True,
 )
+_WARNING_SECONDS: Final = 60.0
 _REOPEN: Final = (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST, ErrorCategory.CHECKPOINT_EXPIRED)
 
 
@@ -73,6 +76,7 @@ class Pages:
     ) -> None:
         self._provider_id, self._fetcher, self._feeds = provider_id, fetcher, feeds
         self._watch, self._headroom_warning = watch, headroom_warning
+        self._warned: dict[ResourceAddress, float] = {}
 
     def raise_failure(
         self, session: Session, lineage: Lineage, result: SweepResult[Any], deadline: Deadline
@@ -195,9 +199,15 @@ class Pages:
         )
 
     def _warn(self, session: Session, result: SweepResult[Any]) -> None:
-        for name, seconds in result.headroom.items():
-            if seconds < self._headroom_warning:
-                self._watch.headroom_low(session.feed.spec.address, session.feed.public_id(name), seconds)
+        """Tell of the partition that is nearest to its end; once a minute, since it will be so for long."""
+        name = min(result.headroom, key=result.headroom.__getitem__, default=None)
+        if name is None or result.headroom[name] >= self._headroom_warning:
+            return
+        address, now = session.feed.spec.address, time.monotonic()
+        if now - self._warned.get(address, -math.inf) < _WARNING_SECONDS:
+            return
+        self._warned[address] = now
+        self._watch.headroom_low(address, session.feed.public_id(name), result.headroom[name])
 
 
 def _skipped(of: Session | Finished) -> tuple[Notice, ...]:

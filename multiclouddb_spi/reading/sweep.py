@@ -42,6 +42,7 @@ T = TypeVar("T")
 
 _LINGER_SECONDS: Final = 0.002
 _MOST_WAIT_SECONDS: Final = 1.0
+_RETURN_SECONDS: Final = 1.0
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _MOST_PAUSE_SECONDS: Final = 0.5
 
@@ -81,7 +82,10 @@ class Sweep(Generic[T]):
         )  # fmt: skip
         self._result = self._harvest.result
         self._began = time.monotonic()
-        self._wait_until = min(deadline.at, self._began + wait)
+        # A fetch that waits for news has to be back before the deadline: that there are none is no failure.
+        self._last_ask = deadline.at - min(_RETURN_SECONDS, (deadline.at - self._began) / 4)
+        self._wait_until = min(self._last_ask, self._began + wait)
+        self._awaited: set[str] = set()
         active = lineage.active()
         self._suspects = [entry.partition_id for entry in active if entry.suspect]
         self._queue = [entry.partition_id for entry in active]
@@ -164,6 +168,8 @@ class Sweep(Generic[T]):
             slow = live.future is not None and time.monotonic() - live.asked_at > HEAD_SECONDS
             if live.waiting or slow:
                 self._served(name)
+            if name in self._quiet and wait > 0:
+                self._awaited.add(name)
             self._quiet.discard(name)
             self._flight.launch(live, wait)
 
@@ -208,7 +214,7 @@ class Sweep(Generic[T]):
         if self._result.in_hand() or not self._paced:
             return False
         soonest = min(self._paced.values())
-        if soonest >= (self._wait_until if self._rounds else self._deadline.at):
+        if soonest >= (self._wait_until if self._rounds else self._last_ask):
             return False
         self._pause_for(soonest - time.monotonic())
         ready = [name for name, at in self._paced.items() if at <= time.monotonic()]
@@ -237,6 +243,7 @@ class Sweep(Generic[T]):
 
     def _answer(self, live: Live) -> None:
         name = live.partition_id
+        self._awaited.discard(name)
         try:
             batch = live.batch
             if batch is None:
@@ -311,14 +318,10 @@ class Sweep(Generic[T]):
 
     def _finish(self) -> None:
         result = self._result
-        active = self._lineage.active()
-        result.idle = (
-            not result.count
-            and not result.stopped()
-            and self._lineage.is_settled()
-            and all(entry.partition_id in self._quiet for entry in active)
-        )
-        late = self._flight.park()
+        waiting = self._awaited - self._flight.troubled()
+        late = {name: trouble for name, trouble in self._flight.park().items() if name not in waiting}
+        empty = not result.count and not result.stopped()
+        result.idle = empty and self._lineage.is_quiet(self._quiet | waiting)
         for name, trouble in late.items():  # that a service throttles says more than that it was late
             result.errors[name] = trouble or result.errors.get(name) or ProviderFault(late_fault())
         self._lineage.rotate([*self._turns, *late])

@@ -6,10 +6,10 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
 import orjson
@@ -19,8 +19,9 @@ from multiclouddb_dynamo.config import DynamoClients
 from multiclouddb_dynamo.errors import classify, fault
 from multiclouddb_spi import Deadline, ProviderFault, collector_paused
 
-__all__ = ["Calls", "Pace", "Table"]
+__all__ = ["Calls", "Pace", "Series", "Table"]
 
+T = TypeVar("T")
 _DESCRIBES_A_SECOND: Final = 10
 _WINDOW_SECONDS: Final = 1.05  # on the way calls come closer together
 _JSON: Final = "application/x-amz-json"
@@ -88,7 +89,7 @@ class Calls:
         self._clients, self._ours, self._vendor_retried = clients, ours, vendor_retried
         self._paces: dict[str, Pace] = {}
         self._lock = threading.Lock()
-        self._ahead: timedelta | None = None
+        self._told_at: tuple[datetime, float] | None = None
         self._date: str | None = None
         self._plain = threading.local()
         if ours:
@@ -166,15 +167,18 @@ class Calls:
             found = classify(error, vendor_retried=self._vendor_retried)
         return found.retryable and not found.vendor_retried and not (at_once and found.retry_after)
 
-    def now(self) -> datetime:
-        """The service's clock as its last answer told it; ours where it tells nothing."""
-        now = datetime.now(UTC)
-        return now if self._ahead is None else now + self._ahead
+    def now(self) -> datetime | None:
+        """The service's clock as its last answer told it, carried on; None while it has told nothing.
+
+        The clock of this machine has no part in it: it may be wrong, and it may be set meanwhile.
+        """
+        told = self._told_at
+        return None if told is None else told[0] + timedelta(seconds=time.monotonic() - told[1])
 
     @property
     def tells_time(self) -> bool:
         """True once an answer has told the service's time."""
-        return self._ahead is not None
+        return self._told_at is not None
 
     def close(self) -> None:
         """Free the connections of clients that we made."""
@@ -188,7 +192,7 @@ class Calls:
         if date is not None and date != self._date:
             self._date = date
             with contextlib.suppress(ValueError):  # a proxy's, perhaps
-                self._ahead = parsedate_to_datetime(date).astimezone(UTC) - datetime.now(UTC)
+                self._told_at = parsedate_to_datetime(date).astimezone(UTC), time.monotonic()
 
     def _told(self, answer: dict[str, Any]) -> dict[str, Any]:
         self.hear(answer)
@@ -231,3 +235,29 @@ def _whole(answer: Mapping[str, Any], name: str) -> Any:
             retryable=True,
         )
     return found
+
+
+class Series:
+    """Calls one after another, where a throttled one does not fail them all.
+
+    It is made again at once if the one in front of it has worked. To wait and to try on is the engine's: of a
+    service that throttles everything, no more is asked than without this.
+
+    Args:
+        calls: Says which failures pass.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls, self._moved = calls, False
+
+    def make(self, call: Callable[[], T]) -> T:
+        """Make the next one."""
+        try:
+            found = call()
+        except Exception as error:
+            if not self._moved or not self._calls.is_passing(error, at_once=True):
+                raise
+            self._moved = False
+            found = call()
+        self._moved = True
+        return found

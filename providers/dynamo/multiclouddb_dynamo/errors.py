@@ -28,6 +28,7 @@ from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault, ProviderFault
 
 __all__ = [
+    "BROKEN",
     "EXPIRED_ITERATOR",
     "GONE",
     "PROVIDER_ID",
@@ -42,6 +43,7 @@ PROVIDER_ID: Final = "dynamo"
 
 EXPIRED_ITERATOR: Final = "ExpiredIteratorException"
 REJECTED: Final = frozenset({"ValidationException", "ParamValidation"})
+BROKEN: Final = frozenset({"InternalFailure", "InternalServerError"})
 GONE: Final = frozenset({"TrimmedDataAccessException", "ResourceNotFoundException"})
 """A shard or a record in it is not there any more."""
 
@@ -174,6 +176,8 @@ def _service_fault(error: ClientError, vendor_retried: bool) -> Fault:
     code = code_of(error)
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     row = _CODES.get(code)
+    if row is None and status == 429:  # a proxy's, or what is in front of the service: its text is no JSON
+        row = _THROTTLED
     if row is None:
         row = _UNAVAILABLE if status >= 500 else (ErrorCategory.PERMANENT_FAILURE, False, _OURS)
     text = "" if code in _SIGNED else str(error.response.get("Error", {}).get("Message", "")).strip()

@@ -103,7 +103,9 @@ def _start_of(shard: Shard, place: Place) -> Place:
 
 
 def _age(shard: Shard) -> int | None:
-    return max(0, shard.seen - _LIFE_SECONDS) if shard.last is None else None
+    if shard.last is not None or shard.seen is None:
+        return None
+    return max(0, shard.seen - _LIFE_SECONDS)
 
 
 def lost(shard_id: str, shards: Mapping[str, Shard]) -> Drained:
@@ -123,7 +125,7 @@ def _orphans(shards: Mapping[str, Shard]) -> set[str]:
     }
 
 
-def seeds_at_oldest(shards: Mapping[str, Shard], since: int) -> list[Seed]:
+def seeds_at_oldest(shards: Mapping[str, Shard], since: int | None) -> list[Seed]:
     """A start at the oldest record of every shard, parents first."""
     return [
         Seed(
@@ -135,7 +137,7 @@ def seeds_at_oldest(shards: Mapping[str, Shard], since: int) -> list[Seed]:
     ]
 
 
-def oldest_left(shards: Mapping[str, Shard], shard_ids: Iterable[str], since: int) -> list[Seed]:
+def oldest_left(shards: Mapping[str, Shard], shard_ids: Iterable[str], since: int | None) -> list[Seed]:
     """Where shards can be read on whose positions have expired.
 
     Nothing tells what came of a shard that is not listed any more, for its children may be gone as well:
@@ -149,7 +151,7 @@ def oldest_left(shards: Mapping[str, Shard], shard_ids: Iterable[str], since: in
     return [oldest[name] for name in shards if name in found]
 
 
-def seed_at_end(shard: Shard, since: int) -> Seed:
+def seed_at_end(shard: Shard, since: int | None) -> Seed:
     """Behind everything in a shard that has ended; nothing is wanted that is older than `since`."""
     assert shard.last is not None
     return Seed(shard.shard_id, (), cursor_of(Latest(since, None, shard.last)))
@@ -172,7 +174,7 @@ def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, S
     return shard.parent in later if parent is None else parent.last is None
 
 
-def seeds_of_late(shards: Mapping[str, Shard], later: Mapping[str, Shard], since: int) -> list[Seed]:
+def seeds_of_late(shards: Mapping[str, Shard], later: Mapping[str, Shard], since: int | None) -> list[Seed]:
     """The shards of a second listing that nothing of the first leads to: halves of a split in between."""
     return [
         Seed(shard.shard_id, (), cursor_of(Latest(since)))
@@ -206,6 +208,8 @@ def seeds_of_missed(
 def _start_of_missed(
     shard: Shard, height: int, since: int | None, is_trimmed: Callable[[Shard], bool]
 ) -> Place:
+    if shard.seen is None:  # the service tells no time: nothing says how old it is
+        return Start(None)
     oldest = shard.seen - _LIFE_SECONDS * (height + 1)
     kept = shard.seen - _KEPT_SECONDS
     if since is not None and since - EARLY_SECONDS > max(oldest, kept):

@@ -1,13 +1,18 @@
 """Positions in a shard, and their form in a token; pure.
 
-    [seq, t]              behind the record `seq`, whose time was `t`
-    ["s", t]              at the start of a shard, a child that nobody has read: nothing in it is older
-    ["h", t]              at the oldest record: `Beginning` at time `t`
-    ["n", t]              at the end as of time `t`: `Now`
-    ["n", t, it]          the same, and the iterator `it` stands there while it lives
-    ["n", t, null, seq]   the same, with everything up to `seq` looked at without an iterator
+    [seq, t]               behind the record `seq`, whose time was `t`
+    ["s", t]               at the start of a shard, a child that nobody has read: nothing in it is older
+    ["h", t]               at the oldest record: `Beginning` at time `t`
+    [.., t, it, looks]     each of these, and the iterator `it` of an answer without records behind it
+    ["n", t]               at the end as of time `t`: `Now`
+    ["n", t, it]           the same, and the iterator `it` stands there while it lives
+    ["n", t, it, looks]    the same, with answers without records so far
+    ["n", t, null, seq]    the same, with everything up to `seq` looked at without an iterator
+    ["w", t, it, looks]    as `["n", t]`, and `it` is where looking from the oldest record on has come to
+    ["w", t, it, looks, seq]    as `["n", t, null, seq]`, the same way
 
 `t` is in whole seconds since 1970 (None where the service did not tell), sequence numbers are text of digits.
+`looks` says how many readers in a row have found nothing; it decides how far the next one looks.
 A start has no sequence number: the one that a shard is listed with need not be of a record in it, and reading
 at it is refused then as if it were trimmed.
 """
@@ -17,7 +22,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 
@@ -25,18 +30,23 @@ from multiclouddb_spi import Cursor, InvalidCursor, Position
 
 __all__ = [
     "EARLY_SECONDS",
+    "MOST_LOOKS",
     "MOST_SECONDS",
     "After",
     "Horizon",
     "Latest",
     "Place",
     "Start",
+    "Trail",
     "compare",
     "cursor_of",
     "describe",
     "join",
+    "looks_at",
     "place_of",
     "seconds_at",
+    "without_iterator",
+    "without_trail",
 ]
 
 EARLY_SECONDS: Final = 120
@@ -46,8 +56,22 @@ the time of a record down (to the second, DynamoDB Local to the minute), and two
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MOST_SECONDS: Final = 253_402_300_799
 """The end of the year 9999."""
+MOST_LOOKS: Final = 10
 _MOST_DIGITS: Final = 40  # botocore's bound
 _MOST_ITERATOR: Final = 2048  # the service model's bound
+
+
+@attrs.frozen
+class Trail:
+    """Where looking for a record has come to without finding one: it only saves calls.
+
+    Attributes:
+        iterator: The iterator of the last answer; it lives for 15 minutes.
+        looks: How many readers in a row have found nothing; less than 10.
+    """
+
+    iterator: str = attrs.field(repr=False)
+    looks: int
 
 
 @attrs.frozen
@@ -57,10 +81,12 @@ class After:
     Attributes:
         seq: The record's sequence number.
         time: Its time, or None.
+        trail: Where looking further has come to, or None.
     """
 
     seq: str
     time: int | None
+    trail: Trail | None = None
 
 
 @attrs.frozen
@@ -69,9 +95,11 @@ class Start:
 
     Attributes:
         time: Nothing in the shard is older, or None.
+        trail: Where looking further has come to, or None.
     """
 
     time: int | None
+    trail: Trail | None = None
 
 
 @attrs.frozen
@@ -79,10 +107,12 @@ class Horizon:
     """At the oldest record that a shard held at some time.
 
     Attributes:
-        since: That time.
+        since: That time, or None.
+        trail: Where looking further has come to, or None.
     """
 
-    since: int
+    since: int | None
+    trail: Trail | None = None
 
 
 @attrs.frozen
@@ -90,14 +120,18 @@ class Latest:
     """Behind everything that a shard held at some time, with no record to say so.
 
     Attributes:
-        since: That time.
+        since: That time, or None.
         iterator: An iterator that stands there, or None.
         seq: What was looked at already without it, or None.
+        looks: How many readers with that iterator have found nothing; less than 10.
+        trail: Where looking without it has come to, or None.
     """
 
-    since: int
+    since: int | None
     iterator: str | None = attrs.field(default=None, repr=False)
     seq: str | None = None
+    looks: int = 0
+    trail: Trail | None = None
 
 
 Place: TypeAlias = After | Start | Horizon | Latest
@@ -106,18 +140,24 @@ Place: TypeAlias = After | Start | Horizon | Latest
 def cursor_of(place: Place) -> Cursor:
     """The form in a token."""
     match place:
-        case After(seq, time):
-            return [seq, time]
-        case Start(time):
-            return ["s", time]
-        case Horizon(since):
-            return ["h", since]
+        case After(seq, time, trail):
+            return [seq, time, *_trail_cursor(trail)]
+        case Start(time, trail):
+            return ["s", time, *_trail_cursor(trail)]
+        case Horizon(since, trail):
+            return ["h", since, *_trail_cursor(trail)]
+        case Latest(since, _, seq, _, Trail() as trail):
+            return ["w", since, *_trail_cursor(trail), *([] if seq is None else [seq])]
         case Latest(since, None, None):
             return ["n", since]
-        case Latest(since, iterator, None):
-            return ["n", since, iterator]
-        case Latest(since, iterator, seq):
-            return ["n", since, iterator, seq]
+        case Latest(since, None, seq):
+            return ["n", since, None, seq]
+        case Latest(since, iterator, _, looks):
+            return ["n", since, iterator, looks] if looks else ["n", since, iterator]
+
+
+def _trail_cursor(trail: Trail | None) -> list[Cursor]:
+    return [] if trail is None else [trail.iterator, trail.looks]
 
 
 def place_of(cursor: Cursor) -> Place:
@@ -127,20 +167,74 @@ def place_of(cursor: Cursor) -> Place:
         InvalidCursor: It is none.
     """
     match cursor:
-        case ["s", (int() | None) as time] if _is_time(time):
-            return Start(time)
-        case ["h", int() as since] if _is_time(since):
-            return Horizon(since)
-        case ["n", int() as since] if _is_time(since):
-            return Latest(since)
-        case ["n", int() as since, str() as iterator] if _is_time(since) and _is_iterator(iterator):
-            return Latest(since, iterator)
-        case ["n", int() as since, None, str() as seq] if _is_time(since) and _is_seq(seq):
-            return Latest(since, None, seq)
-        case [str() as seq, (int() | None) as time] if _is_seq(seq) and _is_time(time):
-            return After(seq, time)
+        case ["s" | "h" | "n" | "w" as kind, (int() | None) as time, *rest] if _is_time(time):
+            place = _latest_of(time, kind, rest) if kind in "nw" else _start_of(time, kind, rest)
+        case [str() as seq, (int() | None) as time, *rest] if _is_seq(seq) and _is_time(time):
+            place = After(seq, time, _trail_of(rest)) if not rest or _trail_of(rest) else None
         case _:
-            raise InvalidCursor(f"{reprlib.repr(cursor)[:60]} is no sequence number and time")
+            place = None
+    if place is None:
+        raise InvalidCursor(f"{reprlib.repr(cursor)[:60]} is no sequence number and time")
+    return place
+
+
+def _start_of(time: int | None, kind: str, rest: list[Any]) -> Place | None:
+    trail = _trail_of(rest)
+    if rest and trail is None:
+        return None
+    return Start(time, trail) if kind == "s" else Horizon(time, trail)
+
+
+def _latest_of(since: int | None, kind: str, rest: list[Any]) -> Place | None:
+    match kind, rest:
+        case "n", []:
+            return Latest(since)
+        case "n", [str() as iterator] if _is_iterator(iterator):
+            return Latest(since, iterator)
+        case "n", [None, str() as seq] if _is_seq(seq):
+            return Latest(since, None, seq)
+        case "n", [_, looks] if (trail := _trail_of(rest)) is not None and looks:
+            return Latest(since, trail.iterator, looks=trail.looks)
+        case "w", [_, _] if (trail := _trail_of(rest)) is not None:
+            return Latest(since, trail=trail)
+        case "w", [_, _, str() as seq] if _is_seq(seq) and (trail := _trail_of(rest[:2])) is not None:
+            return Latest(since, None, seq, trail=trail)
+        case _:
+            return None
+
+
+def _trail_of(rest: list[Any]) -> Trail | None:
+    match rest:
+        case [str() as iterator, int() as looks] if _is_iterator(iterator) and _is_looks(looks):
+            return Trail(iterator, looks)
+        case _:
+            return None
+
+
+def looks_at(place: Place) -> int:
+    """How many readers at a position have found nothing."""
+    if place.trail is not None:
+        return place.trail.looks
+    return place.looks if isinstance(place, Latest) else 0
+
+
+def without_iterator(place: Place) -> Place:
+    """The position alone: it is as good without an iterator."""
+    if isinstance(place, Latest):
+        return attrs.evolve(place, iterator=None, looks=0, trail=None)
+    return attrs.evolve(place, trail=None)
+
+
+def without_trail(cursor: Cursor) -> Cursor:
+    """The cursor without what only saves calls; cheap, and pure.
+
+    A `Now` keeps it: two of the same second differ in nothing else.
+    """
+    match cursor:
+        case [str() as kind, time, _, _] if kind not in ("n", "w"):
+            return [kind, time]
+        case _:
+            return cursor
 
 
 def _is_seq(seq: str) -> bool:
@@ -149,6 +243,10 @@ def _is_seq(seq: str) -> bool:
 
 def _is_time(time: int | None) -> bool:
     return time is None or (type(time) is int and 0 <= time <= MOST_SECONDS)
+
+
+def _is_looks(looks: int) -> bool:
+    return type(looks) is int and 0 <= looks < MOST_LOOKS
 
 
 def _is_iterator(iterator: str) -> bool:
@@ -161,13 +259,15 @@ def compare(a: Place, b: Place) -> int | None:
     Sequence numbers are compared as integers: their length varies.
     """
     match a, b:
-        case After(left, _), After(right, _):
+        case After(left), After(right):
             return (int(left) > int(right)) - (int(left) < int(right))
         case After(), _:
             return 1
         case _, After():
             return -1
-        case Latest(left_since, _, _), Latest(right_since, _, _):
+        case Latest(None), Latest(None):
+            return 0 if a == b else None
+        case Latest(left_since), Latest(right_since):
             # No record lies between: the first one that is read ends both.
             return 0 if left_since == right_since else None
         case ((Start() | Horizon()), (Start() | Horizon())):
@@ -186,8 +286,8 @@ def seconds_at(place: Place) -> int | None:
     match place:
         case After(_, time) | Start(time):
             return time
-        case Latest(since, _, _):
-            return max(0, since - EARLY_SECONDS)
+        case Latest(since):
+            return None if since is None else max(0, since - EARLY_SECONDS)
         case Horizon():
             return None
 
@@ -195,16 +295,20 @@ def seconds_at(place: Place) -> int | None:
 def describe(place: Place) -> Position:
     """A position for a person."""
     match place:
-        case After(seq, _):
+        case After(seq):
             text = f"sequence {seq}"
         case Start():
             text = "the start of the shard"
         case Horizon(since):
-            text = f"oldest record of the shard as of {_moment(since):%Y-%m-%dT%H:%M:%SZ}"
-        case Latest(since, _, _):
-            text = f"end of the shard as of {_moment(since):%Y-%m-%dT%H:%M:%SZ}"
+            text = f"oldest record of the shard as of {_as_of(since)}"
+        case Latest(since):
+            text = f"end of the shard as of {_as_of(since)}"
     seconds = seconds_at(place)
     return Position(text, None if seconds is None else _moment(seconds))
+
+
+def _as_of(time: int | None) -> str:
+    return "a time that the service did not tell" if time is None else f"{_moment(time):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _moment(time: int) -> datetime:

@@ -35,7 +35,15 @@ from multiclouddb_dynamo.partitions import (
     seeds_of_missed,
     to_partition,
 )
-from multiclouddb_dynamo.position import Place, compare, cursor_of, describe, join, place_of
+from multiclouddb_dynamo.position import (
+    Place,
+    compare,
+    cursor_of,
+    describe,
+    join,
+    place_of,
+    without_trail,
+)
 from multiclouddb_dynamo.reader import DynamoReader
 from multiclouddb_dynamo.resolution import Resolution
 from multiclouddb_dynamo.shards import Listing, Shard, ShardMap
@@ -149,7 +157,7 @@ class DynamoFeed(Feed):
 
     def clock(self, deadline: Deadline) -> datetime | None:
         """The `Date` of the service's last answer, carried on; None where it sends none."""
-        return self._calls.now() if self._calls.tells_time else None
+        return self._calls.now()
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """List the shards, and for `Now` take an iterator at the end of each open one.
@@ -244,6 +252,10 @@ class DynamoFeed(Feed):
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """By sequence number, as integers."""
         return compare(place_of(a), place_of(b))
+
+    def without_hints(self, cursor: Cursor) -> Cursor:
+        """Without the iterator of an empty answer."""
+        return without_trail(cursor)
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
         """What is left of these shards, or of what came from them."""

@@ -11,19 +11,24 @@ import attrs
 from botocore.exceptions import ClientError, ParamValidationError
 
 from multiclouddb_api import ChangeEvent, ErrorCategory
-from multiclouddb_dynamo.errors import EXPIRED_ITERATOR, GONE, REJECTED, code_of, expired, fault
+from multiclouddb_dynamo.errors import BROKEN, EXPIRED_ITERATOR, GONE, REJECTED, code_of, expired, fault
 from multiclouddb_dynamo.mapping import Record, View, seconds_of, seq_of, to_arrow, to_events
 from multiclouddb_dynamo.partitions import end_of
 from multiclouddb_dynamo.position import (
     EARLY_SECONDS,
+    MOST_LOOKS,
     After,
     Horizon,
     Latest,
     Place,
+    Trail,
     cursor_of,
+    looks_at,
     seconds_at,
+    without_iterator,
 )
-from multiclouddb_dynamo.stream import Stream
+from multiclouddb_dynamo.shards import Shard
+from multiclouddb_dynamo.stream import MOST_ITERATORS, START_SECONDS, Stream
 from multiclouddb_spi import (
     Batch,
     Continue,
@@ -42,12 +47,20 @@ __all__ = ["DynamoBatch", "DynamoReader"]
 
 _MOST_RECORDS: Final = 1000  # the service's bound on Limit
 _RETENTION_SECONDS: Final = 24 * 3600
-# A start at Beginning has to get to each shard in that time: what is trimmed meanwhile is not missed.
-_START_SECONDS: Final = 3600
-# An answer without records may be followed by one with: a new reader looks a little further at once.
-_LOOKS: Final = 3
+# An answer without records may be followed by one with: a new reader looks a little further at once, and
+# further when those before it have found nothing. From the fourth on it looks far only now and then, for most
+# shards without records are just that. The number of readers is in the position.
+_LOOKS: Final = (3, 15, 63, 511, 3, 15, 3, 63, 3, 511)
+_FEW: Final = _LOOKS[0]
+_AGAIN: Final = 4
+# With many shards a process looks at so many answers at most, beside the first few of each.
+_MOST_LOOKS_OF_ALL: Final = 16384
 # A reader with a bound ahead of it knows that there is more.
 _BOUND_LOOKS: Final = 1000
+# In one that has ended nobody waits for so many answers; behind them it is asked as any other.
+_CLOSED_LOOKS: Final = 1000
+_GROWTH: Final = 1_000_000
+_LEAST_NUMBER: Final = 10**21  # they have 21 digits, in DynamoDB Local with zeros in front
 _STALE: Final = GONE | {EXPIRED_ITERATOR}
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 1.0
@@ -109,7 +122,9 @@ class DynamoReader(Reader):
         self._walks = self._fresh = False
         self._outcome: Outcome = Continue()
         self._requests = self._empty = 0
-        self._looks = _BOUND_LOOKS if until is not None else 0 if isinstance(place, Latest) else _LOOKS
+        self._found_nothing = looks_at(place)
+        self._looks: int | None = _BOUND_LOOKS if until is not None else None
+        self._closed = False
         self._record_bytes = _RECORD_BYTES
         self._cancelled = threading.Event()
         stream.readers.add(self)
@@ -126,12 +141,15 @@ class DynamoReader(Reader):
         self._requests = 0
         if not isinstance(self._outcome, Continue):
             return self._batch([], self._place)
-        answer = self._answer(min(max_records, _MOST_RECORDS, max(1, max_bytes // self._record_bytes)))
+        if self._looks is None:
+            self._looks = self._far(self._found_nothing)
+        limit = min(max_records, _MOST_RECORDS, max(1, max_bytes // self._record_bytes))
+        answer = self._answer(limit, deadline)
         if answer is None:  # trimmed while reading began: what follows it is read
             self._outcome = self._end()
             return self._batch([], self._place)
         self._iterator, self._fresh = answer.get("NextShardIterator"), False
-        return self._taken(answer)
+        return self._taken(answer, deadline)
 
     def cancel(self) -> None:
         """Keep another fetch from beginning; a call in flight ends by boto3's read timeout, 10 s."""
@@ -142,12 +160,12 @@ class DynamoReader(Reader):
         self._stream.readers.discard(self)
         if not isinstance(self._place, Latest) or self._place.iterator is not None or self._walks:
             return
-        if self._iterator is not None:
+        if self._iterator is not None and self._place.since is not None:
             self._stream.kept.put(self._view.shard_id, self._place.since, self._iterator)
 
     # -- Calls
 
-    def _answer(self, limit: int) -> Mapping[str, Any] | None:
+    def _answer(self, limit: int, deadline: Deadline) -> Mapping[str, Any] | None:
         """A page; None when the shard is gone and nobody misses it.
 
         Raises:
@@ -164,18 +182,17 @@ class DynamoReader(Reader):
                 code, self._iterator = code_of(error), None
                 if isinstance(error, ClientError):
                     self._stream.calls.hear(error.response)
-                if code in _STALE and not self._fresh:
+                if (code in _STALE and not self._fresh) or (code in REJECTED and self._is_hinted()):
                     # A position is as good as ever when an iterator at it is not: DynamoDB Local calls one
                     # trimmed that was made while its shard was empty.
-                    if isinstance(self._place, Latest):
-                        self._place = attrs.evolve(self._place, iterator=None)
-                elif code in GONE and isinstance(self._place, Horizon) and not self._is_old(self._place):
+                    self._place = without_iterator(self._place)
+                elif code in GONE and isinstance(self._place, Horizon) and not self._is_missed(self._place):
                     return None
                 elif code in GONE and isinstance(self._place, Latest) and self._place.seq is not None:
                     # What was looked at is trimmed; how much of the rest is wanted, its age tells.
                     self._place = attrs.evolve(self._place, seq=None)
                 else:
-                    ours = self._translated(code)
+                    ours = self._translated(code, deadline)
                     if ours is None:
                         raise
                     raise ours from error
@@ -188,18 +205,23 @@ class DynamoReader(Reader):
         """
         shard_id = self._view.shard_id
         kind, seq = "TRIM_HORIZON", None
+        trail = self._place.trail
         match self._place:
-            case Latest(_, str() as iterator, _):
+            case Latest(_, str() as iterator):
                 return iterator
             case Latest(since, _, walked):
-                kept = self._stream.kept.take(shard_id, since) if walked is None else None
+                kept = None
+                if walked is None and trail is None and since is not None:
+                    kept = self._stream.kept.take(shard_id, since)
                 if kept is not None:
                     return kept
-                self._walks, self._looks, seq = True, max(_LOOKS, self._looks), walked
-            case After(last, _):
+                self._walks, self._looks, seq = True, max(_FEW, self._looks or 0), walked
+            case After(last):
                 seq = last
             case _:
                 pass
+        if trail is not None:
+            return trail.iterator
         if self._is_old(self._place):
             raise expired(f"records in {shard_id} that were never read may have been trimmed")
         self._requests, self._fresh = self._requests + 1, True
@@ -215,25 +237,42 @@ class DynamoReader(Reader):
             case After():
                 return False
             case Horizon(since):
-                return self._stream.seconds() - since > _START_SECONDS
+                age = self._stream.age_of(since)
+                return age is not None and age > START_SECONDS
             case _:
-                seconds = seconds_at(place)
-                return seconds is not None and self._stream.seconds() - seconds > _RETENTION_SECONDS
+                age = self._stream.age_of(seconds_at(place))
+                return age is not None and age > _RETENTION_SECONDS
 
-    def _translated(self, code: str) -> ProviderFault | None:
+    def _is_missed(self, place: Horizon) -> bool:
+        """Whether somebody misses what is not there: a start that was just made misses nothing."""
+        if self._stream.age_of(place.since) is None:
+            return not self._stream.has_started()
+        return self._is_old(place)
+
+    def _is_hinted(self) -> bool:
+        """Whether the iterator that was refused is of the position, not of the service just now."""
+        return not self._fresh and without_iterator(self._place) != self._place
+
+    def _translated(self, code: str, deadline: Deadline) -> ProviderFault | None:
         shard_id = self._view.shard_id
         if code in GONE:
             return self._stream.missing(shard_id)
-        if code in REJECTED and isinstance(self._place, After):
-            # A number in front of the shard's first is refused like nonsense.
-            shard = self._stream.shards.find(shard_id)
-            if shard is not None and int(self._place.seq) < int(shard.first):
-                return expired(f"records behind sequence {self._place.seq} in {shard_id} were trimmed")
+        if code in REJECTED | BROKEN and isinstance(self._place, After):
+            # A number in front of the shard's first is refused like nonsense; at one far behind its last
+            # DynamoDB Local breaks down.
+            shard, seq = self._stream.shard(shard_id, deadline), int(self._place.seq)
+            if shard is not None and code in REJECTED and seq < int(shard.first):
+                return expired(f"records behind sequence {seq} in {shard_id} were trimmed")
+            if shard is not None and seq > _most_of(shard):
+                return fault(
+                    ErrorCategory.INVALID_REQUEST,
+                    f"sequence {seq} is none of {shard_id}; pass a token as it was returned, or start anew",
+                )
         return None
 
     # -- What an answer means
 
-    def _taken(self, answer: Mapping[str, Any]) -> DynamoBatch:
+    def _taken(self, answer: Mapping[str, Any], deadline: Deadline) -> DynamoBatch:
         found: list[Record] = answer.get("Records") or []
         nbytes = _size(answer, len(found))
         if found:
@@ -251,6 +290,12 @@ class DynamoReader(Reader):
         elif self._iterator is None:
             self._outcome = self._end()
         self._empty = 0 if found else self._empty + 1
+        assert self._looks is not None
+        if found:
+            self._found_nothing = -1  # the next reader is the first one at another position
+            self._looks = self._looks if self._until is not None else min(self._looks, _FEW)
+        if self._empty > self._looks and not self._closed:
+            self._closed = self._stream.is_closed(self._view.shard_id, seconds_at(self._place), deadline)
         return self._batch(records, begin, nbytes)
 
     def _without_early(self, records: list[Record]) -> tuple[list[Record], Place]:
@@ -261,16 +306,38 @@ class DynamoReader(Reader):
         count = 0
         for record in records:
             seconds = seconds_of(record)
-            if seconds is None or seconds + EARLY_SECONDS > begin.since:
+            if seconds is None or begin.since is None or seconds + EARLY_SECONDS > begin.since:
                 break
             count += 1
-        return records[count:], attrs.evolve(begin, seq=seq_of(records[count - 1])) if count else begin
+        if not count:
+            return records, begin
+        return records[count:], attrs.evolve(begin, seq=seq_of(records[count - 1]), trail=None)
 
     def _moved(self, begin: Place) -> Place:
-        """Where an answer without records leaves the position: an iterator in the token is replaced."""
-        if isinstance(begin, Latest) and begin.iterator is not None and self._iterator is not None:
-            return attrs.evolve(begin, iterator=self._iterator)
-        return begin
+        """Where an answer without records leaves the position: with the iterator of the answer.
+
+        It may lie far behind the last record, and the next reader goes on there while it lives. With many
+        shards it would make the token too big.
+        """
+        if self._iterator is None:
+            return begin
+        looks = self._found_nothing + 1
+        if looks == MOST_LOOKS:
+            looks = _AGAIN
+        if isinstance(begin, Latest) and begin.iterator is not None:
+            return attrs.evolve(begin, iterator=self._iterator, looks=looks)
+        if len(self._stream.readers) > MOST_ITERATORS or (isinstance(begin, Latest) and not self._walks):
+            return attrs.evolve(begin, trail=None)
+        return attrs.evolve(begin, trail=Trail(self._iterator, looks))
+
+    def _far(self, readers: int) -> int:
+        """How many answers without records prove nothing yet."""
+        looks = _LOOKS[readers]
+        if isinstance(self._place, Latest) and not readers:
+            return 0  # an iterator that was just made stands at the end
+        if looks > _FEW and not self._stream.may_look_far(self._view.shard_id):
+            return _FEW
+        return min(looks, max(_FEW, _MOST_LOOKS_OF_ALL // len(self._stream.readers)))
 
     def _end(self) -> Outcome:
         return end_of(self._stream.shards.children(self._view.shard_id), self._place)
@@ -278,21 +345,31 @@ class DynamoReader(Reader):
     def _batch(self, records: list[Record], begin: Place, nbytes: int = 0) -> DynamoBatch:
         batch = DynamoBatch(records, self._view, begin, self._place, nbytes)
         batch.outcome, batch.requests = self._outcome, self._requests
-        looked = self._empty - self._looks
+        looked = self._empty - (self._looks or 0)
         if isinstance(self._outcome, Continue) and not records:
-            batch.caught_up = False if looked <= 0 else None
-            batch.poll_after = self._pause(looked) if looked > 0 else 0.0
+            # A shard that has ended has nothing to wait for: its end is looked for.
+            batch.caught_up = False if looked <= 0 or self._closed else None
+            batch.poll_after = self._pause(looked) if looked > (_CLOSED_LOOKS if self._closed else 0) else 0.0
         seconds = seconds_at(self._place)
         if seconds is not None:
             batch.watermark = datetime.fromtimestamp(seconds, UTC)
-            age = (self._stream.calls.now() - batch.watermark).total_seconds()
-            batch.headroom = max(0.0, _RETENTION_SECONDS - max(0.0, age))
+            now = self._stream.calls.now()
+            if now is not None:
+                age = (now - batch.watermark).total_seconds()
+                batch.headroom = max(0.0, _RETENTION_SECONDS - max(0.0, age))
         return batch
 
     def _pause(self, empty: int) -> float:
         """Seconds until the next look at an empty shard: longer with each, and with many of them."""
         most = max(_MOST_PAUSE, len(self._stream.readers) / _IDLE_CALLS_A_SECOND)
         return min(most, _FIRST_PAUSE * (1 << min(empty - 1, 8)))
+
+
+def _most_of(shard: Shard) -> int:
+    """No sequence number of a shard is greater: its last one, or far more than it takes in its life."""
+    if shard.last is not None:
+        return int(shard.last)
+    return _GROWTH * max(int(shard.first), _LEAST_NUMBER)
 
 
 def _size(answer: Mapping[str, Any], count: int) -> int:
@@ -309,7 +386,7 @@ def _behind(record: Record) -> After:
 def _reached(place: Place, until: Place) -> bool:
     """True at or behind the bound."""
     match until:
-        case After(seq, _):
+        case After(seq):
             return isinstance(place, After) and int(place.seq) >= int(seq)
         case _:
             return True  # a bound without a record lies in front of every record

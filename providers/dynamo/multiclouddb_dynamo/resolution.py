@@ -16,14 +16,12 @@ from multiclouddb_dynamo.partitions import (
 )
 from multiclouddb_dynamo.position import Latest, cursor_of
 from multiclouddb_dynamo.shards import Listing, Shard
-from multiclouddb_dynamo.stream import Stream
+from multiclouddb_dynamo.stream import MOST_ITERATORS, Stream
 from multiclouddb_spi import Deadline, FeedStart, Seed, unsupported
 
 __all__ = ["Resolution"]
 
 _LATEST_AT_ONCE: Final = 16
-_MOST_ITERATORS: Final = 64
-"""With more open shards than that a token of `Now` holds no iterators: they are hundreds of bytes each."""
 
 
 class Resolution:
@@ -40,6 +38,7 @@ class Resolution:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._first, self._second = Listing(), Listing()
+        self._begun = False
         self._since: int | None = None
         self._iterators: dict[str, str] = {}
 
@@ -61,13 +60,14 @@ class Resolution:
         """
         self._stream.shards.read(deadline, self._first)
         shards: Mapping[str, Shard] = self._first.shards
-        if self._since is None:
+        if not self._begun:
             # Behind the listing, so that what a shard got since counts as later than Now.
-            self._since = self._stream.seconds()
+            self._begun, self._since = True, self._stream.seconds()
         if partition_id is not None:
             shards = {name: shard for name, shard in shards.items() if name == partition_id}
         match position:
             case Beginning():
+                self._stream.note_start()
                 return seeds_at_oldest(shards, self._since)
             case Now():
                 late = [] if partition_id is not None else self._late(shards, self._since, deadline)
@@ -77,7 +77,7 @@ class Resolution:
                     "AtTime(…) is not supported on dynamo", "start at Beginning(), at Now() or at a token"
                 )
 
-    def _late(self, shards: Mapping[str, Shard], since: int, deadline: Deadline) -> list[Seed]:
+    def _late(self, shards: Mapping[str, Shard], since: int | None, deadline: Deadline) -> list[Seed]:
         """What a listing of several pages may have left out."""
         if self._first.pages == 1:
             return []
@@ -85,7 +85,7 @@ class Resolution:
         return seeds_of_late(shards, self._second.shards, since)
 
     def _at_end(
-        self, shards: Mapping[str, Shard], since: int, deadline: Deadline, *, alone: bool
+        self, shards: Mapping[str, Shard], since: int | None, deadline: Deadline, *, alone: bool
     ) -> list[Seed]:
         parents = {shard.parent for shard in shards.values()}
         live = [shard for shard in shards.values() if shard.last is None]
@@ -94,11 +94,12 @@ class Resolution:
             for shard in shards.values()
             if shard.last is not None and (alone or shard.shard_id not in parents)
         ]
-        if len(live) <= _MOST_ITERATORS:
+        if len(live) <= MOST_ITERATORS:
             ended += with_open_children(shards)
         self._ask([shard for shard in live if shard.shard_id not in self._iterators], deadline)
         iterators = {shard.shard_id: self._iterators[shard.shard_id] for shard in live}
-        if len(live) > _MOST_ITERATORS:
+        # Where the service tells no time, nothing else says where a shard has ended.
+        if len(live) > MOST_ITERATORS and since is not None:
             since = self._stream.kept.name_start(since)
             for name, iterator in iterators.items():
                 self._stream.kept.put(name, since, iterator)

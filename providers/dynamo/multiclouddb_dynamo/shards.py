@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import attrs
 from botocore.exceptions import ClientError, ParamValidationError
 
-from multiclouddb_dynamo.calls import Calls
+from multiclouddb_dynamo.calls import Calls, Series
 from multiclouddb_dynamo.errors import GONE, REJECTED, code_of
 from multiclouddb_spi import Deadline
 
 __all__ = ["Listing", "Shard", "ShardMap"]
 
-T = TypeVar("T")
 _LISTINGS: Final = 3
 # Looks for children take so many calls a second on average, and so many at once after a rest. The service
 # allows ten a second for a stream, for all its clients.
@@ -41,14 +41,14 @@ class Shard:
         parent: The shard that it came from, listed or not, or None.
         last: The sequence number that it ended with; None while it is open.
         first: The sequence number that it begins with.
-        seen: When it was listed, in seconds since 1970.
+        seen: When it was listed, in seconds since 1970; None where the service does not tell.
     """
 
     shard_id: str
     parent: str | None
     last: str | None
     first: str
-    seen: int
+    seen: int | None
 
 
 @attrs.define
@@ -148,6 +148,7 @@ class ShardMap:
         self._shards: dict[str, Shard] = {}
         self._children: dict[str, tuple[Shard, ...]] = {}
         self._listed: dict[str, Shard] = {}
+        self._read_at = -math.inf
         self._begun = self._number = self._filtered = 0
         self._filters = True
         self._disabled_at: float | None = None
@@ -197,7 +198,7 @@ class ShardMap:
                 self._begun += 1
                 listing.shards, listing.behind, listing.number = {}, None, self._begun
                 listing.began = time.monotonic()
-        series = _Series(self._calls)
+        series = Series(self._calls)
         while not listing.is_whole and (until is None or time.monotonic() < until):
             page = series.make(partial(self._page, deadline, behind=listing.behind))
             if listing.pages == 0:
@@ -212,7 +213,7 @@ class ShardMap:
             self._number, self._filtered = listing.number, 0
             self._shards, self._listed = dict(listing.shards), listing.shards
             self._children = _by_parent(listing.shards.values())
-            self.pages = listing.pages
+            self.pages, self._read_at = listing.pages, time.monotonic()
             if listing.enabled:
                 self._disabled_at, self._settled = None, False
             elif self._disabled_at is None:
@@ -224,7 +225,8 @@ class ShardMap:
         return self._calls.describe_stream(self._arn, deadline, **asked)
 
     def _shards_on(self, page: Mapping[str, Any]) -> list[Shard]:
-        seen = int(self._calls.now().timestamp())
+        now = self._calls.now()
+        seen = None if now is None else int(now.timestamp())
         return [
             Shard(
                 shard_id=listed["ShardId"],
@@ -235,6 +237,10 @@ class ShardMap:
             )
             for listed in page["Shards"]
         ]
+
+    def age(self) -> float:
+        """Seconds since the last whole listing."""
+        return time.monotonic() - self._read_at
 
     def listed(self) -> Mapping[str, Shard]:
         """What the last whole listing had."""
@@ -331,7 +337,7 @@ class ShardMap:
 
     def _ask(self, shard_ids: Iterable[str], deadline: Deadline) -> bool:
         """Ask for the children of each; False when the service does not know how, or not the shard."""
-        series = _Series(self._calls)
+        series = Series(self._calls)
         for name in shard_ids:
             behind, first = None, True
             while first or behind is not None:
@@ -363,32 +369,6 @@ class ShardMap:
                 known = {shard.shard_id: shard for shard in self._children.get(parent, ())}
                 known |= {name: shard for name, shard in added.items() if shard.parent == parent}
                 self._children[parent] = tuple(known.values())
-
-
-class _Series:
-    """Calls one after another, where a throttled one does not fail them all.
-
-    It is made again at once if the one in front of it has worked. To wait and to try on is the engine's: of a
-    service that throttles everything, no more is asked than without this.
-
-    Args:
-        calls: Says which failures pass.
-    """
-
-    def __init__(self, calls: Calls) -> None:
-        self._calls, self._moved = calls, False
-
-    def make(self, call: Callable[[], T]) -> T:
-        """Make the next one."""
-        try:
-            found = call()
-        except Exception as error:
-            if not self._moved or not self._calls.is_passing(error, at_once=True):
-                raise
-            self._moved = False
-            found = call()
-        self._moved = True
-        return found
 
 
 def _by_parent(shards: Iterable[Shard]) -> dict[str, tuple[Shard, ...]]:

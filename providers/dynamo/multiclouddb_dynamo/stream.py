@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 from weakref import WeakSet
 
 import attrs
+from botocore.exceptions import BotoCoreError, ClientError
 
 from multiclouddb_dynamo.calls import Calls
-from multiclouddb_dynamo.shards import ShardMap
-from multiclouddb_spi import ProviderFault, Reader
+from multiclouddb_dynamo.shards import Shard, ShardMap
+from multiclouddb_spi import Deadline, ProviderFault, Reader
 
-__all__ = ["KeptIterators", "Stream"]
+__all__ = ["MOST_ITERATORS", "START_SECONDS", "KeptIterators", "Stream"]
+
+MOST_ITERATORS: Final = 64
+"""With more open shards than that a token holds no iterators: they are hundreds of bytes each."""
 
 _ITERATOR_SECONDS: Final = 15 * 60  # an iterator's life
+START_SECONDS: Final = 3600
+"""A start at Beginning has to get to each shard in that time: what is trimmed meanwhile is not missed."""
+_LIFE_SECONDS: Final = 4 * 3600  # a shard's, about
+_LISTED_SECONDS: Final = 600.0
+_LOOK_SECONDS: Final = 600.0
 
 
 class KeptIterators:
@@ -73,7 +83,63 @@ class Stream:
     missing: Callable[[str], ProviderFault]
     kept: KeptIterators = attrs.field(factory=KeptIterators)
     readers: WeakSet[Reader] = attrs.field(factory=WeakSet)
+    _starts: deque[float] = attrs.field(factory=lambda: deque(maxlen=1))
+    _looked: dict[str, float] = attrs.field(factory=dict)
+    _listing: threading.Lock = attrs.field(factory=threading.Lock)
 
-    def seconds(self) -> int:
-        """The service's clock, in whole seconds since 1970."""
-        return int(self.calls.now().timestamp())
+    def seconds(self) -> int | None:
+        """The service's clock, in whole seconds since 1970; None where it does not tell."""
+        now = self.calls.now()
+        return None if now is None else int(now.timestamp())
+
+    def age_of(self, seconds: int | None) -> int | None:
+        """How long ago a moment was by the service's clock; None where it does not tell."""
+        now = self.seconds()
+        return None if now is None or seconds is None else now - seconds
+
+    def shard(self, shard_id: str, deadline: Deadline) -> Shard | None:
+        """A shard, listed now where this process knows it from no listing; None when there is no such."""
+        if self.shards.find(shard_id) is None:
+            self._list(deadline)
+        return self.shards.find(shard_id)
+
+    def _list(self, deadline: Deadline) -> None:
+        """List the shards, at most every ten minutes."""
+        with self._listing:
+            if self.shards.age() > _LISTED_SECONDS:
+                # It is asked beside something else, which matters more.
+                with contextlib.suppress(ClientError, BotoCoreError, ProviderFault):
+                    self.shards.read(deadline)
+
+    def is_closed(self, shard_id: str, since: int | None, deadline: Deadline) -> bool:
+        """Whether a shard is known to have ended: then there is an end to be found.
+
+        One whose position is older than a shard lives is asked after, at most every ten minutes.
+
+        Args:
+            shard_id: The shard.
+            since: No record behind the position is older, or None.
+            deadline: When it has to be over.
+        """
+        shard = self.shards.find(shard_id)
+        age = self.age_of(since)
+        if (shard is None or shard.last is None) and age is not None and age > _LIFE_SECONDS:
+            self._list(deadline)
+            shard = self.shards.find(shard_id)
+        return shard is not None and shard.last is not None
+
+    def note_start(self) -> None:
+        """A start at `Beginning` is made."""
+        self._starts.append(time.monotonic())
+
+    def has_started(self) -> bool:
+        """Whether this process made a start at `Beginning` in the last hour."""
+        return bool(self._starts) and time.monotonic() - self._starts[-1] < START_SECONDS
+
+    def may_look_far(self, shard_id: str) -> bool:
+        """Whether the last far look in a shard is some time ago; notes that one is made now."""
+        now = time.monotonic()
+        if now - self._looked.get(shard_id, -_LOOK_SECONDS) < _LOOK_SECONDS:
+            return False
+        self._looked[shard_id] = now
+        return True

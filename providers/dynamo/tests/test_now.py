@@ -86,11 +86,14 @@ class TestWithinAQuarterOfAnHour:
 
     def test_the_first_record_takes_the_place_of_the_iterator(self, world):
         consumer = started(world)
-        large = len(consumer.token)
         world.put_everywhere()
+        consumer.read()
+        while consumer.pages[-1].events:
+            read = consumer.pages[-1]
+            consumer.read()
+        assert all(len(cursor) == 2 for cursor in cursors(read.continuation_token).values())
         consumer.until_idle()
-        assert len(consumer.token) < 0.7 * large
-        assert all(len(cursor) == 2 and cursor[0].isdecimal() for cursor in cursors(consumer.token).values())
+        assert all(cursor[0].isdecimal() for cursor in cursors(consumer.token).values())
 
 
 class TestLater:

@@ -12,6 +12,16 @@ from multiclouddb_dynamo.stream import Stream
 from multiclouddb_spi import Deadline
 
 
+class NoShards:
+    """Nothing is known of them."""
+
+    def find(self, shard_id):
+        return None
+
+    def age(self):
+        return 0.0
+
+
 class Empty:
     """A service with nothing to tell."""
 
@@ -26,7 +36,7 @@ class Empty:
 
 
 def readers(count):
-    stream = Stream(Empty(), "arn", None, None)
+    stream = Stream(Empty(), "arn", NoShards(), None)
     views = (
         View(ResourceAddress(collection="t"), f"p{number}", f"s{number}", ("id",)) for number in range(count)
     )

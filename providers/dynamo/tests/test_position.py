@@ -10,16 +10,19 @@ from hypothesis import strategies as st
 
 from multiclouddb_dynamo.position import (
     EARLY_SECONDS,
+    MOST_LOOKS,
     After,
     Horizon,
     Latest,
     Start,
+    Trail,
     compare,
     cursor_of,
     describe,
     join,
     place_of,
     seconds_at,
+    without_trail,
 )
 from multiclouddb_spi import InvalidCursor
 
@@ -29,11 +32,15 @@ OURS = 24  # bytes of a cursor beside what the service gave
 seqs = st.text("0123456789", min_size=1, max_size=40)
 times = st.integers(0, LAST)
 iterators = st.text(st.characters(codec="ascii", categories=["L", "N", "P", "S"]), min_size=1, max_size=2048)
-afters = st.builds(After, seqs, st.none() | times)
-starts = st.builds(Start, st.none() | times)
-horizons = st.builds(Horizon, times)
+trails = st.none() | st.builds(Trail, iterators, st.integers(0, MOST_LOOKS - 1))
+afters = st.builds(After, seqs, st.none() | times, trails)
+starts = st.builds(Start, st.none() | times, trails)
+horizons = st.builds(Horizon, st.none() | times, trails)
 latests = (
-    st.builds(Latest, times) | st.builds(Latest, times, iterators) | st.builds(Latest, times, st.none(), seqs)
+    st.builds(Latest, st.none() | times)
+    | st.builds(Latest, st.none() | times, iterators, looks=st.integers(0, MOST_LOOKS - 1))
+    | st.builds(Latest, times, st.none(), seqs, trail=trails)
+    | st.builds(Latest, times, trail=trails)
 )
 
 patiently = settings(deadline=None)  # a slow machine is no defect
@@ -41,6 +48,8 @@ places = afters | starts | horizons | latests
 # Few of each, so that equal ones meet.
 close = st.one_of(
     st.builds(After, st.sampled_from(["9", "10", "010", "11"]), st.sampled_from([None, 1, 2])),
+    st.builds(After, st.just("9"), st.none(), st.builds(Trail, st.sampled_from("xy"), st.just(1))),
+    st.builds(Latest, st.none(), st.sampled_from([None, "x", "y"])),
     st.builds(Start, st.sampled_from([None, 1, 2])),
     st.builds(Horizon, st.sampled_from([1, 2])),
     st.builds(Latest, st.sampled_from([1, 2]), st.sampled_from([None, "x"])),
@@ -66,6 +75,7 @@ class TestForm:
     @given(places)
     def test_it_has_little_beside_what_the_service_gave(self, place):
         given_ = sum(len(getattr(place, name, None) or "") for name in ("seq", "iterator"))
+        given_ += len(place.trail.iterator) if place.trail is not None else 0
         # Seconds have ten digits until the year 2286.
         spare = max(0, len(str(seconds_since(place) or 0)) - 10)
         assert len(orjson.dumps(cursor_of(place))) - given_ - spare <= OURS + iterator_escapes(place)
@@ -85,10 +95,13 @@ class TestForm:
             None, True, 7, "7", [], {}, ["7"], [7, 7], ["", 7], ["7", True], ["7", -1], ["7", 1.0],
             ["7", "7"], ["7", LAST + 1], ["7", 7, 7], ["\u0667", 7], ["-7", 7], ["7" * 41, 7], [" 7", 7],
             ["x", 7],
-            ["s"], ["s", True], ["s", -1], ["s", 7, 7], ["h"], ["h", None], ["h", False], ["h", 7, 7],
-            ["n"], ["n", None], ["n", 7, ""], ["n", 7, None], ["n", 7, "a\nb"], ["n", 7, "é"],
+            ["s"], ["s", True], ["s", -1], ["s", 7, 7], ["h"], ["h", False], ["h", 7, 7],
+            ["n"], ["n", 7, ""], ["n", 7, None], ["n", 7, "a\nb"], ["n", 7, "é"],
             ["n", 7, "x" * 2049], ["n", 7, "x", "7"], ["n", 7, None, ""], ["n", 7, None, "x"],
             ["n", 7, None, "7", 7], ["n", True],
+            ["7", 7, "x"], ["7", 7, "x", True], ["7", 7, "x", 10], ["7", 7, "x", -1], ["7", 7, "", 1],
+            ["7", 7, "x", 1, 1], ["s", 7, None, 1], ["h", 7, "x", "7"], ["n", 7, "x", 0], ["n", 7, "x", 10],
+            ["w", 7], ["w", 7, "x"], ["w", 7, "x", 1, None], ["w", 7, "x", 1, "x"], ["w", 7, None, 1, "7"],
         ],
         ids=repr,
     )  # fmt: skip
@@ -120,7 +133,7 @@ def seconds_since(place):
 
 def iterator_escapes(place):
     """What JSON adds to quotes and backslashes, which no iterator of the service has."""
-    iterator = getattr(place, "iterator", None) or ""
+    iterator = getattr(place, "iterator", None) or (place.trail.iterator if place.trail is not None else "")
     return iterator.count('"') + iterator.count("\\")
 
 
@@ -164,6 +177,28 @@ class TestCompare:
         assert compare(Horizon(7), Start(None)) == 0
 
 
+class TestTrail:
+    """The iterator of an empty answer saves calls, and that is all."""
+
+    @patiently
+    @given(afters | starts | horizons)
+    def test_a_place_is_the_same_without_it(self, place):
+        bare = place_of(without_trail(cursor_of(place)))
+        assert bare.trail is None
+        assert compare(place, bare) == 0
+        assert seconds_at(place) == seconds_at(bare)
+        assert describe(place) == describe(bare)
+
+    @patiently
+    @given(latests)
+    def test_a_now_keeps_it(self, place):
+        """Two of the same second differ in nothing else."""
+        assert place_of(without_trail(cursor_of(place))) == place
+
+    def test_it_is_not_shown(self):
+        assert "secret" not in repr(After("7", 7, Trail("secret", 1)))
+
+
 class TestTime:
     @patiently
     @given(places)
@@ -171,7 +206,9 @@ class TestTime:
         match place:
             case After(_, time) | Start(time):
                 assert seconds_at(place) == time
-            case Latest(since, _, _):
+            case Latest(None):
+                assert seconds_at(place) is None
+            case Latest(since):
                 assert seconds_at(place) == max(0, since - EARLY_SECONDS)
             case Horizon():
                 assert seconds_at(place) is None

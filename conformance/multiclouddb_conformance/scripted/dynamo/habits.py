@@ -56,6 +56,9 @@ class Habits:
         null_iterator: True when the end of a shard is `NextShardIterator: null`, not its absence.
         separate_end: True when the last records of a closed shard come with an iterator, and its end
             on an empty page of its own.
+        empty_pages: Behind an iterator of `GetShardIterator` so many pages come without records before those
+            that are there; not behind one of `LATEST`. The way has to be gone again with a new iterator.
+        tells_time: True when answers have a `Date`.
         retention_seconds: When `ScriptedStreams.advance` trims.
         iterator_seconds: How long an iterator lives.
         remains: What is left of a shard that `advance` trims.
@@ -78,6 +81,8 @@ class Habits:
     page_bytes: int = 1 << 20
     null_iterator: bool = False
     separate_end: bool = False
+    empty_pages: int = 0
+    tells_time: bool = True
     retention_seconds: float = 24 * 3600.0
     iterator_seconds: float = 15 * 60.0
     remains: Remains = Remains.UNLISTED

@@ -29,6 +29,7 @@ class ShardIterator:
         issued: When, in seconds since 1970.
         epoch: How often all iterators had been expired by hand by then.
         renewed: True when it came from `GetRecords`.
+        empty: So many pages without records are still in front of it.
     """
 
     arn: str
@@ -38,6 +39,7 @@ class ShardIterator:
     issued: float
     epoch: int
     renewed: bool = False
+    empty: int = 0
 
     def encoded(self) -> str:
         """As text."""
@@ -50,6 +52,7 @@ class ShardIterator:
             self.issued,
             self.epoch,
             self.renewed,
+            self.empty,
         ]
         return urlsafe_b64encode(orjson.dumps(fields).ljust(_SHORTEST)).decode()
 
@@ -58,7 +61,7 @@ class ShardIterator:
         """From text."""
         try:
             fields: list[Any] = orjson.loads(urlsafe_b64decode(text))
-            arn, shard_id, after, horizon, issued, epoch, renewed = fields
-            return cls(arn, shard_id, int(after), horizon, issued, epoch, renewed)
+            arn, shard_id, after, horizon, issued, epoch, renewed, empty = fields
+            return cls(arn, shard_id, int(after), horizon, issued, epoch, renewed, empty)
         except (binascii.Error, TypeError, ValueError):
             raise invalid("Invalid ShardIterator") from None

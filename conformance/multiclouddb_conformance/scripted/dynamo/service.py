@@ -170,8 +170,9 @@ class Service:
             return orjson.dumps(TABLE_CALLS[running.operation](self._store, running.arguments))
 
     def _headers(self) -> dict[str, str]:
+        date = {"Date": self._store.clock.http_date()} if self._store.habits.tells_time else {}
         return {
-            "Date": self._store.clock.http_date(),
+            **date,
             "Content-Type": "application/x-amz-json-1.0",
             "x-amzn-RequestId": str(uuid.uuid4()),
         }

@@ -132,7 +132,10 @@ def _get_shard_iterator(store: Store, arguments: Arguments) -> bytes:
     if shard is None:
         raise not_found(f"Requested resource not found: Shard: {shard_id} in Stream: {stream.arn} not found")
     after, horizon = _position(stream, shard, arguments)
-    iterator = ShardIterator(stream.arn, shard_id, after, horizon, store.clock.seconds(), store.epoch)
+    ahead = 0 if arguments.get("ShardIteratorType") == "LATEST" else store.habits.empty_pages
+    iterator = ShardIterator(
+        stream.arn, shard_id, after, horizon, store.clock.seconds(), store.epoch, empty=ahead
+    )
     return orjson.dumps({"ShardIterator": iterator.encoded()})
 
 
@@ -162,6 +165,8 @@ def get_records(store: Store, arguments: Arguments, empty: bool = False) -> tupl
     limit = arguments.limit(_MOST_RECORDS)
     iterator = ShardIterator.decoded(arguments.text("ShardIterator", 1, 2048))
     shard = _readable(store, iterator)
+    if iterator.empty:
+        iterator, empty = attrs.evolve(iterator, empty=iterator.empty - 1), True
     page = Page((), None, more=True) if empty else shard.page(iterator.after, limit, store.habits.page_bytes)
     if page.last is not None:
         iterator = attrs.evolve(iterator, after=page.last, horizon=False)

@@ -1,0 +1,128 @@
+"""No clock of the client decides what is delivered: it may be wrong, and it may be set at any time."""
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ErrorCategory,
+    FromContinuationToken,
+    MulticloudDbError,
+    Now,
+    PhysicalPartition,
+)
+
+from .world import ADDRESS, World
+
+HOUR = 3600
+EXPIRED = 16 * 60  # an iterator lives 15 minutes
+MANY = 70  # more open shards than those whose iterators a token holds
+
+
+@pytest.fixture
+def ahead(monkeypatch):
+    """Sets the client's clock wrong by so many seconds, in all modules of ours."""
+    wrong = {"by": 0.0}
+    right = time.time
+
+    class Wrong(datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return datetime.fromtimestamp(right() + wrong["by"], zone or UTC)
+
+    for name in ("calls", "partitions", "position", "provider", "reader", "resolution", "shards", "stream"):
+        module = f"multiclouddb_dynamo.{name}.datetime"
+        monkeypatch.setattr(module, Wrong, raising=False)
+
+    def by(seconds):
+        wrong["by"] = seconds
+
+    return by
+
+
+@pytest.mark.parametrize("seconds", [-30 * HOUR, -HOUR, 0, HOUR, 30 * HOUR])
+@pytest.mark.parametrize("shards", [3, MANY])
+def test_a_service_that_tells_no_time_loses_nothing(ahead, seconds, shards):
+    ahead(seconds)
+    with World(shards=shards, tells_time=False) as world:
+        consumer = world.consumer(Now())
+        assert consumer.read().events == ()
+        after = world.put_everywhere()
+        world.script.advance(EXPIRED)
+        assert sorted(consumer.restart().until_idle()) == after
+
+
+def test_two_starts_of_one_client_are_two(ahead):
+    with World(shards=MANY, tells_time=False) as world:
+        client = world.client()
+        one = world.consumer(Now(), client)
+        one.read()
+        between = world.put_in(world.open()[0])
+        two = world.consumer(Now(), client)
+        two.read()
+        after = world.put_in(world.open()[0])
+        assert two.until_idle() == after
+        assert one.until_idle() == between + after
+
+
+@pytest.mark.parametrize("jump", [-30 * HOUR, -HOUR, HOUR, 30 * HOUR])
+def test_a_clock_that_is_set_in_between_changes_nothing(ahead, jump):
+    with World(shards=3) as world:
+        world.put_everywhere()
+        world.script.advance(HOUR)
+        consumer = world.consumer(Now())
+        consumer.read()
+        after = world.put_everywhere()
+        ahead(jump)
+        world.script.advance(EXPIRED)
+        assert sorted(consumer.until_idle()) == after
+
+
+def test_a_start_at_the_beginning_expires_when_the_service_says_so(ahead):
+    ahead(30 * HOUR)
+    with World(tells_time=False) as world:
+        written = world.put("a")
+        consumer = world.consumer(Beginning(), max_page_size=1)
+        consumer.read()
+        ahead(60 * HOUR)
+        written += world.put("b")
+        consumer.restart().until_idle()
+        assert consumer.markers == written
+        world.put("c")
+        world.roll_over()
+        world.put("d")
+        world.script.advance(25 * HOUR)
+        with pytest.raises(MulticloudDbError) as caught:
+            consumer.restart().read()
+        assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
+
+
+def test_a_start_that_was_never_read_and_is_gone_is_told(ahead):
+    """Nothing says how old it is: a shard that is not there any more may have held something."""
+    with World(tells_time=False) as world:
+        request = ChangeFeedRequest(ADDRESS, Beginning())
+        name, token = world.client().plan_partitions(request)[0]
+        world.put("a")
+        world.roll_over()
+        world.script.advance(25 * HOUR)
+        consumer = world.consumer(FromContinuationToken(token), scope=PhysicalPartition(name))
+        with pytest.raises(MulticloudDbError) as caught:
+            consumer.read()
+        assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
+
+
+def test_nothing_is_said_of_retention_where_the_service_tells_no_time():
+    with World(tells_time=False) as world:
+        world.put("a")
+        consumer = world.consumer()
+        assert consumer.read().diagnostics.retention_headroom_seconds is None
+
+
+@pytest.mark.parametrize("start", [Beginning(), Now()])
+def test_a_fresh_start_of_a_quiet_table_has_time(start):
+    with World() as world:
+        page = world.consumer(start).read()
+        assert page.diagnostics.retention_headroom_seconds > timedelta(hours=12).total_seconds()

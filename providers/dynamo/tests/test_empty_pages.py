@@ -1,0 +1,239 @@
+"""Records behind many pages without any: AWS gives such pages, and an iterator behind them."""
+
+import pytest
+
+from multiclouddb_api import Beginning, Now
+from multiclouddb_dynamo.position import place_of
+from multiclouddb_dynamo.stream import MOST_ITERATORS
+from multiclouddb_spi import Planner, Range, read_range
+from multiclouddb_spi.checkpoint.token import decode_token
+
+from .world import World, markers, soon
+
+READ = "GetRecords"
+HOUR = 3600
+EXPIRED = 16 * 60  # an iterator lives 15 minutes
+RUNS = 10
+
+
+def cron(world, consumer, most, every=0):
+    """Runs of a process each that reads until it is idle; the calls of each until everything was found."""
+    calls = []
+    while len(calls) < most:
+        world.script.advance(every)
+        consumer.restart()
+        world.journal.clear()
+        found = consumer.until_idle()
+        calls.append(world.journal.count(READ))
+        if found:
+            return found, calls
+    return [], calls
+
+
+def waiting(world, count):
+    """A consumer whose token stands in front of that many pages without a record, and three with."""
+    consumer = world.consumer()
+    world.put("a")
+    consumer.until_idle()
+    world.script.expire_iterators()
+    world.habits.empty_pages = count
+    return consumer, world.put("b", "c", "d")
+
+
+class TestRuns:
+    """One process each, every one until it is idle."""
+
+    @pytest.mark.parametrize("every", [0, 5 * 60, HOUR], ids=["at once", "5 minutes", "an hour"])
+    @pytest.mark.parametrize("count", [5, 40, 300, 500])
+    def test_they_reach_what_is_behind_empty_pages(self, count, every):
+        with World() as world:
+            consumer, written = waiting(world, count)
+            found, calls = cron(world, consumer, RUNS, every)
+            assert found == written
+            assert len(calls) <= 4
+
+    @pytest.mark.parametrize("every", [0, HOUR])
+    def test_a_shard_without_records_costs_little_most_times(self, every):
+        with World() as world:
+            consumer = world.consumer()
+            world.put("a")
+            consumer.until_idle()
+            found, calls = cron(world, consumer, 22, every)
+            assert found == []
+            assert sorted(calls)[len(calls) // 2] <= 20
+            assert sum(calls) / len(calls) <= 150
+
+    def test_many_shards_cost_little_each_time(self):
+        shards = MOST_ITERATORS + 36
+        with World(shards=shards) as world:
+            world.put_everywhere()
+            consumer = world.consumer()
+            consumer.until_idle()
+            _, calls = cron(world, consumer, 3)
+            assert max(calls) <= 4 * shards
+            assert len(consumer.token) <= 40 * shards
+
+    def test_the_start_of_a_shard(self):
+        with World(empty_pages=50) as world:
+            consumer = world.consumer()
+            written = world.put("a")
+            found, calls = cron(world, consumer, RUNS)
+            assert found == written
+            assert len(calls) <= 4
+
+    @pytest.mark.parametrize("every", [0, HOUR])
+    def test_a_now_whose_iterator_has_expired(self, every):
+        with World(empty_pages=50) as world:
+            world.put("old")
+            world.script.advance(121)
+            consumer = world.consumer(Now())
+            consumer.read()
+            written = world.put("a")
+            world.script.advance(EXPIRED)
+            found, calls = cron(world, consumer, RUNS, every)
+            assert found == written
+            assert len(calls) <= 4
+
+    @pytest.mark.parametrize("refusal", ["ExpiredIteratorException", "ValidationException"])
+    def test_an_iterator_that_is_no_good_any_more_costs_a_call(self, refusal):
+        with World() as world:
+            consumer, written = waiting(world, 40)
+            consumer.restart().until_idle()
+            world.habits.empty_pages = 0
+            world.troubles.fail(READ, refusal, 1)
+            assert consumer.restart().until_idle() == written
+
+    def test_what_is_written_behind_the_iterator_is_read_once(self):
+        with World() as world:
+            consumer = world.consumer()
+            written = world.put("a")
+            for number in range(6):
+                consumer.restart().until_idle()
+                written += world.put(f"b{number}")
+            consumer.restart().until_idle()
+            assert consumer.markers == written
+
+    def test_an_old_token_is_as_good_as_the_last(self):
+        with World() as world:
+            consumer = world.consumer()
+            world.put("a")
+            consumer.until_idle()
+            first = consumer.start
+            consumer.restart().until_idle()
+            written = world.put("b")
+            assert consumer.until_idle() == written
+            assert world.consumer(first).until_idle() == written
+
+
+def test_who_does_not_keep_the_token_of_an_idle_page_is_paced_as_well():
+    """The same token again and again: it is the same position, and one reader serves it."""
+    with World() as world:
+        consumer = world.consumer()
+        world.put("a")
+        consumer.until_idle()
+        start = consumer.start
+        for _ in range(3):
+            consumer.read()
+        world.journal.clear()
+        for _ in range(20):
+            consumer.start = start
+            consumer.read()
+        assert world.journal.count("GetShardIterator") == 0
+
+
+class TestEnded:
+    """A shard that is known to have ended is read to its end before the feed is idle."""
+
+    def test_one_run_reads_it(self):
+        with World() as world:
+            written = world.put("a")
+            world.roll_over()
+            world.habits.empty_pages = 600
+            written += world.put("b")
+            world.habits.empty_pages = 600
+            consumer = world.consumer()
+            while not consumer.markers:
+                assert not consumer.read().idle
+            assert consumer.markers == written[:1]
+
+    def test_one_that_was_open_longer_than_a_shard_is_asked_after(self):
+        with World() as world:
+            consumer = world.consumer()
+            world.put("a")
+            consumer.until_idle()
+            world.put("b")
+            world.roll_over()
+            written = world.put("c")
+            world.habits.empty_pages = 200
+            world.script.advance(5 * HOUR)
+            consumer.restart()
+            while len(consumer.markers) < 2:
+                assert not consumer.read().idle
+            world.habits.empty_pages = 0
+            world.script.expire_iterators()
+            consumer.restart().until_idle()
+            assert consumer.markers[2:] == written
+
+
+class TestRanges:
+    """Planned reads: the iterator of a position is no part of where it stands."""
+
+    def plan(self, provider, feed, before):
+        return Planner(provider, feed).advance(before, None, soon(), allow_empty=True)
+
+    def test_a_plan_goes_on_where_the_one_before_has_looked(self):
+        with World(empty_pages=30) as world:
+            provider, feed = world.feed()
+            planner = Planner(provider, feed)
+            written = world.put("a")
+            before = planner.start(Beginning(), soon())
+            for _ in range(RUNS):
+                step = self.plan(provider, feed, before)
+                if not step.empty:
+                    break
+                before = step.after
+            (part,) = step.ranges()
+            batches = list(read_range(provider, feed, part))
+            assert [marker for batch in batches for marker in markers(batch.events(0, len(batch)))] == written
+
+    def test_places_that_differ_in_it_alone_are_one_place(self):
+        with World() as world:
+            provider, feed = world.feed()
+            world.put("a")
+            (seed,) = feed.start(Beginning(), None, soon())
+            reader = feed.open(seed.partition_id, seed.cursor)
+            first = reader.fetch(10, 1 << 20, 0.0, soon())
+            second = reader.fetch(10, 1 << 20, 0.0, soon())
+            bare, hinted = first.cursor_after(1), second.cursor_after(0)
+            assert bare != hinted
+            assert feed.compare(bare, hinted) == 0
+            assert feed.describe(bare) == feed.describe(hinted)
+            world.journal.clear()
+            for start, until in ((bare, hinted), (hinted, bare)):
+                assert not list(read_range(provider, feed, Range(seed.partition_id, start, until)))
+            assert world.journal.count(READ) == 0
+
+    def test_a_run_that_ends_by_itself_keeps_what_it_has_looked_through(self):
+        with World() as world:
+            provider, feed = world.feed()
+            planner = Planner(provider, feed)
+            world.put("a")
+            before = planner.start(Beginning(), soon())
+            before = self.plan(provider, feed, before).after
+            target = planner.target(before, soon())
+            step = planner.advance(before, None, soon(), target, allow_empty=True)
+            assert step.empty
+            assert step.ranges() == []
+            assert step.after.to_json() == [[name, cursor] for name, cursor in target.cursors.items()]
+            assert not planner.advance(step.after, None, soon(), target, allow_empty=True).moved
+
+
+def test_a_token_of_an_idle_shard_has_its_sequence_number_too():
+    with World() as world:
+        world.put("a")
+        consumer = world.consumer()
+        consumer.until_idle()
+        ((_, cursor),) = decode_token(consumer.token).state
+        place = place_of(cursor)
+        assert place.trail is not None
+        assert int(place.seq) > 0

@@ -1,0 +1,87 @@
+"""The service's clock: carried on by one that nobody sets, and never replaced by the client's."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from multiclouddb_api import AtTime, Beginning, ErrorCategory, MulticloudDbError, Now, Observer
+from multiclouddb_conformance.simulation import SimulationFeed
+from multiclouddb_spi.reading import feeds, pages
+
+FAR = timedelta(hours=30)
+
+
+@pytest.mark.parametrize("jump", [-FAR, FAR])
+def test_a_client_clock_that_is_set_changes_nothing(bench, monkeypatch, jump):
+    """Within the minute for which an answer of the service holds."""
+    bench.fill(3)
+    moment = bench.sim.now
+
+    class Jumping(datetime):
+        ahead = timedelta()
+
+        @classmethod
+        def now(cls, zone=None):
+            return datetime.now(zone or UTC) + cls.ahead
+
+    monkeypatch.setattr(feeds, "datetime", Jumping)
+    bench.page(AtTime(moment))
+    Jumping.ahead = jump
+    bench.page(AtTime(moment))
+    with pytest.raises(MulticloudDbError) as caught:
+        bench.page(AtTime(moment + timedelta(minutes=5)))
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+
+
+def test_where_the_service_tells_no_time_the_provider_decides_what_is_ahead(bench, monkeypatch):
+    bench.fill(3)
+    monkeypatch.setattr(SimulationFeed, "clock", lambda self, deadline: None)
+    bench.page(AtTime(bench.sim.now + FAR))
+
+
+class Low(Observer):
+    def __init__(self):
+        self.told = []
+
+    def retention_headroom_low(self, address, partition_id, seconds):
+        self.told.append((partition_id, seconds))
+
+
+def test_a_headroom_that_stays_low_is_told_once_a_minute(make_bench, monkeypatch):
+    bench = make_bench(4, retention_seconds=3600)
+    low = Low()
+    bench.connect(observer=low, headroom_warning_seconds=10**9)
+    bench.fill(40)
+    seconds = [1000.0]
+    monkeypatch.setattr(pages.time, "monotonic", lambda: seconds[0])
+    token = bench.page(Beginning()).continuation_token
+    told = len(low.told)
+    for _ in range(20):
+        token = bench.page(token).continuation_token
+    assert (told, len(low.told)) == (1, 1)
+    seconds[0] += 61
+    bench.page(token)
+    assert len(low.told) == 2
+
+
+@pytest.mark.parametrize("start", [Beginning(), Now()])
+def test_a_fresh_start_of_a_quiet_feed_is_told_nothing(make_bench, start):
+    bench = make_bench(2, retention_seconds=3600 * 24)
+    low = Low()
+    bench.connect(observer=low)
+    bench.page(start)
+    assert low.told == []
+
+
+def test_a_partition_that_is_read_to_its_end_can_lose_nothing(make_bench):
+    bench = make_bench(1, retention_seconds=3600)
+    low = Low()
+    bench.connect(observer=low, headroom_warning_seconds=1800)
+    bench.fill(3)
+    bench.sim.advance(3500)
+    bench.sim.split("p0")
+    while not (page := bench.page(size=100)).events:
+        pass
+    bench.fill(3)
+    page = bench.page(page.continuation_token)
+    assert page.diagnostics.retention_headroom_seconds > 1800

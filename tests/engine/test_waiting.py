@@ -1,0 +1,118 @@
+"""A call that may wait as long as it may take: news or none, it is no failure.
+
+Everything here runs on real threads; no bound is on how long it takes.
+"""
+
+import pytest
+
+from multiclouddb_api import ChangeFeedIterator, ChangeFeedRequest, ErrorCategory, Now
+from multiclouddb_conformance.simulation import ServerError, SimulationReader, Weather
+
+FOREVER = None
+
+
+@pytest.fixture
+def threaded(make_bench):
+    def make(partitions=1, weather=None, **config):
+        bench = make_bench(partitions, weather=weather)
+        bench.connect(threads=True, **config)
+        return bench
+
+    return make
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+@pytest.mark.parametrize(("wait", "timeout"), [(0.5, 0.5), (60, 0.8), (0.3, 0.25)])
+def test_a_quiet_feed_is_idle_and_healthy(threaded, partitions, wait, timeout):
+    bench = threaded(partitions)
+    token = bench.page(Now()).continuation_token
+    for _ in range(4):
+        page = bench.page(token, wait=wait, timeout=timeout)
+        token = page.continuation_token
+        assert page.idle
+        assert not page.diagnostics.partition_errors
+
+
+def test_a_fetch_that_only_waits_at_the_deadline_is_no_failure(threaded, monkeypatch):
+    """A service that keeps a long poll longer than it was asked to."""
+    fetch = SimulationReader.fetch
+    monkeypatch.setattr(
+        SimulationReader,
+        "fetch",
+        lambda self, records, nbytes, wait, deadline: fetch(
+            self, records, nbytes, 30 if wait else 0, deadline
+        ),
+    )
+    bench = threaded(2)
+    page = bench.page(Now(), wait=1, timeout=1)
+    assert page.idle
+    assert not page.diagnostics.partition_errors
+
+
+def test_a_partition_that_fails_while_it_is_waited_for_is_named(threaded, monkeypatch):
+    fetch = SimulationReader.fetch
+
+    def broken(self, records, nbytes, wait, deadline):
+        if wait:
+            raise ServerError("503")
+        return fetch(self, records, nbytes, wait, deadline)
+
+    monkeypatch.setattr(SimulationReader, "fetch", broken)
+    bench = threaded(2)
+    page = bench.page(Now(), wait=2, timeout=2)
+    assert not page.idle
+    assert page.diagnostics.partition_errors
+
+
+def test_a_partition_that_never_answers_is_named(threaded):
+    bench = threaded(2)
+    token = bench.page(Now()).continuation_token
+    bench.connect(threads=True)
+    bench.sim.hold("p1")
+    page = bench.page(token, wait=1, timeout=1)
+    assert not page.idle
+    assert list(page.diagnostics.partition_errors) == [bench.sim.public_id("p1")]
+    bench.sim.hold("p0")
+    bench.connect(threads=True)
+    bench.refused(ErrorCategory.TRANSIENT_FAILURE, token, wait=1, timeout=1)
+
+
+def test_a_pause_that_the_service_asks_for_is_no_failure(threaded):
+    bench = threaded(1, weather=Weather(poll_after=1.0))
+    token = bench.page(Now()).continuation_token
+    idle = 0
+    for _ in range(8):
+        page = bench.page(token, wait=0.5, timeout=0.5)
+        token = page.continuation_token
+        assert not page.diagnostics.partition_errors
+        idle += page.idle
+    assert idle
+
+
+def test_an_iterator_lives_through_a_quiet_time(threaded):
+    bench = threaded(2)
+    pages = 0
+    with ChangeFeedIterator(
+        _Client(bench),
+        ChangeFeedRequest(bench.sim.address, Now()),
+        timeout_seconds=0.4,
+        wait_seconds=0.4,
+        max_outage_seconds=0.5,
+        max_idle_backoff_seconds=0.1,
+    ) as changes:
+        for page in changes.pages():
+            assert page.idle
+            pages += 1
+            if pages == 5:
+                changes.stop()
+    assert pages == 5
+
+
+class _Client:
+    """What an iterator reads with."""
+
+    def __init__(self, bench):
+        self._bench = bench
+
+    def read_changes(self, request, options=None):
+        return self._bench.engine.read_changes(request, options)
