@@ -6,10 +6,11 @@
 import os
 import random
 
+import attrs
 import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, SkipToOldest
-from multiclouddb_conformance.simulation import CorruptError, DeniedError, Weather
+from multiclouddb_conformance.simulation import CorruptError, DeniedError, Listing, Weather
 
 LIVES = int(os.environ.get("MULTICLOUDDB_HARD_LIVES", "60"))
 
@@ -87,7 +88,8 @@ class HardLife:
     def finish(self):
         """The sky clears, and the consumer comes to an end."""
         self.sim.forgive()
-        self.sim.weather = Weather(poison_at_fetch=self.sim.weather.poison_at_fetch)
+        habits = {name: getattr(self.sim.weather, name) for name in ("poison_at_fetch", "listing")}
+        self.sim.weather = Weather(**habits)
         for _ in range(5000):
             if self.page():
                 return
@@ -120,11 +122,12 @@ class HardLife:
                 assert latest.get(parent, -1) < number, f"{name} came before its parent {parent} was drained"
 
 
-def run(make_bench, seed, *, threads):
+def run(make_bench, seed, *, threads, form=Listing.ALL):
     dice = random.Random(seed)
     weather = Weather.rough(seed) if dice.random() < 0.5 else Weather(seed=seed)
     if dice.random() < 0.5:
         weather = Weather.rough(seed, poison_at_fetch=True, redeliver=0)
+    weather = attrs.evolve(weather, listing=form)
     bench = make_bench(dice.randrange(1, 4), weather=weather)
     life = HardLife(bench, seed, threads=threads)
     try:
@@ -132,7 +135,7 @@ def run(make_bench, seed, *, threads):
         life.finish()
         life.check()
     except (AssertionError, MulticloudDbError) as error:
-        error.add_note(f"seed {seed}, threads {threads}")
+        error.add_note(f"seed {seed}, threads {threads}, {form}")
         raise
 
 

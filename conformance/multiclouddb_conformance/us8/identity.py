@@ -110,10 +110,9 @@ class TestForeignTokens:
     @pytest.mark.parametrize("cursor", [None, "x", -1, 2**62, {}, [[]], {"$x": 1}])
     def test_with_a_cursor_that_nobody_made(self, collection: Collection, cursor: Any) -> None:
         state = decode_token(collection.begin).state
-        assert isinstance(state, list)
-        forged: Any = [
-            [entry[0], cursor, *entry[2:]] if isinstance(entry, list) else entry for entry in state
-        ]
+        assert isinstance(state, dict)
+        entries: Any = state["p"]
+        forged: Any = {**state, "p": [[entry[0], cursor, *entry[2:]] for entry in entries]}
         collection.refused(_WRONG, _altered(collection.begin, state=forged))
 
     def test_a_partition_id_of_another_collection(
