@@ -20,6 +20,7 @@ from multiclouddb_spi.deadline import Deadline
 
 __all__ = [
     "add_uncovered",
+    "ancestors_read",
     "audit_failed",
     "begun",
     "find_uncovered",
@@ -140,23 +141,28 @@ def missed_by_parents(
 
     Returns:
         Missed partition → its parents among the missed. None when a partition of the token that is being read
-        is not listed: the listing is incomplete then.
+        is not listed, or one that it descends from and that is still there: the listing is incomplete then.
     """
+    listed = list(listed)
     parents = {partition.partition_id: partition.parents for partition in listed}
+    still_open = {item.partition_id for item in listed if item.state is PartitionState.OPEN}
     if any(name not in parents for name, entry in tracked.items() if not (entry.parents or entry.drained)):
         return None
-    read = _ancestors(tracked, parents)
+    read = ancestors_read(tracked, parents)
     found: dict[str, tuple[str, ...]] = {}
-    roots = [partition.partition_id for partition in listed if partition.state is PartitionState.OPEN]
+    roots = [item.partition_id for item in listed if item.partition_id in still_open]
     roots += [name for entry in tracked.values() for name in entry.parents if name in parents]
     known: dict[str, bool] = {}
     for name in dict.fromkeys(roots):
         branch = _missed_branch(name, tracked, parents, read, known, is_gone)
         found.update(dict.fromkeys(branch, ()))
+    unlisted = (read | tracked.keys()) - parents.keys()
+    if not found.keys() <= still_open and not all(is_gone(name) for name in sorted(unlisted)):
+        return None  # a closed one may be above the one that is not listed, and was read then
     return {name: tuple(parent for parent in parents[name] if parent in found) for name in found}
 
 
-def _ancestors(tracked: Mapping[str, Tracked], parents: Mapping[str, Sequence[str]]) -> set[str]:
+def ancestors_read(tracked: Mapping[str, Tracked], parents: Mapping[str, Sequence[str]]) -> set[str]:
     """What the partitions of a token descend from, and have been read therefore."""
     read: set[str] = set()
     pending = [

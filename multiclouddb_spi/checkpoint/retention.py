@@ -8,6 +8,9 @@ it before, and then it names its own children only.
 
 What is listed is there. What is not listed need not be gone: some services list open partitions only, or list
 one late. `Feed.oldest` decides, which gives a partition that can still be read as itself.
+
+A parent that is there, and that nobody leads to, was read before, or it was missed: its sibling is known and
+it is not. A feed that is audited waits for the missed one, for the audit starts it.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import attrs
 
+from multiclouddb_spi.checkpoint.coverage import ancestors_read, tracked
 from multiclouddb_spi.checkpoint.entry import Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.contract import Child, Partition, Seed
@@ -64,6 +68,7 @@ class Retention:
         awaited = {parent for waits in parents.values() for parent in waits} - others - coming - {name}
         unlisted = _unlisted(awaited, listed)
         coming |= self._oldest_of(unlisted).intersection(unlisted)
+        coming |= _missed(lineage, awaited, listed)
         return coming, _holds(parents, left & parents.keys(), gone)
 
     def named(self, lineage: Lineage, name: str, children: Sequence[Child]) -> tuple[list[Child], set[str]]:
@@ -94,7 +99,8 @@ class Retention:
         ]
         leading = entries | left | self._oldest_of(_unlisted({name}, listed))
         still = self._oldest_of(_unlisted(strangers, listed))
-        return named, strangers - leading - _descendants(leading, listed) - still
+        lost = strangers - leading - _descendants(leading, listed) - still
+        return named, lost - _missed(lineage, lost, listed)
 
     def _gone(self, names: Collection[str], listed: Sequence[Partition]) -> tuple[list[str], set[str]]:
         """Those that are gone, and what is left of all that came of them.
@@ -116,6 +122,15 @@ class Retention:
 
 def _unlisted(names: Iterable[str], listed: Iterable[Partition]) -> list[str]:
     return sorted(set(names).difference(partition.partition_id for partition in listed))
+
+
+def _missed(lineage: Lineage, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
+    """Of partitions that nobody leads to, those that were never read: an audit starts them."""
+    parents = {partition.partition_id: partition.parents for partition in listed}
+    there = parents.keys() & names
+    if lineage.audited is None or not there:
+        return set()
+    return there - ancestors_read(tracked(lineage), parents)
 
 
 def _waits_of(lineage: Lineage) -> dict[str, tuple[str, ...]]:

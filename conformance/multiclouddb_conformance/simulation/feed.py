@@ -121,9 +121,12 @@ class SimulationFeed(Feed):
             if found is None:
                 return None
             oldest = 0 if since is None else self.sim.commit_before(since)
+            # What ended before the start would name children that began before it as well.
+            ends = {name: self.sim.partitions[name].closed for name in found}
             return [
                 Seed(name, parents, to_cursor(behind(max(oldest, self.sim.partitions[name].oldest))))
                 for name, parents in found.items()
+                if (end := ends[name]) is None or end > oldest
             ]
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
