@@ -89,6 +89,7 @@ ABILITIES: Final[Mapping[str, str]] = {
     "other_options": "no options that change positions",
     "secrets": "no secrets in the configuration",
     "alone": "reads more than one collection",
+    "audit": "no audit of coverage",
     "late_children": "no fault in the reader: children named late",
     "one_partition_fails": "no fault in the reader: one partition",
     "silence": "no fault in the reader: silence",
@@ -146,6 +147,7 @@ class Harness(ABC):
     can_other_options: ClassVar[bool] = True
     can_secrets: ClassVar[bool] = True
     can_alone: ClassVar[bool] = True
+    can_audit: ClassVar[bool] = True
     can_late_children: ClassVar[bool] = True
     can_one_partition_fails: ClassVar[bool] = True
     can_silence: ClassVar[bool] = True

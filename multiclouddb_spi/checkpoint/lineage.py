@@ -140,7 +140,7 @@ class Lineage:
         return [entry for entry in self._entries.values() if type(entry) is Drained]
 
     def is_settled(self) -> bool:
-        """Whether no partition waits, and each that has ended has a known child: all that is known is read."""
+        """Whether no partition waits, and each that has ended has a known child."""
         return not self.unnamed() and not any(isinstance(entry, Waiting) for entry in self)
 
     def ending(self, partition_id: str) -> Drained | None:
