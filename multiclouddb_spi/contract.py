@@ -477,7 +477,8 @@ class Feed(ABC):
 
         Returns:
             Where to start what is not covered, parents with their descendants down to the open ones; seeds
-            whose parents are no seeds of the answer start at once. Never a partition that was drained.
+            whose parents are no seeds of the answer start at once. Never a partition that was drained, and
+            none that ended before `since`: it would name children that began before that as well.
             Empty when everything is covered; None when the service does not allow to tell, now or ever.
         """
 

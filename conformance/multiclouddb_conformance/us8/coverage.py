@@ -48,7 +48,7 @@ class TestUncovered:
         config = attrs.evolve(collection.harness.config(), coverage_audit_seconds=0)
         late, events = list[str](), list[str]()
         with open_client(collection.harness.plugin, config) as client:
-            for _ in range(2):  # an audit that finds something is told first, on a page that is not idle
+            for _ in range(2):  # what is found late is read by the next call
                 pages = list(collection.pages(token, client=client))
                 token = pages[-1].continuation_token
                 for page in pages:
