@@ -163,7 +163,7 @@ class Partition:
 
     Attributes:
         partition_id: The service's own id.
-        parents: Its parents, also ones that are no longer listed.
+        parents: Its parents, also ones that are no longer listed; empty where the service does not tell.
         state: Open or closed.
     """
 
@@ -427,11 +427,11 @@ class Feed(ABC):
 
     @abstractmethod
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """Every partition that the service lists: the open ones and, where listed, closed ones.
+        """The partitions that the service lists: the open ones, and closed ones where it lists them.
 
-        One that was part of the lineage and is not listed counts as lost to retention: closed
-        partitions are listed as long as the service knows them, also when they are empty. It has to
-        be over by the `deadline`, which is the same one for every try of one call.
+        The parents of one may be left out, and one that is new may come late: what is not listed is not gone
+        for that, `oldest` decides. It has to be over by the `deadline`, which is the same one for every try
+        of one call.
         """
 
     @abstractmethod
@@ -485,19 +485,15 @@ class Feed(ABC):
 
         Returns:
             Where to start what is not covered, parents with their descendants down to the open ones; seeds
-            whose parents are no seeds of the answer start at once. Never a partition that was drained.
+            whose parents are no seeds of the answer start at once. Never a partition that was drained, and
+            none that ended before `since`: it would name children that began before that as well.
             Empty when everything is covered; None when the service does not allow to tell, now or ever.
         """
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        """Seconds until a position falls out of retention, for partitions that wait; pure.
+        """Seconds until `cursor` falls out of retention at the service's time `now`; pure.
 
-        Args:
-            cursor: The position.
-            now: The service's time.
-
-        Returns:
-            None where the cursor does not tell, or nothing behind it can be lost.
+        Asked for partitions that wait; None where the cursor does not tell, or nothing behind it can be lost.
         """
         return None
 
@@ -524,12 +520,14 @@ class Feed(ABC):
 
         Also asked for parents of a merged child that have not been discovered, to learn whether
         they still can be: one that is neither among the seeds nor listed is waited for no more. And
-        for all that are not listed any more, to learn what may come of them: that is read behind them.
+        for all that are not listed, to learn which of them are gone and what may come of those: that is
+        read behind them.
 
         Returns:
-            A seed for each that still has records, and for one that is gone its oldest descendants
-            that are listed, with their parents; who cannot tell gives all that may be. Empty when
-            nothing is left.
+            A seed for each that can still be read, closed ones and ones that the service does not list
+            included, also when it is empty; and for one that is gone its oldest descendants that can be
+            read, with their parents. Who cannot tell gives all that may be, without what began before the
+            partition ended. Empty when nothing is left.
         """
 
     @abstractmethod

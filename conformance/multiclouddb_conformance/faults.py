@@ -47,6 +47,8 @@ __all__ = [
     "FaultyPlugin",
     "FaultyProvider",
     "LateChildren",
+    "LateSiblings",
+    "LeavesOut",
     "MergeMidPage",
     "ServerFailure",
     "Silent",
@@ -156,6 +158,16 @@ class LateChildren:
 
 
 @attrs.frozen
+class LateSiblings:
+    """A closed partition names its first child only, and says that there may be others."""
+
+
+@attrs.frozen
+class LeavesOut:
+    """A start does not give the last of several partitions."""
+
+
+@attrs.frozen
 class Trimmed:
     """Everything so far falls out of retention while an answer with records is under way."""
 
@@ -171,6 +183,8 @@ FaultScript: TypeAlias = (
     | MergeMidPage
     | ChildrenFirst
     | LateChildren
+    | LateSiblings
+    | LeavesOut
     | Trimmed
 )
 """Match on the case."""
@@ -188,11 +202,15 @@ FAULTS: Final[Mapping[str, FaultScript]] = {
     "children named late": LateChildren(),
     "trimmed": Trimmed(),
 }
-"""The scripts that the suite runs by name; `Silent` and an endless `ServerFailure` besides."""
+"""The scripts that the suite runs by name; the others are run besides."""
 
 
 def _failure(category: ErrorCategory, message: str, retry_after: float | None = None) -> ProviderFault:
     return ProviderFault(Fault(category, message, "scripted", retryable=True, retry_after=retry_after))
+
+
+def _first_child(outcome: Outcome) -> Outcome:
+    return Drained(outcome.children[:1], complete=False) if isinstance(outcome, Drained) else outcome
 
 
 class FaultyProvider(WrappedProvider):
@@ -260,7 +278,9 @@ class FaultyProvider(WrappedProvider):
             case LateChildren():
                 if isinstance(batch.outcome, Drained):
                     return WrappedBatch(batch, outcome=Awaiting())
-            case Throttle() | ServerFailure() | Slow() | Silent() | ExpireIterator():
+            case LateSiblings():
+                return WrappedBatch(batch, outcome=_first_child(batch.outcome))
+            case Throttle() | ServerFailure() | Slow() | Silent() | ExpireIterator() | LeavesOut():
                 pass
             case _:
                 assert_never(script)
@@ -271,6 +291,8 @@ class FaultyProvider(WrappedProvider):
     ) -> list[Seed]:
         """Seeds, children first where the script says so."""
         seeds = super().start(feed, position, partition_id, deadline)
+        if isinstance(self._script, LeavesOut) and partition_id is None:
+            return seeds[:-1]
         return seeds[::-1] if isinstance(self._script, ChildrenFirst) else seeds
 
     def partitions(self, feed: WrappedFeed, deadline: Deadline) -> list[Partition]:
@@ -284,7 +306,10 @@ class FaultyProvider(WrappedProvider):
         """Children, late where the script says so."""
         if isinstance(self._script, LateChildren) and self._once():
             return dict.fromkeys(awaiting, Awaiting())
-        return super().discover(feed, awaiting, deadline)
+        outcomes = super().discover(feed, awaiting, deadline)
+        if isinstance(self._script, LateSiblings):
+            return {name: _first_child(outcome) for name, outcome in outcomes.items()}
+        return outcomes
 
     def _before(self, reader: WrappedReader) -> None:
         match self._script:

@@ -90,6 +90,7 @@ ABILITIES: Final[Mapping[str, str]] = {
     "secrets": "no secrets in the configuration",
     "notices": "no notices of the service's own in a feed that goes on",
     "alone": "reads more than one collection",
+    "audit": "no audit of coverage",
     "late_children": "no fault in the reader: children named late",
     "one_partition_fails": "no fault in the reader: one partition",
     "silence": "no fault in the reader: silence",
@@ -148,6 +149,7 @@ class Harness(ABC):
     can_secrets: ClassVar[bool] = True
     can_notices: ClassVar[bool] = True
     can_alone: ClassVar[bool] = True
+    can_audit: ClassVar[bool] = True
     can_late_children: ClassVar[bool] = True
     can_one_partition_fails: ClassVar[bool] = True
     can_silence: ClassVar[bool] = True

@@ -46,6 +46,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("harness_class", harnesses, indirect=True, ids=names)
 
 
+@pytest.fixture
+def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More children of an ended partition are looked for by every call, not less and less often."""
+    monkeypatch.setattr("multiclouddb_spi.checkpoint.watching.pause_after", lambda watched: 0.0)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what does not apply."""
     kept: list[pytest.Item] = []

@@ -40,7 +40,7 @@ from multiclouddb_conformance.loss import (
     page_consumer,
     scripted_life,
 )
-from multiclouddb_conformance.simulation import Simulation, SimulationProvider, Weather
+from multiclouddb_conformance.simulation import Listing, Simulation, SimulationProvider, Weather
 from multiclouddb_conformance.simulation.batch import to_event
 from multiclouddb_spi import Engine, FeedSpec, InlineExecutor
 
@@ -600,7 +600,7 @@ class TestTheEngine:
     def test_loses_nothing_in_rough_weather(self, seed):
         report = oracle(
             EngineClient,
-            world=lambda: nullcontext(World(Weather.rough(seed))),
+            world=lambda: nullcontext(World(Weather.rough(seed, listing=list(Listing)[seed % 3]))),
             request=ChangeFeedRequest(ADDRESS, Beginning(), max_page_size=seed % 4),
             life=scripted_life(seed),
         ).run(max_kills=8)

@@ -20,6 +20,7 @@ from multiclouddb_spi.deadline import Deadline
 
 __all__ = [
     "add_uncovered",
+    "ancestors_read",
     "audit_failed",
     "begun",
     "find_uncovered",
@@ -149,7 +150,7 @@ def missed_by_parents(
     parents = {partition.partition_id: partition.parents for partition in listed}
     if any(name not in parents for name, entry in tracked.items() if not (entry.parents or entry.drained)):
         return None
-    read, unlisted = _ancestors(tracked, parents)
+    read, unlisted = ancestors_read(tracked, parents)
     roots = [partition.partition_id for partition in listed if partition.state is PartitionState.OPEN]
     roots += [name for entry in tracked.values() for name in entry.parents if name in parents]
     roots = [name for name in dict.fromkeys(roots) if _missed_branch(name, tracked, parents, read, _always)]
@@ -174,7 +175,7 @@ def _always(name: str) -> bool:
     return True
 
 
-def _ancestors(
+def ancestors_read(
     tracked: Mapping[str, Tracked], parents: Mapping[str, Sequence[str]]
 ) -> tuple[set[str], list[str]]:
     """What the partitions of a token descend from, and have been read therefore.

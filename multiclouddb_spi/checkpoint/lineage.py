@@ -8,14 +8,13 @@ A lineage is the changing part of a token. Each partition in it is in one of thr
 
 A known child starts at once: its parent stays here as Drained, and is asked again (`watch`), until the
 service proves that all children are known or the watch has lasted long enough. While it is here, whatever
-comes of it is covered. Beside its partitions a lineage keeps when the feed began and when its coverage was
-last audited.
+comes of it is covered. A lineage also keeps when the feed began and when its coverage was last audited.
 
 A child starts when *every* parent has named it. A parent that is not in the lineage is one that
 has not been discovered yet, because every partition of the feed descends from its seeds: so an
 unknown parent is waited for, and the start of a child is never early. The exception is a partition
-that was lost to retention (`replace`, `strangers`): it can no longer name anybody. What may come of several
-that are gone waits for one of them as for a parent, and is named by none (`Retention`).
+that was lost to retention (`replace`, `strangers`). What may come of several that are gone waits for one of
+them as for a parent (`Retention`).
 """
 
 from __future__ import annotations
@@ -121,7 +120,7 @@ class Lineage:
         return all(place_of(entry) == place_of(other._entries[name]) for name, entry in self._entries.items())
 
     def copy(self) -> Lineage:
-        """The same, to be moved on apart from this one."""
+        """The same, to be moved on apart."""
         return Lineage(self._entries.values(), self._join, self.audited)
 
     def __iter__(self) -> Iterator[Entry]:
@@ -153,7 +152,7 @@ class Lineage:
         return entry if type(entry) is Drained else None
 
     def unnamed(self) -> list[Drained]:
-        """Those of them that have not even one known child: without it the feed does not go on there."""
+        """Those of them that have no known child."""
         return [entry for entry in self.drained() if not entry.children]
 
     def cursor(self, partition_id: str) -> Cursor:

@@ -5,6 +5,12 @@ gone. It is read once and in its place when it starts behind all of them: so it 
 lineage that is gone too, as for a parent, and when that turns out to be lost, for the next. It is never left
 out in the hope that somebody names it: an entry that is gone may still end in order, from what was read of
 it before, and then it names its own children only.
+
+What is listed is there. What is not listed need not be gone: some services list open partitions only, or list
+one late. `Feed.oldest` decides, which gives a partition that can still be read as itself.
+
+A parent that is there, and that nobody leads to, was read before, or it was missed: its sibling is known and
+it is not. A feed that is audited waits for the missed one, for the audit starts it.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import attrs
 
+from multiclouddb_spi.checkpoint.coverage import ancestors_read, tracked
 from multiclouddb_spi.checkpoint.entry import Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.contract import Child, Partition, Seed
@@ -35,6 +42,7 @@ class Retention:
     ) -> None:
         self._partitions, self._oldest = partitions, oldest
         self._asked: set[str] = set()
+        self._readable: set[str] = set()
         self._left: set[str] = set()
 
     def lost(self, lineage: Lineage, name: str, seeds: Sequence[Seed]) -> tuple[set[str], dict[str, str]]:
@@ -53,11 +61,14 @@ class Retention:
             return set(), {}
         listed = self._partitions()
         others = {entry.partition_id for entry in lineage} - {name}
-        gone = _gone(others, listed)
-        left = self._left_in_place_of(gone)
+        gone, left = self._gone(others, listed)
         heirs = {seed.partition_id: seed.parents for seed in seeds if seed.partition_id not in others}
         parents = heirs | _waits_of(lineage)
         coming = left | _descendants(others | heirs.keys() | left, listed)
+        awaited = {parent for waits in parents.values() for parent in waits} - others - coming - {name}
+        unlisted = _unlisted(awaited, listed)
+        coming |= self._oldest_of(unlisted).intersection(unlisted)
+        coming |= _missed(lineage, awaited, listed)
         return coming, _holds(parents, left & parents.keys(), gone)
 
     def named(self, lineage: Lineage, name: str, children: Sequence[Child]) -> tuple[list[Child], set[str]]:
@@ -77,8 +88,7 @@ class Retention:
             return list(children), strangers
         listed = self._partitions()
         entries = {entry.partition_id for entry in lineage}
-        gone = _gone(entries - {name}, listed)
-        left = self._left_in_place_of(gone)
+        gone, left = self._gone(entries - {name}, listed)
         fresh = {child.partition_id: child.parents for child in children if child.partition_id not in entries}
         holds = _holds(fresh | _waits_of(lineage), left & fresh.keys(), gone)
         named = [
@@ -87,25 +97,40 @@ class Retention:
             else child
             for child in children
         ]
-        leading = entries | left | self._oldest_of(_gone({name}, listed))
-        still = self._oldest_of(_gone(strangers, listed))
-        return named, strangers - leading - _descendants(leading, listed) - still
+        leading = entries | left | self._oldest_of(_unlisted({name}, listed))
+        still = self._oldest_of(_unlisted(strangers, listed))
+        lost = strangers - leading - _descendants(leading, listed) - still
+        return named, lost - _missed(lineage, lost, listed)
 
-    def _left_in_place_of(self, gone: Sequence[str]) -> set[str]:
-        """What is left of all that came of these; of more, when this call has asked for more before.
+    def _gone(self, names: Collection[str], listed: Sequence[Partition]) -> tuple[list[str], set[str]]:
+        """Those that are gone, and what is left of all that came of them.
 
-        A partition then waits for one that does not lead to it: it starts later, but it starts.
+        Of more, when this call has asked for more before. A partition then waits for one that does not lead
+        to it: it starts later, but it starts.
         """
-        if not self._asked.issuperset(gone):
-            self._asked, self._left = set(gone), self._oldest_of(gone)
-        return self._left if gone else set()
+        unlisted = _unlisted(names, listed)
+        if not self._asked.issuperset(unlisted):
+            left = self._oldest_of(unlisted)
+            self._asked, self._readable = set(unlisted), left.intersection(unlisted)
+            self._left = self._oldest_of(sorted(self._asked - self._readable)) if self._readable else left
+        gone = [name for name in unlisted if name not in self._readable]
+        return gone, self._left if gone else set()
 
     def _oldest_of(self, gone: Sequence[str]) -> set[str]:
         return {seed.partition_id for seed in self._oldest(gone)} if gone else set()
 
 
-def _gone(names: Iterable[str], listed: Iterable[Partition]) -> list[str]:
+def _unlisted(names: Iterable[str], listed: Iterable[Partition]) -> list[str]:
     return sorted(set(names).difference(partition.partition_id for partition in listed))
+
+
+def _missed(lineage: Lineage, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
+    """Of partitions that nobody leads to, those that were never read: an audit starts them."""
+    parents = {partition.partition_id: partition.parents for partition in listed}
+    there = parents.keys() & names
+    if lineage.audited is None or not there:
+        return set()
+    return there - ancestors_read(tracked(lineage), parents)[0]
 
 
 def _waits_of(lineage: Lineage) -> dict[str, tuple[str, ...]]:
@@ -120,7 +145,7 @@ def _holds(
     Args:
         parents: Who waits for whom already, or will; what is found is added.
         names: The partitions.
-        gone: Entries of the lineage that are not listed any more.
+        gone: Entries of the lineage that are gone.
     """
     holds: dict[str, str] = {}
     for name in sorted(names):

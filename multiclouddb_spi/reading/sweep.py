@@ -85,7 +85,6 @@ class Sweep(Generic[T]):
         # A fetch that waits for news has to be back before the deadline: that there are none is no failure.
         self._last_ask = deadline.at - min(_RETURN_SECONDS, (deadline.at - self._began) / 4)
         self._wait_until = min(self._last_ask, self._began + wait)
-        self._awaited: set[str] = set()
         active = lineage.active()
         self._suspects = [entry.partition_id for entry in active if entry.suspect]
         self._queue = [entry.partition_id for entry in active]
@@ -93,7 +92,7 @@ class Sweep(Generic[T]):
         self._todo = Todo(lineage)
         self._flight = Flight(shop, feed, len(active), limit, deadline, self._todo.at)
         self._paced: dict[str, float] = {}
-        self._quiet: set[str] = set()
+        self._quiet, self._awaited = set[str](), set[str]()
         self._turns: dict[str, None] = {}
         self._aside: list[str] = []
         self._lingering: float | None = None

@@ -6,10 +6,11 @@
 import os
 import random
 
+import attrs
 import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, SkipToOldest
-from multiclouddb_conformance.simulation import CorruptError, DeniedError, Weather
+from multiclouddb_conformance.simulation import CorruptError, DeniedError, Listing, Weather
 
 LIVES = int(os.environ.get("MULTICLOUDDB_HARD_LIVES", "60"))
 
@@ -87,9 +88,10 @@ class HardLife:
     def finish(self):
         """The sky clears, and the consumer comes to an end."""
         self.sim.forgive()
-        self.sim.weather = Weather(poison_at_fetch=self.sim.weather.poison_at_fetch)
+        names = ("seed", "poison_at_fetch", "listing", "late_siblings", "proves_children")
+        self.sim.weather = Weather(**{name: getattr(self.sim.weather, name) for name in names})
         for _ in range(5000):
-            if self.page():
+            if self.page() and self.sim.names_all():
                 return
         raise AssertionError("it never comes to an end")
 
@@ -120,11 +122,12 @@ class HardLife:
                 assert latest.get(parent, -1) < number, f"{name} came before its parent {parent} was drained"
 
 
-def run(make_bench, seed, *, threads):
+def run(make_bench, seed, *, threads, form=Listing.ALL):
     dice = random.Random(seed)
     weather = Weather.rough(seed) if dice.random() < 0.5 else Weather(seed=seed)
     if dice.random() < 0.5:
         weather = Weather.rough(seed, poison_at_fetch=True, redeliver=0)
+    weather = attrs.evolve(weather, listing=form, late_siblings=dice.choice([0, 0, 2]))
     bench = make_bench(dice.randrange(1, 4), weather=weather)
     life = HardLife(bench, seed, threads=threads)
     try:
@@ -132,17 +135,19 @@ def run(make_bench, seed, *, threads):
         life.finish()
         life.check()
     except (AssertionError, MulticloudDbError) as error:
-        error.add_note(f"seed {seed}, threads {threads}")
+        error.add_note(f"seed {seed}, threads {threads}, {form}")
         raise
 
 
+@pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
 @pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
 @pytest.mark.parametrize("block", range(6))
-def test_nothing_is_lost_whatever_happens(make_bench, block, threads):
-    for number in range(LIVES // 6 if not threads else LIVES // 12):
-        run(make_bench, 1000 * block + number + 500 * threads, threads=threads)
+def test_nothing_is_lost_whatever_happens(make_bench, looks_at_once, block, threads, form):
+    fewer = (1 + threads) * (1 + (form is not Listing.ALL))
+    for number in range(LIVES // (6 * fewer)):
+        run(make_bench, 1000 * block + number + 500 * threads, threads=threads, form=form)
 
 
 @pytest.mark.parametrize("seed", [424, 1259, 3162])
-def test_life_in_which_a_merge_once_waited_for_a_parent_that_was_lost(make_bench, seed):
+def test_life_in_which_a_merge_once_waited_for_a_parent_that_was_lost(make_bench, looks_at_once, seed):
     run(make_bench, seed, threads=False)

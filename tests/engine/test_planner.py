@@ -4,6 +4,7 @@ import threading
 import time
 from contextlib import nullcontext
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from multiclouddb_api import AtTime, Beginning, ErrorCategory, MulticloudDbError, Now, SkipToOldest
 from multiclouddb_conformance.simulation import (
     CorruptError,
+    Listing,
     ServerError,
     Simulation,
     SimulationProvider,
@@ -173,7 +175,7 @@ def act(sim, consumer, action):
 
 
 @pytest.fixture(autouse=True)
-def no_pauses(monkeypatch):
+def no_pauses(monkeypatch, looks_at_once):
     """A retry is made at once."""
     monkeypatch.setattr(ranges, "_sleep", lambda seconds: None)
 
@@ -185,20 +187,24 @@ class TestAnyLife:
         partitions=st.integers(1, 4),
         heads=st.booleans(),
         last=st.sampled_from([None, 1, 3, 50]),
-        caught=st.integers(0, 3),
+        caught=st.integers(0, 4),
+        form=st.sampled_from(list(Listing)),
     )
-    def test_steps_give_the_truth_in_order_and_again_the_same(self, actions, partitions, heads, last, caught):
+    def test_steps_give_the_truth_in_order_and_again_the_same(
+        self, actions, partitions, heads, last, caught, form
+    ):
         weathers = [
             Weather(),
             Weather(late_children=2, seed=caught),
             Weather(separate_end=1.0, jumble=True, repeat_children=True, page_limit=2),
             Weather(seed_descendants=False, heartbeats=False, scan_limit=1),
+            Weather(late_siblings=2, proves_children=False),
         ]
-        sim = Simulation(partitions=partitions, weather=weathers[caught])
+        sim = Simulation(partitions=partitions, weather=attrs.evolve(weathers[caught], listing=form))
         consumer = Consumer(sim, heads=heads)
         for action in actions:
             act(sim, consumer, action)
-        sim.weather = Weather()
+        sim.weather = Weather(listing=form)
         consumer.drain(last)
         consumer.check_all()
         # Later splits, merges and writes change nothing of what was planned before.
@@ -228,9 +234,18 @@ class TestAnyLife:
         consumer.close()
 
     @settings(max_examples=40, deadline=None)
-    @given(actions=ACTIONS, rest=ACTIONS, cut=st.floats(0, 1), heads=st.booleans(), most=st.integers(1, 9))
-    def test_skipping_what_retention_took_delivers_all_that_is_left(self, actions, rest, cut, heads, most):
-        sim = Simulation(partitions=3)
+    @given(
+        actions=ACTIONS,
+        rest=ACTIONS,
+        cut=st.floats(0, 1),
+        heads=st.booleans(),
+        most=st.integers(1, 9),
+        form=st.sampled_from(list(Listing)),
+    )
+    def test_skipping_what_retention_took_delivers_all_that_is_left(
+        self, actions, rest, cut, heads, most, form
+    ):
+        sim = Simulation(partitions=3, weather=Weather(listing=form))
         consumer = Consumer(sim, heads=heads, on_expired=SkipToOldest())
         for action in actions:
             act(sim, consumer, action)
@@ -297,8 +312,9 @@ class TestTarget:
 
 class TestTrouble:
     @pytest.mark.parametrize("heads", [True, False], ids=["heads", "by reading"])
-    def test_merge_below_a_lost_branch_waits_for_a_parent_that_is_only_slow(self, heads):
-        sim = Simulation(partitions=2)
+    @pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
+    def test_merge_below_a_lost_branch_waits_for_a_parent_that_is_only_slow(self, heads, form):
+        sim = Simulation(partitions=2, weather=Weather(listing=form))
         consumer = Consumer(sim, heads=heads, on_expired=SkipToOldest())
         sim.write("a", {"n": 1})
         (first, _) = sim.split("p0")

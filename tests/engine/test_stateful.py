@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import attrs
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -19,7 +21,7 @@ from multiclouddb_api import (
     OperationOptions,
     StartPosition,
 )
-from multiclouddb_conformance.simulation import Simulation, SimulationProvider, Weather
+from multiclouddb_conformance.simulation import Listing, Simulation, SimulationProvider, Weather
 from multiclouddb_conformance.simulation.ledger import Ledger
 from multiclouddb_spi import Engine, InlineExecutor, Lineage
 from multiclouddb_spi.checkpoint.token import decode_token
@@ -40,10 +42,23 @@ class Life(RuleBasedStateMachine):
         rough=st.booleans(),
         now=st.booleans(),
         attempts=st.sampled_from([1, 6]),
+        form=st.sampled_from(list(Listing)),
+        late=st.sampled_from([0, 0, 2]),
     )
-    def begin(self, seed: int, partitions: int, width: int, rough: bool, now: bool, attempts: int) -> None:
+    def begin(
+        self,
+        seed: int,
+        partitions: int,
+        width: int,
+        rough: bool,
+        now: bool,
+        attempts: int,
+        form: Listing,
+        late: int,
+    ) -> None:
         self.sim = Simulation(partitions=partitions)
-        self.sim.weather = Weather.rough(seed) if rough else Weather(seed=seed)
+        weather = Weather.rough(seed) if rough else Weather(seed=seed)
+        self.sim.weather = attrs.evolve(weather, listing=form, late_siblings=late)
         self.config = ClientConfig("simulation", max_buffered_bytes=BYTES, max_concurrency=width)
         self.attempts = attempts
         self.number = 0
@@ -141,7 +156,7 @@ class Life(RuleBasedStateMachine):
                 continue
             came |= {event.event_id for event in page.events}
             position = FromContinuationToken(page.continuation_token)
-            if page.idle:
+            if page.idle and self.sim.names_all():
                 break
         else:
             raise AssertionError("an old token never came to an end")
@@ -179,7 +194,7 @@ class Life(RuleBasedStateMachine):
         try:
             for _ in range(3000):
                 page = self.page(self.engine, self.ledger, 7)
-                if page is not None and page.idle:
+                if page is not None and page.idle and self.sim.names_all():
                     break
             assert not self.ledger.missing(), "events were lost"
         finally:
@@ -192,4 +207,4 @@ PHASES = (
     tuple(Phase) if "MULTICLOUDDB_SHRINK" in os.environ else (Phase.explicit, Phase.reuse, Phase.generate)
 )
 Life.TestCase.settings = settings(max_examples=LIVES, stateful_step_count=30, deadline=None, phases=PHASES)
-TestLife = Life.TestCase
+TestLife = pytest.mark.usefixtures("looks_at_once")(Life.TestCase)

@@ -24,6 +24,7 @@ from multiclouddb_conformance.simulation import (
     CorruptError,
     DeniedError,
     IteratorExpiredError,
+    Listing,
     ServerError,
     SimulationBatch,
     SimulationFeed,
@@ -527,9 +528,10 @@ class TestExpiry:
         came = ids(bench.drain(token, on_expired=SkipToOldest())[0])
         assert sorted(came) == sorted(bench.written(left))
 
-    def test_merge_below_a_lost_branch_waits_for_a_parent_that_is_only_slow(self, make_bench, ids):
+    @pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
+    def test_merge_below_a_lost_branch_waits_for_a_parent_that_is_only_slow(self, make_bench, ids, form):
         """`lost` and, out of `slow`, `b` are merged; `b` is not discovered when `lost` is skipped."""
-        bench = make_bench(partitions=2)
+        bench = make_bench(partitions=2, weather=Weather(listing=form))
         bench.connect()
         sim = bench.sim
         token = bench.page(Now()).continuation_token
@@ -548,9 +550,10 @@ class TestExpiry:
         assert came == first + second + third
         assert c in sim.open_partitions
 
-    def test_loss_elsewhere_starts_no_child_early(self, make_bench, ids):
+    @pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
+    def test_loss_elsewhere_starts_no_child_early(self, make_bench, ids, form):
         """p0 waits as parent of a merge for `b`, which is not discovered; p2 is lost to retention."""
-        bench = make_bench(partitions=3)
+        bench = make_bench(partitions=3, weather=Weather(listing=form))
         bench.connect()
         sim = bench.sim
         token = bench.page(Now()).continuation_token

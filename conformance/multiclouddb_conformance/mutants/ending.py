@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Final
 
 import attrs
@@ -19,14 +20,18 @@ from multiclouddb_spi import (
     FeedStart,
     Outcome,
     Partition,
+    Provider,
     Seed,
+    Tracked,
 )
 
 __all__ = [
     "AppliesNowToChild",
     "DropsLastPageOfClosedPartition",
     "ForgetsChildrenNamedLate",
+    "ForgetsWatchAtRestart",
     "LosesOneParentOfMerge",
+    "NeverAudits",
     "ReadsFirstPageOfPartitionList",
     "RetiresWithoutChildren",
     "StartsChildEarly",
@@ -138,6 +143,49 @@ class ForgetsChildrenNamedLate(Mutant):
         """Nothing is ever found."""
         del feed, awaiting, deadline
         return {}
+
+
+class ForgetsWatchAtRestart(Mutant):
+    """A process that did not see a partition end takes the children that were known for all."""
+
+    caught_by = ("TestLateSiblings::test_a_sibling_named_late_is_read_after_a_restart",)
+
+    def __init__(self, inner: Provider) -> None:
+        super().__init__(inner)
+        self._seen: set[str] = set()
+
+    def fetch(
+        self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
+    ) -> Batch:
+        """Ends are remembered."""
+        batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
+        if isinstance(batch.outcome, Drained):
+            self._seen.add(reader.partition_id)
+        return batch
+
+    def discover(
+        self, feed: WrappedFeed, awaiting: Mapping[str, Cursor], deadline: Deadline
+    ) -> dict[str, Outcome]:
+        """No others follow where the end is not remembered."""
+        outcomes = super().discover(feed, awaiting, deadline)
+        return {name: out if name in self._seen else Drained(()) for name, out in outcomes.items()}
+
+
+class NeverAudits(Mutant):
+    """A feed says that everything is covered without a look."""
+
+    caught_by = ("TestUncovered::test_a_partition_that_a_start_left_out_is_found_late",)
+
+    def uncovered(
+        self,
+        feed: WrappedFeed,
+        tracked: Mapping[str, Tracked],
+        since: datetime | None,
+        deadline: Deadline,
+    ) -> list[Seed] | None:
+        """Nothing is."""
+        del feed, tracked, since, deadline
+        return []
 
 
 class ReadsFirstPageOfPartitionList(Mutant):

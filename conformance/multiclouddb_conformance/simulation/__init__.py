@@ -38,7 +38,7 @@ from multiclouddb_conformance.simulation.provider import (
 )
 from multiclouddb_conformance.simulation.reader import SimulationReader
 from multiclouddb_conformance.simulation.tree import PartitionLog, Written
-from multiclouddb_conformance.simulation.weather import CaughtUp, Weather
+from multiclouddb_conformance.simulation.weather import CaughtUp, Listing, Weather
 from multiclouddb_conformance.simulation.world import Simulation
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "CorruptError",
     "DeniedError",
     "IteratorExpiredError",
+    "Listing",
     "MissingError",
     "PartitionLog",
     "ServerError",

@@ -16,6 +16,7 @@ class Calls:
         feeds: Feeds opened.
         starts: Calls of `start`.
         lists: Calls of `partitions`.
+        audits: Calls of `uncovered`.
         discovers: Calls of `discover`.
         awaited: Partition id → how often its children were asked for.
         audits: Calls of `uncovered`.
@@ -36,6 +37,7 @@ class Calls:
         self.feeds = 0
         self.starts = 0
         self.lists = 0
+        self.audits = 0
         self.discovers = 0
         self.awaited: Counter[str] = Counter()
         self.audits = 0

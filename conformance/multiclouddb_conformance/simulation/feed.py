@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar, assert_never
 
 from multiclouddb_api import AtTime, Beginning, ErrorCategory, Now
 from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.errors import MissingError, TrimmedError
+from multiclouddb_conformance.simulation.listing import kept, listed, missed, shown, topmost, with_ancestors
 from multiclouddb_conformance.simulation.position import Place, behind, place_text, to_cursor, to_place
 from multiclouddb_conformance.simulation.reader import SimulationReader
 from multiclouddb_conformance.simulation.tree import PartitionLog
 from multiclouddb_conformance.simulation.view import View
-from multiclouddb_conformance.simulation.weather import Dice
+from multiclouddb_conformance.simulation.weather import Dice, Listing
 from multiclouddb_conformance.simulation.world import Simulation
 from multiclouddb_spi import (
     Continue,
@@ -26,13 +27,11 @@ from multiclouddb_spi import (
     Head,
     Outcome,
     Partition,
-    PartitionState,
     Position,
     ProviderFault,
     Reader,
     Seed,
     Tracked,
-    missed_by_parents,
 )
 
 __all__ = ["SimulationFeed"]
@@ -81,13 +80,12 @@ class SimulationFeed(Feed):
             return self._jumbled(seeds, "start")
 
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """See `Feed.partitions`; closed ones are listed while something of them is kept."""
+        """See `Feed.partitions`; closed ones, if any, are listed while something of them is kept."""
         self.calls.count("lists")
         self.sim.control("partitions")
         with self.sim.changed:
             self._check_alive()
-            listed = [self._as_listed(partition) for partition in self._listed()]
-            return self._jumbled(listed, "partitions")
+            return self._jumbled(listed(self.view), "partitions")
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
         """See `Feed.open`."""
@@ -114,19 +112,21 @@ class SimulationFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed] | None:
-        """See `Feed.uncovered`; by parents."""
+        """See `Feed.uncovered`; by what the service lists."""
         self.calls.count("audits")
         self.sim.control("uncovered")
         with self.sim.changed:
             self._check_alive()
-            listed = [self._as_listed(partition) for partition in self._listed()]
-            missed = missed_by_parents(tracked, listed, lambda name: self.sim.partitions[name].gone)
-            if missed is None:
+            found = missed(self.view, tracked)
+            if found is None:
                 return None
             oldest = 0 if since is None else self.sim.commit_before(since)
+            # What ended before the start would name children that began before it as well.
+            ends = {name: self.sim.partitions[name].closed for name in found}
             return [
                 Seed(name, parents, to_cursor(behind(max(oldest, self.sim.partitions[name].oldest))))
-                for name, parents in missed.items()
+                for name, parents in found.items()
+                if (end := ends[name]) is None or end > oldest
             ]
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
@@ -147,7 +147,7 @@ class SimulationFeed(Feed):
             self._check_alive()
             found: dict[str, Seed] = {}
             for name in partition_ids:
-                for partition in self._still_listed(name):
+                for partition in self._still_readable(name):
                     found[partition.id] = self._seed(partition, partition.oldest)
             return list(found.values())
 
@@ -177,59 +177,54 @@ class SimulationFeed(Feed):
         if self.sim.incarnation != self.identity.incarnation:
             raise MissingError(f"{self.sim.address} does not exist, or not any more")
 
-    def _listed(self) -> list[PartitionLog]:
-        return [
-            partition
-            for partition in self.sim.partitions.values()
-            if not partition.gone and self.view.covers(partition)
-        ]
-
-    def _as_listed(self, partition: PartitionLog) -> Partition:
-        state = PartitionState.OPEN if partition.closed is None else PartitionState.CLOSED
-        return Partition(partition.id, self.view.parents(partition), state)
-
     def _seed(self, partition: PartitionLog, commit: int) -> Seed:
-        return Seed(partition.id, self.view.parents(partition), to_cursor(behind(commit)))
+        tells = self.sim.weather.listing is not Listing.OPEN
+        return Seed(partition.id, self.view.parents(partition) if tells else (), to_cursor(behind(commit)))
 
     def _jumbled(self, items: list[_Item], what: str) -> list[_Item]:
         return Dice(self.sim.weather.seed, what).jumbled(items) if self.sim.weather.jumble else items
 
-    def _of(self, partitions: Iterable[PartitionLog], partition_id: str | None) -> list[PartitionLog]:
-        return [partition for partition in partitions if partition_id in (None, partition.id)]
+    def _startable(self, partition_id: str | None) -> list[PartitionLog]:
+        """What one look shows; a partition that is asked for by its id is found whatever is listed."""
+        if partition_id is None:
+            return with_ancestors(shown(self.view), kept(self.view))
+        return [partition for partition in kept(self.view) if partition.id == partition_id]
+
+    def _seeds_descendants(self) -> bool:
+        weather = self.sim.weather
+        return weather.seed_descendants and weather.listing is Listing.ALL
 
     def _from_beginning(self, partition_id: str | None) -> list[Seed]:
-        partitions = self._of(self._listed(), partition_id)
-        if partition_id is None and not self.sim.weather.seed_descendants:
-            listed = {partition.id for partition in partitions}
-            partitions = [part for part in partitions if listed.isdisjoint(part.parents)]
+        partitions = self._startable(partition_id)
+        if partition_id is None and not self._seeds_descendants():
+            partitions = topmost(partitions)
         return [self._seed(partition, partition.oldest) for partition in partitions]
 
     def _from_now(self, partition_id: str | None) -> list[Seed]:
-        partitions = [part for part in self._listed() if part.closed is None or part.id == partition_id]
         return [
             self._seed(part, self.sim.head if part.closed is None else part.closed)
-            for part in self._of(partitions, partition_id)
+            for part in self._startable(partition_id)
+            if part.closed is None or part.id == partition_id
         ]
 
     def _from_time(self, moment: datetime, partition_id: str | None) -> list[Seed]:
         commit = max(self.sim.commit_before(moment), self.sim.created)
-        if partition_id is None:
-            partitions = self._from_commit(commit)
-        else:
-            partitions = self._of(self._listed(), partition_id)
+        partitions = self._from_commit(commit) if partition_id is None else self._startable(partition_id)
         for partition in partitions:
             self._check_kept(partition, commit)
         return [self._seed(part, max(part.born, min(commit, part.closed or commit))) for part in partitions]
 
     def _from_commit(self, commit: int) -> list[PartitionLog]:
         """The partitions alive behind a commit, and what follows them where the weather says so."""
-        later = self.sim.weather.seed_descendants
-        return [
+        later = self._seeds_descendants()
+        visible = {part.id for part in shown(self.view)}
+        parts = [
             partition
             for partition in self.sim.partitions.values()
             if self.view.covers(partition)
             and (partition.alive_at(commit) or (later and partition.born > commit))
         ]
+        return with_ancestors([part for part in parts if part.gone or part.id in visible], parts)
 
     def _check_kept(self, partition: PartitionLog, commit: int) -> None:
         if max(commit, partition.born) < partition.trimmed:
@@ -240,8 +235,12 @@ class SimulationFeed(Feed):
                 )
             )
 
-    def _still_listed(self, partition_id: str) -> list[PartitionLog]:
-        """The partition, or its oldest descendants that are listed."""
+    def _still_readable(self, partition_id: str) -> list[PartitionLog]:
+        """The partition, or its oldest descendants that can be read; or all that may be them."""
+        asked = self.sim.partitions.get(partition_id)
+        if self.sim.weather.listing is Listing.OPEN and asked is not None and asked.gone:
+            # Nobody knows what came of it: it began when this had ended, and no other partition names it.
+            return [part for part in topmost(kept(self.view)) if part.born >= (asked.closed or 0)]
         found: dict[str, PartitionLog] = {}
         pending = [partition_id]
         seen = set(pending)

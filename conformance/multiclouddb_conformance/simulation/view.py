@@ -59,13 +59,15 @@ class View:
             return Continue()
         if not self.sim.children_named(partition_id, asked=asked):
             return Awaiting()
-        following = [self.sim.partitions[name] for name in partition.children]
-        children = [self._child(child) for child in following if self.covers(child)]
+        following = [name for name in partition.children if self.covers(self.sim.partitions[name])]
+        named = self.sim.siblings_named(partition_id, following, asked=asked)
+        complete = self.sim.weather.proves_children and len(named) == len(following)
+        children = [self._child(self.sim.partitions[name]) for name in following if name in named]
         weather = self.sim.weather
         dice = Dice(weather.seed, f"children {partition_id}")
         if weather.repeat_children:
             children.append(children[dice.up_to(len(children) - 1)])
-        return Drained(tuple(dice.jumbled(children) if weather.jumble else children))
+        return Drained(tuple(dice.jumbled(children) if weather.jumble else children), complete)
 
     def _child(self, partition: PartitionLog) -> Child:
         return Child(partition.id, self.parents(partition), to_cursor(behind(partition.born)))

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-__all__ = ["CaughtUp", "Dice", "Weather"]
+__all__ = ["CaughtUp", "Dice", "Listing", "Weather"]
 
 
 class CaughtUp(Enum):
@@ -24,6 +24,17 @@ class CaughtUp(Enum):
     """True on an empty batch only: a batch with records may have been the last, or not."""
     UNKNOWN = "unknown"
     """None, always."""
+
+
+class Listing(Enum):
+    """What a listing of partitions holds."""
+
+    ALL = "all"
+    """Open and closed ones, with their parents."""
+    OPEN_WITH_RANGES = "open with ranges"
+    """Open ones, with their parents; every id stands for a range of keys."""
+    OPEN = "open"
+    """Open ones, without parents: a partition's own log names its children. It can be had as of a moment."""
 
 
 def _chance(instance: object, attribute: attrs.Attribute[Any], value: float) -> None:
@@ -66,6 +77,13 @@ class Weather:
         ignore_max_bytes: True when the service cannot be told a size.
         separate_end: Chance, per partition, that its end comes on an empty batch of its own.
         late_children: A partition's children are named after up to so many calls of `discover`.
+        late_siblings: One child is named at first, each other one after up to so many further calls of
+            `discover`.
+        proves_children: False for a service that never says that it has named all children.
+        listing: The form of its listings.
+        late_listing: A partition that comes of others is listed after up to so many looks (a start, a
+            listing, an audit).
+        incomplete_listing: Chance, per look and partition, that a listing leaves it out.
         jumble: True to name children and list partitions in arbitrary order.
         repeat_children: True to name some children twice.
         caught_up: What `Batch.caught_up` says.
@@ -103,6 +121,11 @@ class Weather:
     ignore_max_bytes: bool = False
     separate_end: float = _chance_field()
     late_children: int = 0
+    late_siblings: int = 0
+    proves_children: bool = True
+    listing: Listing = Listing.ALL
+    late_listing: int = 0
+    incomplete_listing: float = _chance_field()
     jumble: bool = False
     repeat_children: bool = False
     caught_up: CaughtUp = CaughtUp.EXACT
@@ -139,6 +162,8 @@ class Weather:
             "watermarks": dice.choice([False, True]),
             "seed_descendants": dice.choice([False, True]),
             "control": dice.choice([0.0, 0.1]),
+            "listing": dice.choice(list(Listing)),
+            "proves_children": dice.choice([True, True, False]),
         }
         habits["strict_retention"] = habits["heartbeats"]
         return cls(seed=seed, **{**habits, **changes})

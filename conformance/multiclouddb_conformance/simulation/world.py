@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 import attrs
@@ -63,6 +63,8 @@ class Simulation(Log):
         self._dice: dict[tuple[int, str], Dice] = {}
         self._in_row: dict[str, int] = {}
         self._patience: dict[str, int] = {}
+        self._asked_for_more: dict[str, int] = {}
+        self._unlisted: dict[str, int] = {}
         self._redelivered: set[tuple[str, int, int]] = set()
 
     # -- The script
@@ -81,7 +83,7 @@ class Simulation(Log):
             fault: What is raised: an exception, or a fault that is raised as `ProviderFault`.
             times: How many calls, or None for all that follow.
             operation: `fetch`, or a method of the feed: `start`, `partitions`, `discover`,
-                `oldest`, `heads`, `clock`, or `open_feed`.
+                `uncovered`, `oldest`, `heads`, `clock`, or `open_feed`.
         """
         error = ProviderFault(fault) if isinstance(fault, Fault) else fault
         with self.changed:
@@ -107,6 +109,11 @@ class Simulation(Log):
         """Let the service name the children of a partition after that many calls of `discover`."""
         with self.changed:
             self._patience[partition_id] = calls
+
+    def hide(self, partition_id: str, looks: int) -> None:
+        """Let the service list a partition after that many looks (a start, a listing, an audit)."""
+        with self.changed:
+            self._unlisted[partition_id] = looks
 
     def wait_until_held(self, partition_id: str | None = None, timeout: float = 10.0) -> bool:
         """Block until a fetch stands at a hold; False when none came in time."""
@@ -183,6 +190,53 @@ class Simulation(Log):
             left = Dice(self.weather.seed, f"late {partition_id}").up_to(self.weather.late_children)
         self._patience[partition_id] = max(0, left - asked)
         return not left
+
+    def siblings_named(self, partition_id: str, children: Sequence[str], *, asked: bool) -> list[str]:
+        """Those of a closed partition's children that the service names by now; one at least.
+
+        Args:
+            partition_id: The closed partition.
+            children: All its children.
+            asked: True for a call of `discover`, which brings the moment nearer.
+        """
+        most = self.weather.late_siblings
+        if not most or len(children) < 2:
+            return list(children)
+        self._asked_for_more[partition_id] = self._asked_for_more.get(partition_id, 0) + asked
+        return [name for name, looks in self._namings(partition_id, children) if looks <= 0]
+
+    def _namings(self, partition_id: str, children: Sequence[str]) -> list[tuple[str, int]]:
+        """The children in the order in which they are named, and how many looks each is off."""
+        dice = Dice(self.weather.seed, f"siblings {partition_id}")
+        found, looks = list[tuple[str, int]](), -self._asked_for_more.get(partition_id, 0)
+        for number, name in enumerate(dice.jumbled(list(children))):
+            looks += dice.up_to(self.weather.late_siblings) if number else 0
+            found.append((name, looks))
+        return found
+
+    def names_all(self) -> bool:
+        """False while children are to be named of which a client has been told a part; then idle is early."""
+        with self.changed:
+            return all(
+                looks <= 0
+                for name in self._asked_for_more
+                if self.weather.late_siblings and name in self.partitions
+                for _, looks in self._namings(name, self.partitions[name].children)
+            )
+
+    def lists_all(self) -> bool:
+        """False in weather in which a partition may be missing from a listing."""
+        late = self.weather.late_listing or self.weather.incomplete_listing
+        return not late and not any(self._unlisted.values())
+
+    def shows(self, partition_id: str) -> bool:
+        """Whether this look at the service shows a partition."""
+        left = self._unlisted.get(partition_id)
+        if left is None:
+            most = self.weather.late_listing if self.partitions[partition_id].parents else 0
+            left = Dice(self.weather.seed, f"listed {partition_id}").up_to(most) if most else 0
+        self._unlisted[partition_id] = max(0, left - 1)
+        return not left and not self._trouble(self.weather.incomplete_listing, f"listed {partition_id}")
 
     def ends_apart(self, partition_id: str) -> bool:
         """True when the end of a partition comes on an empty batch of its own."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from multiclouddb_conformance.us8.capability import TestCapabilities, TestNoFeed
 from multiclouddb_conformance.us8.checkpoint import TestCheckpoint, TestPageSize
+from multiclouddb_conformance.us8.coverage import TestLateSiblings, TestUncovered
 from multiclouddb_conformance.us8.document import TestImages, TestKeys, TestValues
 from multiclouddb_conformance.us8.expiry import TestExpiry, TestPoison
 from multiclouddb_conformance.us8.faults import TestEndlessTrouble, TestTrimmedOnTheWay, TestTrouble
@@ -43,6 +44,7 @@ __all__ = [
     "TestImages",
     "TestKeys",
     "TestLateChildren",
+    "TestLateSiblings",
     "TestLogicalPartition",
     "TestLongPoll",
     "TestLoss",
@@ -64,6 +66,7 @@ __all__ = [
     "TestTransactions",
     "TestTrimmedOnTheWay",
     "TestTrouble",
+    "TestUncovered",
     "TestValues",
     "TestWatermark",
     "TestWiderScopes",

@@ -1,0 +1,62 @@
+"""Every partition is read: children that are named one after the other, and partitions that were missed."""
+# ruff: noqa: D102 - a test's name says what it is about
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from multiclouddb_api import MulticloudDbClient, PartitionFoundLate
+from multiclouddb_conformance.collection import Collection, ids
+from multiclouddb_conformance.faults import FaultScript, FaultyPlugin, LateSiblings, LeavesOut
+from multiclouddb_conformance.plugged import open_client
+
+__all__ = ["TestLateSiblings", "TestUncovered"]
+
+
+def _troubled(collection: Collection, script: FaultScript) -> MulticloudDbClient:
+    """A client whose reader answers so; no service can be told to."""
+    harness = collection.harness
+    return open_client(FaultyPlugin(harness.plugin, script), harness.config())
+
+
+@pytest.mark.needs("split", "late_children")
+class TestLateSiblings:
+    """A service that names some children of a closed partition, and others later."""
+
+    def test_a_sibling_named_late_is_read_after_a_restart(self, collection: Collection) -> None:
+        collection.fill(20)
+        collection.split()
+        collection.fill(40, start=20)
+        with _troubled(collection, LateSiblings()) as client:
+            pages = list(collection.pages(collection.begin, client=client))
+        assert pages[-1].diagnostics.open_watches == 1
+        events = [event for page in pages for event in page.events]
+        assert 20 < len(events) < 60
+        events += collection.drain(pages[-1].continuation_token)
+        assert len(events) == len(set(ids(events))) == 60
+
+
+@pytest.mark.needs("several", "audit", "alone")
+class TestUncovered:
+    """An audit of coverage."""
+
+    def test_a_partition_that_a_start_left_out_is_found_late(self, collection: Collection) -> None:
+        with _troubled(collection, LeavesOut()) as client:
+            token = collection.now(client=client)
+        collection.fill(40)
+        config = attrs.evolve(collection.harness.config(), coverage_audit_seconds=0)
+        late, events = list[str](), list[str]()
+        with open_client(collection.harness.plugin, config) as client:
+            for _ in range(2):  # what is found late is read by the next call
+                pages = list(collection.pages(token, client=client))
+                token = pages[-1].continuation_token
+                for page in pages:
+                    told = [each for each in page.notices if isinstance(each, PartitionFoundLate)]
+                    found = [each.partition_id for each in told]
+                    assert {event.partition_id for event in page.events}.isdisjoint(found)
+                    late += found
+                    events += ids(page.events)
+        assert len(late) == 1
+        assert late[0] in collection.partitions()
+        assert len(events) == len(set(events)) == 40

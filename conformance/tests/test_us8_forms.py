@@ -1,0 +1,22 @@
+"""The whole suite on services whose listings have other forms: open partitions only."""
+
+import attrs
+
+from multiclouddb_conformance.simulated import SimulationHarness
+from multiclouddb_conformance.simulation import Listing
+from multiclouddb_conformance.us8 import *  # noqa: F403
+
+
+class RangesHarness(SimulationHarness):
+    """Open partitions with parents and key ranges."""
+
+    weather = attrs.evolve(SimulationHarness.weather, listing=Listing.OPEN_WITH_RANGES)
+
+
+class OpenHarness(SimulationHarness):
+    """Open partitions without parents: each names its children itself."""
+
+    weather = attrs.evolve(SimulationHarness.weather, listing=Listing.OPEN, seed_descendants=False)
+
+
+HARNESSES = [RangesHarness, OpenHarness]
