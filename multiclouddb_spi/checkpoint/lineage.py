@@ -138,7 +138,7 @@ class Lineage:
 
     def drained(self) -> list[Drained]:
         """Partitions that may have more children than are known."""
-        return [entry for entry in self._entries.values() if type(entry) is Drained]
+        return [entry for entry in self if type(entry) is Drained]
 
     def is_quiet(self, quiet: Collection[str]) -> bool:
         """Whether all that is read is `quiet`, none waits, and each that has ended has a known child."""
@@ -189,8 +189,7 @@ class Lineage:
             partition_ids: In the order served.
         """
         for partition_id in partition_ids:
-            entry = self._entries.pop(partition_id, None)
-            if entry is not None:
+            if (entry := self._entries.pop(partition_id, None)) is not None:
                 self._entries[partition_id] = entry
 
     def await_children(self, partition_id: str) -> None:
