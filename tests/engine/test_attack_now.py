@@ -7,7 +7,7 @@ from multiclouddb_conformance.simulation import Weather
 
 
 def test_a_start_at_now_does_not_trust_a_clock_that_was_carried_on(make_bench, monkeypatch):
-    """The service's clock was set back, or one of its machines is behind: what comes after the start counts."""
+    """The clock was set back, or a machine of the service is behind: what follows the start counts."""
     bench = make_bench(2, weather=Weather(proves_children=False))
     bench.connect(coverage_audit_seconds=1e-9)
     real, ahead = time.monotonic, [0.0]
