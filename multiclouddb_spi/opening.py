@@ -172,7 +172,7 @@ class Opening:
         if isinstance(position, AtTime):
             self._not_ahead(feed, position, deadline)
         only = physical.native if physical else None
-        now = self._feeds.soon(feed, deadline) if isinstance(position, Now) else None
+        now = self._feeds.told(feed, deadline) if isinstance(position, Now) else None
         audited = None if physical else begun(feed, position, now)
         seeds = self._fetcher.call(lambda: feed.start(position, only, deadline), deadline)
         if physical is None:

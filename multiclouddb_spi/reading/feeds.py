@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
@@ -78,22 +79,38 @@ class FeedCache:
         """The service's time, from an answer at most a minute old; None where it does not tell."""
         asked, told = self._clocks.get(id(feed), (-math.inf, None))
         if time.monotonic() - asked >= _CLOCK_SECONDS:
-            told = self._fetcher.call(lambda: feed.clock(deadline), deadline)
-            asked = time.monotonic()
-            self._clocks[id(feed)] = (asked, told)
+            asked, told = self._ask(feed, deadline)
         # Carried on by a clock that nobody sets.
         return None if told is None else told + timedelta(seconds=time.monotonic() - asked)
 
+    def told(self, feed: Feed, deadline: Deadline) -> datetime | None:
+        """What the service answers now, if it tells quickly: never later than its time at what follows.
+
+        A time that was carried on may be: the clock was set back since, or another machine answers.
+        """
+        return self._quickly(feed, deadline, lambda soon: self._ask(feed, soon)[1])
+
     def soon(self, feed: Feed, deadline: Deadline) -> datetime | None:
         """The service's time if it tells quickly; one that does not is left alone for a minute."""
+        return self._quickly(feed, deadline, lambda soon: self.now(feed, soon))
+
+    def _quickly(
+        self, feed: Feed, deadline: Deadline, ask: Callable[[Deadline], datetime | None]
+    ) -> datetime | None:
         failed = self._mute.get(id(feed))
         if deadline.passed() or (failed is not None and time.monotonic() - failed < _CLOCK_SECONDS):
             return None
         try:
-            return self.now(feed, deadline.sooner(_CLOCK_PATIENCE))
+            return ask(deadline.sooner(_CLOCK_PATIENCE))
         except Exception:  # noqa: BLE001 - it costs the lag, not the page
             self._mute[id(feed)] = time.monotonic()
             return None
+
+    def _ask(self, feed: Feed, deadline: Deadline) -> tuple[float, datetime | None]:
+        told = self._fetcher.call(lambda: feed.clock(deadline), deadline)
+        asked = time.monotonic()
+        self._clocks[id(feed)] = (asked, told)
+        return asked, told
 
     def close(self) -> None:
         """Close every feed, one in use when its call is over."""
