@@ -88,9 +88,14 @@ def setting() -> str:
     python = ".".join(map(str, sys.version_info[:2]))
     packages = ", ".join(f"{name} {'.'.join(version(name).split('.')[:2])}" for name in _PACKAGES)
     return (
-        f"{os.cpu_count()} cores ({_processor()}), {platform.system()}; "
+        f"{_cores()} cores ({_processor()}), {platform.system()}; "
         f"Python {python}, SQLite {sqlite3.sqlite_version}, {packages}"
     )
+
+
+def _cores() -> int | None:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _processor() -> str:

@@ -71,11 +71,11 @@ class Waiting:
         """Ids that keep it from starting as long as they are followed here."""
         return self.parents | self.unsettled if self.parents else frozenset()
 
-    def without(self, parent: str, children: frozenset[str]) -> Waiting:
-        """The same when a partition has been drained and its children have taken its place."""
+    def without(self, parent: str, heirs: frozenset[str]) -> Waiting:
+        """The same when a partition has been drained and others, or its watch, have taken its place."""
         unsettled = self.unsettled
         if parent in unsettled:
-            unsettled = (unsettled | children) - {parent, self.partition_id}
+            unsettled = (unsettled - {parent} | heirs) - {self.partition_id}
         return attrs.evolve(self, parents=self.parents - {parent}, unsettled=unsettled)
 
     def after(self, partition_id: str, page: ChangeFeedPage) -> Waiting:
@@ -95,6 +95,7 @@ class Branch:
         lanes: What is read.
         waiting: What will be read.
         watches: What has ended and may name more children.
+        done: What has ended, as long as somebody may name one of them again.
     """
 
     def __init__(
@@ -103,11 +104,13 @@ class Branch:
         lanes: Iterable[Lane],
         waiting: Iterable[Waiting] = (),
         watches: Iterable[Lane] = (),
+        done: Iterable[str] = (),
     ) -> None:
         self.root = root
         self.lanes = list(lanes)
         self.watches = list(watches)
         self._waiting = {child.partition_id: child for child in waiting}
+        self._done = set(done)
 
     @classmethod
     def from_text(cls, root: str, text: str) -> Branch:
@@ -129,10 +132,12 @@ class Branch:
                 "reading": list() as lanes,
                 "waiting": list() as waiting,
                 "watching": list() as watching,
-            }:
+                "done": list() as done,
+            } if all(isinstance(name, str) for name in done):
                 if found != root:
                     raise _damaged(f"follows the partition {found!r}, not {root!r}")
-                branch = cls(root, map(_lane_in, lanes), map(_waiting_in, waiting), map(_watch_in, watching))
+                watches = map(_watch_in, watching)
+                branch = cls(root, map(_lane_in, lanes), map(_waiting_in, waiting), watches, done)
             case _:
                 raise _damaged("is damaged")
         if len(branch._ids() | branch._watched()) < len(lanes) + len(waiting) + len(watching):
@@ -158,6 +163,7 @@ class Branch:
             "reading": [[lane.partition_id, lane.token] for lane in self.lanes],
             "waiting": [_waiting_out(child) for child in self._waiting.values()],
             "watching": [[lane.partition_id, lane.token, sorted(lane.named or ())] for lane in self.watches],
+            "done": sorted(self._done),
         }
         return orjson.dumps(fields).decode()
 
@@ -190,6 +196,8 @@ class Branch:
                 name: child.after(lane.partition_id, page) for name, child in self._waiting.items()
             }
         self._start()
+        if not self.watches and not self._waiting:
+            self._done.clear()
 
     def _ids(self) -> set[str]:
         return {lane.partition_id for lane in self.lanes} | self._waiting.keys()
@@ -208,18 +216,21 @@ class Branch:
     def _retire(self, lane: Lane, page: ChangeFeedPage) -> None:
         parent, before = lane.partition_id, lane.named or frozenset()
         others = frozenset(self._ids())
+        known = others | before | self._done
         named = _named_on(page)
-        if lane.named is None:
-            self._waiting = {name: child.without(parent, named) for name, child in self._waiting.items()}
-        if page.diagnostics.open_watches:
+        self._done.add(parent)
+        watched = bool(page.diagnostics.open_watches)
+        heirs = (named - self._done) | ({parent} if watched else set())
+        self._waiting = {name: child.without(parent, heirs) for name, child in self._waiting.items()}
+        if watched:
             self.watches.append(Lane(parent, lane.position, before | named))
         for child in page.child_partitions:
-            if child.partition_id not in others | before:
+            if child.partition_id not in known:
                 self._waiting[child.partition_id] = Waiting(
                     child.partition_id,
                     child.continuation_token,
-                    frozenset(child.parents) - {parent},
-                    others,
+                    frozenset(child.parents) - self._done,
+                    others | self._watched(),
                     page.diagnostics.watermark,
                     _service_time(page),
                 )
@@ -242,7 +253,7 @@ class Branch:
 
     def _ready(self) -> list[Waiting]:
         """Children that wait for nothing that is read: for nothing at all, or for each other only."""
-        blocked = {lane.partition_id for lane in self.lanes}
+        blocked = {lane.partition_id for lane in self.turns()}
         left = list(self._waiting.values())
         while hit := [child for child in left if not blocked.isdisjoint(child.waits_for())]:
             blocked.update(child.partition_id for child in hit)

@@ -1017,11 +1017,12 @@ class TestFollowChildren:
             "{}",
             '{"followed":2}',
             '{"followed":1,"root":"P","reading":[],"waiting":[]}',
-            '{"followed":1,"root":"P","reading":[],"waiting":[],"watching":{}}',
-            '{"followed":1,"root":"P","reading":[],"waiting":[],"watching":[["A","t"]]}',
-            '{"followed":1,"root":"P","reading":[],"waiting":[],"watching":[["A","",[]]]}',
-            '{"followed":1,"root":"P","reading":[],"waiting":[],"watching":[["A","t",[5]]]}',
-            '{"followed":1,"root":"P","reading":[["A","t"]],"waiting":[],"watching":[["A","t",[]]]}',
+            '{"followed":1,"root":"P","reading":[],"waiting":[],"watching":{},"done":[]}',
+            '{"followed":1,"root":"P","reading":[],"waiting":[],"watching":[["A","t"]],"done":[]}',
+            '{"followed":1,"root":"P","reading":[],"waiting":[],"watching":[["A","",[]]],"done":[]}',
+            '{"followed":1,"root":"P","reading":[],"waiting":[],"watching":[["A","t",[5]]],"done":[]}',
+            '{"followed":1,"root":"P","reading":[["A","t"]],"waiting":[],"watching":[["A","t",[]]],"done":[]}',
+            '{"followed":1,"root":"P","reading":[["A","t"]],"waiting":[],"watching":[],"done":[5]}',
             '{"followed":1,"root":"P","reading":{},"waiting":[]}',
             '{"followed":1,"root":"P","reading":[["A"]],"waiting":[]}',
             '{"followed":1,"root":"P","reading":[["A",5]],"waiting":[]}',
@@ -1046,7 +1047,7 @@ class TestFollowChildren:
     def test_a_token_with_waiting_children_is_read_exactly(self):
         text = (
             '{"followed":1,"root":"P","reading":[["A","a"]],"waiting":[["M","m",["B","C"],["A","D"],'
-            '"2026-01-31T12:00:00Z","2026-01-31T12:00:00.000001Z"],["N","n",[],[],null,null]],"watching":[["W","w",["A","Z"]]]}'
+            '"2026-01-31T12:00:00Z","2026-01-31T12:00:00.000001Z"],["N","n",[],[],null,null]],"watching":[["W","w",["A","Z"]]],"done":["P","W"]}'
         )
         assert Branch.from_text("P", text).token == text
 
@@ -1060,6 +1061,7 @@ class TestFollowChildren:
             "reading": [["B", "B@1"], ["A", "A@2"]],
             "waiting": [],
             "watching": [],
+            "done": [],
         }
 
 

@@ -68,7 +68,8 @@ class Retention:
         awaited = {parent for waits in parents.values() for parent in waits} - others - coming - {name}
         unlisted = _unlisted(awaited, listed)
         coming |= self._oldest_of(unlisted).intersection(unlisted)
-        coming |= _missed(lineage, awaited, listed)
+        # What came of the lost one and is not among its seeds has nothing left to be read.
+        coming |= _missed(lineage, awaited - _descendants({name}, listed), listed)
         return coming, _holds(parents, left & parents.keys(), gone)
 
     def named(self, lineage: Lineage, name: str, children: Sequence[Child]) -> tuple[list[Child], set[str]]:

@@ -93,7 +93,7 @@ class Consumer:
         events = []
         for _ in range(MANY):
             came = self.step(**limits)
-            if came is None and not self.position.drained():
+            if came is None and not self.position.unnamed():
                 return events
             events += came or []
         raise AssertionError("it does not end")

@@ -71,6 +71,7 @@ class TestReaders:
 
     def test_a_few_are_kept_however_long_one_consumer_has_read(self, bench):
         bench.fill(100)
+        bench.connect(max_readers_per_partition=16)
         place = BEGINNING
         for _ in range(60):
             place = bench.page(place, 1).continuation_token

@@ -190,4 +190,5 @@ class SecretInMessage(Mutant):
 
     def error(self, error: MulticloudDbError) -> MulticloudDbError:
         """With the whole configuration."""
-        return MulticloudDbError(f"{error.message}, with {dict(self.config.connection)}", error.detail)
+        shown = ", ".join(str(value) for value in self.config.connection.values())
+        return MulticloudDbError(f"{error.message}, with {shown}", error.detail)

@@ -97,7 +97,7 @@ def _start_of(shard: Shard, place: Place) -> Place:
     ages = [seconds for seconds in (seconds_at(place), _age(shard)) if seconds is not None]
     if isinstance(place, Horizon) and not ages:
         return place  # a parent without a record at `Beginning` tells nothing
-    if isinstance(place, Latest) and max(ages) == seconds_at(place):
+    if isinstance(place, Latest) and place.since is not None and max(ages) == seconds_at(place):
         return Latest(place.since)  # the parent may have ended before: what is older is not wanted
     return Start(max(ages, default=None))
 

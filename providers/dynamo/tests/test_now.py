@@ -91,7 +91,7 @@ class TestWithinAQuarterOfAnHour:
         while consumer.pages[-1].events:
             read = consumer.pages[-1]
             consumer.read()
-        assert all(len(cursor) == 2 for cursor in cursors(read.continuation_token).values())
+        assert all(cursor[0].isdecimal() for cursor in cursors(read.continuation_token).values())
         consumer.until_idle()
         assert all(cursor[0].isdecimal() for cursor in cursors(consumer.token).values())
 
