@@ -10,7 +10,7 @@ from multiclouddb_api import (
     PartitionFoundLate,
     PhysicalPartition,
 )
-from multiclouddb_conformance.simulation import ServerError, SimulationProvider
+from multiclouddb_conformance.simulation import ServerError, SimulationFeed, SimulationProvider
 from multiclouddb_conformance.wrapped import WrappedBatch, WrappedProvider
 from multiclouddb_spi import Awaiting, Deadline, Drained, FeedSpec, Planner
 from multiclouddb_spi.checkpoint import coverage, watching
@@ -564,3 +564,18 @@ class TestMissedByParents:
         )
         assert found == {"b": (), "c": ()}
         assert asked == ["p"]
+
+
+class TestHeadroom:
+    def test_of_a_child_that_waits_counts_too(self, make_bench, monkeypatch):
+        bench = make_bench(2, retention_seconds=1000)
+        bench.connect()
+        bench.fill(20)
+        token = bench.page().continuation_token
+        bench.sim.merge("p0", "p1")
+        monkeypatch.setattr(SimulationFeed, "headroom", lambda self, cursor, now: 42.0)
+        bench.sim.fail_next("p1", ServerError("503"), times=None)
+        page = bench.page(token)
+        flags = [entry[2] for entry in decode_token(page.continuation_token).state["p"] if len(entry) > 2]
+        assert flags == [4], "the child waits"
+        assert page.diagnostics.retention_headroom_seconds == 42.0
