@@ -4,6 +4,7 @@ import attrs
 import pytest
 
 from multiclouddb_api import (
+    AtTime,
     Beginning,
     Now,
     Observer,
@@ -12,11 +13,25 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.simulation import ServerError, SimulationFeed, SimulationProvider
 from multiclouddb_conformance.wrapped import WrappedBatch, WrappedProvider
-from multiclouddb_spi import Awaiting, Deadline, Drained, FeedSpec, Planner
+from multiclouddb_spi import (
+    Awaiting,
+    Child,
+    Deadline,
+    Drained,
+    FeedSpec,
+    InvalidCursor,
+    Lineage,
+    Planner,
+    Seed,
+)
 from multiclouddb_spi.checkpoint import coverage, watching
 from multiclouddb_spi.checkpoint.coverage import missed_by_parents
+from multiclouddb_spi.checkpoint.entry import Active, Audited
+from multiclouddb_spi.checkpoint.entry import Drained as Ending
+from multiclouddb_spi.checkpoint.state import FeedOver, Retired, state_from_json, state_to_json
 from multiclouddb_spi.checkpoint.token import decode_token, encode_token
 from multiclouddb_spi.contract import Partition, PartitionState, Tracked
+from multiclouddb_spi.reading.diagnosis import open_watches
 
 
 class Shy(WrappedProvider):
@@ -359,6 +374,7 @@ class TestAudit:
 
     def test_brings_nothing_from_before_the_start_of_the_feed(self, split, clock):
         bench = split()
+        bench.sim.advance(1)  # what is committed at the very moment may come or not
         token = bench.page(Now()).continuation_token
         written = bench.fill_partition("p2", 2)
         clock.passed += 10_000
@@ -579,3 +595,71 @@ class TestHeadroom:
         flags = [entry[2] for entry in decode_token(page.continuation_token).state["p"] if len(entry) > 2]
         assert flags == [4], "the child waits"
         assert page.diagnostics.retention_headroom_seconds == 42.0
+
+
+class TestWhatTheAuditIsGiven:
+    def noting(self, bench):
+        """What each audit was given, and how many fetches had begun by then."""
+        seen, ask = [], bench.provider_of.uncovered
+
+        def uncovered(feed, tracked, since, deadline):
+            seen.append((since, deadline.remaining(), bench.calls.total_fetches))
+            return ask(feed, tracked, since, deadline)
+
+        bench.provider_of.uncovered = uncovered
+        return seen
+
+    def test_the_start_of_the_feed_is_exact(self, split, clock):
+        bench = split()
+        seen, moment = self.noting(bench), bench.sim.now
+        token = bench.page(AtTime(moment)).continuation_token
+        clock.passed += 10_000
+        bench.page(token)
+        assert [since for since, _, _ in seen] == [moment]
+
+    def test_it_takes_half_of_the_time_at_most_and_the_service_reads_meanwhile(self, split, clock):
+        bench = split()
+        seen = self.noting(bench)
+        token = bench.page().continuation_token
+        clock.passed += 10_000
+        before = bench.calls.total_fetches
+        bench.page(token, timeout=4)
+        ((_, remaining, fetches),) = seen
+        assert remaining <= 2
+        assert fetches > before
+
+
+class TestState:
+    WATCHED = Retired("p", (Child("a", ("p",), 3),), Ending("p", 2, ("b", "a"), 17))
+
+    def test_a_watch_comes_back(self):
+        assert state_from_json(state_to_json(self.WATCHED), max) == self.WATCHED
+
+    @pytest.mark.parametrize(
+        "watch", [7, [1], [1, 2], [1, -1, []], [1, 2**53, []], [1, True, []], [1, 2, ["a", 5]], [1, 2, "a"]]
+    )
+    def test_any_other_watch_is_refused(self, watch):
+        with pytest.raises(InvalidCursor):
+            state_from_json({**state_to_json(self.WATCHED), "watch": watch}, max)
+
+    def test_of_a_partition_whose_children_are_all_known_nothing_is_watched(self, split, clock):
+        bench = split()
+        bench.provider_of.proves = True
+        scope = PhysicalPartition(bench.sim.public_id("p0"))
+        *_, page = bench.walk(scope=scope)
+        assert page.diagnostics.open_watches == 0
+        assert "watch" not in decode_token(page.continuation_token).state
+
+    def test_a_feed_that_is_over_has_no_watch(self):
+        assert open_watches(FeedOver("dropped")) == 0
+
+    def test_retention_makes_an_audit_due(self):
+        lineage = Lineage([Active("p", 1), Active("q", 1)], max, Audited(retired=False))
+        lineage.replace("p", [Seed("c", (), 5)])
+        assert lineage.audited.retired
+
+    def test_a_seed_does_not_wait_for_a_parent_that_is_only_watched_and_is_named_with_that(self):
+        lineage = Lineage([Active("a", 1), Ending("p", 9, ("a",))], lambda _, said: said[0], Audited())
+        assert lineage.add([Seed("b", ("p",), 5)]) == ["b"]
+        assert {entry.partition_id for entry in lineage.active()} == {"a", "b"}
+        assert lineage.fresh_children("p", [Child("b", ("p",), 5)]) == []
