@@ -127,11 +127,14 @@ class Seed:
             count as drained.
         cursor: Where to start. Durable: it must stay valid, and mean the same, in another process
             years of idle polling later, as far as the service's retention allows.
+        children: For a partition that has ended before the start, so that `cursor` is its end: those of its
+            children that are seeds of the same answer. More of them are looked for, and nothing is read.
     """
 
     partition_id: str
     parents: tuple[str, ...]
     cursor: Cursor
+    children: tuple[str, ...] = ()
 
 
 @attrs.frozen

@@ -164,7 +164,7 @@ class LateSiblings:
 
 @attrs.frozen
 class LeavesOut:
-    """A start does not give the last of several partitions."""
+    """A start does not give the last of several partitions, and nothing that names it."""
 
 
 @attrs.frozen
@@ -292,7 +292,8 @@ class FaultyProvider(WrappedProvider):
         """Seeds, children first where the script says so."""
         seeds = super().start(feed, position, partition_id, deadline)
         if isinstance(self._script, LeavesOut) and partition_id is None:
-            return seeds[:-1]
+            missed = [seed for seed in seeds if not seed.children][-1].partition_id
+            return [seed for seed in seeds if seed.partition_id != missed and missed not in seed.children]
         return seeds[::-1] if isinstance(self._script, ChildrenFirst) else seeds
 
     def partitions(self, feed: WrappedFeed, deadline: Deadline) -> list[Partition]:

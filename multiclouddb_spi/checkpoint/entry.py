@@ -113,7 +113,13 @@ Entry: TypeAlias = Active | Drained | Waiting
 
 
 def seeded(seed: Seed, present: Collection[str]) -> Entry:
-    """A partition at its seed; it waits for those of its parents that are present."""
+    """A partition at its seed; it waits for those of its parents that are present.
+
+    Of the children that the seed names those count that are present: another one was left out somewhere, and
+    is looked for.
+    """
+    if children := tuple(child for child in seed.children if child in present):
+        return Drained(seed.partition_id, seed.cursor, children)
     parents = tuple(parent for parent in seed.parents if parent in present and parent != seed.partition_id)
     if parents:
         return Waiting(seed.partition_id, (seed.cursor,), parents)

@@ -13,6 +13,7 @@ from multiclouddb_spi.checkpoint.coverage import (
     find_uncovered,
     is_audit_due,
 )
+from multiclouddb_spi.checkpoint.entry import Drained as DrainedEntry
 from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.retention import Retention
 from multiclouddb_spi.checkpoint.state import Retired, retired
@@ -125,13 +126,19 @@ class Harvest(Generic[T]):
                 raise
             self.result.errors.update(dict.fromkeys(asked, error))
             return []
-        self.result.moved = True
         for name in asked:
             self.result.errors.pop(name, None)
+        moved = self.result.moved
         started = settle(self._feed, self._lineage, entries, outcomes, self._watch_seconds, self._outcome)
+        # A look that finds nothing must not hide that no read has worked.
+        self.result.moved = moved or any(self._has_changed(entry) for entry in entries)
         if not len(self._lineage) and self.result.over is None:
             self.result.over = _ALL_ENDED
         return started
+
+    def _has_changed(self, entry: DrainedEntry) -> bool:
+        now = self._lineage.ending(entry.partition_id)
+        return now is None or now.children != entry.children
 
     def failed(self, name: str, error: Exception) -> list[str]:
         """A read has failed for good in this call: blame it, or skip what retention has taken."""

@@ -6,12 +6,14 @@ import pytest
 from multiclouddb_api import (
     AtTime,
     Beginning,
+    MulticloudDbError,
     Now,
     Observer,
     PartitionFoundLate,
     PhysicalPartition,
 )
 from multiclouddb_conformance.simulation import ServerError, SimulationFeed, SimulationProvider
+from multiclouddb_conformance.simulation.position import behind, to_cursor
 from multiclouddb_conformance.wrapped import WrappedBatch, WrappedProvider
 from multiclouddb_spi import (
     Awaiting,
@@ -46,7 +48,7 @@ class Shy(WrappedProvider):
     def __init__(self, sim, *hidden):
         super().__init__(SimulationProvider(sim))
         self.hidden, self.proves, self.looks, self.audits = set(hidden), False, 0, 0
-        self.trouble = None
+        self.trouble, self.ended = None, []
 
     @property
     def calls(self):
@@ -71,7 +73,7 @@ class Shy(WrappedProvider):
 
     def start(self, feed, position, partition_id, deadline):
         seeds = super().start(feed, position, partition_id, deadline)
-        return [seed for seed in seeds if seed.partition_id not in self.hidden]
+        return [seed for seed in seeds if seed.partition_id not in self.hidden] + self.ended
 
     def partitions(self, feed, deadline):
         return [item for item in super().partitions(feed, deadline) if item.partition_id not in self.hidden]
@@ -229,6 +231,34 @@ class TestWatch:
         clock.passed += 1
         rest, _ = bench.drain(token)
         assert sorted(event.event_id for event in [*events, *more, *rest]) == sorted(bench.written())
+
+    def test_a_look_that_finds_nothing_hides_no_failure(self, split, clock):
+        bench = split("p2")
+        _, token = bench.drain()
+        clock.passed += 1
+        bench.sim.fail_next("p1", ServerError("503"), times=50)
+        looks = bench.provider_of.looks
+        with pytest.raises(MulticloudDbError, match="503"):
+            bench.page(token)
+        assert bench.provider_of.looks > looks
+
+    def test_a_seed_that_has_ended_is_not_read_and_its_late_children_are(self, split, clock):
+        """A start after a split: the service lists one half with the closed partition, the other later."""
+        bench = split("p2")
+        ended = bench.sim.partitions["p0"].closed
+        bench.provider_of.ended = [Seed("p0", (), to_cursor(behind(ended)), ("p1", "p2"))]
+        page = bench.page(Now())
+        after = bench.fill_partition("p1", 2)
+        assert page.diagnostics.open_watches == 1
+        events, token = bench.drain(page.continuation_token)
+        assert [event.event_id for event in events] == after
+        bench.provider_of.hidden.clear()
+        clock.passed += 1
+        late = bench.fill_partition("p2", 3)
+        more, token = bench.drain(token)
+        assert [event.event_id for event in more][-3:] == late
+        assert {event.partition_id for event in more} == {bench.sim.public_id("p2")}
+        assert bench.calls.opens["p0"] == 0
 
     def test_a_child_that_is_drained_is_not_started_by_a_later_look(self, split, clock):
         bench = split("p2")

@@ -107,7 +107,8 @@ class TestCheckpoint:
     def test_planned_tokens_cover_the_feed_once(self, collection: Collection) -> None:
         collection.fill(30)
         plan = collection.client.plan_partitions(collection.request(collection.begin))
-        assert {name for name, _ in plan} == set(collection.partitions())
+        # One that has ended is planned while more of its children may be named.
+        assert {name for name, _ in plan} >= set(collection.partitions())
         events = [
             event for name, token in plan for event in collection.drain(token, scope=PhysicalPartition(name))
         ]

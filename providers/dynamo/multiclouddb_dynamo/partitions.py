@@ -137,33 +137,65 @@ def seeds_at_oldest(shards: Mapping[str, Shard], since: int | None) -> list[Seed
     ]
 
 
-def oldest_left(shards: Mapping[str, Shard], shard_ids: Iterable[str], since: int | None) -> list[Seed]:
+def oldest_left(
+    shards: Mapping[str, Shard],
+    shard_ids: Iterable[str],
+    since: int | None,
+    can_be_read: Callable[[Shard], bool],
+) -> list[Seed]:
     """Where shards can be read on whose positions have expired.
 
     Nothing tells what came of a shard that is not listed any more, for its children may be gone as well:
     every shard whose parent is not listed may be a descendant. Some are of other branches; that repeats
     events, where leaving them out would lose some.
+
+    Args:
+        shards: What the service lists.
+        shard_ids: The shards.
+        since: The service's time, or None.
+        can_be_read: Asks the service, for one that it still lists. In place of one that cannot be read come
+            its children.
     """
     found = set(shard_ids)
     if not found <= shards.keys():
         found |= _orphans(shards)
-    oldest = {seed.partition_id: seed for seed in seeds_at_oldest(shards, since)}
-    return [oldest[name] for name in shards if name in found]
+    left, pending = dict(shards), [name for name in found if name in shards]
+    while pending:
+        name = pending.pop()
+        if name in left and not can_be_read(left[name]):
+            del left[name]
+            children = [shard.shard_id for shard in shards.values() if shard.parent == name]
+            pending += children
+            found.update(children)
+    return [seed for seed in seeds_at_oldest(left, since) if seed.partition_id in found]
 
 
-def seed_at_end(shard: Shard, since: int | None) -> Seed:
-    """Behind everything in a shard that has ended; nothing is wanted that is older than `since`."""
+def seed_at_end(shard: Shard, since: int | None, children: tuple[str, ...] = ()) -> Seed:
+    """Behind everything in a shard that has ended.
+
+    Args:
+        shard: The shard.
+        since: Nothing older is wanted.
+        children: Those of its children that have a seed of their own.
+    """
     assert shard.last is not None
-    return Seed(shard.shard_id, (), cursor_of(Latest(since, None, shard.last)))
+    return Seed(shard.shard_id, (), cursor_of(Latest(since, None, shard.last)), children)
 
 
-def with_open_children(shards: Mapping[str, Shard]) -> list[Shard]:
-    """The shards that have ended and whose listed children are all open: one more may be listed later."""
-    states: dict[str, bool] = {}
+def with_open_children(shards: Mapping[str, Shard]) -> dict[str, tuple[str, ...]]:
+    """The shards that have ended and whose listed children are all open, with these.
+
+    One more may be listed later.
+    """
+    children: dict[str, list[Shard]] = {}
     for shard in shards.values():
         if shard.parent in shards and shard.parent is not None:
-            states[shard.parent] = states.get(shard.parent, True) and shard.last is None
-    return [shards[name] for name, are_open in states.items() if are_open and shards[name].last is not None]
+            children.setdefault(shard.parent, []).append(shard)
+    return {
+        name: tuple(shard.shard_id for shard in found)
+        for name, found in children.items()
+        if shards[name].last is not None and all(shard.last is None for shard in found)
+    }
 
 
 def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, Shard]) -> bool:

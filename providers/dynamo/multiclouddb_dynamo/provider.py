@@ -259,8 +259,14 @@ class DynamoFeed(Feed):
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
         """What is left of these shards, or of what came from them."""
-        shards = self._shards.read(deadline).shards
-        return oldest_left(shards, partition_ids, self._stream.seconds())
+        shards, now = self._shards.read(deadline).shards, self._stream.seconds()
+        return oldest_left(
+            shards,
+            partition_ids,
+            now,
+            # Where the service tells the time, reading tells it by the age of the seed.
+            lambda shard: now is not None or shard.last is None or self._shards.can_be_read(shard),
+        )
 
     def describe(self, cursor: Cursor) -> Position:
         """`sequence 4711`, and a time that nothing behind it is older than."""

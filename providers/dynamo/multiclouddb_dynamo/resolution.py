@@ -94,8 +94,7 @@ class Resolution:
             for shard in shards.values()
             if shard.last is not None and (alone or shard.shard_id not in parents)
         ]
-        if len(live) <= MOST_ITERATORS:
-            ended += with_open_children(shards)
+        watched = with_open_children(shards) if len(live) <= MOST_ITERATORS else {}
         self._ask([shard for shard in live if shard.shard_id not in self._iterators], deadline)
         iterators = {shard.shard_id: self._iterators[shard.shard_id] for shard in live}
         # Where the service tells no time, nothing else says where a shard has ended.
@@ -108,7 +107,8 @@ class Resolution:
             Seed(shard.shard_id, (), cursor_of(Latest(since, iterators.get(shard.shard_id))))
             for shard in live
         ]
-        return [seed_at_end(shard, since) for shard in ended] + seeds
+        watches = [seed_at_end(shards[name], since, children) for name, children in watched.items()]
+        return [seed_at_end(shard, since) for shard in ended] + seeds + watches
 
     def _ask(self, shards: Sequence[Shard], deadline: Deadline) -> None:
         """Take an iterator at the end of each shard; one call each, several at a time.

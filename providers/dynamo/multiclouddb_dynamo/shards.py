@@ -275,6 +275,18 @@ class ShardMap:
                 self._gone.add(shard_id)
         return shard_id in self._gone
 
+    def can_be_read(self, shard: Shard) -> bool:
+        """Ask whether anything can be read of a shard that is listed: DynamoDB Local lists it on and on."""
+        try:
+            self._calls.records(
+                self._calls.iterator(self._arn, shard.shard_id, "TRIM_HORIZON"), 1, native=True
+            )
+        except ClientError as error:
+            if code_of(error) not in GONE:
+                raise
+            return False
+        return True
+
     def is_trimmed(self, shard: Shard) -> bool:
         """Ask whether the oldest records of a shard are gone."""
         try:
