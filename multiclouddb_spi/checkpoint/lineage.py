@@ -43,7 +43,6 @@ from multiclouddb_spi.fault import InvalidCursor
 
 __all__ = ["Join", "Lineage"]
 
-
 Join: TypeAlias = Callable[[str, Sequence[Cursor]], Cursor]
 
 
@@ -152,7 +151,7 @@ class Lineage:
         return entry if type(entry) is Drained else None
 
     def unnamed(self) -> list[Drained]:
-        """Those of them that have no known child."""
+        """Those of them without a known child."""
         return [entry for entry in self.drained() if not entry.children]
 
     def cursor(self, partition_id: str) -> Cursor:
@@ -223,7 +222,7 @@ class Lineage:
         """
         del self._entries[partition_id]
         self._note_retired()
-        return self._release(partition_id)
+        return self.release(partition_id)
 
     def add(self, seeds: Sequence[Seed]) -> list[str]:
         """Partitions that an audit found; those that are here already stay as they are.
@@ -302,7 +301,7 @@ class Lineage:
             known = dict.fromkeys((*named, *(child.partition_id for child in children), *freed))
             watched = entry.watched if type(entry) is Drained else 0
             self._entries[partition_id] = Drained(partition_id, entry.cursor, tuple(known), watched)
-        return self._release(partition_id)
+        return self.release(partition_id)
 
     def fresh_children(self, partition_id: str, children: Sequence[Child]) -> list[Child]:
         """The children that the partition has not named before.
@@ -354,7 +353,7 @@ class Lineage:
         started = [seed.partition_id for seed in fresh if type(self._entries[seed.partition_id]) is Active]
         if partition_id not in self._entries:
             for gone in [parent for parent in self._waiting_for if parent not in known]:
-                started += self._release(gone)
+                started += self.release(gone)
         return started
 
     def _hold(self, partition_id: str, leader: str) -> None:
@@ -380,7 +379,8 @@ class Lineage:
         elif isinstance(entry, Waiting) and child.cursor not in entry.said:
             self._entries[child.partition_id] = attrs.evolve(entry, said=(*entry.said, child.cursor))
 
-    def _release(self, parent: str) -> list[str]:
+    def release(self, parent: str) -> list[str]:
+        """Nobody waits for this parent any more; the ids that start now."""
         started = []
         for child_id in sorted(self._waiting_for.pop(parent, ())):
             entry = self._entries.get(child_id)

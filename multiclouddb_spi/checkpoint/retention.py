@@ -19,12 +19,29 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import attrs
 
+from multiclouddb_api import ErrorCategory
 from multiclouddb_spi.checkpoint.coverage import ancestors_read, tracked
 from multiclouddb_spi.checkpoint.entry import Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.contract import Child, Partition, Seed
+from multiclouddb_spi.fault import Fault, ProviderFault
 
-__all__ = ["Retention"]
+__all__ = ["Retention", "stranded_fault"]
+
+
+def stranded_fault(public_id: str) -> ProviderFault:
+    """What to raise for a partition that is `stranded`.
+
+    Args:
+        public_id: Its public id.
+    """
+    return ProviderFault(
+        Fault(
+            ErrorCategory.CHECKPOINT_EXPIRED,
+            f"{public_id} was lost to retention before the service listed it: what it held was never read; "
+            "start again, or read with on_expired=SkipToOldest() to go on without it",
+        )
+    )
 
 
 class Retention:
@@ -102,6 +119,23 @@ class Retention:
         still = self._oldest_of(_unlisted(strangers, listed))
         lost = strangers - leading - _descendants(leading, listed) - still
         return named, lost - _missed(lineage, lost, listed)
+
+    def stranded(self, lineage: Lineage) -> list[str]:
+        """Parents that are waited for and that nobody will read: never listed, and gone by now.
+
+        Asked at an audit. As long as an entry is gone itself, what came of it is settled when it is read.
+
+        Args:
+            lineage: The lineage, behind the audit.
+        """
+        entries = {entry.partition_id for entry in lineage}
+        awaited = {parent for waits in _waits_of(lineage).values() for parent in waits} - entries
+        if not awaited:
+            return []
+        listed = self._partitions()
+        unlisted = _unlisted(awaited, listed)
+        lost = set(unlisted) - self._oldest_of(unlisted)
+        return sorted(lost) if lost and not self._gone(entries, listed)[0] else []
 
     def _gone(self, names: Collection[str], listed: Sequence[Partition]) -> tuple[list[str], set[str]]:
         """Those that are gone, and what is left of all that came of them.

@@ -204,7 +204,15 @@ class Planner:
     ) -> Step:
         after = before.copy()
         self._discover(after, deadline)
-        late = audit(self._provider, self._feed, after, self._audit_seconds, deadline)
+        late = audit(
+            self._provider,
+            self._feed,
+            after,
+            self._retention(deadline),
+            self._audit_seconds,
+            deadline,
+            skip=isinstance(self._on_expired, SkipToOldest),
+        )
         heads = self._heads(after, wanted, max_records, deadline, target)
         moved = {name: head for name, head in heads.items() if head.cursor != after.cursor(name)}
         news = any(is_news(head, name in moved) for name, head in heads.items())

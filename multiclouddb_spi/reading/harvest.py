@@ -15,7 +15,7 @@ from multiclouddb_spi.checkpoint.coverage import (
 )
 from multiclouddb_spi.checkpoint.entry import Drained as DrainedEntry
 from multiclouddb_spi.checkpoint.lineage import Lineage
-from multiclouddb_spi.checkpoint.retention import Retention
+from multiclouddb_spi.checkpoint.retention import Retention, stranded_fault
 from multiclouddb_spi.checkpoint.state import Retired, retired
 from multiclouddb_spi.checkpoint.watching import due, settle
 from multiclouddb_spi.collector import collector_paused
@@ -248,6 +248,24 @@ class Harvest(Generic[T]):
             self.result.tell(late, *found)
             self.result.found_late += 1
             self._watch.partition_found_late(feed.spec.address, late)
+        self._settle_stranded()
+
+    def _settle_stranded(self) -> None:
+        """A parent that was gone before it was listed: raise, or tell of the gap and go on without it."""
+        try:
+            stranded = self._retention.stranded(self._lineage)
+        except Exception as error:  # noqa: BLE001 - the next audit asks again
+            self._watch.audit_failed(self._feed.spec.address, self._fetcher.fault(error).message)
+            return
+        for name in stranded:
+            where = self._feed.public_id(name)
+            if not isinstance(self._on_expired, SkipToOldest):
+                self.blame(name, stranded_fault(where))
+                return
+            gap = Gap(where, "its first record, for it was never listed", "nothing left")
+            self.result.tell(gap, name, *self._lineage.release(name))
+            self.result.moved = True
+            self._watch.gap(self._feed.spec.address, gap)
 
     def worth_asking(self) -> list[str]:
         """The active partitions, without those that failed although the vendor's client had tried again."""
