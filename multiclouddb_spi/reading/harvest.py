@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import ErrorCategory, FeedEnded, Gap, OnExpired, SkipToOldest
@@ -73,7 +74,9 @@ class Harvest(Generic[T]):
         self._feed, self._lineage, self._view = feed, lineage, view
         self._fetcher, self._watch, self._deadline = fetcher, watch, deadline
         self._on_expired, self._single, self._watch_seconds = on_expired, single, watch_seconds
-        self._retention = Retention(self._listed, self._oldest)
+        # No methods of its own: in a cycle, every event would wait for the garbage collector.
+        self._oldest = partial(_oldest, fetcher, feed, deadline)
+        self._retention = Retention(partial(_listed, fetcher, feed, deadline), self._oldest)
         self._skips: Counter[str] = Counter()
         self._lost: dict[str, Cursor] = {}
         self.result: SweepResult[T] = SweepResult()
@@ -287,12 +290,6 @@ class Harvest(Generic[T]):
         named = tuple(dict.fromkeys(public_id(child.partition_id) for child in children))
         self._watch.partition_retired(self._feed.spec.address, public_id(name), named)
 
-    def _oldest(self, names: Sequence[str]) -> list[Seed]:
-        return self._fetcher.call(lambda: self._feed.oldest(names, self._deadline), self._deadline)
-
-    def _listed(self) -> list[Partition]:
-        return self._fetcher.call(lambda: self._feed.partitions(self._deadline), self._deadline)
-
     def _tell_gap(self, name: str, seeds: list[Seed]) -> None:
         """Records behind the position are gone: reading goes on with the oldest that are left."""
         self._skips[name] += 1
@@ -312,3 +309,11 @@ class Harvest(Generic[T]):
         where, notices = self._feed.public_id(name), self.result.notices
         notices[:] = [item for item in notices if not (isinstance(item, Gap) and item.partition_id == where)]
         self._lineage.advance(name, self._lost[name])
+
+
+def _oldest(fetcher: Fetcher, feed: Feed, deadline: Deadline, names: Sequence[str]) -> list[Seed]:
+    return fetcher.call(lambda: feed.oldest(names, deadline), deadline)
+
+
+def _listed(fetcher: Fetcher, feed: Feed, deadline: Deadline) -> list[Partition]:
+    return fetcher.call(lambda: feed.partitions(deadline), deadline)

@@ -1,6 +1,8 @@
 """What reading costs: bytes, requests, readers."""
 
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -121,3 +123,25 @@ def test_a_partition_that_only_ends_is_progress(make_bench):
     page = bench.page()
     assert not page.idle
     assert page.diagnostics.partition_errors == {bench.sim.public_id("p1"): "p1 is down"}
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
+def test_a_page_that_nobody_holds_is_free_without_the_garbage_collector(make_bench, threads):
+    """A cycle in what a call leaves behind would keep every event until the collector runs."""
+    bench = make_bench(2)
+    bench.connect(threads=threads)
+    bench.fill(60)
+    bench.page()
+    gc.collect()
+    gc.disable()
+    try:
+        place, dead = BEGINNING, []
+        for _ in range(3):
+            page = bench.page(place, size=10)
+            place = page.continuation_token
+            dead += [weakref.ref(event) for event in page.events]
+            del page
+        assert len(dead) == 30
+        assert [ref() for ref in dead if ref() is not None] == []
+    finally:
+        gc.enable()
