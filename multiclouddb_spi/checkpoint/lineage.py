@@ -91,12 +91,10 @@ class Lineage:
             InvalidCursor: The value was not made by `to_json`.
             MulticloudDbError: `INVALID_REQUEST`: a newer version has made it.
         """
-        match value:
-            case {"p": [*items]}:
-                audited = audited_from_json(value["a"]) if "a" in value else None
-            case _:
-                raise InvalidCursor("the list of partitions is missing")
-        entries = [entry_from_json(item) for item in items]
+        if not (isinstance(value, dict) and isinstance(value.get("p"), list)):
+            raise InvalidCursor("the list of partitions is missing")
+        audited = audited_from_json(value["a"]) if "a" in value else None
+        entries = [entry_from_json(item) for item in value["p"]]
         if len({entry.partition_id for entry in entries}) != len(entries):
             raise InvalidCursor("a partition is listed twice")
         return cls(entries, join, audited)
@@ -182,7 +180,7 @@ class Lineage:
         self._entries[partition_id] = Active(partition_id, self.cursor(partition_id), suspect=True)
 
     def rotate(self, partition_ids: Iterable[str]) -> None:
-        """These have had their turn: to the back of the queue, in this order.
+        """These have had their turn: to the back of the queue.
 
         Args:
             partition_ids: In the order served.
@@ -291,8 +289,9 @@ class Lineage:
         entry = self._entries.pop(partition_id)
         named = entry.children if type(entry) is Drained else ()
         assert not isinstance(entry, Waiting)
-        for child in self._unnamed_children(named, children):
-            self._named(partition_id, child, lost)
+        for child in children:
+            if child.partition_id not in named:
+                self._named(partition_id, child, lost)
         waited = self._waiting_for.get(partition_id, ())
         if complete:
             self._note_retired()
@@ -311,12 +310,8 @@ class Lineage:
             children: What it names.
         """
         entry = self._entries[partition_id]
-        return self._unnamed_children(entry.children if type(entry) is Drained else (), children)
-
-    @staticmethod
-    def _unnamed_children(named: Sequence[str], children: Sequence[Child]) -> list[Child]:
-        before = set(named)
-        return [child for child in children if child.partition_id not in before]
+        named = entry.children if type(entry) is Drained else ()
+        return [child for child in children if child.partition_id not in named]
 
     def _note_retired(self) -> None:
         if self.audited is not None and not self.audited.retired:
@@ -380,7 +375,11 @@ class Lineage:
             self._entries[child.partition_id] = attrs.evolve(entry, said=(*entry.said, child.cursor))
 
     def release(self, parent: str) -> list[str]:
-        """Nobody waits for this parent any more; the ids that start now."""
+        """Nobody waits for a parent any more; the ids that start now.
+
+        Args:
+            parent: The parent.
+        """
         started = []
         for child_id in sorted(self._waiting_for.pop(parent, ())):
             entry = self._entries.get(child_id)
