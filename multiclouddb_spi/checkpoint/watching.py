@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -122,7 +122,7 @@ def settle(
     entries: Iterable[Drained],
     outcomes: Mapping[str, Outcome],
     seconds: float,
-    end: Callable[[str, Outcome], list[str] | None],
+    end: Callable[[str, Outcome], Sequence[str] | None],
 ) -> list[str]:
     """What the answers of `Feed.discover` change in a lineage.
 

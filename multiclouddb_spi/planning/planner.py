@@ -10,9 +10,9 @@ No method changes its arguments, so each can be called again: only reads are ret
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from functools import partial
 from itertools import islice
 from typing import Any, Final
 
@@ -22,32 +22,21 @@ from multiclouddb_api import (
     Fail,
     Now,
     OnExpired,
+    PartitionFoundLate,
     SkipToOldest,
     invalid_request,
 )
-from multiclouddb_spi.checkpoint.coverage import begun
+from multiclouddb_spi.checkpoint.coverage import begun, is_audit_due
 from multiclouddb_spi.checkpoint.entry import Active, Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage
-from multiclouddb_spi.checkpoint.retention import Retention
+from multiclouddb_spi.checkpoint.mover import Moved, Mover, directly
+from multiclouddb_spi.checkpoint.retention import stranded_fault
 from multiclouddb_spi.checkpoint.state import lineage_from_json
-from multiclouddb_spi.checkpoint.watching import due, settle
-from multiclouddb_spi.contract import (
-    Awaiting,
-    Continue,
-    Drained,
-    Ended,
-    Feed,
-    FeedStart,
-    Head,
-    Outcome,
-    Provider,
-    SupportsHeads,
-)
+from multiclouddb_spi.contract import Continue, Feed, FeedStart, Head, Provider, SupportsHeads
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import fault_of
 from multiclouddb_spi.fault import RecordFault
-from multiclouddb_spi.planning.audit import audit
 from multiclouddb_spi.planning.heads import added, clip, is_news, records_before, within
 from multiclouddb_spi.planning.ranges import Range, RangeReading
 from multiclouddb_spi.planning.step import Step, Target
@@ -58,6 +47,8 @@ _AT_ONCE: Final = 256
 _AHEAD: Final = timedelta(seconds=60)
 _RECORDS: Final = 10_000
 _SPARE_SECONDS: Final = 30.0
+_AUDIT_SECONDS: Final = 10.0
+_log = logging.getLogger("multiclouddb.planner")
 
 
 class Planner:
@@ -203,52 +194,47 @@ class Planner:
         allow_empty: bool,
     ) -> Step:
         after = before.copy()
-        self._discover(after, deadline)
-        late = audit(
-            self._provider,
-            self._feed,
-            after,
-            self._retention(deadline),
-            self._audit_seconds,
-            deadline,
-            skip=isinstance(self._on_expired, SkipToOldest),
-        )
-        heads = self._heads(after, wanted, max_records, deadline, target)
+        mover = Mover(self._feed, after, directly, deadline, self._watch_seconds)
+        if entries := mover.due():
+            mover.discover(entries, lambda name, outcome: _started(mover.end(name, outcome)))
+        late = self._audit(after, mover, deadline)
+        heads = self._heads(mover, wanted, max_records, deadline, target)
         moved = {name: head for name, head in heads.items() if head.cursor != after.cursor(name)}
         news = any(is_news(head, name in moved) for name, head in heads.items())
         empty = allow_empty and not news and bool(moved)
         if news or empty:
             for name, head in heads.items():
                 after.advance(name, head.cursor)
-                self._end(after, deadline, name, head.outcome)
+                mover.end(name, head.outcome)
             after.rotate(heads)
         ends = {name: head.cursor for name, head in heads.items() if name not in after}
         return Step(before, after, ends, empty, late)
 
-    def _end(self, lineage: Lineage, deadline: Deadline, name: str, outcome: Outcome) -> None:
-        match outcome:
-            case Drained(children, complete):
-                fresh = lineage.fresh_children(name, children)
-                named, lost = self._retention(deadline).named(lineage, name, fresh)
-                lineage.retire(name, named, lost, complete=complete)
-            case Ended():
-                lineage.retire(name)
-            case Awaiting():
-                lineage.await_children(name)
-            case _:
-                pass
-
-    def _discover(self, lineage: Lineage, deadline: Deadline) -> None:
-        entries = due(self._feed, lineage)
-        if not entries:
-            return
-        outcomes = self._feed.discover({entry.partition_id: entry.cursor for entry in entries}, deadline)
-        end = partial(self._end, lineage, deadline)
-        settle(self._feed, lineage, entries, outcomes, self._watch_seconds, end)
+    def _audit(self, lineage: Lineage, mover: Mover, deadline: Deadline) -> tuple[PartitionFoundLate, ...]:
+        """Compare a lineage with what the service lists, when that is due; one that fails costs no plan."""
+        if not is_audit_due(lineage.audited, self._audit_seconds):
+            return ()
+        address = self._feed.spec.address
+        try:
+            found = mover.audit(deadline.sooner(_AUDIT_SECONDS))
+        except Exception as error:  # noqa: BLE001 - it is tried again soon
+            _log.warning(
+                "%s: coverage could not be audited (%s)", address, fault_of(self._provider, error).message
+            )
+            return ()
+        for name in found.stranded:
+            lost = stranded_fault(self._feed.public_id(name))
+            if not isinstance(self._on_expired, SkipToOldest):
+                raise lost
+            _log.warning("%s: %s", address, lost)
+            lineage.release(name)
+        for late in found.late:
+            _log.warning("%s: %s was not covered, and is read from now on", address, late.partition_id)
+        return found.late
 
     def _heads(
         self,
-        lineage: Lineage,
+        mover: Mover,
         wanted: dict[str, Cursor],
         max_records: int | None,
         deadline: Deadline,
@@ -256,13 +242,13 @@ class Planner:
     ) -> dict[str, Head]:
         """Where each partition is read until; the records of all together are bounded."""
         if max_records is None:
-            return clip(self._feed, self._ask(wanted, None, lineage, deadline), target)
+            return clip(self._feed, self._ask(wanted, None, mover, deadline), target)
         heads: dict[str, Head] = {}
         left, hungry = max_records, dict(wanted)
         while left > 0 and hungry:
             share = max(1, left // len(hungry))
             asked = dict(islice(hungry.items(), max(left, _AT_ONCE)))
-            answers = clip(self._feed, self._ask(asked, share, lineage, deadline), target)
+            answers = clip(self._feed, self._ask(asked, share, mover, deadline), target)
             for name, cursor in asked.items():
                 head = answers.get(name)
                 if head is None:
@@ -285,7 +271,7 @@ class Planner:
         return isinstance(head.outcome, Continue) and within(self._feed, at_head, target)
 
     def _ask(
-        self, cursors: dict[str, Cursor], most: int | None, lineage: Lineage, deadline: Deadline
+        self, cursors: dict[str, Cursor], most: int | None, mover: Mover, deadline: Deadline
     ) -> dict[str, Head]:
         """The head of each; one whose branch was lost to retention is replaced in the lineage."""
         try:
@@ -302,30 +288,23 @@ class Planner:
                 self._on_expired, SkipToOldest
             ):
                 raise
-            left = self._skip(cursors, lineage, deadline)
+            left = self._skip(cursors, mover)
             if left == cursors:
                 raise
-        return self._ask(left, most, lineage, deadline)
+        return self._ask(left, most, mover, deadline)
 
-    def _skip(self, cursors: dict[str, Cursor], lineage: Lineage, deadline: Deadline) -> dict[str, Cursor]:
+    def _skip(self, cursors: dict[str, Cursor], mover: Mover) -> dict[str, Cursor]:
         """Go on at the oldest record in each partition that has expired."""
         left: dict[str, Cursor] = {}
-        retention = self._retention(deadline)
         for name, cursor in cursors.items():
-            seeds = {seed.partition_id: seed for seed in self._feed.oldest([name], deadline)}
+            seeds = {seed.partition_id: seed for seed in mover.oldest(name)}
             if name not in seeds:
-                coming, holds = retention.lost(lineage, name, list(seeds.values()))
-                lineage.replace(name, list(seeds.values()), coming, holds)
+                mover.replace(name, list(seeds.values()))
             elif self._feed.compare(cursor, seeds[name].cursor) == -1:
                 left[name] = seeds[name].cursor
             else:
                 left[name] = cursor
         return left
-
-    def _retention(self, deadline: Deadline) -> Retention:
-        return Retention(
-            partial(self._feed.partitions, deadline), partial(self._feed.oldest, deadline=deadline)
-        )
 
     def _read_head(self, name: str, cursor: Cursor, most: int | None, deadline: Deadline) -> Head:
         """Find a head by reading, where the feed knows no cheaper way."""
@@ -349,3 +328,7 @@ class Planner:
         finally:
             reading.close()
         return Head(cursor, count, outcome)
+
+
+def _started(moved: Moved | None) -> tuple[str, ...] | None:
+    return None if moved is None else moved.started

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import ErrorCategory, FeedEnded, Gap, OnExpired, SkipToOldest
-from multiclouddb_spi.checkpoint.coverage import (
-    add_uncovered,
-    audit_failed,
-    find_uncovered,
-    is_audit_due,
-)
+from multiclouddb_spi.checkpoint.coverage import is_audit_due
 from multiclouddb_spi.checkpoint.entry import Drained as DrainedEntry
 from multiclouddb_spi.checkpoint.lineage import Lineage
-from multiclouddb_spi.checkpoint.retention import Retention, stranded_fault
+from multiclouddb_spi.checkpoint.mover import Moved, Mover
+from multiclouddb_spi.checkpoint.retention import stranded_fault
 from multiclouddb_spi.checkpoint.state import Retired, retired
-from multiclouddb_spi.checkpoint.watching import due, settle
 from multiclouddb_spi.collector import collector_paused
-from multiclouddb_spi.contract import Awaiting, Batch, Child, Drained, Ended, Feed, Outcome, Partition, Seed
+from multiclouddb_spi.contract import Awaiting, Batch, Child, Drained, Ended, Feed, Outcome, Seed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.fault import RecordFault
@@ -73,10 +67,8 @@ class Harvest(Generic[T]):
     ) -> None:
         self._feed, self._lineage, self._view = feed, lineage, view
         self._fetcher, self._watch, self._deadline = fetcher, watch, deadline
-        self._on_expired, self._single, self._watch_seconds = on_expired, single, watch_seconds
-        # No methods of its own: in a cycle, every event would wait for the garbage collector.
-        self._oldest = partial(_oldest, fetcher, feed, deadline)
-        self._retention = Retention(partial(_listed, fetcher, feed, deadline), self._oldest)
+        self._on_expired, self._single = on_expired, single
+        self._mover = Mover(feed, lineage, fetcher.call, deadline, watch_seconds)
         self._skips: Counter[str] = Counter()
         self._lost: dict[str, Cursor] = {}
         self.result: SweepResult[T] = SweepResult()
@@ -107,7 +99,7 @@ class Harvest(Generic[T]):
         self.result.batches[name] = batch
         for notice in batch.notices:
             self.result.tell(notice, name)
-        return self._outcome(name, batch.outcome)
+        return self._ends(name, batch.outcome)
 
     def has_ended(self) -> bool:
         """Whether a partition has ended in this call whose children have not been asked for."""
@@ -116,23 +108,22 @@ class Harvest(Generic[T]):
 
     def discover(self) -> list[str]:
         """Ask once for more children of the partitions that have ended, as far as that is due."""
-        entries = due(self._feed, self._lineage)
+        entries = self._mover.due()
         if not entries:
             return []
-        asked = {entry.partition_id: entry.cursor for entry in entries}
+        asked = {entry.partition_id for entry in entries}
         self._discovered.update(asked)
+        for name in asked:
+            self.result.errors.pop(name, None)
+        moved = self.result.moved
         self.result.requests += 1
         try:
-            outcomes = self._fetcher.call(lambda: self._feed.discover(asked, self._deadline), self._deadline)
+            started = self._mover.discover(entries, self._ends)
         except Exception as error:
             if not self._fetcher.fault(error).retryable:
                 raise
             self.result.errors.update(dict.fromkeys(asked, error))
             return []
-        for name in asked:
-            self.result.errors.pop(name, None)
-        moved = self.result.moved
-        started = settle(self._feed, self._lineage, entries, outcomes, self._watch_seconds, self._outcome)
         # A look that finds nothing must not hide that no read has worked.
         self.result.moved = moved or any(self._has_changed(entry) for entry in entries)
         if not len(self._lineage) and self.result.over is None:
@@ -153,20 +144,18 @@ class Harvest(Generic[T]):
             self._forget_gaps(name)
             self.blame(name, error)
             return []
-        coming, holds = set[str](), dict[str, str]()
+        lost, started = self._lineage.cursor(name), list[str]()
         try:
-            seeds = self._oldest([name])
-            if not self._single:
-                coming, holds = self._retention.lost(self._lineage, name, seeds)
+            seeds = self._mover.oldest(name)
+            if self._single and [seed.partition_id for seed in seeds] != [name]:
+                children = tuple(Child(seed.partition_id, seed.parents, seed.cursor) for seed in seeds)
+                self.result.retired = Retired(name, children)
+            else:
+                started = self._mover.replace(name, seeds)
         except Exception as failed:  # noqa: BLE001 - classified by the provider
             self.blame(name, failed)
             return []
-        self._tell_gap(name, seeds)
-        if self._single and [seed.partition_id for seed in seeds] != [name]:
-            children = tuple(Child(seed.partition_id, seed.parents, seed.cursor) for seed in seeds)
-            self.result.retired = Retired(name, children)
-            return []
-        started = self._lineage.replace(name, seeds, coming, holds)
+        self._tell_gap(name, lost, seeds)
         self._pass_on(name, started)
         if not len(self._lineage):
             self.result.over = "everything was lost to retention"
@@ -192,41 +181,42 @@ class Harvest(Generic[T]):
         with collector_paused():
             return self._view(batch, first, stop)
 
-    def _outcome(self, name: str, outcome: Outcome) -> list[str] | None:
-        started: list[str] = []
+    def _ends(self, name: str, outcome: Outcome) -> list[str] | None:
+        """Move on by an outcome; the ids that start now, or None while there is more to read."""
+        moved: Moved | None = Moved()
+        if isinstance(outcome, Drained) and self._single:
+            self._tell_retired(name, outcome.children)
+            self.result.retired = retired(self._lineage, name, outcome.children, complete=outcome.complete)
+        else:
+            try:
+                moved = self._mover.end(name, outcome)
+            except Exception as error:  # noqa: BLE001 - classified by the provider
+                self.blame(name, error)
+                return []
+        if moved is None:
+            return None
+        self._tell_end(name, outcome, moved)
+        self._pass_on(name, [*(child.partition_id for child in moved.fresh), *moved.started])
+        self.result.moved = True
+        if not isinstance(outcome, Awaiting):
+            self.result.headroom.pop(name, None)  # read to its end: nothing of it can be lost
+        return list(moved.started)
+
+    def _tell_end(self, name: str, outcome: Outcome, moved: Moved) -> None:
         match outcome:
-            case Drained(children, complete) if self._single:
-                self._tell_retired(name, children)
-                self.result.retired = retired(self._lineage, name, children, complete=complete)
-            case Drained(children, complete):
-                fresh = self._lineage.fresh_children(name, children)
-                try:
-                    named, lost = self._retention.named(self._lineage, name, fresh)
-                except Exception as error:  # noqa: BLE001 - classified by the provider
-                    self.blame(name, error)
-                    return []
-                if fresh or not children:
-                    self._tell_retired(name, fresh)
-                started = self._lineage.retire(name, named, lost, complete=complete)
-                self._pass_on(name, [*(child.partition_id for child in fresh), *started])
+            case Drained(children) if not self._single:
+                if moved.fresh or not children:
+                    self._tell_retired(name, moved.fresh)
                 if not len(self._lineage):
                     self.result.over = _ALL_ENDED
-            case Awaiting():
-                self._lineage.await_children(name)
             case Ended(notice):
                 # All partitions of a dropped collection say so; that the feed is over, the last one does.
                 if notice not in self.result.notices and not isinstance(notice, FeedEnded):
                     self.result.tell(notice, name)
-                started = self._lineage.retire(name)
-                self._pass_on(name, started)
                 if not len(self._lineage):
                     self.result.ended(notice)
             case _:
-                return None
-        self.result.moved = True
-        if not isinstance(outcome, Awaiting):
-            self.result.headroom.pop(name, None)  # read to its end: nothing of it can be lost
-        return started
+                pass
 
     def audit_when_due(self, every: float, meanwhile: Callable[[], None]) -> None:
         """Compare the lineage with what the service lists; the next call reads what it does not cover.
@@ -238,37 +228,31 @@ class Harvest(Generic[T]):
         if self._single or not is_audit_due(self._lineage.audited, every):
             return
         meanwhile()
-        deadline = self._deadline.sooner(min(_AUDIT_SECONDS, self._deadline.remaining() / 2))
-        feed, lineage = self._feed, self._lineage
+        address = self._feed.spec.address
         try:
-            seeds = self._fetcher.call(lambda: find_uncovered(feed, lineage, deadline), deadline)
+            audit = self._mover.audit(
+                self._deadline.sooner(min(_AUDIT_SECONDS, self._deadline.remaining() / 2))
+            )
         except Exception as error:  # noqa: BLE001 - it costs the audit, not the page
-            self._watch.audit_failed(feed.spec.address, self._fetcher.fault(error).message)
-            audit_failed(lineage)
+            self._watch.audit_failed(address, self._fetcher.fault(error).message)
             return
-        found = [seed.partition_id for seed in seeds or ()]
-        for late in add_uncovered(feed, lineage, seeds):
-            self.result.tell(late, *found)
+        for late in audit.late:
+            self.result.tell(late, *audit.seeds)
             self.result.found_late += 1
-            self._watch.partition_found_late(feed.spec.address, late)
-        self._settle_stranded()
+            self._watch.partition_found_late(address, late)
+        for name in audit.stranded:
+            self._skip_stranded(name)
 
-    def _settle_stranded(self) -> None:
+    def _skip_stranded(self, name: str) -> None:
         """A parent that was gone before it was listed: raise, or tell of the gap and go on without it."""
-        try:
-            stranded = self._retention.stranded(self._lineage)
-        except Exception as error:  # noqa: BLE001 - the next audit asks again
-            self._watch.audit_failed(self._feed.spec.address, self._fetcher.fault(error).message)
+        where = self._feed.public_id(name)
+        if not isinstance(self._on_expired, SkipToOldest):
+            self.blame(name, stranded_fault(where))
             return
-        for name in stranded:
-            where = self._feed.public_id(name)
-            if not isinstance(self._on_expired, SkipToOldest):
-                self.blame(name, stranded_fault(where))
-                return
-            gap = Gap(where, "its first record, for it was never listed", "nothing left")
-            self.result.tell(gap, name, *self._lineage.release(name))
-            self.result.moved = True
-            self._watch.gap(self._feed.spec.address, gap)
+        gap = Gap(where, "its first record, for it was never listed", "nothing left")
+        self.result.tell(gap, name, *self._lineage.release(name))
+        self.result.moved = True
+        self._watch.gap(self._feed.spec.address, gap)
 
     def worth_asking(self) -> list[str]:
         """The active partitions, without those that failed although the vendor's client had tried again."""
@@ -290,10 +274,9 @@ class Harvest(Generic[T]):
         named = tuple(dict.fromkeys(public_id(child.partition_id) for child in children))
         self._watch.partition_retired(self._feed.spec.address, public_id(name), named)
 
-    def _tell_gap(self, name: str, seeds: list[Seed]) -> None:
-        """Records behind the position are gone: reading goes on with the oldest that are left."""
+    def _tell_gap(self, name: str, lost: Cursor, seeds: list[Seed]) -> None:
+        """Records behind a position are gone: reading goes on with the oldest that are left."""
         self._skips[name] += 1
-        lost = self._lineage.cursor(name)
         self._lost.setdefault(name, lost)
         gap = Gap(
             self._feed.public_id(name),
@@ -309,11 +292,3 @@ class Harvest(Generic[T]):
         where, notices = self._feed.public_id(name), self.result.notices
         notices[:] = [item for item in notices if not (isinstance(item, Gap) and item.partition_id == where)]
         self._lineage.advance(name, self._lost[name])
-
-
-def _oldest(fetcher: Fetcher, feed: Feed, deadline: Deadline, names: Sequence[str]) -> list[Seed]:
-    return fetcher.call(lambda: feed.oldest(names, deadline), deadline)
-
-
-def _listed(fetcher: Fetcher, feed: Feed, deadline: Deadline) -> list[Partition]:
-    return fetcher.call(lambda: feed.partitions(deadline), deadline)

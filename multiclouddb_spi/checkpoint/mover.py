@@ -1,0 +1,179 @@
+"""Moves a lineage on by what a service answers: the one place for pages and for bounded reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import attrs
+
+from multiclouddb_api import PartitionFoundLate
+from multiclouddb_spi.checkpoint.coverage import add_uncovered, audit_failed, find_uncovered
+from multiclouddb_spi.checkpoint.entry import Drained as Ending
+from multiclouddb_spi.checkpoint.lineage import Lineage
+from multiclouddb_spi.checkpoint.retention import Retention
+from multiclouddb_spi.checkpoint.watching import due, settle
+from multiclouddb_spi.contract import Awaiting, Child, Drained, Ended, Feed, Outcome, Seed
+from multiclouddb_spi.deadline import Deadline
+
+__all__ = ["Audit", "Call", "Moved", "Mover", "directly"]
+
+T = TypeVar("T")
+
+
+class Call(Protocol):
+    """Makes a control call: with retries, or just so (`directly`)."""
+
+    def __call__(self, operation: Callable[[], T], deadline: Deadline, /) -> T:
+        """Make it; over by the deadline."""
+        ...
+
+
+def directly(operation: Callable[[], T], deadline: Deadline) -> T:
+    """Call once: whoever plans is called again as a whole."""
+    del deadline
+    return operation()
+
+
+@attrs.frozen
+class Moved:
+    """A partition has ended.
+
+    Attributes:
+        fresh: Its children that were not known before.
+        started: The ids that start now.
+    """
+
+    fresh: tuple[Child, ...] = ()
+    started: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Audit:
+    """What an audit of coverage has found.
+
+    Attributes:
+        late: The partitions that were missed, now in the lineage, with the notice for each.
+        seeds: Ids of all that the feed named.
+        stranded: Partitions that are waited for, and were lost before they were listed.
+    """
+
+    late: tuple[PartitionFoundLate, ...]
+    seeds: tuple[str, ...]
+    stranded: tuple[str, ...]
+
+
+class Mover:
+    """Moves one lineage on; made for one call.
+
+    Args:
+        feed: Whose lineage.
+        lineage: Moved on in place.
+        call: Makes control calls.
+        deadline: When the call has to be over.
+        watch_seconds: For how long more children of a drained partition are looked for.
+    """
+
+    def __init__(
+        self, feed: Feed, lineage: Lineage, call: Call, deadline: Deadline, watch_seconds: float
+    ) -> None:
+        self._feed, self._lineage, self._call = feed, lineage, call
+        self._deadline, self._watch_seconds = deadline, watch_seconds
+        # No methods of its own are kept: in a cycle, every event would wait for the garbage collector.
+        self._retention = Retention(
+            lambda: call(lambda: feed.partitions(deadline), deadline),
+            lambda names: call(lambda: feed.oldest(names, deadline), deadline),
+        )
+
+    def end(self, name: str, outcome: Outcome) -> Moved | None:
+        """A partition is read up to an outcome.
+
+        Args:
+            name: The partition.
+            outcome: How it goes on.
+
+        Returns:
+            What follows it; None when there may be more to read in it.
+
+        Raises:
+            Exception: The service did not say who is waited for; nothing has moved.
+        """
+        match outcome:
+            case Drained(children, complete):
+                fresh = self._lineage.fresh_children(name, children)
+                named, lost = self._retention.named(self._lineage, name, fresh)
+                started = self._lineage.retire(name, named, lost, complete=complete)
+                return Moved(tuple(fresh), tuple(started))
+            case Ended():
+                return Moved((), tuple(self._lineage.retire(name)))
+            case Awaiting():
+                self._lineage.await_children(name)
+                return Moved()
+            case _:
+                return None
+
+    def due(self) -> list[Ending]:
+        """The partitions whose children are to be looked for now."""
+        return due(self._feed, self._lineage)
+
+    def discover(
+        self, entries: Sequence[Ending], end: Callable[[str, Outcome], Sequence[str] | None]
+    ) -> list[str]:
+        """Ask once for more children of partitions that have ended.
+
+        Args:
+            entries: Those that are due; at least one.
+            end: Moves the lineage on by an answer, and returns what starts.
+
+        Returns:
+            The ids that start now.
+
+        Raises:
+            Exception: What the provider raised.
+        """
+        asked = {entry.partition_id: entry.cursor for entry in entries}
+        outcomes = self._call(lambda: self._feed.discover(asked, self._deadline), self._deadline)
+        return settle(self._feed, self._lineage, entries, outcomes, self._watch_seconds, end)
+
+    def oldest(self, name: str) -> list[Seed]:
+        """Where a partition whose position has expired can be read on (`Feed.oldest`)."""
+        return self._call(lambda: self._feed.oldest([name], self._deadline), self._deadline)
+
+    def replace(self, name: str, seeds: Sequence[Seed]) -> list[str]:
+        """Go on at what retention has left of a partition.
+
+        Args:
+            name: The partition.
+            seeds: From `oldest`.
+
+        Returns:
+            The ids that start now.
+
+        Raises:
+            Exception: What the provider raised; nothing has moved.
+        """
+        coming, holds = self._retention.lost(self._lineage, name, seeds)
+        return self._lineage.replace(name, seeds, coming, holds)
+
+    def audit(self, deadline: Deadline) -> Audit:
+        """Compare the lineage with what the service lists, and take up what was missed.
+
+        Args:
+            deadline: When it has to be over.
+
+        Raises:
+            Exception: What the provider raised; the next audit is soon.
+        """
+        feed, lineage = self._feed, self._lineage
+        try:
+            seeds = self._call(lambda: find_uncovered(feed, lineage, deadline), deadline)
+        except Exception:
+            audit_failed(lineage)
+            raise
+        late = add_uncovered(feed, lineage, seeds)
+        try:
+            stranded = self._retention.stranded(lineage)
+        except Exception:  # noqa: BLE001 - the next audit, which is soon then, asks again
+            audit_failed(lineage)
+            stranded = []
+        return Audit(tuple(late), tuple(seed.partition_id for seed in seeds or ()), tuple(stranded))
