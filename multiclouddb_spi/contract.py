@@ -30,15 +30,24 @@ from multiclouddb_api import (
     AtTime,
     Beginning,
     CapabilitySet,
-    ChangeEvent,
     EntireCollection,
     FeedScope,
     NewItemStateMode,
-    Notice,
     Now,
     OldItemStateMode,
     ProviderOptions,
     ResourceAddress,
+)
+from multiclouddb_spi.batch import (
+    Awaiting,
+    Batch,
+    Child,
+    Continue,
+    Drained,
+    Ended,
+    Mapper,
+    Outcome,
+    Reached,
 )
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
@@ -46,7 +55,7 @@ from multiclouddb_spi.fault import Fault
 from multiclouddb_spi.partition import encode_partition_id
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 __all__ = [
     "Awaiting",
@@ -60,6 +69,7 @@ __all__ = [
     "FeedSpec",
     "FeedStart",
     "Head",
+    "Mapper",
     "Outcome",
     "Partition",
     "PartitionState",
@@ -137,22 +147,6 @@ class Seed:
     children: tuple[str, ...] = ()
 
 
-@attrs.frozen
-class Child:
-    """A partition that goes on where a drained one ended.
-
-    Attributes:
-        partition_id: The child.
-        parents: *All* its parents, the one that names it included. Each of them names the child
-            when it is drained; the engine starts it when the last one has.
-        cursor: Where the child starts as far as this parent knows.
-    """
-
-    partition_id: str
-    parents: tuple[str, ...]
-    cursor: Cursor
-
-
 class PartitionState(Enum):
     """Whether a partition still takes writes."""
 
@@ -218,125 +212,6 @@ class Position:
 
     text: str
     time: datetime | None
-
-
-@attrs.frozen
-class Continue:
-    """There may be more behind this batch."""
-
-
-@attrs.frozen
-class Reached:
-    """The `until` that the reader was opened with is reached; nothing more comes from it."""
-
-
-@attrs.frozen
-class Drained:
-    """The partition has ended and this batch is its last; these follow.
-
-    Attributes:
-        children: The ones that are known so far, at least one. They start at once. Reading again at the final
-            cursor must say at least the same.
-        complete: True when the service proves that there are no others. With False the engine keeps the
-            partition in the token and asks `Feed.discover` for more of them, for ten minutes of running
-            time by default (`ClientConfig.child_watch_seconds`).
-        instead: True when the partition is gone and nobody can name its children any more: these are all that
-            may have come of it. They are of use only where no child is known.
-    """
-
-    children: tuple[Child, ...]
-    complete: bool = True
-    instead: bool = False
-
-
-@attrs.frozen
-class Awaiting:
-    """The partition has ended, but the service does not name its children yet: ask `Feed.discover`."""
-
-
-@attrs.frozen
-class Ended:
-    """The partition has ended and nothing follows it.
-
-    Attributes:
-        notice: What to tell the application.
-    """
-
-    notice: Notice
-
-
-Outcome: TypeAlias = Continue | Reached | Drained | Awaiting | Ended
-"""How a batch leaves its partition; it applies behind the batch's last record."""
-
-
-class Batch(ABC):
-    """Raw records of one partition in the service's order, mapped only when they are handed out.
-
-    A batch has no more than the `max_records` asked for. Attributes are set by the reader:
-
-    Attributes:
-        nbytes: Memory that the raw records hold, as near as is cheap to know.
-        outcome: What comes behind the last record.
-        caught_up: True when the service said that there is nothing behind this batch at present,
-            False when there is or may be more to read at once (also after an empty batch: a filter
-            is scanning), None when the service cannot tell (an empty batch then counts as "nothing").
-            On a partition's last batch it says nothing.
-        watermark: No record behind this batch is older; None when unknown. Never later than the
-            commit time of a record that can still become visible.
-        poll_after: Seconds before it makes sense to ask this partition again; 0 = at once.
-        notices: Facts that are no change. They stand after the batch's last record and before the next batch.
-            So a reader that meets a fact ends its batch there, also where the service has sent more; where
-            more may follow, `caught_up` is False. The page that uses up the batch has its notices, and no
-            later record of this partition. `cursor_after(len(batch))` lies after the notices. Every other
-            cursor of the batch, and the `skip_cursor` of a record in it, lies before them: a read from there
-            gives them again.
-        headroom: Seconds until the position behind this batch falls out of retention, or None.
-        charge: What the service charged for it in its own unit, or None.
-        requests: Calls to the service that it took.
-    """
-
-    nbytes: int = 0
-    outcome: Outcome = Continue()
-    caught_up: bool | None = None
-    watermark: datetime | None = None
-    poll_after: float = 0.0
-    notices: tuple[Notice, ...] = ()
-    headroom: float | None = None
-    charge: float | None = None
-    requests: int = 1
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """How many records; 0 for an empty batch. One record gives exactly one event."""
-
-    @abstractmethod
-    def cursor_after(self, count: int) -> Cursor:
-        """The position behind the first `count` records.
-
-        With `count == len(self)` it is also behind whatever was scanned after them, so that an
-        idle or filtered partition moves. With `count == 0` and records in the batch it is where
-        the batch began. Inside a transaction it names what has been delivered of it. It never lies
-        before where the reader was opened, also where a service delivers earlier records again.
-        """
-
-    @abstractmethod
-    def events(self, start: int, stop: int) -> list[ChangeEvent]:
-        """Map the records `start` to `stop` (exclusive) to events; pure, may be called again.
-
-        Raises:
-            RecordFault: A record cannot be decoded; its index is in `[start, stop)`.
-        """
-
-    def arrow(self, start: int, stop: int) -> pa.RecordBatch | None:
-        """The records `start` to `stop` in the fixed event schema (`multiclouddb_spi.arrow.EVENT_SCHEMA`).
-
-        Returns:
-            None where the provider has no columnar path: the engine builds it from `events`.
-
-        Raises:
-            RecordFault: As `events` does.
-        """
-        return None
 
 
 class Reader(ABC):

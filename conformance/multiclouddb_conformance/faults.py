@@ -14,7 +14,6 @@ import attrs
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_conformance.wrapped import (
-    WrappedBatch,
     WrappedFeed,
     WrappedPlugin,
     WrappedProvider,
@@ -274,12 +273,12 @@ class FaultyProvider(WrappedProvider):
             case ChildrenFirst():
                 if isinstance(batch.outcome, Drained):
                     self._note()
-                    return WrappedBatch(batch, outcome=Drained(batch.outcome.children[::-1]))
+                    return attrs.evolve(batch, outcome=Drained(batch.outcome.children[::-1]))
             case LateChildren():
                 if isinstance(batch.outcome, Drained):
-                    return WrappedBatch(batch, outcome=Awaiting())
+                    return attrs.evolve(batch, outcome=Awaiting())
             case LateSiblings():
-                return WrappedBatch(batch, outcome=_first_child(batch.outcome))
+                return attrs.evolve(batch, outcome=_first_child(batch.outcome))
             case Throttle() | ServerFailure() | Slow() | Silent() | ExpireIterator() | LeavesOut():
                 pass
             case _:

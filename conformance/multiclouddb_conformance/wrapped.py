@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from multiclouddb_api import CapabilitySet, ChangeEvent, ClientConfig
 from multiclouddb_spi import (
     Batch,
@@ -20,6 +22,7 @@ from multiclouddb_spi import (
     Feed,
     FeedSpec,
     FeedStart,
+    Mapper,
     Outcome,
     Partition,
     Position,
@@ -33,39 +36,30 @@ from multiclouddb_spi import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["WrappedBatch", "WrappedFeed", "WrappedPlugin", "WrappedProvider", "WrappedReader"]
+__all__ = ["WrappedFeed", "WrappedMapper", "WrappedPlugin", "WrappedProvider", "WrappedReader"]
 
 
-class WrappedBatch(Batch):
-    """A batch with some of its attributes changed.
+@attrs.frozen(eq=False)
+class WrappedMapper(Mapper):
+    """A mapper around another; a subclass changes what it gives.
 
-    Args:
-        inner: The batch.
-        changes: Attributes of `Batch` → what they are instead.
+    Attributes:
+        inner: The other.
     """
 
-    def __init__(self, inner: Batch, **changes: Any) -> None:
-        self.inner = inner
-        for name in (
-            "nbytes", "outcome", "caught_up", "watermark", "poll_after", "notices", "headroom", "charge",
-            "requests",
-        ):  # fmt: skip
-            setattr(self, name, changes.get(name, getattr(inner, name)))
+    inner: Mapper
 
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def cursor_after(self, count: int) -> Cursor:
+    def cursor_behind(self, records: Any, count: int) -> Cursor:
         """As inside."""
-        return self.inner.cursor_after(count)
+        return self.inner.cursor_behind(records, count)
 
-    def events(self, start: int, stop: int) -> list[ChangeEvent]:
+    def events(self, records: Any, start: int, stop: int) -> list[ChangeEvent]:
         """As inside."""
-        return self.inner.events(start, stop)
+        return self.inner.events(records, start, stop)
 
-    def arrow(self, start: int, stop: int) -> pa.RecordBatch | None:
+    def arrow(self, records: Any, start: int, stop: int) -> pa.RecordBatch | None:
         """As inside."""
-        return self.inner.arrow(start, stop)
+        return self.inner.arrow(records, start, stop)
 
 
 class WrappedReader(Reader):

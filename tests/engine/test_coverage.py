@@ -14,7 +14,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.simulation import ServerError, SimulationFeed, SimulationProvider
 from multiclouddb_conformance.simulation.position import behind, to_cursor
-from multiclouddb_conformance.wrapped import WrappedBatch, WrappedProvider
+from multiclouddb_conformance.wrapped import WrappedProvider
 from multiclouddb_spi import (
     Awaiting,
     Child,
@@ -62,7 +62,7 @@ class Shy(WrappedProvider):
 
     def fetch(self, reader, max_records, max_bytes, wait, deadline):
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
-        return WrappedBatch(batch, outcome=self.shown(batch.outcome))
+        return attrs.evolve(batch, outcome=self.shown(batch.outcome))
 
     def discover(self, feed, awaiting, deadline):
         self.looks += 1

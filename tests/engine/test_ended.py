@@ -1,5 +1,6 @@
 """A feed whose partitions end one by one, with nothing behind them: a stream that was switched off."""
 
+import attrs
 import pytest
 
 from multiclouddb_api import FeedEnded
@@ -14,7 +15,7 @@ class SwitchedOff(WrappedProvider):
     def fetch(self, reader, max_records, max_bytes, wait, deadline):
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         if not len(batch):
-            batch.outcome = Ended(FeedEnded("switched off"))
+            return attrs.evolve(batch, outcome=Ended(FeedEnded("switched off")))
         return batch
 
 

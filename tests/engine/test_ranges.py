@@ -9,22 +9,9 @@ from multiclouddb_spi import Batch, Deadline, FeedSpec, Planner, Reader, deadlin
 from multiclouddb_spi.planning import ranges
 
 
-class Nothing(Batch):
+def nothing(cursor, poll_after):
     """An answer of somebody who has not come so far."""
-
-    caught_up = True
-
-    def __init__(self, cursor, poll_after):
-        self.cursor, self.poll_after = cursor, poll_after
-
-    def __len__(self):
-        return 0
-
-    def cursor_after(self, count):
-        return self.cursor
-
-    def events(self, start, stop):
-        return []
+    return Batch((), None, cursor, cursor, caught_up=True, poll_after=poll_after)
 
 
 class Clock:
@@ -66,7 +53,7 @@ class Lagging:
                 answer = lagging.cursors.pop(0) if lagging.cursors else ...
                 if answer is ...:
                     return reader.fetch(*asked)
-                return Nothing(answer or cursor, lagging.poll_after)
+                return nothing(answer or cursor, lagging.poll_after)
 
             def cancel(self):
                 reader.cancel()

@@ -255,7 +255,7 @@ class TestMaking:
         class Deep(WrappedProvider):
             def fetch(self, reader, max_records, max_bytes, wait, deadline):
                 batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
-                batch.cursor_after = lambda count: nested(20)
+                batch = attrs.evolve(batch, end=nested(20))
                 return batch
 
         bench = make_bench()

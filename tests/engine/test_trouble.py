@@ -26,8 +26,8 @@ from multiclouddb_conformance.simulation import (
     IteratorExpiredError,
     Listing,
     ServerError,
-    SimulationBatch,
     SimulationFeed,
+    SimulationMapper,
     SimulationProvider,
     SimulationReader,
     ThrottledError,
@@ -777,8 +777,8 @@ class TestProviderBugs:
     @pytest.mark.parametrize(
         ("owner", "method"),
         [
-            (SimulationBatch, "events"),
-            (SimulationBatch, "cursor_after"),
+            (SimulationMapper, "events"),
+            (SimulationMapper, "cursor_behind"),
             (SimulationReader, "fetch"),
             (SimulationFeed, "open"),
             (SimulationFeed, "start"),
@@ -822,12 +822,13 @@ class TestProviderBugs:
         bench = make_bench(partitions=2)
         bench.connect()
         good, bad = bench.fill_partition("p0", 3), bench.fill_partition("p1", 3)
-        events = SimulationBatch.events
+        events = SimulationMapper.events
 
-        def picky(self, start, stop):
-            return broken() if self.written[0].partition_id == "p1" else events(self, start, stop)
+        def picky(self, records, start, stop):
+            bad = records.records[0].partition_id == "p1"
+            return broken() if bad else events(self, records, start, stop)
 
-        monkeypatch.setattr(SimulationBatch, "events", picky)
+        monkeypatch.setattr(SimulationMapper, "events", picky)
         page = bench.page()
         assert ids(page) == good
         bench.refused(ErrorCategory.PERMANENT_FAILURE, page.continuation_token)

@@ -9,8 +9,8 @@ from typing import Final
 import attrs
 
 from multiclouddb_api import Now
-from multiclouddb_conformance.mutants.mutant import EmptyBatch, Mutant
-from multiclouddb_conformance.wrapped import WrappedBatch, WrappedFeed, WrappedReader
+from multiclouddb_conformance.mutants.mutant import Mutant, emptied
+from multiclouddb_conformance.wrapped import WrappedFeed, WrappedReader
 from multiclouddb_spi import (
     Batch,
     Child,
@@ -51,7 +51,7 @@ class _ChangesEnds(Mutant):
         if not isinstance(batch.outcome, Drained):
             return batch
         children = tuple(self.child(reader, child, deadline) for child in batch.outcome.children)
-        return WrappedBatch(batch, outcome=Drained(children))
+        return attrs.evolve(batch, outcome=Drained(children))
 
     def child(self, reader: WrappedReader, child: Child, deadline: Deadline) -> Child:
         """What a child is instead."""
@@ -72,7 +72,7 @@ class DropsLastPageOfClosedPartition(Mutant):
     ) -> Batch:
         """The end, without its events."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
-        return EmptyBatch(batch) if isinstance(batch.outcome, Drained) else batch
+        return emptied(batch) if isinstance(batch.outcome, Drained) else batch
 
 
 class StartsChildEarly(Mutant):
@@ -129,7 +129,7 @@ class RetiresWithoutChildren(Mutant):
     ) -> Batch:
         """An end without children."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
-        return WrappedBatch(batch, outcome=Drained(())) if isinstance(batch.outcome, Drained) else batch
+        return attrs.evolve(batch, outcome=Drained(())) if isinstance(batch.outcome, Drained) else batch
 
 
 class ForgetsChildrenNamedLate(Mutant):

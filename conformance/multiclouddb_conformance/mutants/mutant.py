@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
+
+import attrs
 
 from multiclouddb_api import (
     CapabilitySet,
@@ -16,10 +18,10 @@ from multiclouddb_api import (
     OperationOptions,
 )
 from multiclouddb_conformance.simulated import SIMULATED, SimulationHarness
-from multiclouddb_conformance.wrapped import WrappedBatch, WrappedPlugin, WrappedProvider
+from multiclouddb_conformance.wrapped import WrappedMapper, WrappedPlugin, WrappedProvider
 from multiclouddb_spi import Batch, Cursor, Engine, InlineExecutor, Provider, ProviderPlugin
 
-__all__ = ["EmptyBatch", "MappedBatch", "Mutant", "MutantEngine", "harness_of"]
+__all__ = ["Mutant", "MutantEngine", "changed", "emptied", "harness_of"]
 
 
 class Mutant(WrappedProvider):
@@ -61,37 +63,34 @@ class MutantEngine(Engine):
             raise mutant.error(error) from error
 
 
-class EmptyBatch(WrappedBatch):
-    """A batch whose records are left out; its end is another, if one is given."""
+def emptied(batch: Batch, end: Cursor | None = None, caught_up: bool | None = True) -> Batch:
+    """A batch whose records are left out.
 
-    def __init__(self, inner: Batch, end: Cursor | None = None, caught_up: bool | None = True) -> None:
-        super().__init__(inner, caught_up=caught_up)
-        self._end = inner.cursor_after(len(inner)) if end is None else end
-
-    def __len__(self) -> int:
-        return 0
-
-    def cursor_after(self, count: int) -> Cursor:
-        """The end."""
-        del count
-        return self._end
-
-    def events(self, start: int, stop: int) -> list[ChangeEvent]:
-        """None."""
-        del start, stop
-        return []
+    Args:
+        batch: The batch.
+        end: Where it ends instead; None = where it ended.
+        caught_up: What it says of what follows.
+    """
+    end = batch.end if end is None else end
+    return attrs.evolve(batch, records=(), begin=end, end=end, caught_up=caught_up)
 
 
-class MappedBatch(WrappedBatch):
-    """A batch whose events go through a function."""
+@attrs.frozen(eq=False)
+class _Changing(WrappedMapper):
+    change: Callable[[list[ChangeEvent]], list[ChangeEvent]]
 
-    def __init__(self, inner: Batch, change: Callable[[list[ChangeEvent]], list[ChangeEvent]]) -> None:
-        super().__init__(inner)
-        self._change = change
+    def events(self, records: Any, start: int, stop: int) -> list[ChangeEvent]:
+        return self.change(self.inner.events(records, start, stop))
 
-    def events(self, start: int, stop: int) -> list[ChangeEvent]:
-        """Changed."""
-        return self._change(self.inner.events(start, stop))
+
+def changed(batch: Batch, change: Callable[[list[ChangeEvent]], list[ChangeEvent]]) -> Batch:
+    """A batch whose events go through a function.
+
+    Args:
+        batch: The batch.
+        change: The function.
+    """
+    return attrs.evolve(batch, mapper=_Changing(batch.mapper, change))
 
 
 class _Made(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import attrs
 
@@ -22,10 +23,10 @@ from multiclouddb_api import (
     Now,
     OperationOptions,
 )
-from multiclouddb_conformance.mutants.mutant import EmptyBatch, Mutant
+from multiclouddb_conformance.mutants.mutant import Mutant, emptied
 from multiclouddb_conformance.simulated import SIMULATED
 from multiclouddb_conformance.simulation import MissingError, TrimmedError, capabilities_without
-from multiclouddb_conformance.wrapped import WrappedBatch, WrappedFeed, WrappedReader
+from multiclouddb_conformance.wrapped import WrappedFeed, WrappedMapper, WrappedReader
 from multiclouddb_spi import (
     Batch,
     Cursor,
@@ -57,10 +58,13 @@ __all__ = [
 ]
 
 
-class _Ahead(WrappedBatch):
-    def cursor_after(self, count: int) -> Cursor:
-        del count
-        return self.inner.cursor_after(len(self.inner))
+@attrs.frozen(eq=False)
+class _Ahead(WrappedMapper):
+    end: Cursor
+
+    def cursor_behind(self, records: Any, count: int) -> Cursor:
+        del records, count
+        return self.end
 
 
 class MovesTokenPastUnreadEvents(Mutant):
@@ -72,7 +76,8 @@ class MovesTokenPastUnreadEvents(Mutant):
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
         """Every position is the end of the batch."""
-        return _Ahead(super().fetch(reader, max_records, max_bytes, wait, deadline))
+        batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
+        return attrs.evolve(batch, begin=batch.end, mapper=_Ahead(batch.mapper, batch.end))
 
 
 class SaysIdleTooSoon(Mutant):
@@ -94,7 +99,7 @@ class SaysIdleTooSoon(Mutant):
         other = reader.feed.inner.open(reader.partition_id, reader.cursor)
         batch = other.fetch(1, max_bytes, 0, deadline)
         other.close()
-        return EmptyBatch(batch, reader.cursor)
+        return emptied(batch, reader.cursor)
 
 
 class NeverAdvancesIdleToken(Mutant):
@@ -113,7 +118,7 @@ class NeverAdvancesIdleToken(Mutant):
         if len(batch):
             reader.cursor = batch.cursor_after(len(batch))
             return batch
-        return EmptyBatch(batch, reader.cursor, batch.caught_up)
+        return emptied(batch, reader.cursor, batch.caught_up)
 
 
 class RetriesDeadIteratorForEver(Mutant):
@@ -170,7 +175,7 @@ class NoticeAfterItsPlace(Mutant):
         while True:
             batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
             if not batch.notices or len(batch):
-                return WrappedBatch(batch, notices=(*held, *batch.notices)) if held else batch
+                return attrs.evolve(batch, notices=(*held, *batch.notices)) if held else batch
             held += batch.notices
 
 
@@ -198,12 +203,12 @@ class ReadsOnBehindNotice(Mutant):
         return attrs.evolve(more, events=page.events + more.events, notices=page.notices + more.notices)
 
 
-class _Sound(WrappedBatch):
-    def events(self, start: int, stop: int) -> list[ChangeEvent]:
+class _Sound(WrappedMapper):
+    def events(self, records: Any, start: int, stop: int) -> list[ChangeEvent]:
         found = []
         for index in range(start, stop):
             try:
-                found += self.inner.events(index, index + 1)
+                found += self.inner.events(records, index, index + 1)
             except RecordFault:
                 continue
         return found
@@ -221,7 +226,8 @@ class DropsPoison(Mutant):
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
         """Only what can be decoded."""
-        return _Sound(super().fetch(reader, max_records, max_bytes, wait, deadline))
+        batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
+        return attrs.evolve(batch, mapper=_Sound(batch.mapper))
 
 
 class LeaksReaders(Mutant):

@@ -16,8 +16,8 @@ from multiclouddb_api import (
     MulticloudDbError,
     OperationOptions,
 )
-from multiclouddb_conformance.mutants.mutant import MappedBatch, Mutant
-from multiclouddb_conformance.wrapped import WrappedBatch, WrappedReader
+from multiclouddb_conformance.mutants.mutant import Mutant, changed
+from multiclouddb_conformance.wrapped import WrappedReader
 from multiclouddb_spi import Batch, Deadline, Provider
 
 __all__ = [
@@ -44,7 +44,7 @@ class _ChangesEvents(Mutant):
     ) -> Batch:
         """The events of every batch are changed."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
-        return MappedBatch(batch, self.events)
+        return changed(batch, self.events)
 
     def events(self, events: list[ChangeEvent]) -> list[ChangeEvent]:
         """What events are instead."""
@@ -123,7 +123,7 @@ class WatermarkRunsAhead(Mutant):
         """By an hour."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         mark = batch.watermark
-        return WrappedBatch(batch, watermark=mark and mark + timedelta(hours=1))
+        return attrs.evolve(batch, watermark=mark and mark + timedelta(hours=1))
 
 
 class _ChangesPages(Mutant):

@@ -12,7 +12,7 @@ It is the engine's test bed, the conformance suite's reference, and what broken 
 
 from __future__ import annotations
 
-from multiclouddb_conformance.simulation.batch import SimulationBatch
+from multiclouddb_conformance.simulation.batch import SimulationMapper
 from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.errors import (
     BadPositionError,
@@ -58,9 +58,9 @@ __all__ = [
     "PartitionLog",
     "ServerError",
     "Simulation",
-    "SimulationBatch",
     "SimulationError",
     "SimulationFeed",
+    "SimulationMapper",
     "SimulationOptions",
     "SimulationProvider",
     "SimulationReader",

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
-
 import attrs
 
 from multiclouddb_api import ChangeEvent, NewItemStateMode, Notice, OldItemStateMode
 from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.position import Place, place_text, to_cursor
 from multiclouddb_conformance.simulation.tree import Written
-from multiclouddb_spi import Batch, Continue, Cursor, FeedSpec, Outcome, RecordFault
+from multiclouddb_spi import Continue, Cursor, FeedSpec, Mapper, Outcome, RecordFault
 
-__all__ = ["SimulationBatch", "Slice", "poison_fault", "to_event"]
+__all__ = ["SimulationMapper", "Slice", "poison_fault", "to_event"]
 
 
 @attrs.define
@@ -39,6 +36,9 @@ class Slice:
     notices: list[Notice] = attrs.field(factory=list)
     outcome: Outcome = attrs.field(factory=Continue)
     exhausted: bool = False
+
+    def __len__(self) -> int:
+        return len(self.records)
 
     def nbytes(self) -> int:
         """Bytes that the records count for."""
@@ -71,50 +71,31 @@ def poison_fault(index: int, written: Written, behind: Place) -> RecordFault:
     return RecordFault(index, position, "it is poison", to_cursor(behind))
 
 
-class SimulationBatch(Batch):
-    """One fetch's records."""
+@attrs.frozen(eq=False)
+class SimulationMapper(Mapper):
+    """Maps the records of one partition.
 
-    def __init__(self, found: Slice, spec: FeedSpec, public_id: str, calls: Calls) -> None:
-        self._found = found
-        self._spec = spec
-        self._public_id = public_id
-        self._calls = calls
-        self.nbytes = found.nbytes()
-        self.outcome = found.outcome
-        self.notices = tuple(found.notices)
-        self.charge = 1.0 + len(found.records)
+    Attributes:
+        spec: What the feed was opened for.
+        public_id: The partition, as applications see it.
+        calls: Counts what is mapped.
+    """
 
-    @property
-    def written(self) -> Sequence[Written]:
-        """The records, for whoever wraps this."""
-        return self._found.records
+    spec: FeedSpec
+    public_id: str
+    calls: Calls
 
-    def __len__(self) -> int:
-        return len(self._found.records)
+    def cursor_behind(self, records: Slice, count: int) -> Cursor:
+        """See `Mapper.cursor_behind`."""
+        return to_cursor(records.places[count - 1])
 
-    def cursor_after(self, count: int) -> Cursor:
-        """See `Batch.cursor_after`."""
-        if count == len(self._found.records):
-            return to_cursor(self._found.end)
-        return to_cursor(self._found.places[count - 1] if count else self._found.begin)
-
-    def events(self, start: int, stop: int) -> list[ChangeEvent]:
-        """See `Batch.events`."""
+    def events(self, records: Slice, start: int, stop: int) -> list[ChangeEvent]:
+        """See `Mapper.events`."""
         mapped = []
         for index in range(start, stop):
-            written = self._found.records[index]
+            written = records.records[index]
             if written.poison:
-                raise poison_fault(index, written, self._found.places[index])
-            mapped.append(to_event(written, self._spec, self._public_id))
-        self._calls.count("mapped", len(mapped))
+                raise poison_fault(index, written, records.places[index])
+            mapped.append(to_event(written, self.spec, self.public_id))
+        self.calls.count("mapped", len(mapped))
         return mapped
-
-    def tell(
-        self, caught_up: bool | None, watermark: datetime | None, poll_after: float, headroom: float | None
-    ) -> SimulationBatch:
-        """Set what the service says besides; returns itself."""
-        self.caught_up = caught_up
-        self.watermark = watermark
-        self.poll_after = poll_after
-        self.headroom = headroom
-        return self

@@ -6,7 +6,7 @@ import threading
 from datetime import datetime
 
 from multiclouddb_api import Dropped
-from multiclouddb_conformance.simulation.batch import SimulationBatch, Slice
+from multiclouddb_conformance.simulation.batch import SimulationMapper, Slice
 from multiclouddb_conformance.simulation.errors import (
     BadPositionError,
     CancelledError,
@@ -18,7 +18,7 @@ from multiclouddb_conformance.simulation.errors import (
     ThrottledError,
     TrimmedError,
 )
-from multiclouddb_conformance.simulation.position import Place, behind, place_text
+from multiclouddb_conformance.simulation.position import Place, behind, place_text, to_cursor
 from multiclouddb_conformance.simulation.scan import Bounds, earlier, scan
 from multiclouddb_conformance.simulation.tree import PartitionLog, Written
 from multiclouddb_conformance.simulation.view import View
@@ -39,7 +39,7 @@ class SimulationReader(Reader):
         self._sim = view.sim
         self._calls = view.calls
         self._id = partition_id
-        self._public_id = public_id
+        self._mapper = SimulationMapper(view.spec, public_id, view.calls)
         self._place = place
         self._until = until
         self._fresh = True
@@ -92,7 +92,7 @@ class SimulationReader(Reader):
     def _violation(self, what: str) -> None:
         self._calls.violated(self._id, what)
 
-    def _fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> SimulationBatch:
+    def _fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         self._check_cancelled()
         self._sim.pass_hold(self._id, lambda: self._cancelled)
         self._check_cancelled()
@@ -246,14 +246,21 @@ class SimulationReader(Reader):
             return True
         return partition.commit(partition.find(head + 1)) is not None
 
-    def _batch(self, found: Slice) -> SimulationBatch:
+    def _batch(self, found: Slice) -> Batch:
         weather = self._sim.weather
-        batch = SimulationBatch(found, self._view.spec, self._public_id, self._calls)
-        return batch.tell(
+        return Batch(
+            found,
+            self._mapper,
+            to_cursor(found.begin),
+            to_cursor(found.end),
+            found.outcome,
+            found.nbytes(),
             caught_up=self._caught_up(found),
             watermark=self._watermark(found) if weather.watermarks else None,
             poll_after=weather.poll_after if found.exhausted else 0.0,
+            notices=tuple(found.notices),
             headroom=self._sim.headroom(found.end[0] - 1),
+            charge=1.0 + len(found.records),
         )
 
     def _caught_up(self, found: Slice) -> bool | None:

@@ -34,6 +34,7 @@ from multiclouddb_spi import (
     Continue,
     Cursor,
     Deadline,
+    Mapper,
     Outcome,
     ProviderFault,
     Reached,
@@ -43,7 +44,7 @@ from multiclouddb_spi import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DynamoBatch", "DynamoReader"]
+__all__ = ["DynamoMapper", "DynamoReader"]
 
 _MOST_RECORDS: Final = 1000  # the service's bound on Limit
 _RETENTION_SECONDS: Final = 24 * 3600
@@ -71,39 +72,27 @@ _SWELLING: Final = 6
 _RECORD_BYTES: Final = 4096
 
 
-class DynamoBatch(Batch):
-    """Records of one shard.
+@attrs.frozen
+class DynamoMapper(Mapper):
+    """Maps the records of one shard.
 
-    Args:
-        records: The records.
+    Attributes:
         view: What their events share.
-        begin: The position in front of them.
-        end: The position behind them.
-        nbytes: What they take.
     """
 
-    def __init__(
-        self, records: Sequence[Record], view: View, begin: Place, end: Place, nbytes: int = 0
-    ) -> None:
-        self._records, self._view, self._begin, self._end = records, view, begin, end
-        self.nbytes = nbytes
+    view: View
 
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def cursor_after(self, count: int) -> Cursor:
+    def cursor_behind(self, records: Sequence[Record], count: int) -> Cursor:
         """The position behind the first `count` records."""
-        if count == len(self._records):
-            return cursor_of(self._end)
-        return cursor_of(_behind(self._records[count - 1]) if count else self._begin)
+        return cursor_of(_behind(records[count - 1]))
 
-    def events(self, start: int, stop: int) -> list[ChangeEvent]:
+    def events(self, records: Sequence[Record], start: int, stop: int) -> list[ChangeEvent]:
         """Map records to events."""
-        return to_events(self._records, start, stop, self._view)
+        return to_events(records, start, stop, self.view)
 
-    def arrow(self, start: int, stop: int) -> pa.RecordBatch:
+    def arrow(self, records: Sequence[Record], start: int, stop: int) -> pa.RecordBatch:
         """Map records to Arrow."""
-        return to_arrow(self._records, start, stop, self._view)
+        return to_arrow(records, start, stop, self.view)
 
 
 class DynamoReader(Reader):
@@ -118,6 +107,7 @@ class DynamoReader(Reader):
 
     def __init__(self, stream: Stream, view: View, place: Place, until: Place | None) -> None:
         self._stream, self._view, self._place, self._until = stream, view, place, until
+        self._mapper = DynamoMapper(view)
         self._iterator: str | None = None
         self._walks = self._fresh = False
         self._outcome: Outcome = Continue()
@@ -129,7 +119,7 @@ class DynamoReader(Reader):
         self._cancelled = threading.Event()
         stream.readers.add(self)
 
-    def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> DynamoBatch:
+    def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """The next records; there is no long poll, so it never blocks for news.
 
         An expired iterator is renewed from the position. That is no retry: the position is as good as ever.
@@ -272,7 +262,7 @@ class DynamoReader(Reader):
 
     # -- What an answer means
 
-    def _taken(self, answer: Mapping[str, Any], deadline: Deadline) -> DynamoBatch:
+    def _taken(self, answer: Mapping[str, Any], deadline: Deadline) -> Batch:
         found: list[Record] = answer.get("Records") or []
         nbytes = _size(answer, len(found))
         if found:
@@ -342,22 +332,33 @@ class DynamoReader(Reader):
     def _end(self) -> Outcome:
         return end_of(self._stream.shards.children(self._view.shard_id), self._place)
 
-    def _batch(self, records: list[Record], begin: Place, nbytes: int = 0) -> DynamoBatch:
-        batch = DynamoBatch(records, self._view, begin, self._place, nbytes)
-        batch.outcome, batch.requests = self._outcome, self._requests
+    def _batch(self, records: list[Record], begin: Place, nbytes: int = 0) -> Batch:
         looked = self._empty - (self._looks or 0)
-        if isinstance(self._outcome, Continue) and not records:
-            # A shard that has ended has nothing to wait for: its end is looked for.
-            batch.caught_up = False if looked <= 0 or self._closed else None
-            batch.poll_after = self._pause(looked) if looked > (_CLOSED_LOOKS if self._closed else 0) else 0.0
+        waits = isinstance(self._outcome, Continue) and not records
         seconds = seconds_at(self._place)
-        if seconds is not None:
-            batch.watermark = datetime.fromtimestamp(seconds, UTC)
-            now = self._stream.calls.now()
-            if now is not None:
-                age = (now - batch.watermark).total_seconds()
-                batch.headroom = max(0.0, _RETENTION_SECONDS - max(0.0, age))
-        return batch
+        return Batch(
+            records,
+            self._mapper,
+            cursor_of(begin),
+            cursor_of(self._place),
+            self._outcome,
+            nbytes,
+            # A shard that has ended has nothing to wait for: its end is looked for.
+            caught_up=False if waits and (looked <= 0 or self._closed) else None,
+            poll_after=self._pause(looked)
+            if waits and looked > (_CLOSED_LOOKS if self._closed else 0)
+            else 0.0,
+            watermark=None if seconds is None else datetime.fromtimestamp(seconds, UTC),
+            headroom=self._left(seconds),
+            requests=self._requests,
+        )
+
+    def _left(self, seconds: int | None) -> float | None:
+        """Seconds until a position of that time falls out of retention."""
+        now = self._stream.calls.now()
+        if seconds is None or now is None:
+            return None
+        return max(0.0, _RETENTION_SECONDS - max(0.0, now.timestamp() - seconds))
 
     def _pause(self, empty: int) -> float:
         """Seconds until the next look at an empty shard: longer with each, and with many of them."""

@@ -22,6 +22,7 @@ from multiclouddb_spi import (
     Cursor,
     Deadline,
     Fault,
+    Mapper,
     Outcome,
     ProviderFault,
     Reached,
@@ -32,7 +33,7 @@ from multiclouddb_spi import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["EmbeddedBatch", "EmbeddedReader", "Source"]
+__all__ = ["EmbeddedMapper", "EmbeddedReader", "Source"]
 
 
 @attrs.frozen(eq=False)
@@ -58,45 +59,33 @@ class Source:
     now: Callable[[], int]
 
 
-class EmbeddedBatch(Batch):
-    """Rows of one partition, as columns of text.
+@attrs.frozen
+class EmbeddedMapper(Mapper):
+    """Maps the rows of one partition.
 
-    Args:
-        records: The rows.
+    Attributes:
         view: What their events share.
-        begin: The cursor in front of them.
-        end: The cursor behind everything that was scanned.
     """
 
-    def __init__(self, records: Records, view: View, begin: Cursor, end: Cursor) -> None:
-        self._records, self._view, self._begin, self._end = records, view, begin, end
-        self._arrow: pa.RecordBatch | None = None
-        self.nbytes = records.nbytes
+    view: View
 
-    def __len__(self) -> int:
-        return self._records.count
-
-    def cursor_after(self, count: int) -> Cursor:
+    def cursor_behind(self, records: Records, count: int) -> Cursor:
         """The position behind the first `count` rows."""
-        if count == self._records.count:
-            return self._end
-        if count == 0:
-            return self._begin
-        return cursor_of(self._records.seqs[count - 1], self._records.times[count - 1])
+        return cursor_of(records.seqs[count - 1], records.times[count - 1])
 
-    def events(self, start: int, stop: int) -> list[ChangeEvent]:
+    def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:
         """Map rows to events."""
-        return to_events(self._records, start, stop, self._view)
+        return to_events(records, start, stop, self.view)
 
-    def arrow(self, start: int, stop: int) -> pa.RecordBatch:
+    def arrow(self, records: Records, start: int, stop: int) -> pa.RecordBatch:
         """Map rows to Arrow without parsing the documents; a part is cut from all of them."""
-        records, view = self._records, self._view
-        if self._arrow is None and stop - start < records.count:
+        whole = records.arrow
+        if whole is None and stop - start < records.count:
             with suppress(RecordFault):  # it may lie outside the part
-                self._arrow = to_arrow(records, 0, records.count, view)
-        if self._arrow is not None:
-            return self._arrow.slice(start, stop - start)
-        return to_arrow(records, start, stop, view)
+                whole = records.arrow = to_arrow(records, 0, records.count, self.view)
+        if whole is not None:
+            return whole.slice(start, stop - start)
+        return to_arrow(records, start, stop, self.view)
 
 
 # Which rows to read next: at least one, then as many as are wanted and fit into the bytes.
@@ -149,11 +138,12 @@ class EmbeddedReader(Reader):
         self, source: Source, name: str, view: View, position: tuple[int, int], until: tuple[int, int] | None
     ) -> None:
         self._source, self._name, self._view = source, name, view
+        self._mapper = EmbeddedMapper(view)
         self._position, self._until = position, until
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        self._idle: tuple[Version, EmbeddedBatch] | None = None
+        self._idle: tuple[Version, Batch] | None = None
         new, old = source.with_new, source.with_old
         every_key = source.scope.hash is None
         keeps = _ALL if every_key else _ONE_HASH
@@ -166,7 +156,7 @@ class EmbeddedReader(Reader):
             filter=keeps,
         )
 
-    def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> EmbeddedBatch:
+    def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """The next rows; while there are none, looks for commits every few milliseconds."""
         patience = deadline.sooner(wait)
         while True:
@@ -196,7 +186,7 @@ class EmbeddedReader(Reader):
         left = patience.remaining()
         return left > 0 and not self._cancelled.wait(min(self._source.poll_seconds, left))
 
-    def _read(self, max_records: int, max_bytes: int, deadline: Deadline) -> EmbeddedBatch:
+    def _read(self, max_records: int, max_bytes: int, deadline: Deadline) -> Batch:
         source = self._source
         with (
             source.pool.borrow(deadline) as connection,
@@ -224,7 +214,7 @@ class EmbeddedReader(Reader):
 
     def _batch(
         self, connection: sqlite3.Connection, state: Standing, max_records: int, max_bytes: int
-    ) -> EmbeddedBatch:
+    ) -> Batch:
         end_seq = state.end[0]
         last = end_seq if self._until is None else min(end_seq, self._until[0])
         part = {
@@ -240,12 +230,18 @@ class EmbeddedReader(Reader):
         position = cut
         if position is None:
             position, outcome = self._end(connection, state)
-        batch = EmbeddedBatch(records, self._view, cursor_of(*self._position), cursor_of(*position))
-        batch.outcome, batch.caught_up = outcome, cut is None
-        batch.watermark = from_micros(position[1])
-        batch.headroom = self._headroom(position[1], caught_up=cut is None)
-        self._position = position
-        return batch
+        begin, self._position = self._position, position
+        return Batch(
+            records,
+            self._mapper,
+            cursor_of(*begin),
+            cursor_of(*position),
+            outcome,
+            records.nbytes,
+            caught_up=cut is None,
+            watermark=from_micros(position[1]),
+            headroom=self._headroom(position[1], caught_up=cut is None),
+        )
 
     def _select(
         self, connection: sqlite3.Connection, part: dict[str, int | None]

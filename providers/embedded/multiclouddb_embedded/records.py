@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import orjson
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["ORDER_DIGITS", "SEPARATOR", "Column", "Records"]
 
@@ -34,6 +37,9 @@ class Records:
         keys: Keys as JSON with `SEPARATOR` between them.
         docs: New documents likewise, `null` where there is none; None when they were not read.
         olds: Old documents, as `docs`.
+
+    Attributes:
+        arrow: All of them as Arrow, once somebody has asked for a part.
     """
 
     def __init__(
@@ -50,6 +56,7 @@ class Records:
         self.seqs_text, self.times_text, self.types_text = seqs, times, types
         self.keys, self.docs, self.olds = keys, docs, olds
         self._texts: dict[Column, list[bytes]] = {}
+        self.arrow: pa.RecordBatch | None = None
 
     def __len__(self) -> int:
         return self.count

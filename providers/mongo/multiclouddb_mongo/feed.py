@@ -23,7 +23,6 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_mongo.batch import MongoBatch
 from multiclouddb_mongo.errors import PROVIDER_ID, fault
 from multiclouddb_mongo.log import Entry, Log
 from multiclouddb_mongo.mapping import View
@@ -49,6 +48,7 @@ from multiclouddb_mongo.position import (
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.stream import Source
 from multiclouddb_spi import (
+    Batch,
     Continue,
     Cursor,
     Deadline,
@@ -215,7 +215,7 @@ class MongoFeed(Feed):
             return None
         return Head(cursor_of(now, start_of(cursor)), None, Continue())
 
-    def _peek(self, name: str, cursor: Cursor, deadline: Deadline) -> MongoBatch:
+    def _peek(self, name: str, cursor: Cursor, deadline: Deadline) -> Batch:
         """The first change behind a position, or none; the server sends no more than that one."""
         with closing(self._reader(name, cursor, None, batch_size=1)) as reader:
             while True:

@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 from pymongo.errors import OperationFailure, PyMongoError
 
 from multiclouddb_api import ErrorCategory, Invalidated
-from multiclouddb_mongo.batch import MongoBatch
+from multiclouddb_mongo.batch import MongoMapper
 from multiclouddb_mongo.change import decoded, place_of_change
 from multiclouddb_mongo.driver import Stream, buffered, inner_cursor
 from multiclouddb_mongo.errors import EVENT_TOO_LARGE, IMAGE_MISSING, OVERTAKEN, fault
@@ -28,7 +28,7 @@ from multiclouddb_mongo.position import (
 )
 from multiclouddb_mongo.stream import Source
 from multiclouddb_mongo.taking import Taken, Taker, namespace_of
-from multiclouddb_spi import Continue, Deadline, Ended, Outcome, Reached, Reader, RecordFault
+from multiclouddb_spi import Batch, Continue, Deadline, Ended, Outcome, Reached, Reader, RecordFault
 
 __all__ = ["MongoReader"]
 
@@ -79,6 +79,7 @@ class MongoReader(Reader):
         batch_size: int | None = None,
     ) -> None:
         self._source, self._view, self._place, self._until = source, view, place, until
+        self._mapper = MongoMapper(view)
         self._goes_on, self._headroom, self._check = goes_on, headroom, check
         self._wanted_size = batch_size
         self._taker = Taker(source, until)
@@ -90,7 +91,7 @@ class MongoReader(Reader):
         self._deadline = Deadline.after(0)
         self._cancelled = threading.Event()
 
-    def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> MongoBatch:
+    def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """The next changes: what is left of the server's last answer, or one more answer.
 
         PyMongo resumes a broken stream once; nothing here tries again. The deadline does not end it: see
@@ -310,13 +311,21 @@ class MongoReader(Reader):
         else:
             self._outcome = Ended(invalidated)
 
-    def _batch(self, taken: Taken) -> MongoBatch:
+    def _batch(self, taken: Taken) -> Batch:
         begin, self._place = self._place, taken.place
-        batch = MongoBatch(taken.changes, self._view, begin, self._place)
-        batch.outcome, batch.requests, batch.caught_up = self._outcome, taken.requests, taken.caught_up
-        batch.notices = tuple(taken.notices)
-        seconds = seconds_at(self._place)
-        if seconds is not None:
-            batch.watermark = datetime.fromtimestamp(max(0, seconds - _CLOCKS_SECONDS), UTC)
-        batch.headroom = self._headroom(self._place)
-        return batch
+        seconds, start = seconds_at(self._place), self._view.start
+        return Batch(
+            taken.changes,
+            self._mapper,
+            cursor_of(begin, start),
+            cursor_of(self._place, start),
+            self._outcome,
+            sum(map(len, taken.changes)),
+            caught_up=taken.caught_up,
+            watermark=None
+            if seconds is None
+            else datetime.fromtimestamp(max(0, seconds - _CLOCKS_SECONDS), UTC),
+            notices=tuple(taken.notices),
+            headroom=self._headroom(self._place),
+            requests=taken.requests,
+        )

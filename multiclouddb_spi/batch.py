@@ -1,0 +1,188 @@
+"""What one read of a partition brings: raw records, how they are mapped, and what comes behind them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sized
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+
+from multiclouddb_api import ChangeEvent, Notice
+from multiclouddb_spi.cursor import Cursor
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "Awaiting",
+    "Batch",
+    "Child",
+    "Continue",
+    "Drained",
+    "Ended",
+    "Mapper",
+    "Outcome",
+    "Reached",
+]
+
+
+@attrs.frozen
+class Child:
+    """A partition that goes on where a drained one ended.
+
+    Attributes:
+        partition_id: The child.
+        parents: *All* its parents, the one that names it included. Each of them names the child
+            when it is drained; the engine starts it when the last one has.
+        cursor: Where the child starts as far as this parent knows.
+    """
+
+    partition_id: str
+    parents: tuple[str, ...]
+    cursor: Cursor
+
+
+@attrs.frozen
+class Continue:
+    """There may be more behind this batch."""
+
+
+@attrs.frozen
+class Reached:
+    """The `until` that the reader was opened with is reached; nothing more comes from it."""
+
+
+@attrs.frozen
+class Drained:
+    """The partition has ended and this batch is its last; these follow.
+
+    Attributes:
+        children: The ones that are known so far, at least one. They start at once. Reading again at the final
+            cursor must say at least the same.
+        complete: True when the service proves that there are no others. With False the engine keeps the
+            partition in the token and asks `Feed.discover` for more of them, for ten minutes of running
+            time by default (`ClientConfig.child_watch_seconds`).
+        instead: True when the partition is gone and nobody can name its children any more: these are all that
+            may have come of it. They are of use only where no child is known.
+    """
+
+    children: tuple[Child, ...]
+    complete: bool = True
+    instead: bool = False
+
+
+@attrs.frozen
+class Awaiting:
+    """The partition has ended, but the service does not name its children yet: ask `Feed.discover`."""
+
+
+@attrs.frozen
+class Ended:
+    """The partition has ended and nothing follows it.
+
+    Attributes:
+        notice: What to tell the application.
+    """
+
+    notice: Notice
+
+
+Outcome: TypeAlias = Continue | Reached | Drained | Awaiting | Ended
+"""How a batch leaves its partition; it applies behind the batch's last record."""
+
+
+class Mapper(ABC):
+    """Makes of raw records what is handed out; one for all batches of a reader. Every method is pure."""
+
+    @abstractmethod
+    def cursor_behind(self, records: Any, count: int) -> Cursor:
+        """The position behind the first `count` records; at least one, and not all of them.
+
+        Inside a transaction it names what has been delivered of it.
+        """
+
+    @abstractmethod
+    def events(self, records: Any, start: int, stop: int) -> list[ChangeEvent]:
+        """Map the records `start` to `stop` (exclusive) to events; may be called again.
+
+        Raises:
+            RecordFault: A record cannot be decoded; its index is in `[start, stop)`.
+        """
+
+    def arrow(self, records: Any, start: int, stop: int) -> pa.RecordBatch | None:
+        """The records `start` to `stop` in the fixed event schema (`multiclouddb_spi.arrow.EVENT_SCHEMA`).
+
+        Returns:
+            None where the provider has no columnar path: the engine builds it from `events`.
+
+        Raises:
+            RecordFault: As `events` does.
+        """
+        return None
+
+
+@attrs.frozen(eq=False)
+class Batch:
+    """Raw records of one partition in the service's order, mapped only when they are handed out.
+
+    A batch has no more than the `max_records` asked for.
+
+    Attributes:
+        records: The records; one gives exactly one event.
+        mapper: Maps them.
+        begin: The position in front of them: where the read began.
+        end: The position behind them, and behind whatever was scanned after them, so that an idle or
+            filtered partition moves. It never lies before where the reader was opened, also where a service
+            delivers earlier records again.
+        outcome: What comes behind the last record.
+        nbytes: Memory that the raw records hold, as near as is cheap to know.
+        caught_up: True when the service said that there is nothing behind this batch at present,
+            False when there is or may be more to read at once (also after an empty batch: a filter
+            is scanning), None when the service cannot tell (an empty batch then counts as "nothing").
+            On a partition's last batch it says nothing.
+        watermark: No record behind this batch is older; None when unknown. Never later than the
+            commit time of a record that can still become visible.
+        poll_after: Seconds before it makes sense to ask this partition again; 0 = at once.
+        notices: Facts that are no change. They stand after the batch's last record and before the next batch.
+            So a reader that meets a fact ends its batch there, also where the service has sent more; where
+            more may follow, `caught_up` is False. The page that uses up the batch has its notices, and no
+            later record of this partition. `end` lies after the notices. Every other cursor of the batch, and
+            the `skip_cursor` of a record in it, lies before them: a read from there gives them again.
+        headroom: Seconds until the position behind this batch falls out of retention, or None.
+        charge: What the service charged for it in its own unit, or None.
+        requests: Calls to the service that it took.
+    """
+
+    records: Sized
+    mapper: Mapper
+    begin: Cursor
+    end: Cursor
+    outcome: Outcome = Continue()
+    nbytes: int = 0
+    caught_up: bool | None = None
+    watermark: datetime | None = None
+    poll_after: float = 0.0
+    notices: tuple[Notice, ...] = ()
+    headroom: float | None = None
+    charge: float | None = None
+    requests: int = 1
+
+    def __len__(self) -> int:
+        """How many records; 0 for an empty batch."""
+        return len(self.records)
+
+    def cursor_after(self, count: int) -> Cursor:
+        """The position behind the first `count` records: `end` behind all of them."""
+        if count == len(self.records):
+            return self.end
+        return self.mapper.cursor_behind(self.records, count) if count else self.begin
+
+    def events(self, start: int, stop: int) -> list[ChangeEvent]:
+        """See `Mapper.events`."""
+        return self.mapper.events(self.records, start, stop)
+
+    def arrow(self, start: int, stop: int) -> pa.RecordBatch | None:
+        """See `Mapper.arrow`."""
+        return self.mapper.arrow(self.records, start, stop)
