@@ -30,7 +30,12 @@ REFERENCE = {
     "spark": pyspark_multiclouddb,
     "spi": multiclouddb_spi,
 }
-PROJECTS = [ROOT / "pyproject.toml", *ROOT.glob("*/pyproject.toml"), *ROOT.glob("providers/*/pyproject.toml")]
+PROJECTS = [
+    ROOT / "pyproject.toml",
+    *ROOT.glob("*/pyproject.toml"),
+    *ROOT.glob("emulators/*/pyproject.toml"),
+    *ROOT.glob("providers/*/pyproject.toml"),
+]
 PUBLIC = [
     (page, f"{package.__name__}.{name}") for page, package in REFERENCE.items() for name in package.__all__
 ]
