@@ -8,12 +8,13 @@ from multiclouddb_api import (
     FromContinuationToken,
     Gap,
     MulticloudDbError,
+    Now,
     PartitionFoundLate,
     PhysicalPartition,
     SkipToOldest,
 )
 
-from .world import ADDRESS, World, markers
+from .world import ADDRESS, TABLE, World, markers
 
 HOUR = 3600
 PAGES = 60
@@ -136,3 +137,35 @@ def test_a_process_that_slept_for_a_day_tells_of_what_was_trimmed_meanwhile():
         world.script.advance(25 * HOUR)
         with pytest.raises(MulticloudDbError, match="CHECKPOINT_EXPIRED"):
             consumer.until_idle()
+
+
+@pytest.mark.parametrize("retired", [False, True], ids=["planned", "retired"])
+def test_a_watch_that_is_looked_at_after_a_day_does_not_say_that_all_was_read(retired):
+    """Nobody can name the other half any more: what may have come of it is named, and reading that tells."""
+    with World() as world:
+        world.put("a")
+        parent = world.chain()
+        scope = PhysicalPartition(public(world, parent))
+        start = Beginning() if retired else Now()
+        _, late = world.script.split(parent) if not retired else (None, None)
+        if not retired:
+            world.script.hide(late, seconds=5)
+        plan = dict(world.client().plan_partitions(ChangeFeedRequest(ADDRESS, start)))
+        token = plan[scope.partition_id]
+        if retired:
+            _, late = world.script.split(parent)
+            world.script.hide(late, seconds=5)
+            consumer = world.consumer(FromContinuationToken(token), scope=scope)
+            while not consumer.read().partition_retired:
+                pass
+            token = consumer.token
+        world.put_in(late, 2)
+        for _ in range(7):
+            world.script.advance(4 * HOUR)
+            world.roll_over()
+        page = world.consumer(FromContinuationToken(token), scope=scope).read()
+        assert page.partition_retired
+        assert page.notices == ()
+        named = {native(child.partition_id) for child in page.child_partitions}
+        listed = {shard.shard_id: shard.parent for shard in world.script.shards(TABLE)}
+        assert named >= {name for name, above in listed.items() if above not in listed}
