@@ -11,7 +11,7 @@ No method changes its arguments, so each can be called again: only reads are ret
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -20,15 +20,13 @@ from multiclouddb_api import (
     AtTime,
     ErrorCategory,
     Fail,
-    Now,
     OnExpired,
     SkipToOldest,
-    invalid_request,
 )
-from multiclouddb_spi.checkpoint.coverage import begun
 from multiclouddb_spi.checkpoint.entry import Active, Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.retention import Retention
+from multiclouddb_spi.checkpoint.starting import check_not_ahead, resolve_start
 from multiclouddb_spi.checkpoint.state import lineage_from_json
 from multiclouddb_spi.checkpoint.watching import due, settle
 from multiclouddb_spi.contract import (
@@ -55,7 +53,6 @@ from multiclouddb_spi.planning.step import Step, Target
 __all__ = ["Planner"]
 
 _AT_ONCE: Final = 256
-_AHEAD: Final = timedelta(seconds=60)
 _RECORDS: Final = 10_000
 _SPARE_SECONDS: Final = 30.0
 
@@ -95,11 +92,13 @@ class Planner:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a moment that is still to come.
         """
-        if isinstance(position, AtTime):
-            self._check_not_ahead(position.utc, deadline, field)
-        now = self._feed.clock(deadline) if isinstance(position, Now) else None
-        audited = begun(self._feed, position, now)
-        return Lineage.from_seeds(self._feed.start(position, None, deadline), self._feed.join, audited)
+        return resolve_start(
+            self._feed,
+            position,
+            lambda: self._feed.clock(deadline),
+            lambda: self._feed.start(position, None, deadline),
+            field=field,
+        )
 
     def restore(self, value: Any) -> Lineage:
         """A lineage out of its JSON.
@@ -180,18 +179,9 @@ class Planner:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a moment that is still to come.
         """
-        self._check_not_ahead(moment, deadline, field)
+        check_not_ahead(moment, self._feed.clock(deadline), field)
         seeds = self._feed.start(AtTime(moment), None, deadline)
         return Target({seed.partition_id: seed.cursor for seed in seeds}, None)
-
-    def _check_not_ahead(self, moment: datetime, deadline: Deadline, field: str) -> None:
-        now = self._feed.clock(deadline)
-        if now is not None and moment - now > _AHEAD:  # who tells no time finds out itself
-            raise invalid_request(
-                field,
-                f"is {(moment - now).total_seconds():.0f} s ahead of the service's clock",
-                "give a moment that has been",
-            )
 
     def _step(
         self,
