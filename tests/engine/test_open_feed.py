@@ -126,12 +126,13 @@ class TestIncarnation:
     def test_an_earlier_one_is_refused(self, opened, sim):
         earlier = sim.incarnation
         sim.recreate()
-        for _ in range(2):
+        for count in (1, 2):  # one that was opened for this is believed at once
             with pytest.raises(MulticloudDbError) as caught:
                 opened.check_resumes(earlier, *self.WAY_OUT)
             assert caught.value.category == ErrorCategory.INVALID_REQUEST
             problem = f"is of an earlier {sim.address} that was recreated under the same name"
             assert caught.value.message == f"checkpoint: {problem}; use another"
+            assert opened.provider.calls.feeds == count
 
     def test_a_feed_that_was_open_before_is_opened_anew_first(self, opened, sim):
         closed = closings(opened)
@@ -159,13 +160,17 @@ class TestUse:
         assert opened.use(begin) == "found"
 
     def test_not_found_on_a_feed_that_was_just_opened_is_believed_and_forgotten(self, opened):
+        closed, asked = closings(opened), []
+
         def begin(feed):
+            asked.append(feed)
             raise MissingError("gone")
 
         for count in (1, 2):
             with pytest.raises(MissingError):
                 opened.use(begin)
-            assert opened.provider.calls.feeds == count
+            assert len(asked) == opened.provider.calls.feeds == count
+            assert closed == asked
 
     def test_any_other_failure_leaves_the_feed_open(self, opened):
         feed = opened.feed
