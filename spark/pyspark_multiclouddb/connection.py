@@ -14,7 +14,16 @@ from datetime import datetime
 from typing import Final, TypeVar
 
 from multiclouddb_api import AtTime
-from multiclouddb_spi import Deadline, FeedStart, Lineage, Planner, Target, open_provider
+from multiclouddb_spi import (
+    Deadline,
+    Feed,
+    FeedStart,
+    Lineage,
+    Planner,
+    Provider,
+    Target,
+    open_provider,
+)
 from multiclouddb_spi.calling import RetriedCalls
 from multiclouddb_spi.failure import fault_of
 from multiclouddb_spi.gate import spec_of
@@ -33,7 +42,7 @@ _open: dict[Settings, Connection] = {}
 _pid = 0
 
 
-class Connection(OpenFeed):
+class Connection:
     """One provider and one feed of it. Used by one thread.
 
     An outage of up to two minutes is waited out, since Spark retries nothing.
@@ -44,9 +53,15 @@ class Connection(OpenFeed):
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        provider = open_provider(settings.config)
-        calls = RetriedCalls(provider, _CALL_SECONDS, _TRIES, self._told)
-        super().__init__(provider, spec_of(provider, settings.request(), "open"), calls)
+        self.provider: Provider = open_provider(settings.config)
+        spec = spec_of(self.provider, settings.request(), "open")
+        calls = RetriedCalls(self.provider, _CALL_SECONDS, _TRIES, self._told)
+        self.opened = OpenFeed(self.provider, spec, calls)
+
+    @property
+    def feed(self) -> Feed:
+        """The feed itself, opened at the first use."""
+        return self.opened.feed
 
     @property
     def incarnation(self) -> str | None:
@@ -55,14 +70,14 @@ class Connection(OpenFeed):
 
     def start(self, position: FeedStart) -> Lineage:
         """Resolve a start, if the database can start there."""
-        self.check_start(position)
+        self.opened.check_start(position)
         return self.plan(
             "start", lambda planner, deadline: planner.start(position, deadline, "startingPosition")
         )
 
     def target_at(self, moment: datetime) -> Target:
         """The end of the feed as it was at a moment, if the database can tell."""
-        self.check_start(AtTime(moment))
+        self.opened.check_start(AtTime(moment))
         return self.plan(
             "plan", lambda planner, deadline: planner.target_at(moment, deadline, "endingPosition")
         )
@@ -82,12 +97,12 @@ class Connection(OpenFeed):
             watch_seconds=config.child_watch_seconds,
             audit_seconds=config.coverage_audit_seconds,
         )
-        return self.call(operation, lambda deadline: ask(planner, deadline))
+        return self.opened.call(operation, lambda deadline: ask(planner, deadline))
 
     def close(self) -> None:
         """Free everything; idempotent."""
         try:
-            super().close()
+            self.opened.close()
         finally:
             self.provider.close()
 
