@@ -157,7 +157,7 @@ class Scripted:
 
 
 def _serve(pipe: Connection, habits: Mapping[str, Any]) -> None:
-    from multiclouddb_conformance.scripted.dynamo import Habits, ScriptedStreams
+    from multiclouddb_dynamo_emulator import Habits, ScriptedStreams
 
     with ScriptedStreams(habits=Habits(**habits)) as server, suppress(EOFError):
         pipe.send(server.endpoint_url)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import closing
 from itertools import chain
 from typing import Any, Final, TypeVar
 
@@ -82,7 +83,7 @@ class Engine:
         budget = Budget(config.max_buffered_bytes)
         self._lives = LiveCache(budget, _MOST_LIVES, config.max_readers_per_partition)
         self._fetcher = Fetcher(provider, self._executor, self._watch, self._closed, attempts, pause)
-        self._feeds = FeedCache(provider, self._fetcher, self._lives)
+        self._feeds = FeedCache(self._fetcher, self._lives)
         self._pages = Pages(
             provider.provider_id, self._fetcher, self._feeds, self._watch, config.headroom_warning_seconds
         )
@@ -168,7 +169,7 @@ class Engine:
         deadline = Deadline.after(options.timeout_seconds)
 
         def listed(feed: Feed) -> tuple[str, ...]:
-            partitions = self._fetcher.call(lambda: feed.partitions(deadline), deadline)
+            partitions = opened.call("partitions", feed.partitions)
             return tuple(
                 feed.public_id(item.partition_id) for item in partitions if item.state is PartitionState.OPEN
             )
@@ -176,8 +177,8 @@ class Engine:
         with user_errors(self._provider, "list_physical_partitions"):
             request = ChangeFeedRequest(address, Now())
             spec = spec_of(self._provider, request, "list_physical_partitions")
-            with self._opening.feed(spec, deadline, listed) as names:
-                return names
+            with closing(self._opening.feed(spec, deadline)) as opened:
+                return opened.use(listed)
 
     def plan_partitions(
         self, request: ChangeFeedRequest, options: OperationOptions

@@ -18,12 +18,13 @@ from multiclouddb_api import (
     PhysicalPartition,
     ProviderOptions,
     ResourceAddress,
+    StartPosition,
     Support,
     invalid_request,
 )
-from multiclouddb_spi.contract import FeedSpec, Provider
+from multiclouddb_spi.contract import FeedSpec, FeedStart, Provider
 
-__all__ = ["require", "spec_of"]
+__all__ = ["require", "require_start", "spec_of"]
 
 _TITLES = {
     Capability.CHANGE_FEED: "a change feed",
@@ -61,6 +62,18 @@ def require(
     )
 
 
+def require_start(
+    provider: Provider, position: FeedStart, options: ProviderOptions | None, operation: str
+) -> None:
+    """Let a start pass that the provider can do, as `require` does.
+
+    Raises:
+        MulticloudDbError: `UNSUPPORTED_CAPABILITY` with the way out.
+    """
+    for capability in _needed_to_start(position):
+        require(provider, capability, options, operation)
+
+
 def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> FeedSpec:
     """Check a request against the provider, and say what feed it needs.
 
@@ -90,14 +103,7 @@ def _narrowed(
 
 
 def _needed(request: ChangeFeedRequest) -> list[Capability]:
-    needed = [Capability.CHANGE_FEED]
-    match request.start_position:
-        case Beginning():
-            needed.append(Capability.CHANGE_FEED_BEGINNING)
-        case AtTime():
-            needed.append(Capability.CHANGE_FEED_POINT_IN_TIME)
-        case _:
-            pass
+    needed = [Capability.CHANGE_FEED, *_needed_to_start(request.start_position)]
     match request.scope:
         case LogicalPartition():
             needed.append(Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE)
@@ -110,6 +116,16 @@ def _needed(request: ChangeFeedRequest) -> list[Capability]:
     if request.old_item_state_mode is not OldItemStateMode.OMIT:
         needed.append(Capability.CHANGE_FEED_OLD_ITEM_STATE)
     return needed
+
+
+def _needed_to_start(position: StartPosition) -> list[Capability]:
+    match position:
+        case Beginning():
+            return [Capability.CHANGE_FEED_BEGINNING]
+        case AtTime():
+            return [Capability.CHANGE_FEED_POINT_IN_TIME]
+        case _:
+            return []
 
 
 def _options(provider: Provider, given: ProviderOptions | None) -> ProviderOptions | None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
-from typing import Final, TypeVar
+from contextlib import closing, contextmanager
+from typing import TypeVar
+
+import attrs
 
 from multiclouddb_api import (
-    AtTime,
     ChangeFeedRequest,
-    ErrorCategory,
     FromContinuationToken,
     MulticloudDbError,
     Now,
@@ -18,14 +17,14 @@ from multiclouddb_api import (
     StartPosition,
     invalid_request,
 )
-from multiclouddb_spi.checkpoint.coverage import begun
-from multiclouddb_spi.checkpoint.entry import Active
 from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.session import Finished, Session
+from multiclouddb_spi.checkpoint.starting import resolve_start
 from multiclouddb_spi.checkpoint.state import FeedOver, end_from_json, state_from_json
 from multiclouddb_spi.checkpoint.token import Envelope, decode_token, scope_text
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.open_feed import OpenFeed, check_resumes
 from multiclouddb_spi.partition import PartitionId, decode_partition_id
 from multiclouddb_spi.reading.feeds import FeedCache
 from multiclouddb_spi.reading.fetcher import Fetcher
@@ -33,7 +32,6 @@ from multiclouddb_spi.reading.fetcher import Fetcher
 __all__ = ["Opening"]
 
 T = TypeVar("T")
-_AHEAD: Final = timedelta(seconds=60)
 
 
 class Opening:
@@ -69,7 +67,9 @@ class Opening:
             if envelope is not None:
                 return self._resume(feed, envelope, scope, digest)
             assert not isinstance(request.start_position, FromContinuationToken)
-            return self._start(feed, request.start_position, physical, scope, digest, deadline)
+            only = physical.native if physical else None
+            lineage = self._start(opened, feed, request.start_position, only, deadline)
+            return Session(feed, lineage, scope, digest)
 
         if envelope is not None and isinstance(over := end_from_json(envelope.state), FeedOver):
             assert isinstance(request.start_position, FromContinuationToken)
@@ -81,53 +81,12 @@ class Opening:
                 physical is None or physical.is_of(feed.identity.incarnation)
             )
 
-        with self.feed(spec, deadline, begin, suits) as session:
-            yield session
+        with closing(self.feed(spec, deadline)) as opened:
+            yield opened.use(begin, suits)
 
-    @contextmanager
-    def feed(
-        self,
-        spec: FeedSpec,
-        deadline: Deadline,
-        begin: Callable[[Feed], T],
-        suits: Callable[[Feed], bool] = lambda _: True,
-    ) -> Iterator[T]:
-        """Keep a feed open for the time of a call; `begin` makes of it what the call works on.
-
-        A feed that has been open for long may be of a resource that was recreated since: one that
-        does not suit, or whose resource is not found, is opened anew before that is believed.
-        """
-        with self._acquired(spec, deadline) as (feed, fresh):
-            begun = self._begun(feed, begin, suits, fresh=fresh)
-            if begun is not None:
-                yield begun
-                return
-        with self._acquired(spec, deadline) as (feed, _):
-            yield begin(feed)
-
-    @contextmanager
-    def _acquired(self, spec: FeedSpec, deadline: Deadline) -> Iterator[tuple[Feed, bool]]:
-        feed, fresh = self._feeds.acquire(spec, deadline)
-        try:
-            yield feed, fresh
-        finally:
-            self._feeds.release(feed)
-
-    def _begun(
-        self, feed: Feed, begin: Callable[[Feed], T], suits: Callable[[Feed], bool], *, fresh: bool
-    ) -> T | None:
-        """None when the feed is too old to be believed; it is forgotten then."""
-        try:
-            if fresh or suits(feed):
-                return begin(feed)
-        except Exception as error:
-            if self._fetcher.fault(error).category != ErrorCategory.NOT_FOUND:
-                raise
-            if fresh:
-                self._feeds.forget(feed)
-                raise
-        self._feeds.forget(feed)
-        return None
+    def feed(self, spec: FeedSpec, deadline: Deadline) -> OpenFeed:
+        """A feed for the time of a call, to be closed."""
+        return OpenFeed(self._provider, spec, _CallsUntil(self._fetcher, deadline), self._feeds)
 
     def _physical(self, request: ChangeFeedRequest) -> PartitionId | None:
         if not isinstance(request.scope, PhysicalPartition):
@@ -151,49 +110,35 @@ class Opening:
         return envelope
 
     def _resume(self, feed: Feed, envelope: Envelope, scope: str, digest: str) -> Session:
-        if not feed.resumes(envelope.incarnation):
-            raise invalid_request(
-                "continuation_token",
-                f"is of an earlier {feed.spec.address} that was recreated under the same name",
-                "start anew: what the old one held is gone",
-            )
+        check_resumes(
+            feed, envelope.incarnation, "continuation_token", "start anew: what the old one held is gone"
+        )
         state = state_from_json(envelope.state, feed.join)
         return Session(feed, state, scope, digest, envelope.watermark, envelope.skipped)
 
     def _start(
-        self,
-        feed: Feed,
-        position: FeedStart,
-        physical: PartitionId | None,
-        scope: str,
-        digest: str,
-        deadline: Deadline,
-    ) -> Session:
-        if isinstance(position, AtTime):
-            self._not_ahead(feed, position, deadline)
-        only = physical.native if physical else None
-        now = self._feeds.told(feed, deadline) if isinstance(position, Now) else None
-        audited = None if physical else begun(feed, position, now)
-        seeds = self._fetcher.call(lambda: feed.start(position, only, deadline), deadline)
-        if physical is None:
-            return Session(feed, Lineage.from_seeds(seeds, feed.join, audited), scope, digest)
-        mine = [Active(seed.partition_id, seed.cursor) for seed in seeds if seed.partition_id == only]
-        if not mine:
-            raise invalid_request(
-                "PhysicalPartition.partition_id",
-                "names no partition that can be started there",
-                "list the open ones with client.list_physical_partitions(address)",
-            )
-        return Session(feed, Lineage(mine, feed.join), scope, digest)
+        self, opened: OpenFeed, feed: Feed, position: FeedStart, only: str | None, deadline: Deadline
+    ) -> Lineage:
+        clock = self._feeds.told if isinstance(position, Now) else self._feeds.now
+        return resolve_start(
+            feed,
+            position,
+            lambda: clock(feed, deadline),
+            lambda: opened.call("start", lambda until: feed.start(position, only, until)),
+            only=only,
+        )
 
-    def _not_ahead(self, feed: Feed, position: AtTime, deadline: Deadline) -> None:
-        now = self._feeds.now(feed, deadline)
-        if now is not None and position.utc - now > _AHEAD:  # who tells no time finds out itself
-            raise invalid_request(
-                "AtTime.utc",
-                f"is {(position.utc - now).total_seconds():.0f} s ahead of the service's clock",
-                "pass a moment that has been, or Now()",
-            )
+
+@attrs.frozen(eq=False)
+class _CallsUntil:
+    """Calls on the engine's threads that share a deadline; the engine makes the user's errors itself."""
+
+    fetcher: Fetcher
+    deadline: Deadline
+
+    def call(self, operation: str, ask: Callable[[Deadline], T]) -> T:
+        del operation
+        return self.fetcher.call(lambda: ask(self.deadline), self.deadline)
 
 
 def _foreign(problem: str) -> MulticloudDbError:

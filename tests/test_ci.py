@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("benchmarks", "cli", "conformance", "demo", "docs", "providers", "spark", "tests")
+FOLDERS = ("benchmarks", "cli", "conformance", "demo", "docs", "emulators", "providers", "spark", "tests")
 # What would leave a test out: a server that cannot be fetched or started is a failure.
 LEAVES_OUT = {"skip", "skipif", "xfail", "importorskip", "skipTest"}
 

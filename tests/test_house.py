@@ -5,6 +5,7 @@ import inspect
 import runpy
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ FOLDERS = [
     "multiclouddb_spi",
     "providers",
     "conformance",
+    "emulators",
     "spark",
     "cli",
     "benchmarks",
@@ -35,6 +37,7 @@ SOURCES = [
     for path in sorted((ROOT / folder).rglob("*.py"))
     if not {"tests", "build", "__pycache__"} & set(path.relative_to(ROOT).parts)
 ]
+EMULATORS = sorted(ROOT.glob("emulators/*/pyproject.toml"))
 API = [path for path in SOURCES if path.parts[0] == "multiclouddb_api"]
 SDKS = {
     "azure",
@@ -164,7 +167,7 @@ class TestScheduling:
         started = tuple(runpy.run_path(str(ROOT / "conftest.py"))["JVM_TESTS"])
         using = {
             path.relative_to(ROOT).as_posix()
-            for folder in ("tests", "providers", "conformance", "spark", "cli", "benchmarks", "docs", "demo")
+            for folder in (*FOLDERS, "tests", "docs", "demo")
             for path in (ROOT / folder).rglob("test_*.py")
             for node in ast.walk(ast.parse(path.read_text()))
             if isinstance(node, ast.FunctionDef) and "spark" in {each.arg for each in node.args.args}
@@ -205,3 +208,22 @@ class TestImports:
             words = {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
             for provider in ("embedded", "dynamo", "spanner", "cosmos", "mongo"):
                 assert provider not in words
+
+
+@pytest.mark.parametrize("file", EMULATORS, ids=lambda file: file.parent.name)
+class TestEmulators:
+    """A server for tests answers to a vendor's SDK. What it had of the kit, it would get wrong alike."""
+
+    def test_it_is_named_after_its_folder(self, file):
+        project = tomllib.loads(file.read_text())
+        assert project["project"]["name"] == f"multiclouddb-{file.parent.name}-emulator"
+        packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+        assert packages == [f"multiclouddb_{file.parent.name}_emulator"]
+
+    def test_it_needs_nothing_of_the_kit_and_no_sdk(self, file):
+        package = f"multiclouddb_{file.parent.name}_emulator"
+        loaded = loaded_by(package)
+        assert {name for name in loaded if "multiclouddb" in name} == {package}
+        assert SDKS & loaded == set()
+        project = tomllib.loads(file.read_text())["project"]
+        assert [name for name in project["dependencies"] if "multiclouddb" in name] == []

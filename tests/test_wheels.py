@@ -17,6 +17,7 @@ PROJECTS = sorted(
     for path in [
         ROOT / "pyproject.toml",
         *ROOT.glob("*/pyproject.toml"),
+        *ROOT.glob("emulators/*/pyproject.toml"),
         *ROOT.glob("providers/*/pyproject.toml"),
     ]
 )

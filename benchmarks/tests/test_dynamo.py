@@ -53,7 +53,7 @@ class TestCores:
 
 class TestItems:
     def test_an_item_has_300_bytes_as_the_service_counts_them(self):
-        from multiclouddb_conformance.scripted.dynamo.item import item_size
+        from multiclouddb_dynamo_emulator.item import item_size
 
         assert len(item(23_999)) == 9
         assert item_size(item(23_999)) == pytest.approx(300, abs=5)

@@ -177,7 +177,7 @@ def _missed(session: Session, envelope: Envelope) -> list[str] | None:
     if lineage is None or lineage.audited is None:
         return None
     feed = session.feed
-    seeds = session.call("audit", lambda deadline: find_uncovered(feed, lineage, deadline))
+    seeds = session.opened.call("audit", lambda deadline: find_uncovered(feed, lineage, deadline))
     return None if seeds is None else [seed.partition_id for seed in seeds]
 
 

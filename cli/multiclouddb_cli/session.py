@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import ExitStack, closing
+from functools import cached_property
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import Final
 
 from multiclouddb_api import (
     ChangeFeedPage,
@@ -13,13 +14,12 @@ from multiclouddb_api import (
     Observer,
     OperationOptions,
 )
-from multiclouddb_spi import Deadline, Engine, Feed, open_provider
-from multiclouddb_spi.calling import call
+from multiclouddb_spi import Engine, Feed, open_provider
+from multiclouddb_spi.calling import RetriedCalls
 from multiclouddb_spi.gate import spec_of
+from multiclouddb_spi.open_feed import OpenFeed
 
 __all__ = ["CALL_SECONDS", "Session"]
-
-T = TypeVar("T")
 
 CALL_SECONDS: Final = 30.0
 
@@ -38,16 +38,25 @@ class Session:
     ) -> None:
         self.provider = open_provider(config)
         self._engine = Engine(self.provider, config, observer)
-        self._feed: Feed | None = None
+        self._closing = ExitStack()
+        self._closing.callback(self._engine.close)
         self._request = request
+
+    @cached_property
+    def opened(self) -> OpenFeed:
+        """The request's feed.
+
+        Raises:
+            MulticloudDbError: The database cannot do what the request asks for.
+        """
+        spec = spec_of(self.provider, self._request, "open")
+        opened = OpenFeed(self.provider, spec, RetriedCalls(self.provider, CALL_SECONDS))
+        return self._closing.enter_context(closing(opened))
 
     @property
     def feed(self) -> Feed:
-        """The feed, opened at the first use."""
-        if self._feed is None:
-            spec = spec_of(self.provider, self._request, "open")
-            self._feed = self.call("open", lambda deadline: self.provider.open_feed(spec, deadline))
-        return self._feed
+        """The feed itself, opened at the first use."""
+        return self.opened.feed
 
     def read(self, request: ChangeFeedRequest, wait_seconds: float = 0.0) -> ChangeFeedPage:
         """One page.
@@ -57,22 +66,10 @@ class Session:
         """
         return self._engine.read_changes(request, OperationOptions(CALL_SECONDS, wait_seconds))
 
-    def call(self, operation: str, ask: Callable[[Deadline], T]) -> T:
-        """Ask provider or feed, with retries.
-
-        Raises:
-            MulticloudDbError: By category.
-        """
-        return call(self.provider, operation, ask, CALL_SECONDS)
-
     def __enter__(self) -> Session:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if self._feed is not None:
-                self._feed.close()
-        finally:
-            self._engine.close()
+        self._closing.close()

@@ -12,7 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PROJECTS = sorted(
     path.parent
-    for pattern in ("pyproject.toml", "*/pyproject.toml", "providers/*/pyproject.toml")
+    for pattern in (
+        "pyproject.toml",
+        "*/pyproject.toml",
+        "emulators/*/pyproject.toml",
+        "providers/*/pyproject.toml",
+    )
     for path in ROOT.glob(pattern)
 )
 ENTRY = re.compile(r"^## \[(?P<version>[^\]]+)\] - (?P<date>.+)$", re.MULTILINE)

@@ -30,7 +30,12 @@ REFERENCE = {
     "spark": pyspark_multiclouddb,
     "spi": multiclouddb_spi,
 }
-PROJECTS = [ROOT / "pyproject.toml", *ROOT.glob("*/pyproject.toml"), *ROOT.glob("providers/*/pyproject.toml")]
+PROJECTS = [
+    ROOT / "pyproject.toml",
+    *ROOT.glob("*/pyproject.toml"),
+    *ROOT.glob("emulators/*/pyproject.toml"),
+    *ROOT.glob("providers/*/pyproject.toml"),
+]
 PUBLIC = [
     (page, f"{package.__name__}.{name}") for page, package in REFERENCE.items() for name in package.__all__
 ]
@@ -110,7 +115,7 @@ def test_errors_link_to_this_site(settings):
     assert settings["site_url"] == DOCS_URL
 
 
-@pytest.mark.parametrize("project", PROJECTS, ids=lambda file: file.parent.name)
+@pytest.mark.parametrize("project", PROJECTS, ids=lambda file: str(file.parent.relative_to(ROOT)))
 def test_a_distribution_links_to_pages_that_are_there(project, pages):
     urls = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["urls"]
     assert urls.keys() == {"Changelog", "Documentation"}

@@ -143,8 +143,11 @@ def settle(
             continue
         lineage.watch(name, looked(feed, name, watched))
         outcome, ending = outcomes[name], lineage.ending(name)
-        if ending is not None and ending.children and type(outcome) is DrainedOutcome and outcome.instead:
-            started += lineage.forget(name)  # it is gone, and no more of its children can be named
+        # It is gone, and no more of its children can be named. An audit finds one that was missed; where none
+        # is made, all that may be one is named instead.
+        gone = type(outcome) is DrainedOutcome and outcome.instead and lineage.audited is not None
+        if gone and ending is not None and ending.children:
+            started += lineage.forget(name)
             continue
         started += end(name, outcome) or []
         ending = lineage.ending(name)

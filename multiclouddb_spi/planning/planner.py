@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import islice
 from typing import Any, Final
 
@@ -20,17 +20,16 @@ from multiclouddb_api import (
     AtTime,
     ErrorCategory,
     Fail,
-    Now,
     OnExpired,
     PartitionFoundLate,
     SkipToOldest,
-    invalid_request,
 )
-from multiclouddb_spi.checkpoint.coverage import begun, is_audit_due
+from multiclouddb_spi.checkpoint.coverage import is_audit_due
 from multiclouddb_spi.checkpoint.entry import Active, Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.mover import Moved, Mover, directly
 from multiclouddb_spi.checkpoint.retention import stranded_fault
+from multiclouddb_spi.checkpoint.starting import check_not_ahead, resolve_start
 from multiclouddb_spi.checkpoint.state import lineage_from_json
 from multiclouddb_spi.contract import Continue, Feed, FeedStart, Head, Provider, SupportsHeads
 from multiclouddb_spi.cursor import Cursor
@@ -44,7 +43,6 @@ from multiclouddb_spi.planning.step import Step, Target
 __all__ = ["Planner"]
 
 _AT_ONCE: Final = 256
-_AHEAD: Final = timedelta(seconds=60)
 _RECORDS: Final = 10_000
 _SPARE_SECONDS: Final = 30.0
 _AUDIT_SECONDS: Final = 10.0
@@ -86,11 +84,13 @@ class Planner:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a moment that is still to come.
         """
-        if isinstance(position, AtTime):
-            self._check_not_ahead(position.utc, deadline, field)
-        now = self._feed.clock(deadline) if isinstance(position, Now) else None
-        audited = begun(self._feed, position, now)
-        return Lineage.from_seeds(self._feed.start(position, None, deadline), self._feed.join, audited)
+        return resolve_start(
+            self._feed,
+            position,
+            lambda: self._feed.clock(deadline),
+            lambda: self._feed.start(position, None, deadline),
+            field=field,
+        )
 
     def restore(self, value: Any) -> Lineage:
         """A lineage out of its JSON.
@@ -171,18 +171,9 @@ class Planner:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a moment that is still to come.
         """
-        self._check_not_ahead(moment, deadline, field)
+        check_not_ahead(moment, self._feed.clock(deadline), field)
         seeds = self._feed.start(AtTime(moment), None, deadline)
         return Target({seed.partition_id: seed.cursor for seed in seeds}, None)
-
-    def _check_not_ahead(self, moment: datetime, deadline: Deadline, field: str) -> None:
-        now = self._feed.clock(deadline)
-        if now is not None and moment - now > _AHEAD:  # who tells no time finds out itself
-            raise invalid_request(
-                field,
-                f"is {(moment - now).total_seconds():.0f} s ahead of the service's clock",
-                "give a moment that has been",
-            )
 
     def _step(
         self,

@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
 
-from multiclouddb_spi.contract import Feed, FeedSpec, Provider
+from multiclouddb_spi.contract import Feed, FeedSpec
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.reading.fetcher import Fetcher
 from multiclouddb_spi.reading.live import LiveCache
@@ -29,13 +29,12 @@ class FeedCache:
     A feed is closed when nobody needs it: neither a later call, nor one that still runs.
 
     Args:
-        provider: Opens feeds.
         fetcher: Runs calls.
         lives: Forgets a closed feed's readers.
     """
 
-    def __init__(self, provider: Provider, fetcher: Fetcher, lives: LiveCache) -> None:
-        self._provider, self._fetcher, self._lives = provider, fetcher, lives
+    def __init__(self, fetcher: Fetcher, lives: LiveCache) -> None:
+        self._fetcher, self._lives = fetcher, lives
         self._feeds: OrderedDict[FeedSpec, Feed] = OrderedDict()
         self._users: Counter[int] = Counter()
         self._clocks: dict[int, tuple[float, datetime | None]] = {}
@@ -43,7 +42,7 @@ class FeedCache:
         self._lock = threading.Lock()
         self._closed = False
 
-    def acquire(self, spec: FeedSpec, deadline: Deadline) -> tuple[Feed, bool]:
+    def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
         """The feed of this spec, to be released; and whether this call has opened it."""
         with self._lock:
             feed = self._feeds.get(spec)
@@ -51,7 +50,7 @@ class FeedCache:
                 self._feeds.move_to_end(spec)
                 self._users[id(feed)] += 1
                 return feed, False
-        feed = self._fetcher.call(lambda: self._provider.open_feed(spec, deadline), deadline)
+        feed = open_feed()
         with self._lock:
             kept = feed if self._closed else self._feeds.setdefault(spec, feed)
             self._users[id(kept)] += 1

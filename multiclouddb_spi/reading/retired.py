@@ -56,18 +56,16 @@ def look_again(
     if outcome is None:
         return Look(state)
     watch = attrs.evolve(watch, watched=looked(session.feed, name, watch.watched))
-    children, complete = _named(outcome, known=bool(watch.children))
+    children, complete = _named(outcome)
     fresh = {child.partition_id: child for child in children if child.partition_id not in watch.children}
     watch = attrs.evolve(watch, children=(*watch.children, *fresh))
     over = complete or is_over(watch, watch_seconds)
     return Look(Retired(name, (*state.children, *fresh.values()), None if over else watch), 1)
 
 
-def _named(outcome: Outcome, *, known: bool) -> tuple[tuple[Child, ...], bool]:
+def _named(outcome: Outcome) -> tuple[tuple[Child, ...], bool]:
     match outcome:
-        case Drained(instead=True) if known:
-            return (), True  # it is gone, and no more of its children can be named
-        case Drained(children, complete):
+        case Drained(children, complete):  # of one that is gone: all that may be its children
             return children, complete
         case Ended():
             return (), True

@@ -34,7 +34,7 @@ class ChangeFeedReader(DataSourceReader):
         with told():
             connection = connection_for(self._settings)
             # Spark keeps the process that plans: its feed may be of a resource that was recreated.
-            connection.renew_feed()
+            connection.opened.renew()
             start = connection.start(self._settings.start)
             end = self._settings.end
             target = None if end is None else connection.target_at(end)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final, TypeVar
 
-from multiclouddb_api import AtTime, Beginning, Capability
+from multiclouddb_api import AtTime
 from multiclouddb_spi import (
     Deadline,
     Feed,
@@ -24,9 +24,10 @@ from multiclouddb_spi import (
     Target,
     open_provider,
 )
-from multiclouddb_spi.calling import call
+from multiclouddb_spi.calling import RetriedCalls
 from multiclouddb_spi.failure import fault_of
-from multiclouddb_spi.gate import require, spec_of
+from multiclouddb_spi.gate import spec_of
+from multiclouddb_spi.open_feed import OpenFeed
 from pyspark_multiclouddb.options import Settings
 
 __all__ = ["Connection", "close_connections", "connection_for"]
@@ -44,6 +45,8 @@ _pid = 0
 class Connection:
     """One provider and one feed of it. Used by one thread.
 
+    An outage of up to two minutes is waited out, since Spark retries nothing.
+
     Args:
         settings: The options.
     """
@@ -51,52 +54,30 @@ class Connection:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.provider: Provider = open_provider(settings.config)
-        self._spec = spec_of(self.provider, settings.request(), "open")
-        self._feed: Feed | None = None
+        spec = spec_of(self.provider, settings.request(), "open")
+        calls = RetriedCalls(self.provider, _CALL_SECONDS, _TRIES, self._told)
+        self.opened = OpenFeed(self.provider, spec, calls)
 
     @property
     def feed(self) -> Feed:
-        """The feed, opened at the first use."""
-        if self._feed is None:
-            self._feed = self.call("open", lambda deadline: self.provider.open_feed(self._spec, deadline))
-        return self._feed
+        """The feed itself, opened at the first use."""
+        return self.opened.feed
 
     @property
     def incarnation(self) -> str | None:
         """Which incarnation of the resource the feed is of."""
         return self.feed.identity.incarnation
 
-    def resumes(self, incarnation: str | None) -> bool:
-        """Whether what was planned on an incarnation goes on here, as `Feed.resumes` says it.
-
-        A feed that was opened long ago may be of an earlier one: it is opened again before the answer is no.
-        """
-        if not self.feed.resumes(incarnation):
-            self.renew_feed()
-        return self.feed.resumes(incarnation)
-
-    def renew_feed(self) -> None:
-        """Forget the feed: the resource may be another one by now."""
-        feed, self._feed = self._feed, None
-        if feed is not None:
-            feed.close()
-
     def start(self, position: FeedStart) -> Lineage:
         """Resolve a start, if the database can start there."""
-        match position:
-            case Beginning():
-                self._require(Capability.CHANGE_FEED_BEGINNING)
-            case AtTime():
-                self._require(Capability.CHANGE_FEED_POINT_IN_TIME)
-            case _:
-                pass
+        self.opened.check_start(position)
         return self.plan(
             "start", lambda planner, deadline: planner.start(position, deadline, "startingPosition")
         )
 
     def target_at(self, moment: datetime) -> Target:
         """The end of the feed as it was at a moment, if the database can tell."""
-        self._require(Capability.CHANGE_FEED_POINT_IN_TIME)
+        self.opened.check_start(AtTime(moment))
         return self.plan(
             "plan", lambda planner, deadline: planner.target_at(moment, deadline, "endingPosition")
         )
@@ -116,23 +97,14 @@ class Connection:
             watch_seconds=config.child_watch_seconds,
             audit_seconds=config.coverage_audit_seconds,
         )
-        return self.call(operation, lambda deadline: ask(planner, deadline))
-
-    def call(self, operation: str, ask: Callable[[Deadline], T]) -> T:
-        """Call the provider; an outage of up to two minutes is waited out, since Spark retries nothing.
-
-        Raises:
-            MulticloudDbError: By category.
-        """
-        return call(self.provider, operation, ask, _CALL_SECONDS, attempts=_TRIES, told=self._told)
+        return self.opened.call(operation, lambda deadline: ask(planner, deadline))
 
     def close(self) -> None:
         """Free everything; idempotent."""
-        self._feed = None
-        self.provider.close()
-
-    def _require(self, capability: Capability) -> None:
-        require(self.provider, capability, self._spec.options, "start")
+        try:
+            self.opened.close()
+        finally:
+            self.provider.close()
 
     def _told(self, attempt: int, seconds: float, error: Exception) -> None:
         fault = fault_of(self.provider, error)

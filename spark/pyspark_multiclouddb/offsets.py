@@ -16,13 +16,14 @@ it is gone by the time of a replay.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
 import attrs
 
 from multiclouddb_api import MulticloudDbError, invalid_request
 from multiclouddb_spi import Cursor, FeedStart, InvalidCursor, Lineage, Range, ranges_between
+from multiclouddb_spi.open_feed import OpenFeed
 from pyspark_multiclouddb.options import Settings, position_from_text, position_text
 
 __all__ = ["Offset", "Pinned", "Symbolic", "offset_from_json", "offset_to_json", "ranges_of"]
@@ -58,22 +59,17 @@ class Pinned:
     ends: Mapping[str, Cursor] = attrs.field(factory=dict)
     empty: bool = False
 
-    def check_incarnation(self, settings: Settings, resumes: Callable[[str | None], bool]) -> None:
+    def check_incarnation(self, opened: OpenFeed) -> None:
         """Refuse an offset of a resource that was recreated.
 
         Args:
-            settings: The options.
-            resumes: `Connection.resumes`.
+            opened: The feed that it is to go on in.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` when the resource is another one by now.
         """
-        if not resumes(self.incarnation):
-            raise invalid_request(
-                "checkpoint",
-                f"is of an earlier {settings.address} that was recreated under the same name",
-                f"what the old one held is gone; {_NEW_CHECKPOINT}",
-            )
+        way_out = f"what the old one held is gone; {_NEW_CHECKPOINT}"
+        opened.check_resumes(self.incarnation, "checkpoint", way_out)
 
 
 Offset: TypeAlias = Symbolic | Pinned

@@ -77,7 +77,7 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
         return
     with told():
         connection = connection_for(settings)
-        Pinned(work.incarnation, []).check_incarnation(settings, connection.resumes)
+        Pinned(work.incarnation, []).check_incarnation(connection.opened)
         for part in work.ranges:
             done = 0
             for batch in read_range(connection.provider, connection.feed, part, settings.on_expired):

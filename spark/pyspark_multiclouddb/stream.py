@@ -131,7 +131,7 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             lineage = connection.start(offset.position)
             self._describe(connection.feed, lineage, idle=False)
             return offset_to_json(self._settings, Pinned(connection.incarnation, lineage.to_json()))
-        offset.check_incarnation(self._settings, connection.resumes)
+        offset.check_incarnation(connection.opened)
         before = connection.plan("restore", lambda planner, _: planner.restore(offset.cursors))
         if not len(before):
             raise _ended(self._settings)

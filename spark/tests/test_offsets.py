@@ -5,8 +5,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from multiclouddb_api import AtTime, Beginning, MulticloudDbError, Now
+from multiclouddb_api import AtTime, Beginning, ChangeFeedRequest, MulticloudDbError, Now
+from multiclouddb_conformance.simulation import Simulation, SimulationProvider
 from multiclouddb_spi import Range
+from multiclouddb_spi.calling import RetriedCalls
+from multiclouddb_spi.gate import spec_of
+from multiclouddb_spi.open_feed import OpenFeed
 from pyspark_multiclouddb.offsets import Pinned, Symbolic, offset_from_json, offset_to_json, ranges_of
 from pyspark_multiclouddb.options import parse_options
 
@@ -90,9 +94,16 @@ def test_what_is_no_offset_is_refused(value):
 
 
 def test_recreated_resource_is_refused():
-    Pinned("i-1", at()).check_incarnation(SETTINGS, "i-1".__eq__)
-    with pytest.raises(MulticloudDbError, match=r"earlier orders that was recreated .* checkpointLocation"):
-        Pinned("i-1", at()).check_incarnation(SETTINGS, "i-2".__eq__)
+    sim = Simulation()
+    provider = SimulationProvider(sim)
+    spec = spec_of(provider, ChangeFeedRequest(sim.address, Now()), "open")
+    opened = OpenFeed(provider, spec, RetriedCalls(provider, 5))
+    offset = Pinned(sim.incarnation, at())
+    offset.check_incarnation(opened)
+    opened.renew()
+    sim.recreate()
+    with pytest.raises(MulticloudDbError, match=r"earlier sim/items .* recreated .* checkpointLocation"):
+        offset.check_incarnation(opened)
 
 
 class TestRanges:

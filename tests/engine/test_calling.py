@@ -5,7 +5,7 @@ import pytest
 from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_conformance.simulation import ServerError, SimulationProvider
 from multiclouddb_spi import Fault
-from multiclouddb_spi.calling import call
+from multiclouddb_spi.calling import RetriedCalls
 
 
 class Discreet(SimulationProvider):
@@ -24,7 +24,7 @@ def failing(text):
 
 def test_a_confidential_failure_leaves_nothing_of_the_vendor_s_text(bench):
     with pytest.raises(MulticloudDbError) as caught:
-        call(Discreet(bench.sim), "plan", failing("password=hunter2"), 5)
+        RetriedCalls(Discreet(bench.sim), 5).call("plan", failing("password=hunter2"))
     error = caught.value
     assert (error.category, error.detail.operation) == (ErrorCategory.PERMANENT_FAILURE, "plan")
     assert error.__cause__ is None
@@ -35,15 +35,9 @@ def test_a_confidential_failure_leaves_nothing_of_the_vendor_s_text(bench):
 def test_any_other_has_its_cause(bench, monkeypatch):
     monkeypatch.setattr("multiclouddb_spi.calling.time.sleep", lambda seconds: None)
     tried = []
+    calls = RetriedCalls(SimulationProvider(bench.sim), 5, attempts=3, told=lambda *told: tried.append(told))
     with pytest.raises(MulticloudDbError) as caught:
-        call(
-            SimulationProvider(bench.sim),
-            "plan",
-            failing("503"),
-            5,
-            attempts=3,
-            told=lambda *told: tried.append(told),
-        )
+        calls.call("plan", failing("503"))
     assert isinstance(caught.value.__cause__, ServerError)
     assert [number for number, *_ in tried] == [1, 2]
 
@@ -58,4 +52,4 @@ def test_what_works_the_second_time_works(bench, monkeypatch):
             raise error
         return "done"
 
-    assert call(SimulationProvider(bench.sim), "plan", ask, 5) == "done"
+    assert RetriedCalls(SimulationProvider(bench.sim), 5).call("plan", ask) == "done"

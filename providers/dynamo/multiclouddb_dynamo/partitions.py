@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -96,7 +96,8 @@ def _start_of(shard: Shard, place: Place) -> Place:
     """The start of a shard, and how old what is in it can be: younger than its parent, or open."""
     ages = [seconds for seconds in (seconds_at(place), _age(shard)) if seconds is not None]
     if isinstance(place, Horizon) and not ages:
-        return place  # a parent without a record at `Beginning` tells nothing
+        # A parent without a record at `Beginning` tells nothing, and its iterator is of no use here.
+        return Horizon(place.since)
     if isinstance(place, Latest) and place.since is not None and max(ages) == seconds_at(place):
         return Latest(place.since)  # the parent may have ended before: what is older is not wanted
     return Start(max(ages, default=None))
@@ -125,12 +126,21 @@ def _orphans(shards: Mapping[str, Shard]) -> set[str]:
     }
 
 
-def seeds_at_oldest(shards: Mapping[str, Shard], since: int | None) -> list[Seed]:
-    """A start at the oldest record of every shard, parents first."""
-    return [
+def seeds_at_oldest(
+    shards: Mapping[str, Shard], since: int | None, unlisted: Collection[str] = ()
+) -> list[Seed]:
+    """A start at the oldest record of every shard, parents first.
+
+    Args:
+        shards: What the service lists.
+        since: The service's time, or None.
+        unlisted: Parents of these that it does not list at present, but has.
+    """
+    present = shards.keys() | set(unlisted)
+    return [Seed(name, (), cursor_of(Horizon(since))) for name in unlisted] + [
         Seed(
             shard.shard_id,
-            (shard.parent,) if shard.parent in shards and shard.parent is not None else (),
+            (shard.parent,) if shard.parent in present and shard.parent is not None else (),
             cursor_of(_start_of(shard, Horizon(since))),
         )
         for shard in shards.values()

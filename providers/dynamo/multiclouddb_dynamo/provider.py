@@ -36,6 +36,7 @@ from multiclouddb_dynamo.partitions import (
     to_partition,
 )
 from multiclouddb_dynamo.position import (
+    Horizon,
     Place,
     compare,
     cursor_of,
@@ -260,9 +261,11 @@ class DynamoFeed(Feed):
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
         """What is left of these shards, or of what came from them."""
         shards, now = self._shards.read(deadline).shards, self._stream.seconds()
-        return oldest_left(
+        # A listing may be incomplete: what it lacks is asked for.
+        hidden = {name for name in partition_ids if name not in shards and not self._shards.is_gone(name)}
+        return [Seed(name, (), cursor_of(Horizon(now))) for name in sorted(hidden)] + oldest_left(
             shards,
-            partition_ids,
+            set(partition_ids) - hidden,
             now,
             # Where the service tells the time, reading tells it by the age of the seed.
             lambda shard: now is not None or shard.last is None or self._shards.can_be_read(shard),

@@ -70,6 +70,7 @@ _IDLE_CALLS_A_SECOND: Final = 250
 # What a parsed record takes in memory, as a multiple of its text, and what one is taken for at first.
 _SWELLING: Final = 6
 _RECORD_BYTES: Final = 4096
+_UNREAD: Final = "records in {} that were never read may have been trimmed"
 
 
 @attrs.frozen
@@ -109,12 +110,11 @@ class DynamoReader(Reader):
         self._stream, self._view, self._place, self._until = stream, view, place, until
         self._mapper = DynamoMapper(view)
         self._iterator: str | None = None
-        self._walks = self._fresh = False
+        self._walks = self._fresh = self._closed = False
         self._outcome: Outcome = Continue()
         self._requests = self._empty = 0
         self._found_nothing = looks_at(place)
         self._looks: int | None = _BOUND_LOOKS if until is not None else None
-        self._closed = False
         self._record_bytes = _RECORD_BYTES
         self._cancelled = threading.Event()
         stream.readers.add(self)
@@ -167,7 +167,10 @@ class DynamoReader(Reader):
                 if self._iterator is None:
                     self._iterator = self._open()
                 self._requests += 1
-                return self._stream.calls.records(self._iterator, limit, native=self._view.native)
+                answer = self._stream.calls.records(self._iterator, limit, native=self._view.native)
+                if self._fresh and self._is_old(self._place):  # the answer tells the time, at last
+                    raise expired(_UNREAD.format(self._view.shard_id))
+                return answer
             except (ClientError, ParamValidationError) as error:
                 code, self._iterator = code_of(error), None
                 if isinstance(error, ClientError):
@@ -213,7 +216,7 @@ class DynamoReader(Reader):
         if trail is not None:
             return trail.iterator
         if self._is_old(self._place):
-            raise expired(f"records in {shard_id} that were never read may have been trimmed")
+            raise expired(_UNREAD.format(shard_id))
         self._requests, self._fresh = self._requests + 1, True
         kind = kind if seq is None else "AFTER_SEQUENCE_NUMBER"
         return self._stream.calls.iterator(self._stream.arn, shard_id, kind, seq)

@@ -68,7 +68,8 @@ class Resolution:
         match position:
             case Beginning():
                 self._stream.note_start()
-                return seeds_at_oldest(shards, self._since)
+                unlisted = self._unlisted(shards, deadline) if partition_id is None else []
+                return seeds_at_oldest(shards, self._since, unlisted)
             case Now():
                 late = [] if partition_id is not None else self._late(shards, self._since, deadline)
                 return self._at_end(shards, self._since, deadline, alone=partition_id is not None) + late
@@ -76,6 +77,17 @@ class Resolution:
                 raise unsupported(
                     "AtTime(…) is not supported on dynamo", "start at Beginning(), at Now() or at a token"
                 )
+
+    def _unlisted(self, shards: Mapping[str, Shard], deadline: Deadline) -> list[str]:
+        """The parents that a listing lacks although they are there: it may be incomplete."""
+        parents = {shard.parent for shard in shards.values() if shard.parent is not None} - shards.keys()
+        names = sorted(parents)
+        pool = ThreadPoolExecutor(_LATEST_AT_ONCE, "multiclouddb-parents")
+        try:
+            gone = list(pool.map(self._stream.shards.is_gone, names, timeout=deadline.remaining()))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        return [name for name, is_gone in zip(names, gone, strict=True) if not is_gone]
 
     def _late(self, shards: Mapping[str, Shard], since: int | None, deadline: Deadline) -> list[Seed]:
         """What a listing of several pages may have left out."""

@@ -13,7 +13,7 @@ from multiclouddb_api import (
     OperationOptions,
     PhysicalPartition,
 )
-from multiclouddb_conformance.scripted.dynamo import ChildFilter
+from multiclouddb_dynamo_emulator import ChildFilter
 
 from .world import ADDRESS, World, markers
 

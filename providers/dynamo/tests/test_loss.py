@@ -16,8 +16,8 @@ from multiclouddb_conformance.loss import (
     page_consumer,
     public_lineage,
 )
-from multiclouddb_conformance.scripted.dynamo import Order
 from multiclouddb_dynamo import calls, reader, shards
+from multiclouddb_dynamo_emulator import Order
 
 from .servers.local import LocalDynamo
 from .world import ADDRESS, TABLE, World, session

@@ -6,9 +6,9 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from multiclouddb_api import Beginning, ErrorCategory, ResourceAddress
-from multiclouddb_conformance.scripted.http import HttpServer, Reply
 from multiclouddb_dynamo.errors import classify
 from multiclouddb_dynamo.provider import PLUGIN
+from multiclouddb_dynamo_emulator.http import HttpServer, Reply
 from multiclouddb_spi import FeedSpec, ProviderFault
 
 from .servers.local import LocalDynamo

@@ -15,7 +15,7 @@ from multiclouddb_api import (
     PhysicalPartition,
     SkipToOldest,
 )
-from multiclouddb_conformance.scripted.dynamo import ChildFilter, Order, Remains
+from multiclouddb_dynamo_emulator import ChildFilter, Order, Remains
 from multiclouddb_spi.checkpoint.token import decode_token
 
 from .world import ADDRESS, TABLE, World, markers

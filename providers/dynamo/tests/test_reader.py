@@ -14,9 +14,9 @@ from multiclouddb_api import (
     Now,
     OperationOptions,
 )
-from multiclouddb_conformance.scripted.dynamo import Order
 from multiclouddb_conformance.waiting import assert_prompt
 from multiclouddb_dynamo import reader as module
+from multiclouddb_dynamo_emulator import Order
 from multiclouddb_spi import (
     Continue,
     Drained,

@@ -16,8 +16,8 @@ from multiclouddb_conformance.faults import (
     Throttle,
     Trimmed,
 )
-from multiclouddb_conformance.scripted.dynamo import Order, ScriptedStreams
 from multiclouddb_conformance.us8 import *  # noqa: F403
+from multiclouddb_dynamo_emulator import Order, ScriptedStreams
 
 from .harness import DynamoHarness, typed
 from .servers.server import Server

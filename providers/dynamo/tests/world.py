@@ -15,9 +15,9 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
-from multiclouddb_conformance.scripted.dynamo import Habits, ScriptedStreams
 from multiclouddb_dynamo import calls
 from multiclouddb_dynamo.provider import PLUGIN
+from multiclouddb_dynamo_emulator import Habits, ScriptedStreams
 from multiclouddb_spi import Deadline, FeedSpec
 
 from .servers.server import CREDENTIALS, REGION, Server

@@ -9,7 +9,7 @@ from typing import Any, Final
 import attrs
 import orjson
 
-from multiclouddb_conformance.scripted.dynamo.errors import invalid
+from multiclouddb_dynamo_emulator.errors import invalid
 
 __all__ = ["ShardIterator"]
 

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import orjson
 
-from multiclouddb_conformance.scripted.dynamo.arguments import Arguments
-from multiclouddb_conformance.scripted.dynamo.errors import invalid
-from multiclouddb_conformance.scripted.dynamo.item import Item, KeySchema, normalised
-from multiclouddb_conformance.scripted.dynamo.store import Store
-from multiclouddb_conformance.scripted.dynamo.table import Table
+from multiclouddb_dynamo_emulator.arguments import Arguments
+from multiclouddb_dynamo_emulator.errors import invalid
+from multiclouddb_dynamo_emulator.item import Item, KeySchema, normalised
+from multiclouddb_dynamo_emulator.store import Store
+from multiclouddb_dynamo_emulator.table import Table
 
 __all__ = ["TABLE_CALLS"]
 

@@ -24,7 +24,7 @@ from botocore.config import Config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiclouddb_conformance.scripted.dynamo import (
+from multiclouddb_dynamo_emulator import (
     ChildFilter,
     Habits,
     Journal,
@@ -34,11 +34,11 @@ from multiclouddb_conformance.scripted.dynamo import (
     ScriptedStreams,
     Violation,
 )
-from multiclouddb_conformance.scripted.dynamo.errors import KNOWN, ServiceError
-from multiclouddb_conformance.scripted.dynamo.item import item_size, normalised
-from multiclouddb_conformance.scripted.dynamo.iterator import ShardIterator
-from multiclouddb_conformance.scripted.dynamo.shard import Numbers
-from multiclouddb_conformance.scripted.http import HttpServer, Reply, Request
+from multiclouddb_dynamo_emulator.errors import KNOWN, ServiceError
+from multiclouddb_dynamo_emulator.http import HttpServer, Reply, Request
+from multiclouddb_dynamo_emulator.item import item_size, normalised
+from multiclouddb_dynamo_emulator.iterator import ShardIterator
+from multiclouddb_dynamo_emulator.shard import Numbers
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SESSION = boto3.Session("scripted", "secret-of-the-test", region_name="eu-west-1")

@@ -10,14 +10,15 @@ from typing import Final, assert_never
 import attrs
 import orjson
 
-from multiclouddb_conformance.scripted.dynamo.arguments import Arguments
-from multiclouddb_conformance.scripted.dynamo.errors import ServiceError
-from multiclouddb_conformance.scripted.dynamo.iterator import ShardIterator
-from multiclouddb_conformance.scripted.dynamo.journal import Call, Journal
-from multiclouddb_conformance.scripted.dynamo.store import Store
-from multiclouddb_conformance.scripted.dynamo.stream_calls import STREAM_CALLS, get_records
-from multiclouddb_conformance.scripted.dynamo.table_calls import TABLE_CALLS
-from multiclouddb_conformance.scripted.dynamo.troubles import (
+from multiclouddb_dynamo_emulator.arguments import Arguments
+from multiclouddb_dynamo_emulator.errors import ServiceError
+from multiclouddb_dynamo_emulator.http import Reply, Request
+from multiclouddb_dynamo_emulator.iterator import ShardIterator
+from multiclouddb_dynamo_emulator.journal import Call, Journal
+from multiclouddb_dynamo_emulator.store import Store
+from multiclouddb_dynamo_emulator.stream_calls import STREAM_CALLS, get_records
+from multiclouddb_dynamo_emulator.table_calls import TABLE_CALLS
+from multiclouddb_dynamo_emulator.troubles import (
     AFTER,
     BEFORE,
     Act,
@@ -29,7 +30,6 @@ from multiclouddb_conformance.scripted.dynamo.troubles import (
     Trouble,
     Troubles,
 )
-from multiclouddb_conformance.scripted.http import Reply, Request
 
 __all__ = ["Service"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from multiclouddb_conformance.scripted.dynamo.errors import ServiceError, invalid
+from multiclouddb_dynamo_emulator.errors import ServiceError, invalid
 
 __all__ = ["Arguments"]
 

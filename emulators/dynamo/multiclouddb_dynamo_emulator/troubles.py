@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 import attrs
 
-from multiclouddb_conformance.scripted.dynamo.errors import ServiceError
+from multiclouddb_dynamo_emulator.errors import ServiceError
 
 __all__ = ["AFTER", "BEFORE", "Act", "Delay", "Drop", "Empty", "Fail", "Hang", "Trouble", "Troubles"]
 

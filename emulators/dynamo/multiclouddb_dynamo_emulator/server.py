@@ -10,17 +10,17 @@ from typing import Any
 
 import attrs
 
-from multiclouddb_conformance.scripted.dynamo.clock import Clock
-from multiclouddb_conformance.scripted.dynamo.habits import Habits, Remains
-from multiclouddb_conformance.scripted.dynamo.item import Item, normalised
-from multiclouddb_conformance.scripted.dynamo.journal import Journal
-from multiclouddb_conformance.scripted.dynamo.poison import Poison
-from multiclouddb_conformance.scripted.dynamo.service import Service
-from multiclouddb_conformance.scripted.dynamo.shard import Shard
-from multiclouddb_conformance.scripted.dynamo.store import Store
-from multiclouddb_conformance.scripted.dynamo.stream import Stream
-from multiclouddb_conformance.scripted.dynamo.troubles import Troubles
-from multiclouddb_conformance.scripted.http import HttpServer
+from multiclouddb_dynamo_emulator.clock import Clock
+from multiclouddb_dynamo_emulator.habits import Habits, Remains
+from multiclouddb_dynamo_emulator.http import HttpServer
+from multiclouddb_dynamo_emulator.item import Item, normalised
+from multiclouddb_dynamo_emulator.journal import Journal
+from multiclouddb_dynamo_emulator.poison import Poison
+from multiclouddb_dynamo_emulator.service import Service
+from multiclouddb_dynamo_emulator.shard import Shard
+from multiclouddb_dynamo_emulator.store import Store
+from multiclouddb_dynamo_emulator.stream import Stream
+from multiclouddb_dynamo_emulator.troubles import Troubles
 
 __all__ = ["ScriptedStreams", "ShardState"]
 

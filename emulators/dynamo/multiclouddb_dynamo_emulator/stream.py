@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import orjson
 
-from multiclouddb_conformance.scripted.dynamo.clock import Clock
-from multiclouddb_conformance.scripted.dynamo.habits import Habits, Order, Remains
-from multiclouddb_conformance.scripted.dynamo.item import HASH_SPACE, Item, KeySchema, item_size
-from multiclouddb_conformance.scripted.dynamo.shard import Numbers, Shard
+from multiclouddb_dynamo_emulator.clock import Clock
+from multiclouddb_dynamo_emulator.habits import Habits, Order, Remains
+from multiclouddb_dynamo_emulator.item import HASH_SPACE, Item, KeySchema, item_size
+from multiclouddb_dynamo_emulator.shard import Numbers, Shard
 
 __all__ = ["Stream"]
 

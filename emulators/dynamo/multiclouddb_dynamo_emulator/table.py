@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import orjson
 
-from multiclouddb_conformance.scripted.dynamo.clock import Clock
-from multiclouddb_conformance.scripted.dynamo.errors import invalid
-from multiclouddb_conformance.scripted.dynamo.item import Item, KeySchema
-from multiclouddb_conformance.scripted.dynamo.stream import Stream
+from multiclouddb_dynamo_emulator.clock import Clock
+from multiclouddb_dynamo_emulator.errors import invalid
+from multiclouddb_dynamo_emulator.item import Item, KeySchema
+from multiclouddb_dynamo_emulator.stream import Stream
 
 __all__ = ["VIEWS", "Table"]
 

@@ -8,13 +8,13 @@ from typing import Final
 import attrs
 import orjson
 
-from multiclouddb_conformance.scripted.dynamo.arguments import Arguments
-from multiclouddb_conformance.scripted.dynamo.errors import ServiceError, invalid, not_found
-from multiclouddb_conformance.scripted.dynamo.habits import ChildFilter, Remains
-from multiclouddb_conformance.scripted.dynamo.iterator import ShardIterator
-from multiclouddb_conformance.scripted.dynamo.shard import Page, Shard
-from multiclouddb_conformance.scripted.dynamo.store import Store
-from multiclouddb_conformance.scripted.dynamo.stream import Stream
+from multiclouddb_dynamo_emulator.arguments import Arguments
+from multiclouddb_dynamo_emulator.errors import ServiceError, invalid, not_found
+from multiclouddb_dynamo_emulator.habits import ChildFilter, Remains
+from multiclouddb_dynamo_emulator.iterator import ShardIterator
+from multiclouddb_dynamo_emulator.shard import Page, Shard
+from multiclouddb_dynamo_emulator.store import Store
+from multiclouddb_dynamo_emulator.stream import Stream
 
 __all__ = ["ARN_LENGTHS", "STREAM_CALLS", "get_records"]
 

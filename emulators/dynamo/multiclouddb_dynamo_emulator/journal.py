@@ -10,7 +10,7 @@ from typing import Final
 
 import attrs
 
-from multiclouddb_conformance.scripted.dynamo.habits import Habits
+from multiclouddb_dynamo_emulator.habits import Habits
 
 __all__ = ["Call", "Journal", "Violation"]
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from multiclouddb_conformance.scripted.dynamo.clock import Clock
-from multiclouddb_conformance.scripted.dynamo.errors import ServiceError, not_found
-from multiclouddb_conformance.scripted.dynamo.habits import Habits, Remains
-from multiclouddb_conformance.scripted.dynamo.item import KeySchema
-from multiclouddb_conformance.scripted.dynamo.shard import Shard
-from multiclouddb_conformance.scripted.dynamo.stream import Stream
-from multiclouddb_conformance.scripted.dynamo.table import Table
+from multiclouddb_dynamo_emulator.clock import Clock
+from multiclouddb_dynamo_emulator.errors import ServiceError, not_found
+from multiclouddb_dynamo_emulator.habits import Habits, Remains
+from multiclouddb_dynamo_emulator.item import KeySchema
+from multiclouddb_dynamo_emulator.shard import Shard
+from multiclouddb_dynamo_emulator.stream import Stream
+from multiclouddb_dynamo_emulator.table import Table
 
 __all__ = ["Store"]
 

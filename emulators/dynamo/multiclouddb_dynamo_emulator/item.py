@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 import orjson
 
-from multiclouddb_conformance.scripted.dynamo.errors import ServiceError, invalid
+from multiclouddb_dynamo_emulator.errors import ServiceError, invalid
 
 __all__ = ["HASH_SPACE", "Item", "KeySchema", "item_size", "normalised"]
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import attrs
 import orjson
 
-from multiclouddb_conformance.scripted.dynamo.habits import Remains
+from multiclouddb_dynamo_emulator.habits import Remains
 
 __all__ = ["Numbers", "Page", "Shard"]
 

@@ -1,1 +1,0 @@
-"""Scripted servers: a service's wire protocol for its unmodified SDK, with troubles on demand."""

@@ -1,0 +1,163 @@
+"""One feed of a provider, as the engine, Spark and the command line work with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from multiclouddb_api import ErrorCategory, invalid_request
+from multiclouddb_spi.calling import Caller
+from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
+from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.failure import fault_of
+from multiclouddb_spi.gate import require_start
+
+__all__ = ["Keeper", "OpenFeed", "check_resumes"]
+
+T = TypeVar("T")
+
+
+class Keeper(Protocol):
+    """Keeps opened feeds for others who need the same."""
+
+    def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
+        """The feed of this spec, to be released; and whether it was opened for this."""
+        ...
+
+    def forget(self, feed: Feed) -> None:
+        """Nobody else gets it from now on."""
+        ...
+
+    def release(self, feed: Feed) -> None:
+        """It is not used here any more."""
+        ...
+
+
+class OpenFeed:
+    """A feed that is opened at the first use, with retries.
+
+    A feed that has been open for long may be of a resource that was recreated since: it is opened anew
+    before it is believed that something is not of its resource.
+
+    Args:
+        provider: Opens it.
+        spec: What to open, as `spec_of` makes it of a request that the provider can serve.
+        caller: Makes the calls.
+        keeper: Keeps the feed for others; without one it is closed with this.
+    """
+
+    def __init__(
+        self, provider: Provider, spec: FeedSpec, caller: Caller, keeper: Keeper | None = None
+    ) -> None:
+        self.provider, self.spec = provider, spec
+        self._caller = caller
+        self._keeper: Keeper = keeper or _Alone()
+        self._feed: Feed | None = None
+
+    @property
+    def feed(self) -> Feed:
+        """The feed."""
+        return self._acquire()[0]
+
+    def call(self, operation: str, ask: Callable[[Deadline], T]) -> T:
+        """Ask provider or feed, with retries.
+
+        Args:
+            operation: What is asked, for errors.
+            ask: Gets the deadline; may be called several times.
+
+        Raises:
+            Exception: As the caller of this feed raises it.
+        """
+        return self._caller.call(operation, ask)
+
+    def use(self, begin: Callable[[Feed], T], suits: Callable[[Feed], bool] = lambda _: True) -> T:
+        """What `begin` makes of the feed.
+
+        A feed that was open before and does not suit, or whose resource is not found, is opened anew first.
+
+        Args:
+            begin: Called again with the feed that is opened anew.
+            suits: Whether a feed that was open before is of the right resource.
+
+        Raises:
+            Exception: Of `begin`, or of opening.
+        """
+        feed, fresh = self._acquire()
+        try:
+            if fresh or suits(feed):
+                return begin(feed)
+        except Exception as error:
+            if fault_of(self.provider, error).category != ErrorCategory.NOT_FOUND:
+                raise
+            if fresh:
+                self.renew()
+                raise
+        self.renew()
+        return begin(self.feed)
+
+    def check_resumes(self, incarnation: str | None, field: str, way_out: str) -> None:
+        """Refuse what is of another incarnation of the resource, as `Feed.resumes` says it.
+
+        Args:
+            incarnation: Of which it is.
+            field: What the caller calls it, for the error.
+            way_out: What to do instead.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` for a resource that was recreated.
+        """
+        self.use(
+            lambda feed: check_resumes(feed, incarnation, field, way_out),
+            lambda feed: feed.resumes(incarnation),
+        )
+
+    def check_start(self, position: FeedStart) -> None:
+        """Refuse a start that the provider cannot do.
+
+        Raises:
+            MulticloudDbError: `UNSUPPORTED_CAPABILITY` with the way out.
+        """
+        require_start(self.provider, position, self.spec.options, "start")
+
+    def renew(self) -> None:
+        """Forget the feed: the resource may be another one by now."""
+        if self._feed is not None:
+            self._keeper.forget(self._feed)
+        self.close()
+
+    def close(self) -> None:
+        """Need the feed no longer; idempotent."""
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            self._keeper.release(feed)
+
+    def _acquire(self) -> tuple[Feed, bool]:
+        if self._feed is not None:
+            return self._feed, False
+        self._feed, fresh = self._keeper.acquire(self.spec, self._open)
+        return self._feed, fresh
+
+    def _open(self) -> Feed:
+        return self.call("open", lambda deadline: self.provider.open_feed(self.spec, deadline))
+
+
+def check_resumes(feed: Feed, incarnation: str | None, field: str, way_out: str) -> None:
+    """As `OpenFeed.check_resumes`, by what this feed says."""
+    if not feed.resumes(incarnation):
+        problem = f"is of an earlier {feed.spec.address} that was recreated under the same name"
+        raise invalid_request(field, problem, way_out)
+
+
+class _Alone:
+    """Keeps no feed."""
+
+    def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
+        del spec
+        return open_feed(), True
+
+    def forget(self, feed: Feed) -> None:
+        del feed
+
+    def release(self, feed: Feed) -> None:
+        feed.close()
