@@ -27,7 +27,7 @@ FOLDERS = [
 ]
 MODULE_LIMIT = 400
 # The contract is prose and stands on one page; its bodies are empty.
-LONGER = {"multiclouddb_spi/contract.py": 620}
+LONGER = {"multiclouddb_spi/contract.py": 520}
 # Without docstrings, comments and blank lines.
 CODE_LIMITS = {"multiclouddb_api": 250, "multiclouddb_spi": 250}
 FUNCTION_LIMIT = 40

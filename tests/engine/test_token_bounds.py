@@ -255,8 +255,7 @@ class TestMaking:
         class Deep(WrappedProvider):
             def fetch(self, reader, max_records, max_bytes, wait, deadline):
                 batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
-                batch = attrs.evolve(batch, end=nested(20))
-                return batch
+                return attrs.evolve(batch, end=nested(20))
 
         bench = make_bench()
         bench.connect()
