@@ -9,12 +9,12 @@ record of Spanner), each of them is a record here.
 
 Rules that hold for every method here:
 
-- *What is optional.* A question has a default here: the answer of a service that has nothing of the kind. What
-  only some services can do is a small protocol, `Supports…`: the engine goes another way without it.
+- *What is optional.* A question has a default here: the answer of a service that has nothing of the kind.
+  What only some services can do is a small protocol, `Supports…`: the engine goes another way without it.
 - *Who retries.* The engine. A provider neither retries nor wraps: it lets the vendor's exception out, and
-  `Provider.classify` names it later. It raises `ProviderFault` for what it found out itself, and for an error
-  whose meaning depends on the call (an expired position in a read, a bad request in a start): where the call is
-  known, `from` that error. `classify` sees the error alone.
+  `Provider.classify`, which sees the error alone, names it later. It raises `ProviderFault` for what it found
+  out itself, and for an error whose meaning depends on the call (an expired position in a read, a bad request
+  in a start): where the call is known, `from` that error.
 - *Threads.* A `Provider` and a `Feed` are called from several threads at once; one `Reader` from one thread
   at a time, not always the same one, except `cancel`, which any thread may call.
 - *Time.* Every method with a `deadline` returns or raises by then as exactly as the vendor's client allows;

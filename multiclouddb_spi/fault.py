@@ -38,8 +38,8 @@ class Fault:
 class ProviderFault(Exception):  # noqa: N818
     """Raised by a provider for what it found out itself, or for an error whose meaning depends on the call.
 
-    Its fault is taken as it is; `Provider.classify` is not asked. Raise it `from` the vendor's exception where
-    there is one: `ErrorDetail` names that.
+    Its fault is taken as it is; `Provider.classify` is not asked. It is raised `from` the vendor's exception
+    where there is one: `ErrorDetail` names that.
 
     Args:
         fault: The classified failure.

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 from multiclouddb_api import (
     AtTime,
@@ -41,6 +41,7 @@ from multiclouddb_spi.contract import (
     Head,
     Outcome,
     Provider,
+    Reached,
     SupportsHeads,
 )
 from multiclouddb_spi.cursor import Cursor
@@ -235,8 +236,10 @@ class Planner:
                 lineage.retire(name)
             case Awaiting():
                 lineage.await_children(name)
-            case _:
+            case Continue() | Reached():
                 pass
+            case _:
+                assert_never(outcome)
 
     def _discover(self, lineage: Lineage, deadline: Deadline) -> None:
         entries = due(self._feed, lineage)

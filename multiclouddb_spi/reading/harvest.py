@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar, assert_never
 
 from multiclouddb_api import ErrorCategory, FeedEnded, Gap, OnExpired, SkipToOldest
 from multiclouddb_spi.checkpoint.coverage import (
@@ -19,7 +19,19 @@ from multiclouddb_spi.checkpoint.retention import Retention, stranded_fault
 from multiclouddb_spi.checkpoint.state import Retired, retired
 from multiclouddb_spi.checkpoint.watching import due, settle
 from multiclouddb_spi.collector import collector_paused
-from multiclouddb_spi.contract import Awaiting, Batch, Child, Drained, Ended, Feed, Outcome, Partition, Seed
+from multiclouddb_spi.contract import (
+    Awaiting,
+    Batch,
+    Child,
+    Continue,
+    Drained,
+    Ended,
+    Feed,
+    Outcome,
+    Partition,
+    Reached,
+    Seed,
+)
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.fault import RecordFault
@@ -218,8 +230,10 @@ class Harvest(Generic[T]):
                 self._pass_on(name, started)
                 if not len(self._lineage):
                     self.result.ended(notice)
-            case _:
+            case Continue() | Reached():
                 return None
+            case _:
+                assert_never(outcome)
         self.result.moved = True
         if not isinstance(outcome, Awaiting):
             self.result.headroom.pop(name, None)  # read to its end: nothing of it can be lost
