@@ -428,7 +428,7 @@ class Feed(ABC):
 
     @abstractmethod
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """The partitions of the scope that are listed: the open ones, and closed ones where the service does.
+        """The partitions of the scope, by the `deadline`: the open ones, and closed ones that are listed.
 
         The parents of one may be left out, and one that is new may come late: what is not listed is not gone
         for that, `oldest` decides.

@@ -380,7 +380,7 @@ class Lineage:
             self._entries[child.partition_id] = attrs.evolve(entry, said=(*entry.said, child.cursor))
 
     def release(self, parent: str) -> list[str]:
-        """Nobody waits for this parent any more; the ids that start now."""
+        """Nobody waits for the partition `parent` any more; the ids that start now."""
         started = []
         for child_id in sorted(self._waiting_for.pop(parent, ())):
             entry = self._entries.get(child_id)

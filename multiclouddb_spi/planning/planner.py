@@ -16,15 +16,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, assert_never
 
-from multiclouddb_api import (
-    AtTime,
-    ErrorCategory,
-    Fail,
-    Now,
-    OnExpired,
-    SkipToOldest,
-    invalid_request,
-)
+from multiclouddb_api import AtTime, ErrorCategory, Fail, Now, OnExpired, SkipToOldest, invalid_request
 from multiclouddb_spi.checkpoint.coverage import begun
 from multiclouddb_spi.checkpoint.entry import Active, Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage

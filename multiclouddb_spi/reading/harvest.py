@@ -7,12 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar, assert_never
 
 from multiclouddb_api import ErrorCategory, FeedEnded, Gap, OnExpired, SkipToOldest
-from multiclouddb_spi.checkpoint.coverage import (
-    add_uncovered,
-    audit_failed,
-    find_uncovered,
-    is_audit_due,
-)
+from multiclouddb_spi.checkpoint.coverage import add_uncovered, audit_failed, find_uncovered, is_audit_due
 from multiclouddb_spi.checkpoint.entry import Drained as DrainedEntry
 from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.retention import Retention, stranded_fault
@@ -86,10 +81,8 @@ class Harvest(Generic[T]):
         self._fetcher, self._watch, self._deadline = fetcher, watch, deadline
         self._on_expired, self._single, self._watch_seconds = on_expired, single, watch_seconds
         self._retention = Retention(self._listed, self._oldest)
-        self._skips: Counter[str] = Counter()
-        self._lost: dict[str, Cursor] = {}
+        self._skips, self._lost, self._discovered = Counter[str](), dict[str, Cursor](), set[str]()
         self.result: SweepResult[T] = SweepResult()
-        self._discovered: set[str] = set()
 
     def take(self, live: Live, batch: Batch, stop: int) -> bool:
         """Hand out records up to `stop`; False when the provider cannot map its own records."""
