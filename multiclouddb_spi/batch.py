@@ -65,7 +65,7 @@ class Drained:
             partition in the token and asks `Feed.discover` for more of them, for ten minutes of running
             time by default (`ClientConfig.child_watch_seconds`).
         instead: True when the partition is gone and nobody can name its children any more: these are all that
-            may have come of it. They are of use only where no child is known.
+            may have come of it. They are of use where no child is known, and where no audit would find one.
     """
 
     children: tuple[Child, ...]

@@ -4,14 +4,22 @@ A provider says what its service can do with one partition; the engine does the 
 fan-out, lineage, cutting pages, buffers, pacing, retries, tokens. Read `providers/embedded` beside
 this page, then run the conformance suite until it is green.
 
+A *record* is one change and gives one event. Where the service sends several changes as one (a data change
+record of Spanner), each of them is a record here.
+
 Rules that hold for every method here:
 
-- *Who retries.* The engine. A provider neither retries nor wraps: it lets the vendor's exception
-  out, or raises `ProviderFault` for what it found out itself. `Provider.classify` names it later.
-- *Threads.* A `Provider` and a `Feed` are called from several threads at once; one `Reader` from one
-  thread at a time, not always the same one, except `cancel`, which any thread may call.
-- *Time.* Every method with a `deadline` returns or raises by then as exactly as the vendor's client
-  allows; the engine stops waiting at the deadline, whatever the provider does.
+- *What is optional.* A question has a default here: the answer of a service that has nothing of the kind.
+  What only some services can do is a small protocol, `Supports…`: the engine goes another way without it.
+- *Who retries.* The engine. A provider neither retries nor wraps: it lets the vendor's exception out, and
+  `Provider.classify`, which sees the error alone, names it later. It raises `ProviderFault` for what it found
+  out itself, and for an error whose meaning depends on the call (an expired position in a read, a bad request
+  in a start): where the call is known, `from` that error.
+- *Threads.* A `Provider` and a `Feed` are called from several threads at once; one `Reader` from one thread
+  at a time, not always the same one, except `cancel`, which any thread may call.
+- *Time.* Every method with a `deadline` returns or raises by then as exactly as the vendor's client allows;
+  the engine stops waiting then, whatever the provider does. Every try of one call passes the same one: a
+  feed may keep for the next try what it has learned.
 - *Ownership.* Arguments are immutable and may be kept. What is returned is not changed afterwards.
 - *After close.* Nothing is called any more but `close` and `cancel`, which do nothing then.
 """
@@ -22,7 +30,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, final, runtime_checkable
 
 import attrs
 
@@ -51,7 +59,7 @@ from multiclouddb_spi.batch import (
 )
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.fault import Fault
+from multiclouddb_spi.fault import Fault, unwritten
 from multiclouddb_spi.partition import encode_partition_id
 
 if TYPE_CHECKING:
@@ -215,15 +223,14 @@ class Position:
 
 
 class Reader(ABC):
-    """Reads one partition forward from where it was opened.
+    """Reads one partition forward from where it was opened."""
 
-    Attributes:
-        outlasts: True for a service whose answer cannot be hurried and would be lost: a fetch that has
-            not come back by its deadline is left to the next call at that position, which waits for
-            it. False, the default: it is cancelled.
-    """
+    def outlasts(self) -> bool:
+        """Whether a fetch that is late is left to the next call at that position, which waits for it.
 
-    outlasts: ClassVar[bool] = False
+        True for a service whose answer cannot be hurried and would be lost. By default it is cancelled.
+        """
+        return False
 
     @abstractmethod
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
@@ -265,6 +272,7 @@ class Feed(ABC):
     spec: FeedSpec
     identity: FeedIdentity
 
+    @final
     def public_id(self, partition_id: str) -> str:
         """The id that applications see for the service's `partition_id`; call it once a reader."""
         return encode_partition_id(
@@ -291,13 +299,11 @@ class Feed(ABC):
             position: Where to start. The engine has checked `AtTime` against `clock`.
             partition_id: Only this partition, or None for all of the scope. One that is closed by
                 then, but still listed, gets a seed at its end.
-            deadline: When it has to be over. Every try of one call passes the same one: a feed may keep for
-                the next try what it has learned.
+            deadline: When it has to be over.
 
         Returns:
-            Seeds whose parents are seeds of the same list or gone. Together they cover the scope:
-            every partition that comes later descends from them. Empty when `partition_id` is
-            unknown.
+            Seeds whose parents are seeds of the same list or gone. Together they cover the scope: every
+            partition that comes later descends from them. Empty when `partition_id` is unknown.
 
         Raises:
             ProviderFault: `CHECKPOINT_EXPIRED` for an `AtTime` older than retention.
@@ -305,11 +311,10 @@ class Feed(ABC):
 
     @abstractmethod
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """The partitions that the service lists: the open ones, and closed ones where it lists them.
+        """The partitions of the scope, by the `deadline`: the open ones, and closed ones that are listed.
 
         The parents of one may be left out, and one that is new may come late: what is not listed is not gone
-        for that, `oldest` decides. It has to be over by the `deadline`, which is the same one for every try
-        of one call.
+        for that, `oldest` decides.
         """
 
     @abstractmethod
@@ -319,15 +324,13 @@ class Feed(ABC):
         Args:
             partition_id: The service's own id.
             cursor: Read behind this.
-            until: Stop behind this with `Reached`, also where the partition ends there; reading
-                `(cursor, until]` again gives the same events whatever is split, merged or written
-                later.
+            until: Stop behind this with `Reached`, also where the partition ends there; reading it again
+                gives the same events whatever is split, merged or written later.
 
         Raises:
             InvalidCursor: This provider cannot have made the cursor.
         """
 
-    @abstractmethod
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
         """Ask once for the children of drained partitions that may have more than are known.
 
@@ -342,8 +345,9 @@ class Feed(ABC):
         Returns:
             For each id that was asked `Drained`, `Ended`, or `Awaiting` while no child is known. What an
             answer has named before may be missing in a later one. An answer counts as a look at the service
-            as of now: it must not come from memory.
+            as of now: it must not come from memory. The default, for a service without children, raises.
         """
+        raise unwritten(type(self), "discover", f"what follows {', '.join(awaiting)}")
 
     @abstractmethod
     def uncovered(
@@ -375,14 +379,18 @@ class Feed(ABC):
         """
         return None
 
-    @abstractmethod
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
         """Where a child starts, from what its seed and its parents said; pure.
 
         Args:
             child_id: The child.
-            cursors: Distinct cursors, at least one; one only is the rule.
+            cursors: Distinct cursors, at least one; one only is the rule. The default takes the first of
+                them in the order of `compare`, so that nothing is left out, and raises where that gives None.
         """
+        for cursor in cursors:
+            if all(self.compare(cursor, other) in (-1, 0) for other in cursors if other is not cursor):
+                return cursor
+        raise unwritten(type(self), "join", f"where {child_id} starts")
 
     def without_hints(self, cursor: Cursor) -> Cursor:
         """`cursor` without what only saves calls: where the rest is equal, one reader serves both. Pure."""
@@ -390,16 +398,19 @@ class Feed(ABC):
 
     @abstractmethod
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """-1, 0 or 1 as `a` lies before, at or behind `b` in one partition; None = not comparable. Pure."""
+        """-1, 0 or 1 as `a` lies before, at or behind `b` in one partition; pure. Equal cursors give 0.
+
+        None: the cursors do not tell. It proves nothing. So the engine then reads up to a bound and not past
+        it, stays where it is, or raises; it does not end, leave out or skip anything for a None.
+        """
 
     @abstractmethod
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
         """Where `partition_ids`, whose positions have expired, can be read on; over by the `deadline`.
 
-        Also asked for parents of a merged child that have not been discovered, to learn whether
-        they still can be: one that is neither among the seeds nor listed is waited for no more. And
-        for all that are not listed, to learn which of them are gone and what may come of those: that is
-        read behind them.
+        Also asked for parents of a merged child that have not been discovered, to learn whether they still
+        can be: one that is neither among the seeds nor listed is waited for no more. And for all that are not
+        listed, to learn which of them are gone and what may come of those: that is read behind them.
 
         Returns:
             A seed for each that can still be read, closed ones and ones that the service does not list
@@ -410,11 +421,7 @@ class Feed(ABC):
 
     @abstractmethod
     def describe(self, cursor: Cursor) -> Position:
-        """What `cursor` says, as text and time; pure.
-
-        Raises:
-            InvalidCursor: This provider cannot have made the cursor.
-        """
+        """What `cursor` says, as text and time; pure. `InvalidCursor` for one that cannot be its own."""
 
     def close(self) -> None:  # noqa: B027 - most feeds hold nothing
         """Free what the feed holds; idempotent. Its readers are closed before."""
@@ -434,8 +441,7 @@ class SupportsHeads(Protocol):
 
         Args:
             cursors: Partition id → where reading stands.
-            max_records: Bound on the records between cursor and head, of each partition; None = no
-                bound.
+            max_records: Bound on the records between cursor and head, of each partition; None = no bound.
             deadline: When it has to be over.
 
         Returns:

@@ -7,7 +7,7 @@ import attrs
 from multiclouddb_api import ErrorCategory
 from multiclouddb_spi.cursor import Cursor
 
-__all__ = ["Fault", "InvalidCursor", "ProviderFault", "RecordFault", "unsupported"]
+__all__ = ["Fault", "InvalidCursor", "ProviderFault", "RecordFault", "unsupported", "unwritten"]
 
 
 @attrs.frozen
@@ -36,9 +36,10 @@ class Fault:
 
 
 class ProviderFault(Exception):  # noqa: N818
-    """Raised by a provider for what it found out itself, without a vendor's exception.
+    """Raised by a provider for what it found out itself, or for an error whose meaning depends on the call.
 
-    Its fault is taken as it is; `Provider.classify` is not asked.
+    Its fault is taken as it is; `Provider.classify` is not asked. It is raised `from` the vendor's exception
+    where there is one: `ErrorDetail` names that.
 
     Args:
         fault: The classified failure.
@@ -113,3 +114,15 @@ def unsupported(what: str, way_out: str) -> ProviderFault:
         way_out: What to do instead.
     """
     return ProviderFault(Fault(ErrorCategory.UNSUPPORTED_CAPABILITY, f"{what}; {way_out}"))
+
+
+def unwritten(made: type, method: str, what: str) -> ProviderFault:
+    """The fault for a default of the contract that does not do for this provider.
+
+    Args:
+        made: The provider's class.
+        method: What it has to override.
+        what: What nobody can tell without.
+    """
+    message = f"{made.__name__} does not tell {what}; its provider has to write `{method}`"
+    return ProviderFault(Fault(ErrorCategory.PERMANENT_FAILURE, message))

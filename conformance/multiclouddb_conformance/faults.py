@@ -29,6 +29,7 @@ from multiclouddb_spi import (
     Feed,
     FeedSpec,
     FeedStart,
+    Head,
     Outcome,
     Partition,
     Provider,
@@ -270,15 +271,8 @@ class FaultyProvider(WrappedProvider):
             case SplitMidPage() | MergeMidPage() | Trimmed():
                 if len(batch) and self._act is not None and self._once():
                     self._act()
-            case ChildrenFirst():
-                if isinstance(batch.outcome, Drained):
-                    self._note()
-                    return attrs.evolve(batch, outcome=Drained(batch.outcome.children[::-1]))
-            case LateChildren():
-                if isinstance(batch.outcome, Drained):
-                    return attrs.evolve(batch, outcome=Awaiting())
-            case LateSiblings():
-                return attrs.evolve(batch, outcome=_first_child(batch.outcome))
+            case ChildrenFirst() | LateChildren() | LateSiblings():
+                return attrs.evolve(batch, outcome=self._ending(batch.outcome))
             case Throttle() | ServerFailure() | Slow() | Silent() | ExpireIterator() | LeavesOut():
                 pass
             case _:
@@ -310,6 +304,30 @@ class FaultyProvider(WrappedProvider):
         if isinstance(self._script, LateSiblings):
             return {name: _first_child(outcome) for name, outcome in outcomes.items()}
         return outcomes
+
+    def find_heads(
+        self,
+        feed: WrappedFeed,
+        cursors: Mapping[str, Cursor],
+        max_records: int | None,
+        deadline: Deadline,
+    ) -> dict[str, Head]:
+        """Heads, which name the same children as a read does."""
+        heads = super().find_heads(feed, cursors, max_records, deadline)
+        return {name: attrs.evolve(head, outcome=self._ending(head.outcome)) for name, head in heads.items()}
+
+    def _ending(self, outcome: Outcome) -> Outcome:
+        """How a partition ends, with the children that the script lets it name."""
+        match self._script, outcome:
+            case ChildrenFirst(), Drained(children):
+                self._note()
+                return Drained(children[::-1])
+            case LateChildren(), Drained():
+                return Awaiting()
+            case LateSiblings(), _:
+                return _first_child(outcome)
+            case _:
+                return outcome
 
     def _before(self, reader: WrappedReader) -> None:
         match self._script:

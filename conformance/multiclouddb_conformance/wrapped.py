@@ -1,6 +1,8 @@
 """A provider around another one, with one method for each thing that may go wrong on the way.
 
-Fault scripts and mutants are made of it: by itself it changes nothing.
+Fault scripts and mutants are made of it: by itself it changes nothing, and it can do exactly what the one
+inside can. So each wrapper has every member of the contract, also those with a default, and those of a
+protocol (`SupportsHeads`) only where the one inside has them: `tests/test_wrapped.py` compares them.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -22,6 +25,7 @@ from multiclouddb_spi import (
     Feed,
     FeedSpec,
     FeedStart,
+    Head,
     Mapper,
     Outcome,
     Partition,
@@ -30,6 +34,8 @@ from multiclouddb_spi import (
     ProviderPlugin,
     Reader,
     Seed,
+    SupportsCommands,
+    SupportsHeads,
     Tracked,
 )
 
@@ -84,6 +90,10 @@ class WrappedReader(Reader):
         self.fetches += 1
         return self.feed.provider.fetch(self, max_records, max_bytes, wait, deadline)
 
+    def outlasts(self) -> bool:
+        """See `Reader.outlasts`."""
+        return self.inner.outlasts()
+
     def cancel(self) -> None:
         """See `Reader.cancel`."""
         self.cancelled.set()
@@ -105,6 +115,12 @@ class WrappedFeed(Feed):
     def __init__(self, inner: Feed, provider: WrappedProvider) -> None:
         self.inner, self.provider = inner, provider
         self.spec, self.identity = inner.spec, inner.identity
+        if isinstance(inner, SupportsHeads):
+            vars(self).update(heads=partial(provider.find_heads, self))
+
+    def resumes(self, incarnation: str | None) -> bool:
+        """See `Feed.resumes`."""
+        return self.inner.resumes(incarnation)
 
     def clock(self, deadline: Deadline) -> datetime | None:
         """See `Feed.clock`."""
@@ -179,6 +195,8 @@ class WrappedProvider(Provider):
         vars(self).update(
             provider_id=inner.provider_id, options_type=inner.options_type, page_records=inner.page_records
         )
+        if isinstance(inner, SupportsCommands):
+            vars(self).update(run_command=inner.run_command, run_cursor_command=inner.run_cursor_command)
         self.readers: weakref.WeakSet[WrappedReader] = weakref.WeakSet()
 
     def capabilities(self) -> CapabilitySet:
@@ -237,6 +255,17 @@ class WrappedProvider(Provider):
     ) -> list[Seed] | None:
         """What `Feed.uncovered` answers."""
         return feed.inner.uncovered(tracked, since, deadline)
+
+    def find_heads(
+        self,
+        feed: WrappedFeed,
+        cursors: Mapping[str, Cursor],
+        max_records: int | None,
+        deadline: Deadline,
+    ) -> dict[str, Head]:
+        """What `SupportsHeads.heads` answers, for a feed that has it."""
+        assert isinstance(feed.inner, SupportsHeads)
+        return feed.inner.heads(cursors, max_records, deadline)
 
 
 class WrappedPlugin(ProviderPlugin):

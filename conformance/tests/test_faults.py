@@ -2,13 +2,22 @@
 
 import pytest
 
-from multiclouddb_api import SkipToOldest
+from multiclouddb_api import Beginning, SkipToOldest
 from multiclouddb_conformance.collection import Collection
-from multiclouddb_conformance.faults import FAULTS, FaultyPlugin, Silent
+from multiclouddb_conformance.faults import (
+    FAULTS,
+    ChildrenFirst,
+    FaultyPlugin,
+    FaultyProvider,
+    LateChildren,
+    LateSiblings,
+    Silent,
+)
 from multiclouddb_conformance.harness import Kind
 from multiclouddb_conformance.plugged import open_client
 from multiclouddb_conformance.simulated import SimulationHarness
 from multiclouddb_conformance.us8.faults import _act
+from multiclouddb_spi import Continue, Deadline, FeedSpec
 
 
 @pytest.fixture
@@ -51,3 +60,24 @@ def test_silence_ends_with_the_client(collection):
     client = open_client(plugin, collection.harness.config())
     client.close()
     assert plugin.providers[0].happened == 0
+
+
+@pytest.mark.parametrize("script", [ChildrenFirst(), LateChildren(), LateSiblings()], ids=repr)
+def test_a_head_names_the_children_that_a_read_names(collection, script):
+    collection.fill(10)
+    collection.split()
+    soon = Deadline.after(10)
+    provider = FaultyProvider(collection.harness.plugin.connect(collection.harness.config(), None), script)
+    feed = provider.open_feed(FeedSpec(collection.address), soon)
+    ends = 0
+    for seed in feed.start(Beginning(), None, soon):
+        head = feed.heads({seed.partition_id: seed.cursor}, None, soon)[seed.partition_id]
+        reader = feed.open(seed.partition_id, seed.cursor)
+        batch = reader.fetch(100, 1 << 20, 0.0, soon)
+        while isinstance(batch.outcome, Continue) and len(batch):
+            batch = reader.fetch(100, 1 << 20, 0.0, soon)
+        assert head.outcome == batch.outcome
+        ends += not isinstance(head.outcome, Continue)
+        reader.close()
+    assert ends == 1
+    provider.close()

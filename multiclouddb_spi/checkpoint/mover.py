@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, assert_never
 
 import attrs
 
@@ -13,7 +13,7 @@ from multiclouddb_spi.checkpoint.entry import Drained as Ending
 from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.retention import Retention
 from multiclouddb_spi.checkpoint.watching import due, settle
-from multiclouddb_spi.contract import Awaiting, Child, Drained, Ended, Feed, Outcome, Seed
+from multiclouddb_spi.contract import Awaiting, Child, Continue, Drained, Ended, Feed, Outcome, Reached, Seed
 from multiclouddb_spi.deadline import Deadline
 
 __all__ = ["Audit", "Call", "Moved", "Mover", "directly"]
@@ -109,8 +109,10 @@ class Mover:
             case Awaiting():
                 self._lineage.await_children(name)
                 return Moved()
-            case _:
+            case Continue() | Reached():
                 return None
+            case _:
+                assert_never(outcome)
 
     def due(self) -> list[Ending]:
         """The partitions whose children are to be looked for now."""

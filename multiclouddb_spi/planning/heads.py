@@ -13,16 +13,17 @@ __all__ = ["added", "clip", "is_news", "records_before", "within"]
 
 
 def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str, Head]:
-    """Heads that lie behind a target, put at it."""
+    """Heads that lie behind a target, or may lie there, put at it."""
     if target is None:
         return heads
     clipped = {}
     for name, head in heads.items():
-        bound = target.cursors.get(name)
-        behind = feed.compare(head.cursor, bound) if name in target.cursors else None
-        if behind in (0, 1):
-            # An end right at the bound is left for later too: its children lie behind the target.
-            head = Head(bound, None if behind and head.records else head.records, Continue())
+        if name in target.cursors:
+            bound = target.cursors[name]
+            order = feed.compare(head.cursor, bound)
+            if order != -1:
+                # An end right at the bound is left for later too: its children lie behind the target.
+                head = Head(bound, None if order != 0 and head.records else head.records, Continue())
         clipped[name] = head
     return clipped
 
@@ -53,9 +54,9 @@ def within(feed: Feed, entry: Active, target: Target | None) -> bool:
     if entry.partition_id not in target.cursors:
         return target.passed is None or entry.partition_id in target.passed
     bound = target.cursors[entry.partition_id]
-    behind = feed.compare(entry.cursor, bound)
+    order = feed.compare(entry.cursor, bound)
     # At the same place with other hints: what was looked through is worth being kept.
-    return behind == -1 or (behind == 0 and entry.cursor != bound and _hints(feed, entry.cursor, bound))
+    return order in (-1, None) or (order == 0 and entry.cursor != bound and _hints(feed, entry.cursor, bound))
 
 
 def _hints(feed: Feed, a: Cursor, b: Cursor) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 import attrs
 
 from multiclouddb_api import ErrorCategory, Fail, OnExpired, SkipToOldest
-from multiclouddb_spi.contract import Batch, Continue, Feed, Provider, Reader
+from multiclouddb_spi.contract import Batch, Continue, Feed, Provider, Reached, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import cause_of, fault_of, to_error, user_errors
@@ -110,7 +110,7 @@ class RangeReading:
             if len(batch):
                 yield batch
             if not isinstance(batch.outcome, Continue):
-                if self._is_short():
+                if not isinstance(batch.outcome, Reached) and self._is_short():
                     raise self._fault(_ENDED)
                 return
             if len(batch) or self._feed.compare(before, self._position) == -1:
@@ -127,9 +127,9 @@ class RangeReading:
             reader.close()
 
     def _is_short(self) -> bool:
-        """True in front of the bound: the partition has ended earlier than when it was planned."""
+        """True unless the bound is reached: the partition has ended earlier than when it was planned."""
         until = self._part.until
-        return until is not None and self._feed.compare(self._position, until) == -1
+        return until is not None and self._feed.compare(self._position, until) in (-1, None)
 
     def fetch(self, max_records: int, deadline: Deadline) -> Batch:
         """The next records, possibly none.
@@ -171,7 +171,7 @@ class RangeReading:
         for seed in self._feed.oldest([part.partition_id], Deadline.after(_FETCH_SECONDS)):
             if seed.partition_id == part.partition_id and seed.cursor != self._position:
                 self._position = seed.cursor
-                return part.until is None or self._feed.compare(seed.cursor, part.until) == -1
+                return part.until is None or self._feed.compare(seed.cursor, part.until) in (-1, None)
         return False
 
 

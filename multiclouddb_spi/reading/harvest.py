@@ -69,10 +69,8 @@ class Harvest(Generic[T]):
         self._fetcher, self._watch, self._deadline = fetcher, watch, deadline
         self._on_expired, self._single = on_expired, single
         self._mover = Mover(feed, lineage, fetcher.call, deadline, watch_seconds)
-        self._skips: Counter[str] = Counter()
-        self._lost: dict[str, Cursor] = {}
+        self._skips, self._lost, self._discovered = Counter[str](), dict[str, Cursor](), set[str]()
         self.result: SweepResult[T] = SweepResult()
-        self._discovered: set[str] = set()
 
     def take(self, live: Live, batch: Batch, stop: int) -> bool:
         """Hand out records up to `stop`; False when the provider cannot map its own records."""

@@ -162,7 +162,7 @@ class Live:
     def outlasts(self) -> bool:
         """True when the fetch in flight is to be waited for by the next call, not begun again."""
         reader = self.reader
-        return reader is not None and reader.outlasts
+        return reader is not None and reader.outlasts()
 
     def drop_reader(self) -> None:
         """Close the reader; the next `open` makes another at the same position."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import attrs
 
 from multiclouddb_spi.checkpoint.session import Session
 from multiclouddb_spi.checkpoint.state import FeedOver, Retired
 from multiclouddb_spi.checkpoint.watching import is_due, is_over, looked
-from multiclouddb_spi.contract import Child, Drained, Ended, Outcome
+from multiclouddb_spi.contract import Awaiting, Child, Continue, Drained, Ended, Outcome, Reached
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.reading.fetcher import Fetcher
 
@@ -69,5 +71,7 @@ def _named(outcome: Outcome) -> tuple[tuple[Child, ...], bool]:
             return children, complete
         case Ended():
             return (), True
-        case _:
+        case Awaiting() | Continue() | Reached():
             return (), False
+        case _:
+            assert_never(outcome)

@@ -64,6 +64,10 @@ class Shy(WrappedProvider):
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         return attrs.evolve(batch, outcome=self.shown(batch.outcome))
 
+    def find_heads(self, feed, cursors, max_records, deadline):
+        heads = super().find_heads(feed, cursors, max_records, deadline)
+        return {name: attrs.evolve(head, outcome=self.shown(head.outcome)) for name, head in heads.items()}
+
     def discover(self, feed, awaiting, deadline):
         self.looks += 1
         if self.trouble is not None:

@@ -9,6 +9,7 @@ import pytest
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError
 from multiclouddb_conformance.simulation import ServerError, SimulationFeed, SimulationReader
 from multiclouddb_conformance.waiting import assert_prompt
+from multiclouddb_spi import Reader
 
 BEGINNING = Beginning()
 SOON = 0.4
@@ -28,7 +29,7 @@ def outlasting(make_bench, monkeypatch):
     """Makes a bench on threads whose readers outlast a call, or do not."""
 
     def make(partitions=1, outlasts=True, **config):
-        monkeypatch.setattr(SimulationReader, "outlasts", outlasts)
+        monkeypatch.setattr(SimulationReader, "outlasts", lambda reader: outlasts)
         bench = make_bench(partitions)
         bench.connect(threads=True, **config)
         return bench
@@ -38,7 +39,8 @@ def outlasting(make_bench, monkeypatch):
 
 class TestOutlasts:
     def test_by_default_no_reader_does(self):
-        assert SimulationReader.outlasts is False
+        assert SimulationReader.outlasts is Reader.outlasts
+        assert Reader.outlasts(None) is False
 
     @KINDS
     def test_a_call_ends_at_its_deadline_in_any_case(self, outlasting, outlasts):

@@ -56,7 +56,6 @@ from multiclouddb_spi import (
     FeedIdentity,
     FeedStart,
     Head,
-    Outcome,
     Partition,
     PartitionState,
     Position,
@@ -147,19 +146,11 @@ class MongoFeed(Feed):
         heads = {name: self._head(name, cursor, deadline) for name, cursor in cursors.items()}
         return {name: head for name, head in heads.items() if head is not None}
 
-    def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
-        """Nothing: the one partition has no children."""
-        return {}
-
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed]:
         """Nothing: there is one partition, and every token has it."""
         return []
-
-    def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """The first: there are no children."""
-        return cursors[0]
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """By the text of their tokens, which sorts as the changes do."""

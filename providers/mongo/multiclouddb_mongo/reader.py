@@ -63,10 +63,6 @@ class MongoReader(Reader):
         batch_size: Changes in one answer of the server, or None for what reads best.
     """
 
-    # The server looks through its log for changes that match, and does not answer before it has come to the
-    # end: a fetch that is given up at a deadline would begin anew with the next call, and never end.
-    outlasts = True
-
     def __init__(
         self,
         source: Source,
@@ -90,6 +86,13 @@ class MongoReader(Reader):
         self._outcome: Outcome = Continue()
         self._deadline = Deadline.after(0)
         self._cancelled = threading.Event()
+
+    def outlasts(self) -> bool:
+        """True: the server looks through its log for changes that match, and answers at the end of it.
+
+        A fetch that is given up at a deadline would begin anew with the next call, and never end.
+        """
+        return True
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """The next changes: what is left of the server's last answer, or one more answer.

@@ -936,7 +936,6 @@ class TestFeed:
             moment = feed.clock(Deadline.after(30))
             assert abs(moment - datetime.now(UTC)) < timedelta(seconds=5)
             assert feed.start(Now(), "1", Deadline.after(30)) == []
-            assert feed.discover({}, Deadline.after(30)) == {}
         finally:
             provider.close()
 

@@ -1,0 +1,178 @@
+"""`Feed.compare` may give None. It proves nothing: nothing is left out, skipped or overrun for it."""
+
+import pytest
+
+from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, SkipToOldest
+from multiclouddb_conformance.simulation import Simulation, SimulationFeed, SimulationProvider, Weather
+from multiclouddb_conformance.simulation.view import View
+from multiclouddb_conformance.wrapped import WrappedFeed, WrappedProvider
+from multiclouddb_spi import (
+    Awaiting,
+    Continue,
+    Deadline,
+    Drained,
+    Ended,
+    Feed,
+    FeedSpec,
+    Head,
+    Planner,
+    ProviderFault,
+    Range,
+    Target,
+    read_range,
+)
+from multiclouddb_spi.planning import ranges
+from multiclouddb_spi.planning.heads import clip
+
+
+class Vague(WrappedFeed):
+    """A feed that can compare no two positions but equal ones."""
+
+    def compare(self, a, b):
+        return 0 if a == b else None
+
+
+class VagueProvider(WrappedProvider):
+    def open_feed(self, spec, deadline):
+        return Vague(self.inner.open_feed(spec, deadline), self)
+
+
+class World:
+    """One partition with five changes, and the places before and behind each."""
+
+    def __init__(self, weather=None, on_expired=None, partitions=1):
+        self.sim = Simulation(partitions, weather or Weather())
+        self.provider = VagueProvider(SimulationProvider(self.sim))
+        self.soon = Deadline.after(60)
+        self.feed = self.provider.open_feed(FeedSpec(self.sim.address), self.soon)
+        self.planner = Planner(self.provider, self.feed, on_expired)
+        self.start = self.planner.start(Beginning(), self.soon)
+        self.names = []
+
+    def fill(self, count):
+        self.names += [self.sim.write(f"k{n}", {"n": n}).event_id for n in range(count)]
+
+    def read(self, *parts, on_expired=None):
+        found = []
+        for part in parts:
+            for batch in read_range(self.provider, self.feed, part, on_expired):
+                found += [event.event_id for event in batch.events(0, len(batch))]
+        return found
+
+    def steps_to(self, target):
+        """What is planned in steps of two records at most."""
+        found, at = [], self.start
+        for _ in range(20):
+            step = self.planner.advance(at, 2, self.soon, target)
+            if not step.moved:
+                return found
+            found += self.read(*step.ranges())
+            at = step.after
+        raise AssertionError("it does not end")
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch):
+    monkeypatch.setattr(ranges, "_sleep", lambda seconds: None)
+
+
+def places(world):
+    """The start, and the end of what is there now."""
+    target = world.planner.target(world.start, world.soon)
+    return world.start.cursor("p0"), target.cursors["p0"], target
+
+
+def test_what_lies_before_a_target_is_read_and_nothing_behind_it():
+    world = World()
+    world.fill(5)
+    *_, target = places(world)
+    first = list(world.names)
+    world.fill(3)
+    assert [name for step in world.planner.steps(world.start, world.soon, target)
+            for name in world.read(*step.ranges())] == first  # fmt: skip
+
+
+def test_a_head_that_may_lie_behind_a_target_is_put_at_it():
+    world = World()
+    heads = {"p0": Head(8, 3, Ended(None)), "p1": Head(8, 3, Continue())}
+    expected = {"p0": Head(5, None, Continue()), "p1": Head(8, 3, Continue())}
+    assert clip(world.feed, heads, Target({"p0": 5, "p2": 7}, frozenset())) == expected
+
+
+def test_small_steps_to_a_target_end():
+    world = World()
+    world.fill(5)
+    *_, target = places(world)
+    assert world.steps_to(target) == world.names
+
+
+def test_a_partition_that_may_have_ended_too_early_is_not_taken_for_whole():
+    world = World(Weather(drop_notice=True, page_limit=1))
+    world.fill(5)
+    start, end, _ = places(world)
+    rows = read_range(world.provider, world.feed, Range("p0", start, end))
+    assert len(next(rows)) == 1
+    world.sim.drop()
+    with pytest.raises(MulticloudDbError, match="ended before the range") as caught:
+        list(rows)
+    assert (caught.value.category, caught.value.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
+
+
+def test_what_is_left_of_an_expired_range_is_read():
+    world = World()
+    world.fill(5)
+    start, end, _ = places(world)
+    world.sim.trim(upto=3)
+    assert world.read(Range("p0", start, end), on_expired=SkipToOldest()) == world.names[3:]
+
+
+def test_a_position_that_may_be_good_is_not_given_up():
+    world = World(on_expired=SkipToOldest())
+    world.fill(5)
+    world.sim.trim(upto=3)
+    with pytest.raises(Exception, match="no longer kept") as caught:
+        world.planner.advance(world.start, None, world.soon)
+    assert world.provider.classify(caught.value).category == ErrorCategory.CHECKPOINT_EXPIRED
+
+
+class TestDefaults:
+    """A feed whose partitions have no children writes neither `discover` nor `join`."""
+
+    def ask(self, feed, cursors):
+        return Feed.join(feed, "c", cursors)
+
+    def test_one_cursor_is_where_a_child_starts(self):
+        cursor = [4]
+        assert self.ask(World().feed, [cursor]) is cursor
+
+    @pytest.mark.parametrize("cursors", [[3, 5, 4], [5, 4, 3], [4, 3, 5]])
+    def test_of_several_it_is_the_one_before_all_others(self, cursors):
+        assert self.ask(World().feed.inner, cursors) == 3
+
+    def test_where_the_order_is_unknown_it_is_not_guessed(self):
+        with pytest.raises(
+            ProviderFault, match=r"Vague does not tell where c starts.*write `join`"
+        ) as caught:
+            self.ask(World().feed, [3, 5])
+        assert not caught.value.fault.retryable
+
+    def test_children_that_nobody_tells_are_not_waited_for_in_silence(self):
+        feed = World().feed
+        with pytest.raises(ProviderFault, match=r"what follows p0; .*write `discover`") as caught:
+            Feed.discover(feed, {"p0": 3}, Deadline.after(1))
+        assert not caught.value.fault.retryable
+
+
+@pytest.mark.parametrize("outcome", [Awaiting(), Drained((), complete=False)], ids=["awaiting", "drained"])
+def test_an_end_with_children_to_look_for_fails_where_discover_is_not_written(
+    make_bench, monkeypatch, outcome
+):
+    bench = make_bench(1)
+    bench.connect()
+    bench.fill(2)
+    monkeypatch.setattr(SimulationFeed, "discover", Feed.discover)
+    monkeypatch.setattr(View, "ending", lambda *_, **__: outcome)
+    bench.sim.split("p0")
+    with pytest.raises(MulticloudDbError, match="write `discover`") as caught:
+        bench.drain()
+    assert caught.value.category == ErrorCategory.PERMANENT_FAILURE
