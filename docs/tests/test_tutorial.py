@@ -86,7 +86,7 @@ class TestTutorial:
         """The two defects that the page invites to try."""
         for right, wrong in (
             ("first = len(log)", "first = log.kept_from"),
-            ("return self._first + count", "return self._first + len(self)"),
+            ("return records[count - 1][0] + 1", "return records[-1][0] + 1"),
         ):
             assert FILES["listfeed.py"].count(right) == 1
             for name, text in FILES.items():
