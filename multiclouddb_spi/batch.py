@@ -98,27 +98,36 @@ class Mapper(ABC):
 
     @abstractmethod
     def cursor_behind(self, records: Any, count: int) -> Cursor:
-        """The position behind the first `count` records; at least one, and not all of them.
+        """The position behind some records; inside a transaction it names what has been delivered of it.
 
-        Inside a transaction it names what has been delivered of it.
+        Args:
+            records: The batch's.
+            count: Behind the first so many; at least one, and not all of them.
         """
 
     @abstractmethod
     def events(self, records: Any, start: int, stop: int) -> list[ChangeEvent]:
-        """Map the records `start` to `stop` (exclusive) to events; may be called again.
+        """Map records to events; may be called again.
+
+        Args:
+            records: The batch's.
+            start: The first one to map.
+            stop: Behind the last one.
 
         Raises:
             RecordFault: A record cannot be decoded; its index is in `[start, stop)`.
         """
 
     def arrow(self, records: Any, start: int, stop: int) -> pa.RecordBatch | None:
-        """The records `start` to `stop` in the fixed event schema (`multiclouddb_spi.arrow.EVENT_SCHEMA`).
+        """Like `events`, in the fixed event schema (`multiclouddb_spi.arrow.EVENT_SCHEMA`).
+
+        Args:
+            records: The batch's.
+            start: The first one to map.
+            stop: Behind the last one.
 
         Returns:
             None where the provider has no columnar path: the engine builds it from `events`.
-
-        Raises:
-            RecordFault: As `events` does.
         """
         return None
 
@@ -180,9 +189,9 @@ class Batch:
         return self.mapper.cursor_behind(self.records, count) if count else self.begin
 
     def events(self, start: int, stop: int) -> list[ChangeEvent]:
-        """See `Mapper.events`."""
+        """Map the records `start` to `stop` (exclusive), see `Mapper.events`."""
         return self.mapper.events(self.records, start, stop)
 
     def arrow(self, start: int, stop: int) -> pa.RecordBatch | None:
-        """See `Mapper.arrow`."""
+        """Map the records `start` to `stop` (exclusive), see `Mapper.arrow`."""
         return self.mapper.arrow(self.records, start, stop)

@@ -18,12 +18,22 @@ from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_dynamo.position import MOST_SECONDS, After, cursor_of
 from multiclouddb_dynamo.values import decode, decode_map, json_map
-from multiclouddb_spi import RecordFault
+from multiclouddb_spi import Cursor, Mapper, RecordFault
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Record", "View", "order_key", "seconds_of", "seq_of", "to_arrow", "to_events"]
+__all__ = [
+    "DynamoMapper",
+    "Record",
+    "View",
+    "behind",
+    "order_key",
+    "seconds_of",
+    "seq_of",
+    "to_arrow",
+    "to_events",
+]
 
 Record: TypeAlias = Mapping[str, Any]
 
@@ -238,3 +248,32 @@ def _fault(records: Sequence[Record], index: int, reason: str) -> RecordFault:
     return RecordFault(
         index, f"sequence {seq}", f"it is no stream record that can be decoded ({reason})", where
     )
+
+
+def behind(record: Record) -> After:
+    """The position behind a record."""
+    seconds = seconds_of(record)
+    return After(seq_of(record), None if seconds is None else int(seconds))
+
+
+@attrs.frozen
+class DynamoMapper(Mapper):
+    """Maps the records of one shard.
+
+    Attributes:
+        view: What their events share.
+    """
+
+    view: View
+
+    def cursor_behind(self, records: Sequence[Record], count: int) -> Cursor:
+        """The position behind the first `count` records."""
+        return cursor_of(behind(records[count - 1]))
+
+    def events(self, records: Sequence[Record], start: int, stop: int) -> list[ChangeEvent]:
+        """Map records to events."""
+        return to_events(records, start, stop, self.view)
+
+    def arrow(self, records: Sequence[Record], start: int, stop: int) -> pa.RecordBatch:
+        """Map records to Arrow."""
+        return to_arrow(records, start, stop, self.view)

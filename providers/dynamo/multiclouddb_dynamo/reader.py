@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import attrs
 from botocore.exceptions import ClientError, ParamValidationError
 
-from multiclouddb_api import ChangeEvent, ErrorCategory
+from multiclouddb_api import ErrorCategory
 from multiclouddb_dynamo.errors import BROKEN, EXPIRED_ITERATOR, GONE, REJECTED, code_of, expired, fault
-from multiclouddb_dynamo.mapping import Record, View, seconds_of, seq_of, to_arrow, to_events
+from multiclouddb_dynamo.mapping import DynamoMapper, Record, View, behind, seconds_of, seq_of
 from multiclouddb_dynamo.partitions import end_of
 from multiclouddb_dynamo.position import (
     EARLY_SECONDS,
@@ -32,19 +32,14 @@ from multiclouddb_dynamo.stream import MOST_ITERATORS, START_SECONDS, Stream
 from multiclouddb_spi import (
     Batch,
     Continue,
-    Cursor,
     Deadline,
-    Mapper,
     Outcome,
     ProviderFault,
     Reached,
     Reader,
 )
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-__all__ = ["DynamoMapper", "DynamoReader"]
+__all__ = ["DynamoReader"]
 
 _MOST_RECORDS: Final = 1000  # the service's bound on Limit
 _RETENTION_SECONDS: Final = 24 * 3600
@@ -71,29 +66,6 @@ _IDLE_CALLS_A_SECOND: Final = 250
 _SWELLING: Final = 6
 _RECORD_BYTES: Final = 4096
 _UNREAD: Final = "records in {} that were never read may have been trimmed"
-
-
-@attrs.frozen
-class DynamoMapper(Mapper):
-    """Maps the records of one shard.
-
-    Attributes:
-        view: What their events share.
-    """
-
-    view: View
-
-    def cursor_behind(self, records: Sequence[Record], count: int) -> Cursor:
-        """The position behind the first `count` records."""
-        return cursor_of(_behind(records[count - 1]))
-
-    def events(self, records: Sequence[Record], start: int, stop: int) -> list[ChangeEvent]:
-        """Map records to events."""
-        return to_events(records, start, stop, self.view)
-
-    def arrow(self, records: Sequence[Record], start: int, stop: int) -> pa.RecordBatch:
-        """Map records to Arrow."""
-        return to_arrow(records, start, stop, self.view)
 
 
 class DynamoReader(Reader):
@@ -277,7 +249,7 @@ class DynamoReader(Reader):
             records, cut = kept, len(kept) < len(records)
         else:
             cut = False
-        self._place = _behind(records[-1]) if records else self._moved(begin)
+        self._place = behind(records[-1]) if records else self._moved(begin)
         if cut or (self._until is not None and _reached(self._place, self._until)):
             self._outcome = Reached()
         elif self._iterator is None:
@@ -380,11 +352,6 @@ def _size(answer: Mapping[str, Any], count: int) -> int:
     headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     length = headers.get("content-length", "")
     return _SWELLING * int(length) if count and length.isdecimal() else _RECORD_BYTES * count
-
-
-def _behind(record: Record) -> After:
-    seconds = seconds_of(record)
-    return After(seq_of(record), None if seconds is None else int(seconds))
 
 
 def _reached(place: Place, until: Place) -> bool:
