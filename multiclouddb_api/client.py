@@ -182,11 +182,12 @@ class MulticloudDbClient:
 
         Returns:
             Pairs of partition id and continuation token. Partitions that wait for a parent are not
-            among them: the parent's last page names them.
+            among them: the parent's last page names them. One that has ended is among them while more of
+            its children may be named: follow it too.
 
         Portability:
             Ids and tokens mean something to the same provider and resource only. MongoDB has always one,
-            so there is nothing to spread. Warnings 7 and 11 in docs/configuration.md.
+            so there is nothing to spread. Warnings 7, 11 and 22 in docs/configuration.md.
         """
         return self._live("plan_partitions").plan_partitions(request, options or _DEFAULTS)
 
