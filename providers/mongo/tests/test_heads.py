@@ -6,6 +6,7 @@ import threading
 import time
 from unittest import mock
 
+import attrs
 import bson
 import pytest
 from bson.raw_bson import RawBSONDocument
@@ -303,8 +304,8 @@ class TestHead:
         world = make()
         cursor = world.start()
         nothing = world.feed.open("0", cursor).fetch(1, 1, 0.0, soon())
-        nothing.caught_up = False
-        monkeypatch.setattr(MongoReader, "fetch", lambda *_: nothing)
+        more = attrs.evolve(nothing, caught_up=False)
+        monkeypatch.setattr(MongoReader, "fetch", lambda *_: more)
         began = time.monotonic()
         assert world.heads(cursor, deadline=Deadline.after(0.3)) == {}
         assert time.monotonic() - began >= 0.3
