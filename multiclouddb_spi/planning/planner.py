@@ -265,33 +265,37 @@ class Planner:
         self, cursors: dict[str, Cursor], most: int | None, mover: Mover, deadline: Deadline
     ) -> dict[str, Head]:
         """The head of each; one whose branch was lost to retention is replaced in the lineage."""
+        failed: str | None = None
+        found: dict[str, Head] = {}
         try:
-            found: dict[str, Head] = {}
             if cursors and isinstance(self._feed, SupportsHeads):
-                found = self._feed.heads(cursors, most, deadline)
-            return {
-                name: found.get(name) or self._read_head(name, cursor, most, deadline)
-                for name, cursor in cursors.items()
-            }
+                found = dict(self._feed.heads(cursors, most, deadline))
+            for failed, cursor in cursors.items():
+                if failed not in found:
+                    found[failed] = self._read_head(failed, cursor, most, deadline)
+            return {name: found[name] for name in cursors}
         except Exception as error:
             fault = fault_of(self._provider, error)
             if fault.category != ErrorCategory.CHECKPOINT_EXPIRED or not isinstance(
                 self._on_expired, SkipToOldest
             ):
                 raise
-            left = self._skip(cursors, mover)
+            left = self._skip(cursors, mover, failed)
             if left == cursors:
                 raise
         return self._ask(left, most, mover, deadline)
 
-    def _skip(self, cursors: dict[str, Cursor], mover: Mover) -> dict[str, Cursor]:
-        """Go on at the oldest record in each partition that has expired."""
+    def _skip(self, cursors: dict[str, Cursor], mover: Mover, failed: str | None) -> dict[str, Cursor]:
+        """Go on at the oldest record in each partition that has expired.
+
+        That is the one whose read has `failed`. Where all were asked together, their positions tell.
+        """
         left: dict[str, Cursor] = {}
         for name, cursor in cursors.items():
             seeds = {seed.partition_id: seed for seed in mover.oldest(name)}
             if name not in seeds:
                 mover.replace(name, list(seeds.values()))
-            elif self._feed.compare(cursor, seeds[name].cursor) == -1:
+            elif name == failed or self._feed.compare(cursor, seeds[name].cursor) == -1:
                 left[name] = seeds[name].cursor
             else:
                 left[name] = cursor

@@ -1,0 +1,75 @@
+"""Bounded reads of a stream: what Spark does with it."""
+
+import pytest
+
+from multiclouddb_api import Beginning, ErrorCategory, SkipToOldest
+from multiclouddb_spi import Planner, ProviderFault, ranges_between, read_range
+
+from .world import World, markers, soon
+
+HOUR = 3600
+
+pytestmark = pytest.mark.usefixtures("hasty")
+
+
+class Job:
+    """Steps of one feed, each planned and then read."""
+
+    def __init__(self, world, on_expired=None):
+        self.on_expired = on_expired
+        self.provider, self.feed = world.feed()
+        self.planner = Planner(self.provider, self.feed, on_expired)
+        self.lineage = None
+
+    def run(self):
+        """Plan a step and read it; the markers in it."""
+        if self.lineage is None:
+            self.lineage = self.planner.start(Beginning(), soon())
+        step = self.planner.advance(self.lineage, None, soon())
+        self.lineage = step.after
+        found = []
+        for part in ranges_between(step.before, step.after, step.ends):
+            for batch in read_range(self.provider, self.feed, part, self.on_expired):
+                found += batch.events(0, len(batch))
+        return markers(found)
+
+
+@pytest.fixture
+def expired():
+    """A job whose position in the only shard is of a record that is trimmed by now."""
+    with World() as world:
+        job = Job(world)
+        written = world.put("a", "b")
+        assert job.run() == written
+        yield world, job
+
+
+def trimmed(world):
+    """What comes behind the position: something that is trimmed, and something that is not."""
+    world.put("c")
+    world.script.advance(25 * HOUR)
+    return world.put("d")
+
+
+def test_a_trimmed_position_has_expired(expired):
+    world, job = expired
+    trimmed(world)
+    with pytest.raises(ProviderFault, match="24 hours") as caught:
+        job.run()
+    assert caught.value.fault.category == ErrorCategory.CHECKPOINT_EXPIRED
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["open", "ended"])
+def test_skipping_goes_on_at_what_is_left(expired, ended):
+    world, before = expired
+    left = trimmed(world)
+    if ended:
+        world.roll_over()
+        left += world.put("e")
+    job = Job(world, SkipToOldest())
+    job.lineage = before.lineage
+    found = job.run()
+    while set(found) < set(left):
+        more = job.run()
+        found += more
+    assert found == left
