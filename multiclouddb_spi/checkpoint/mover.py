@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol, TypeVar, assert_never
 
 import attrs
@@ -16,7 +17,7 @@ from multiclouddb_spi.checkpoint.watching import due, settle
 from multiclouddb_spi.contract import Awaiting, Child, Continue, Drained, Ended, Feed, Outcome, Reached, Seed
 from multiclouddb_spi.deadline import Deadline
 
-__all__ = ["Audit", "Call", "Moved", "Mover", "directly"]
+__all__ = ["Audit", "Call", "Coming", "Moved", "Mover", "Waits", "directly"]
 
 T = TypeVar("T")
 
@@ -46,6 +47,34 @@ class Moved:
 
     fresh: tuple[Child, ...] = ()
     started: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Waits:
+    """Whom the children of a partition wait for.
+
+    Attributes:
+        fresh: Its children that are not known yet.
+        named: The same, with what else each has to wait for.
+        lost: Parents of them that retention has taken: not waited for.
+    """
+
+    fresh: tuple[Child, ...] = ()
+    named: tuple[Child, ...] = ()
+    lost: frozenset[str] = frozenset()
+
+
+@attrs.frozen
+class Coming:
+    """What is waited for when a partition is lost to retention.
+
+    Attributes:
+        partitions: Those that are discovered later.
+        holds: Partition → entry that it waits for as if that were its parent.
+    """
+
+    partitions: Collection[str]
+    holds: Mapping[str, str]
 
 
 @attrs.frozen
@@ -79,31 +108,39 @@ class Mover:
     ) -> None:
         self._feed, self._lineage, self._call = feed, lineage, call
         self._deadline, self._watch_seconds = deadline, watch_seconds
-        # No methods of its own are kept: in a cycle, every event would wait for the garbage collector.
-        self._retention = Retention(
-            lambda: call(lambda: feed.partitions(deadline), deadline),
-            lambda names: call(lambda: feed.oldest(names, deadline), deadline),
-        )
+        self._retention = _retention(feed, call, deadline)
 
-    def end(self, name: str, outcome: Outcome) -> Moved | None:
-        """A partition is read up to an outcome.
+    def ask_waits(self, name: str, outcome: Outcome) -> Waits:
+        """Ask the service whom the children of a partition wait for; moves nothing.
 
         Args:
             name: The partition.
             outcome: How it goes on.
 
+        Raises:
+            Exception: What the provider raised.
+        """
+        if not isinstance(outcome, Drained):
+            return Waits()
+        fresh = self._lineage.fresh_children(name, outcome.children)
+        named, lost = self._retention.named(self._lineage, name, fresh)
+        return Waits(tuple(fresh), tuple(named), frozenset(lost))
+
+    def end(self, name: str, outcome: Outcome, waits: Waits) -> Moved | None:
+        """A partition is read up to an outcome. What fails here leaves the lineage useless.
+
+        Args:
+            name: The partition.
+            outcome: How it goes on.
+            waits: From `ask_waits`.
+
         Returns:
             What follows it; None when there may be more to read in it.
-
-        Raises:
-            Exception: The service did not say who is waited for; nothing has moved.
         """
         match outcome:
-            case Drained(children, complete):
-                fresh = self._lineage.fresh_children(name, children)
-                named, lost = self._retention.named(self._lineage, name, fresh)
-                started = self._lineage.retire(name, named, lost, complete=complete)
-                return Moved(tuple(fresh), tuple(started))
+            case Drained(complete=complete):
+                started = self._lineage.retire(name, waits.named, waits.lost, complete=complete)
+                return Moved(waits.fresh, tuple(started))
             case Ended():
                 return Moved((), tuple(self._lineage.retire(name)))
             case Awaiting():
@@ -141,21 +178,27 @@ class Mover:
         """Where a partition whose position has expired can be read on (`Feed.oldest`)."""
         return self._call(lambda: self._feed.oldest([name], self._deadline), self._deadline)
 
-    def replace(self, name: str, seeds: Sequence[Seed]) -> list[str]:
-        """Go on at what retention has left of a partition.
+    def ask_coming(self, name: str, seeds: Sequence[Seed]) -> Coming:
+        """Ask the service what is waited for when a partition is lost; moves nothing.
 
         Args:
             name: The partition.
             seeds: From `oldest`.
 
-        Returns:
-            The ids that start now.
-
         Raises:
-            Exception: What the provider raised; nothing has moved.
+            Exception: What the provider raised.
         """
-        coming, holds = self._retention.lost(self._lineage, name, seeds)
-        return self._lineage.replace(name, seeds, coming, holds)
+        return Coming(*self._retention.lost(self._lineage, name, seeds))
+
+    def replace(self, name: str, seeds: Sequence[Seed], coming: Coming) -> list[str]:
+        """Go on at what retention has left of a partition; returns the ids that start now.
+
+        Args:
+            name: The partition.
+            seeds: From `oldest`.
+            coming: From `ask_coming`.
+        """
+        return self._lineage.replace(name, seeds, coming.partitions, coming.holds)
 
     def audit(self, deadline: Deadline) -> Audit:
         """Compare the lineage with what the service lists, and take up what was missed.
@@ -173,9 +216,17 @@ class Mover:
             audit_failed(lineage)
             raise
         late = add_uncovered(feed, lineage, seeds)
-        try:
-            stranded = self._retention.stranded(lineage)
-        except Exception:  # noqa: BLE001 - the next audit, which is soon then, asks again
-            audit_failed(lineage)
-            stranded = []
-        return Audit(tuple(late), tuple(seed.partition_id for seed in seeds or ()), tuple(stranded))
+        stranded: list[str] | None = None
+        with suppress(Exception):  # the next audit asks again
+            stranded = _retention(feed, self._call, deadline).stranded(lineage)
+        if stranded or stranded is None:
+            audit_failed(lineage)  # soon: what is found has to be told, also where this call cannot
+        return Audit(tuple(late), tuple(seed.partition_id for seed in seeds or ()), tuple(stranded or ()))
+
+
+def _retention(feed: Feed, call: Call, deadline: Deadline) -> Retention:
+    # No method of the mover: in a cycle, every event would wait for the garbage collector.
+    return Retention(
+        lambda: call(lambda: feed.partitions(deadline), deadline),
+        lambda names: call(lambda: feed.oldest(names, deadline), deadline),
+    )

@@ -151,6 +151,9 @@ def settle(
             continue
         started += end(name, outcome) or []
         ending = lineage.ending(name)
-        if ending is not None and is_over(ending, seconds):
+        if ending is None or not is_over(ending, seconds):
+            continue
+        children = outcome.children if type(outcome) is DrainedOutcome else ()
+        if not lineage.fresh_children(name, children):  # else it could not be taken up: look again for it
             started += lineage.forget(name)
     return started

@@ -11,8 +11,10 @@ No method changes its arguments, so each can be called again: only reads are ret
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
@@ -27,11 +29,11 @@ from multiclouddb_api import (
 from multiclouddb_spi.checkpoint.coverage import is_audit_due
 from multiclouddb_spi.checkpoint.entry import Active, Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage
-from multiclouddb_spi.checkpoint.mover import Moved, Mover, directly
+from multiclouddb_spi.checkpoint.mover import Mover, directly
 from multiclouddb_spi.checkpoint.retention import stranded_fault
 from multiclouddb_spi.checkpoint.starting import check_not_ahead, resolve_start
 from multiclouddb_spi.checkpoint.state import lineage_from_json
-from multiclouddb_spi.contract import Continue, Feed, FeedStart, Head, Provider, SupportsHeads
+from multiclouddb_spi.contract import Continue, Feed, FeedStart, Head, Outcome, Provider, SupportsHeads
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import fault_of
@@ -46,6 +48,7 @@ _AT_ONCE: Final = 256
 _RECORDS: Final = 10_000
 _SPARE_SECONDS: Final = 30.0
 _AUDIT_SECONDS: Final = 10.0
+_MOST_SKIPS: Final = 3
 _log = logging.getLogger("multiclouddb.planner")
 
 
@@ -187,7 +190,7 @@ class Planner:
         after = before.copy()
         mover = Mover(self._feed, after, directly, deadline, self._watch_seconds)
         if entries := mover.due():
-            mover.discover(entries, lambda name, outcome: _started(mover.end(name, outcome)))
+            mover.discover(entries, partial(_end, mover))
         late = self._audit(after, mover, deadline)
         heads = self._heads(mover, wanted, max_records, deadline, target)
         moved = {name: head for name, head in heads.items() if head.cursor != after.cursor(name)}
@@ -196,7 +199,7 @@ class Planner:
         if news or empty:
             for name, head in heads.items():
                 after.advance(name, head.cursor)
-                mover.end(name, head.outcome)
+                _end(mover, name, head.outcome)
             after.rotate(heads)
         ends = {name: head.cursor for name, head in heads.items() if name not in after}
         return Step(before, after, ends, empty, late)
@@ -265,41 +268,50 @@ class Planner:
         self, cursors: dict[str, Cursor], most: int | None, mover: Mover, deadline: Deadline
     ) -> dict[str, Head]:
         """The head of each; one whose branch was lost to retention is replaced in the lineage."""
-        failed: str | None = None
+        left, skips = dict(cursors), Counter[str | None]()
         found: dict[str, Head] = {}
-        try:
-            if cursors and isinstance(self._feed, SupportsHeads):
-                found = dict(self._feed.heads(cursors, most, deadline))
-            for failed, cursor in cursors.items():
-                if failed not in found:
-                    found[failed] = self._read_head(failed, cursor, most, deadline)
-            return {name: found[name] for name in cursors}
-        except Exception as error:
-            fault = fault_of(self._provider, error)
-            if fault.category != ErrorCategory.CHECKPOINT_EXPIRED or not isinstance(
-                self._on_expired, SkipToOldest
-            ):
-                raise
-            left = self._skip(cursors, mover, failed)
-            if left == cursors:
-                raise
-        return self._ask(left, most, mover, deadline)
+        while True:
+            failed: str | None = None
+            try:
+                if left and not found and isinstance(self._feed, SupportsHeads):
+                    found = dict(self._feed.heads(left, most, deadline))
+                for failed, cursor in left.items():
+                    if failed not in found:
+                        found[failed] = self._read_head(failed, cursor, most, deadline)
+                return {name: found[name] for name in left}
+            except Exception as error:
+                fault = fault_of(self._provider, error)
+                expired = fault.category == ErrorCategory.CHECKPOINT_EXPIRED
+                if not expired or not isinstance(self._on_expired, SkipToOldest):
+                    raise
+                skips[failed] += 1
+                before = dict(left)
+                for name in left.copy() if failed is None else [failed]:
+                    self._skip(name, left, mover, failed)
+                # What is oldest may be gone by the time that it is read; not for ever.
+                if left == before or skips[failed] > _MOST_SKIPS:
+                    raise
 
-    def _skip(self, cursors: dict[str, Cursor], mover: Mover, failed: str | None) -> dict[str, Cursor]:
-        """Go on at the oldest record in each partition that has expired.
+    def _skip(self, name: str, left: dict[str, Cursor], mover: Mover, failed: str | None) -> None:
+        """Go on at the oldest record of a partition that has expired.
 
         That is the one whose read has `failed`. Where all were asked together, their positions tell.
         """
-        left: dict[str, Cursor] = {}
-        for name, cursor in cursors.items():
-            seeds = {seed.partition_id: seed for seed in mover.oldest(name)}
-            if name not in seeds:
-                mover.replace(name, list(seeds.values()))
-            elif name == failed or self._feed.compare(cursor, seeds[name].cursor) == -1:
-                left[name] = seeds[name].cursor
-            else:
-                left[name] = cursor
-        return left
+        seeds = {seed.partition_id: seed for seed in mover.oldest(name)}
+        if name in seeds and failed is None and self._feed.compare(left[name], seeds[name].cursor) != -1:
+            return
+        lost = left.pop(name)
+        if name in seeds:
+            left[name] = seeds[name].cursor
+        else:
+            found = list(seeds.values())
+            mover.replace(name, found, mover.ask_coming(name, found))
+        _log.warning(
+            "%s: what %s held behind %s was lost to retention; reading goes on behind that",
+            self._feed.spec.address,
+            self._feed.public_id(name),
+            self._feed.describe(lost).text,
+        )
 
     def _read_head(self, name: str, cursor: Cursor, most: int | None, deadline: Deadline) -> Head:
         """Find a head by reading, where the feed knows no cheaper way."""
@@ -325,5 +337,6 @@ class Planner:
         return Head(cursor, count, outcome)
 
 
-def _started(moved: Moved | None) -> tuple[str, ...] | None:
+def _end(mover: Mover, name: str, outcome: Outcome) -> tuple[str, ...] | None:
+    moved = mover.end(name, outcome, mover.ask_waits(name, outcome))
     return None if moved is None else moved.started

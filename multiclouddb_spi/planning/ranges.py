@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import Final
@@ -23,6 +24,7 @@ _STILL_SECONDS: Final = 120.0
 _PAUSE_SECONDS: Final = 0.1
 _RECORDS: Final = 10_000
 _BYTES: Final = 8 * 1024 * 1024
+_log = logging.getLogger("multiclouddb.planner")
 _ENDED: Final = (
     "it ended before the range that was planned does: it was dropped, renamed or recreated on the way; "
     "try again, and if that does not help start anew, at a time before that"
@@ -170,7 +172,9 @@ class RangeReading:
         part = self._part
         for seed in self._feed.oldest([part.partition_id], Deadline.after(_FETCH_SECONDS)):
             if seed.partition_id == part.partition_id and seed.cursor != self._position:
-                self._position = seed.cursor
+                lost, self._position = self._position, seed.cursor
+                where, text = self._feed.public_id(part.partition_id), self._feed.describe(lost).text
+                _log.warning("%s: what it held behind %s was lost to retention", where, text)
                 return part.until is None or self._feed.compare(seed.cursor, part.until) in (-1, None)
         return False
 

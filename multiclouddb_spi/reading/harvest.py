@@ -142,18 +142,20 @@ class Harvest(Generic[T]):
             self._forget_gaps(name)
             self.blame(name, error)
             return []
-        lost, started = self._lineage.cursor(name), list[str]()
+        coming = None
         try:
             seeds = self._mover.oldest(name)
-            if self._single and [seed.partition_id for seed in seeds] != [name]:
-                children = tuple(Child(seed.partition_id, seed.parents, seed.cursor) for seed in seeds)
-                self.result.retired = Retired(name, children)
-            else:
-                started = self._mover.replace(name, seeds)
+            if not self._single or [seed.partition_id for seed in seeds] == [name]:
+                coming = self._mover.ask_coming(name, seeds)
         except Exception as failed:  # noqa: BLE001 - classified by the provider
             self.blame(name, failed)
             return []
-        self._tell_gap(name, lost, seeds)
+        self._tell_gap(name, seeds)
+        if coming is None:
+            children = tuple(Child(seed.partition_id, seed.parents, seed.cursor) for seed in seeds)
+            self.result.retired = Retired(name, children)
+            return []
+        started = self._mover.replace(name, seeds, coming)
         self._pass_on(name, started)
         if not len(self._lineage):
             self.result.over = "everything was lost to retention"
@@ -187,10 +189,11 @@ class Harvest(Generic[T]):
             self.result.retired = retired(self._lineage, name, outcome.children, complete=outcome.complete)
         else:
             try:
-                moved = self._mover.end(name, outcome)
+                waits = self._mover.ask_waits(name, outcome)
             except Exception as error:  # noqa: BLE001 - classified by the provider
                 self.blame(name, error)
                 return []
+            moved = self._mover.end(name, outcome, waits)
         if moved is None:
             return None
         self._tell_end(name, outcome, moved)
@@ -272,9 +275,10 @@ class Harvest(Generic[T]):
         named = tuple(dict.fromkeys(public_id(child.partition_id) for child in children))
         self._watch.partition_retired(self._feed.spec.address, public_id(name), named)
 
-    def _tell_gap(self, name: str, lost: Cursor, seeds: list[Seed]) -> None:
-        """Records behind a position are gone: reading goes on with the oldest that are left."""
+    def _tell_gap(self, name: str, seeds: list[Seed]) -> None:
+        """Records behind the position are gone: reading goes on with the oldest that are left."""
         self._skips[name] += 1
+        lost = self._lineage.cursor(name)
         self._lost.setdefault(name, lost)
         gap = Gap(
             self._feed.public_id(name),

@@ -1,0 +1,101 @@
+"""A lineage moves whole or not at all: what fails half-way leaves nothing out of a token."""
+
+import pytest
+
+from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now, SkipToOldest
+from multiclouddb_conformance.simulation import ServerError, SimulationFeed, SimulationProvider
+from multiclouddb_spi import Child, Deadline, Drained, FeedSpec, Lineage, Planner
+from multiclouddb_spi.checkpoint.entry import Active
+from multiclouddb_spi.checkpoint.entry import Drained as Ending
+from multiclouddb_spi.checkpoint.watching import settle
+
+ALWAYS = 1e-9
+LATE = 10**6
+
+
+def broken(*_):
+    raise ZeroDivisionError("a bug in the provider")
+
+
+@pytest.mark.parametrize("size", [1, 0])
+def test_a_join_that_fails_leaves_no_partition_out(make_bench, monkeypatch, ids, size):
+    """Another partition has something for the page: its token must not lack the merged child."""
+    bench = make_bench(3)
+    bench.connect()
+    bench.sim.merge("p1", "p2")
+    for name in ("p0", "p3"):
+        bench.fill_partition(name, 3)
+    monkeypatch.setattr(SimulationFeed, "join", broken)
+    place, came = Beginning(), []
+    for _ in range(6):
+        try:
+            page = bench.page(place, size)
+        except MulticloudDbError:
+            continue
+        place, came = page.continuation_token, came + ids(page)
+    monkeypatch.undo()
+    came += ids(bench.drain(place)[0])
+    assert sorted(came) == sorted(bench.written())
+
+
+def test_a_child_that_could_not_be_taken_up_keeps_the_watch_open(bench):
+    """The look that names it is the last one by its time."""
+    feed = SimulationProvider(bench.sim).open_feed(FeedSpec(bench.sim.address), Deadline.after(30))
+    lineage = Lineage([Ending("p", 1, ("x",), 6000), Active("x", 1)], feed.join)
+    outcome = Drained((Child("x", ("p",), 1), Child("y", ("p", "z"), 1)), complete=False)
+    assert settle(feed, lineage, lineage.drained(), {"p": outcome}, 600, lambda *_: []) == []
+    assert lineage.ending("p") is not None
+    took = lambda name, found: lineage.retire(name, found.children, complete=False)  # noqa: E731
+    settle(feed, lineage, lineage.drained(), {"p": outcome}, 600, took)
+    assert lineage.ending("p") is None
+    assert "y" in lineage
+
+
+def test_a_question_of_an_audit_that_fails_costs_no_page(make_bench, ids):
+    bench = make_bench(3)
+    bench.connect(coverage_audit_seconds=1e9)
+    bench.sim.hide("p1", LATE)
+    token = bench.page(Now()).continuation_token
+    bench.sim.merge("p0", "p1")
+    token = bench.page(token).continuation_token  # the merged child waits
+    written = bench.fill_partition("p2", 3)
+    bench.connect(coverage_audit_seconds=ALWAYS)
+    bench.sim.fail_next("oldest", ServerError("503"), times=None)
+    page = bench.page(token)
+    assert ids(page) == written
+    bench.sim.forgive()
+    bench.sim.trim("p1")
+    bench.refused(ErrorCategory.CHECKPOINT_EXPIRED, page.continuation_token)
+
+
+class Blind:
+    """A feed that cannot compare positions."""
+
+    def __init__(self, feed):
+        self._feed, self.oldests = feed, 0
+
+    def __getattr__(self, name):
+        if name == "heads":
+            raise AttributeError(name)
+        return getattr(self._feed, name)
+
+    def compare(self, a, b):
+        return 0 if a == b else 1
+
+    def oldest(self, names, deadline):
+        self.oldests += 1
+        return self._feed.oldest(names, deadline)
+
+
+def test_a_plan_asks_for_each_expired_position_once(make_bench, caplog):
+    bench = make_bench(12)
+    provider = SimulationProvider(bench.sim)
+    feed = Blind(provider.open_feed(FeedSpec(bench.sim.address), Deadline.after(30)))
+    planner = Planner(provider, feed, SkipToOldest())
+    lineage = planner.start(Now(), Deadline.after(30))
+    bench.fill(60, keys=60)
+    bench.sim.trim()
+    step = planner.advance(lineage, None, Deadline.after(30), allow_empty=True)
+    assert step.moved
+    assert feed.oldests <= 12
+    assert "was lost to retention" in caplog.text
