@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
+from multiclouddb_spi.batch import Awaiting, Batch, Child, Continue, Drained, Ended, Mapper, Outcome, Reached
 from multiclouddb_spi.checkpoint.coverage import missed_by_parents
 from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.collector import collector_paused
 from multiclouddb_spi.contract import (
-    Awaiting,
-    Batch,
-    Child,
-    Continue,
-    Drained,
-    Ended,
     Feed,
     FeedIdentity,
     FeedSpec,
     FeedStart,
     Head,
-    Mapper,
-    Outcome,
     Partition,
     PartitionState,
     Position,
     Provider,
-    Reached,
     Reader,
     Seed,
     SupportsCommands,

@@ -30,7 +30,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, final, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, final, runtime_checkable
 
 import attrs
 
@@ -46,44 +46,22 @@ from multiclouddb_api import (
     ProviderOptions,
     ResourceAddress,
 )
-from multiclouddb_spi.batch import (
-    Awaiting,
-    Batch,
-    Child,
-    Continue,
-    Drained,
-    Ended,
-    Mapper,
-    Outcome,
-    Reached,
-)
+from multiclouddb_spi.batch import Batch, Outcome
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.fault import Fault, unwritten
 from multiclouddb_spi.partition import encode_partition_id
 
-if TYPE_CHECKING:
-    pass
-
 __all__ = [
-    "Awaiting",
-    "Batch",
-    "Child",
-    "Continue",
-    "Drained",
-    "Ended",
     "Feed",
     "FeedIdentity",
     "FeedSpec",
     "FeedStart",
     "Head",
-    "Mapper",
-    "Outcome",
     "Partition",
     "PartitionState",
     "Position",
     "Provider",
-    "Reached",
     "Reader",
     "Seed",
     "SupportsCommands",

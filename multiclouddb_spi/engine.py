@@ -27,11 +27,12 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
+from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.checkpoint.entry import Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.session import Finished
 from multiclouddb_spi.checkpoint.state import Retired
-from multiclouddb_spi.contract import Batch, Feed, PartitionState, Provider, SupportsCommands
+from multiclouddb_spi.contract import Feed, PartitionState, Provider, SupportsCommands
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import user_errors
 from multiclouddb_spi.gate import require, spec_of

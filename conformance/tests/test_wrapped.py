@@ -58,7 +58,7 @@ def telling(name):
 
 
 def inside(of, *abilities):
-    """One of the contract, with these protocols, whose every member can be told from a default."""
+    """An object of a class of the contract, with these protocols; no member of it answers like a default."""
     names = {name for each in (of, *abilities) for name in methods(each)}
     members = {name: telling(name) for name in names}
     made = type(f"Inside{of.__name__}", (of,), members)()

@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from multiclouddb_spi.batch import Child
 from multiclouddb_spi.checkpoint.entry import (
     Active,
     Audited,
@@ -37,7 +38,7 @@ from multiclouddb_spi.checkpoint.entry import (
     place_of,
     seeded,
 )
-from multiclouddb_spi.contract import Child, Seed
+from multiclouddb_spi.contract import Seed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.fault import InvalidCursor
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import Protocol, TypeVar, assert_never
 
 import attrs
 
 from multiclouddb_api import PartitionFoundLate
+from multiclouddb_spi.batch import Awaiting, Child, Continue, Drained, Ended, Outcome, Reached
 from multiclouddb_spi.checkpoint.coverage import add_uncovered, audit_failed, find_uncovered
 from multiclouddb_spi.checkpoint.entry import Drained as Ending
 from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.retention import Retention
 from multiclouddb_spi.checkpoint.watching import due, settle
-from multiclouddb_spi.contract import Awaiting, Child, Continue, Drained, Ended, Feed, Outcome, Reached, Seed
+from multiclouddb_spi.contract import Feed, Seed
 from multiclouddb_spi.deadline import Deadline
 
 __all__ = ["Audit", "Call", "Coming", "Moved", "Mover", "Waits", "directly"]
@@ -85,11 +85,13 @@ class Audit:
         late: The partitions that were missed, now in the lineage, with the notice for each.
         seeds: Ids of all that the feed named.
         stranded: Partitions that are waited for, and were lost before they were listed.
+        error: Why the service did not tell which are stranded, or None.
     """
 
     late: tuple[PartitionFoundLate, ...]
     seeds: tuple[str, ...]
     stranded: tuple[str, ...]
+    error: Exception | None = None
 
 
 class Mover:
@@ -216,12 +218,16 @@ class Mover:
             audit_failed(lineage)
             raise
         late = add_uncovered(feed, lineage, seeds)
-        stranded: list[str] | None = None
-        with suppress(Exception):  # the next audit asks again
+        stranded: list[str] = []
+        failed: Exception | None = None
+        try:
             stranded = _retention(feed, self._call, deadline).stranded(lineage)
-        if stranded or stranded is None:
-            audit_failed(lineage)  # soon: what is found has to be told, also where this call cannot
-        return Audit(tuple(late), tuple(seed.partition_id for seed in seeds or ()), tuple(stranded or ()))
+        except Exception as error:  # noqa: BLE001 - told with what was found; the next audit asks again
+            failed = error
+        if stranded or failed is not None:
+            audit_failed(lineage)  # the next one is soon: this call may have no place to report what it found
+        found = tuple(seed.partition_id for seed in seeds or ())
+        return Audit(tuple(late), found, tuple(stranded), failed)
 
 
 def _retention(feed: Feed, call: Call, deadline: Deadline) -> Retention:

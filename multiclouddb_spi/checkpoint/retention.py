@@ -20,10 +20,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import attrs
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_spi.batch import Child
 from multiclouddb_spi.checkpoint.coverage import ancestors_read, tracked
 from multiclouddb_spi.checkpoint.entry import Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage
-from multiclouddb_spi.contract import Child, Partition, Seed
+from multiclouddb_spi.contract import Partition, Seed
 from multiclouddb_spi.fault import Fault, ProviderFault
 
 __all__ = ["Retention", "stranded_fault"]

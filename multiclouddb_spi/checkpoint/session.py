@@ -5,11 +5,12 @@ from __future__ import annotations
 import attrs
 
 from multiclouddb_api import PhysicalPartition
+from multiclouddb_spi.batch import Child
 from multiclouddb_spi.checkpoint.entry import Active, Entry
 from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.state import FeedOver, FeedState
 from multiclouddb_spi.checkpoint.token import Envelope, encode_token, scope_text
-from multiclouddb_spi.contract import Child, Feed
+from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 
 __all__ = ["Finished", "Session"]

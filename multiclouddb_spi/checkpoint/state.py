@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from multiclouddb_spi.batch import Child
 from multiclouddb_spi.checkpoint.entry import Drained, Waiting
 from multiclouddb_spi.checkpoint.lineage import Join, Lineage
-from multiclouddb_spi.contract import Child
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.fault import InvalidCursor
 

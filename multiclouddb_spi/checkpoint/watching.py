@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 from weakref import WeakKeyDictionary
 
+from multiclouddb_spi.batch import Drained as DrainedOutcome
+from multiclouddb_spi.batch import Outcome
 from multiclouddb_spi.checkpoint.entry import Drained
 from multiclouddb_spi.checkpoint.lineage import Lineage
-from multiclouddb_spi.contract import Drained as DrainedOutcome
-from multiclouddb_spi.contract import Feed, Outcome
+from multiclouddb_spi.contract import Feed
 
 __all__ = ["due", "is_due", "is_over", "looked", "pause_after", "settle"]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import attrs
 
+from multiclouddb_spi.batch import Continue
 from multiclouddb_spi.checkpoint.entry import Active
-from multiclouddb_spi.contract import Continue, Feed, Head
+from multiclouddb_spi.contract import Feed, Head
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.planning.step import Target
 

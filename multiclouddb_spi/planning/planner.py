@@ -26,6 +26,7 @@ from multiclouddb_api import (
     PartitionFoundLate,
     SkipToOldest,
 )
+from multiclouddb_spi.batch import Continue, Outcome
 from multiclouddb_spi.checkpoint.coverage import is_audit_due
 from multiclouddb_spi.checkpoint.entry import Active, Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage
@@ -33,7 +34,7 @@ from multiclouddb_spi.checkpoint.mover import Mover, directly
 from multiclouddb_spi.checkpoint.retention import stranded_fault
 from multiclouddb_spi.checkpoint.starting import check_not_ahead, resolve_start
 from multiclouddb_spi.checkpoint.state import lineage_from_json
-from multiclouddb_spi.contract import Continue, Feed, FeedStart, Head, Outcome, Provider, SupportsHeads
+from multiclouddb_spi.contract import Feed, FeedStart, Head, Provider, SupportsHeads
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import fault_of
@@ -212,10 +213,10 @@ class Planner:
         try:
             found = mover.audit(deadline.sooner(_AUDIT_SECONDS))
         except Exception as error:  # noqa: BLE001 - it is tried again soon
-            _log.warning(
-                "%s: coverage could not be audited (%s)", address, fault_of(self._provider, error).message
-            )
+            self._warn_of_audit(error)
             return ()
+        if found.error is not None:
+            self._warn_of_audit(found.error)
         for name in found.stranded:
             lost = stranded_fault(self._feed.public_id(name))
             if not isinstance(self._on_expired, SkipToOldest):
@@ -225,6 +226,10 @@ class Planner:
         for late in found.late:
             _log.warning("%s: %s was not covered, and is read from now on", address, late.partition_id)
         return found.late
+
+    def _warn_of_audit(self, error: Exception) -> None:
+        reason = fault_of(self._provider, error).message
+        _log.warning("%s: coverage could not be audited (%s)", self._feed.spec.address, reason)
 
     def _heads(
         self,

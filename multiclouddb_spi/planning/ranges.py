@@ -10,7 +10,8 @@ from typing import Final
 import attrs
 
 from multiclouddb_api import ErrorCategory, Fail, OnExpired, SkipToOldest
-from multiclouddb_spi.contract import Batch, Continue, Feed, Provider, Reached, Reader
+from multiclouddb_spi.batch import Batch, Continue, Reached
+from multiclouddb_spi.contract import Feed, Provider, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import cause_of, fault_of, to_error, user_errors

@@ -11,7 +11,8 @@ from typing import Final, TypeVar
 import attrs
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_spi.contract import Batch, Provider
+from multiclouddb_spi.batch import Batch
+from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import fault_of
 from multiclouddb_spi.fault import Fault, ProviderFault

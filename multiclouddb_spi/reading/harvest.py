@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import ErrorCategory, FeedEnded, Gap, OnExpired, SkipToOldest
+from multiclouddb_spi.batch import Awaiting, Batch, Child, Drained, Ended, Outcome
 from multiclouddb_spi.checkpoint.coverage import is_audit_due
 from multiclouddb_spi.checkpoint.entry import Drained as DrainedEntry
 from multiclouddb_spi.checkpoint.lineage import Lineage
@@ -14,7 +15,7 @@ from multiclouddb_spi.checkpoint.mover import Moved, Mover
 from multiclouddb_spi.checkpoint.retention import stranded_fault
 from multiclouddb_spi.checkpoint.state import Retired, retired
 from multiclouddb_spi.collector import collector_paused
-from multiclouddb_spi.contract import Awaiting, Batch, Child, Drained, Ended, Feed, Outcome, Seed
+from multiclouddb_spi.contract import Feed, Seed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.fault import RecordFault
@@ -241,6 +242,8 @@ class Harvest(Generic[T]):
             self.result.tell(late, *audit.seeds)
             self.result.found_late += 1
             self._watch.partition_found_late(address, late)
+        if audit.error is not None:
+            self._watch.audit_failed(address, self._fetcher.fault(audit.error).message)
         for name in audit.stranded:
             self._skip_stranded(name)
 

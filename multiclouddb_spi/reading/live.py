@@ -17,7 +17,8 @@ from typing import Final, TypeAlias
 
 import orjson
 
-from multiclouddb_spi.contract import Batch, Continue, Feed, Reader
+from multiclouddb_spi.batch import Batch, Continue
+from multiclouddb_spi.contract import Feed, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.reading.crowd import Crowd
 from multiclouddb_spi.watch import Watch

@@ -20,10 +20,10 @@ from multiclouddb_api import (
     RecordSkipped,
     ResourceAddress,
 )
+from multiclouddb_spi.batch import Child
 from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.session import Finished, Session
 from multiclouddb_spi.checkpoint.state import FeedOver, FeedState, Retired, state_to_json
-from multiclouddb_spi.contract import Child
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import cause_of, to_error
 from multiclouddb_spi.fault import Fault, ProviderFault, RecordFault

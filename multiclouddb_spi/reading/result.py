@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 import attrs
 
 from multiclouddb_api import FeedEnded, Invalidated, Notice
+from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.checkpoint.state import Retired
-from multiclouddb_spi.contract import Batch
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.fault import RecordFault
 from multiclouddb_spi.reading.live import Live

@@ -25,8 +25,9 @@ from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import OnExpired
+from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.checkpoint.lineage import Lineage
-from multiclouddb_spi.contract import Batch, Feed
+from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.fault import ProviderFault, RecordFault
 from multiclouddb_spi.reading.fetcher import closed_fault, late_fault
@@ -106,9 +107,9 @@ class Sweep(Generic[T]):
             Exception: What the provider raised for a call that is about no single partition.
         """
         try:
-            self._ask(self._harvest.discover())
+            self._todo.ask(self._harvest.discover())
             self._read_suspects()
-            self._ask(name for name in self._queue if name not in self._turns)
+            self._todo.ask(name for name in self._queue if name not in self._turns)
             self._harvest.audit_when_due(self._shop.audit_seconds, self._launch)
             self._read(())
             self._follow()
@@ -122,7 +123,7 @@ class Sweep(Generic[T]):
 
     def _read_suspects(self) -> None:
         """Ask these first and alone, so that nothing puts off what stops them; but not for ever."""
-        self._ask(self._suspects)
+        self._todo.ask(self._suspects)
         while not self._full() and not self._turns.keys() >= set(self._suspects):
             self._launch()
             live = self._flight.land(self._head_until - time.monotonic()) if self._flight else None
@@ -132,7 +133,7 @@ class Sweep(Generic[T]):
 
     def _read(self, partition_ids: Iterable[str]) -> None:
         """Ask these, and what starts on the way, until there is reason to end."""
-        self._ask(partition_ids)
+        self._todo.ask(partition_ids)
         while not self._full():
             self._launch()
             live = self._flight.land(self._patience()) if self._flight else None
@@ -145,10 +146,6 @@ class Sweep(Generic[T]):
         """Before a page stays empty: go on in the children of partitions that have ended in this call."""
         while not self._result.in_hand() and not self._full() and self._harvest.has_ended():
             self._read(self._harvest.discover())
-
-    def _ask(self, partition_ids: Iterable[str]) -> None:
-        """To be asked behind all others that are; none twice."""
-        self._todo.ask(partition_ids)
 
     def _full(self) -> bool:
         return self._result.count >= self._limit or self._result.stopped()
@@ -219,7 +216,7 @@ class Sweep(Generic[T]):
         ready = [name for name, at in self._paced.items() if at <= time.monotonic()]
         for name in ready:
             del self._paced[name]
-        self._ask(ready)
+        self._todo.ask(ready)
         return True
 
     def _wait(self) -> None:
@@ -230,7 +227,7 @@ class Sweep(Generic[T]):
             self._pause = min(_MOST_PAUSE_SECONDS, 1.5 * self._pause)
             self._rounds += 1
             self._round_began = time.monotonic()
-            self._ask(self._harvest.discover())
+            self._todo.ask(self._harvest.discover())
             asked = self._harvest.worth_asking()
             if not asked and self._lineage.active():
                 break
@@ -255,10 +252,10 @@ class Sweep(Generic[T]):
         except Exception as error:  # noqa: BLE001 - classified by the provider
             live.discard()
             if live.asked_at < self._began:
-                self._ask([name])  # an earlier call's failure: it may work by now
+                self._todo.ask([name])  # an earlier call's failure: it may work by now
                 return
             self._turn(name)
-            self._ask(self._harvest.failed(name, error))
+            self._todo.ask(self._harvest.failed(name, error))
         else:
             self._result.errors.pop(name, None)
             if name in self._result.noticed:
@@ -303,7 +300,7 @@ class Sweep(Generic[T]):
         live.used_up()
         started = self._harvest.finish(name, batch)
         if started is not None:
-            self._ask(started)
+            self._todo.ask(started)
             live.discard()
             return
         live.not_before = live.asked_at + batch.poll_after if batch.poll_after else 0.0
@@ -313,7 +310,7 @@ class Sweep(Generic[T]):
         if fresh and not len(batch) and batch.caught_up is not False:
             self._quiet.add(name)
         elif not (len(batch) and batch.caught_up):
-            self._ask([name])
+            self._todo.ask([name])
 
     def _finish(self) -> None:
         result = self._result

@@ -146,7 +146,7 @@ class TestRecreated:
     def test_a_client_that_has_it_open_gives_nothing_of_the_new_one(self, collection: Collection) -> None:
         """It is refused, or a notice says that the feed has ended, as soon as the service is sure of it."""
         collection.fill(5)
-        # Where nothing proves that all children are known, they are looked for before the end is told.
+        # A service that cannot prove that all children are known looks for more before it reports the end.
         config = attrs.evolve(collection.harness.config(), child_watch_seconds=0)
         with open_client(collection.harness.plugin, config) as client:
             token = collection.last(collection.begin, client=client).continuation_token

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
@@ -14,13 +15,14 @@ from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, Resourc
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_embedded.records import ORDER_DIGITS, SEPARATOR, Column, Records
-from multiclouddb_spi import Cursor, InvalidCursor, Position, RecordFault
+from multiclouddb_spi import Cursor, InvalidCursor, Mapper, Position, RecordFault
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
     "CHANGE_TYPES",
+    "EmbeddedMapper",
     "View",
     "cursor_of",
     "describe",
@@ -288,3 +290,32 @@ def _flaw(records: Records, index: int) -> str | None:
     if not 0 <= records.times[index] <= _MAX_MICROS:
         return f"it has the impossible time {records.times[index]}"
     return None
+
+
+@attrs.frozen
+class EmbeddedMapper(Mapper):
+    """Maps the rows of one partition.
+
+    Attributes:
+        view: What their events share.
+    """
+
+    view: View
+
+    def cursor_behind(self, records: Records, count: int) -> Cursor:
+        """The position behind the first `count` rows."""
+        return cursor_of(records.seqs[count - 1], records.times[count - 1])
+
+    def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:
+        """Map rows to events."""
+        return to_events(records, start, stop, self.view)
+
+    def arrow(self, records: Records, start: int, stop: int) -> pa.RecordBatch:
+        """Map rows to Arrow without parsing the documents; a part is cut from all of them."""
+        whole = records.arrow
+        if whole is None and stop - start < records.count:
+            with suppress(RecordFault):  # it may lie outside the part
+                whole = records.arrow = to_arrow(records, 0, records.count, self.view)
+        if whole is not None:
+            return whole.slice(start, stop - start)
+        return to_arrow(records, start, stop, self.view)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from multiclouddb_api import ChangeEvent, ErrorCategory, MulticloudDbError, MulticloudDbKey, decode_json
-from multiclouddb_embedded.mapping import View, cursor_of, from_micros, to_arrow, to_events
+from multiclouddb_api import ErrorCategory, MulticloudDbError, MulticloudDbKey, decode_json
+from multiclouddb_embedded.mapping import EmbeddedMapper, View, cursor_of, from_micros
 from multiclouddb_embedded.partitions import Scope, Standing, outcome_of, standing
 from multiclouddb_embedded.records import Records
 from multiclouddb_embedded.store.connection import ConnectionPool, Monitor, Version, snapshot
@@ -19,21 +19,18 @@ from multiclouddb_embedded.whole import WHOLE_STATEMENTS
 from multiclouddb_spi import (
     Batch,
     Continue,
-    Cursor,
     Deadline,
     Fault,
-    Mapper,
     Outcome,
     ProviderFault,
     Reached,
     Reader,
-    RecordFault,
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
-__all__ = ["EmbeddedMapper", "EmbeddedReader", "Source"]
+__all__ = ["EmbeddedReader", "Source"]
 
 
 @attrs.frozen(eq=False)
@@ -57,35 +54,6 @@ class Source:
     with_old: bool
     poll_seconds: float
     now: Callable[[], int]
-
-
-@attrs.frozen
-class EmbeddedMapper(Mapper):
-    """Maps the rows of one partition.
-
-    Attributes:
-        view: What their events share.
-    """
-
-    view: View
-
-    def cursor_behind(self, records: Records, count: int) -> Cursor:
-        """The position behind the first `count` rows."""
-        return cursor_of(records.seqs[count - 1], records.times[count - 1])
-
-    def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:
-        """Map rows to events."""
-        return to_events(records, start, stop, self.view)
-
-    def arrow(self, records: Records, start: int, stop: int) -> pa.RecordBatch:
-        """Map rows to Arrow without parsing the documents; a part is cut from all of them."""
-        whole = records.arrow
-        if whole is None and stop - start < records.count:
-            with suppress(RecordFault):  # it may lie outside the part
-                whole = records.arrow = to_arrow(records, 0, records.count, self.view)
-        if whole is not None:
-            return whole.slice(start, stop - start)
-        return to_arrow(records, start, stop, self.view)
 
 
 # Which rows to read next: at least one, then as many as are wanted and fit into the bytes.

@@ -20,12 +20,12 @@ from multiclouddb_mongo.change import Raw, place_of_change
 from multiclouddb_mongo.position import After, change_text, cursor_of, seconds_at, time_text, token_text
 from multiclouddb_mongo.text import json_text
 from multiclouddb_mongo.values import CODEC, TEXT_CODEC, portable
-from multiclouddb_spi import RecordFault
+from multiclouddb_spi import Cursor, Mapper, RecordFault
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["CHANGES", "Change", "View", "time_of", "to_arrow", "to_events"]
+__all__ = ["CHANGES", "Change", "MongoMapper", "View", "time_of", "to_arrow", "to_events"]
 
 Change: TypeAlias = Mapping[str, Any]
 
@@ -267,3 +267,26 @@ def _first_fault(
 def _fault(changes: Sequence[Raw], index: int, view: View, reason: str) -> RecordFault:
     place = place_of_change(changes[index])
     return RecordFault(index, time_text(place), reason, cursor_of(place, view.start))
+
+
+@attrs.frozen
+class MongoMapper(Mapper):
+    """Maps the changes of one stream.
+
+    Attributes:
+        view: What their events share.
+    """
+
+    view: View
+
+    def cursor_behind(self, records: Sequence[Raw], count: int) -> Cursor:
+        """The position behind the first `count` changes."""
+        return cursor_of(place_of_change(records[count - 1]), self.view.start)
+
+    def events(self, records: Sequence[Raw], start: int, stop: int) -> list[ChangeEvent]:
+        """Map changes to events."""
+        return to_events(records, start, stop, self.view)
+
+    def arrow(self, records: Sequence[Raw], start: int, stop: int) -> pa.RecordBatch:
+        """Map changes to Arrow."""
+        return to_arrow(records, start, stop, self.view)

@@ -12,11 +12,10 @@ from typing import Final, NoReturn
 from pymongo.errors import OperationFailure, PyMongoError
 
 from multiclouddb_api import ErrorCategory, Invalidated
-from multiclouddb_mongo.batch import MongoMapper
 from multiclouddb_mongo.change import decoded, place_of_change
 from multiclouddb_mongo.driver import Stream, buffered, inner_cursor
 from multiclouddb_mongo.errors import EVENT_TOO_LARGE, IMAGE_MISSING, OVERTAKEN, fault
-from multiclouddb_mongo.mapping import View
+from multiclouddb_mongo.mapping import MongoMapper, View
 from multiclouddb_mongo.position import (
     Place,
     cursor_of,

@@ -1,0 +1,9 @@
+"""The count of a call's hops."""
+
+from benchmarks.hops import measure
+
+
+def test_a_call_is_seen_through_all_rooms(tmp_path):
+    found = measure(tmp_path)
+    assert found.functions > found.frames > 1
+    assert found.modules > 1
