@@ -6,8 +6,8 @@ WORKERS ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
 
-DISTRIBUTIONS := . ./providers/embedded ./providers/dynamo ./providers/mongo \
-	./conformance ./emulators/dynamo ./spark ./cli
+DISTRIBUTIONS := . ./providers/embedded ./providers/dynamo ./providers/mongo ./providers/spanner \
+	./conformance ./emulators/cosmos ./emulators/dynamo ./emulators/spanner ./spark ./cli
 PROJECTS := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 

@@ -1,0 +1,1 @@
+"""A scripted Cloud Spanner with change streams, for tests."""

@@ -1,0 +1,1 @@
+"""The multiclouddb provider for Cloud Spanner change streams."""
