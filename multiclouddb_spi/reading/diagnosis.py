@@ -11,7 +11,7 @@ from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.state import FeedState, Retired
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.reading.fetcher import Fetcher
-from multiclouddb_spi.reading.result import SweepResult
+from multiclouddb_spi.reading.result import PollResult
 
 __all__ = ["diagnose", "open_watches", "watermark_micros"]
 
@@ -19,7 +19,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICRO: Final = timedelta(microseconds=1)
 
 
-def watermark_micros(feed: Feed, lineage: Lineage, result: SweepResult[Any], told: int | None) -> int | None:
+def watermark_micros(feed: Feed, lineage: Lineage, result: PollResult[Any], told: int | None) -> int | None:
     """The moment before which nothing comes any more, in µs since 1970; never less than `told`.
 
     It is the least over every partition: what its last batch said, else the time of its position.
@@ -32,8 +32,8 @@ def watermark_micros(feed: Feed, lineage: Lineage, result: SweepResult[Any], tol
         if isinstance(entry, Waiting):
             times = [feed.describe(cursor).time for cursor in entry.said]
         else:
-            batch = result.batches.get(entry.partition_id)
-            said = batch.watermark if batch is not None else None
+            turn = result.turns.find(entry.partition_id)
+            said = turn.watermark if turn is not None else None
             times = [said if said is not None else feed.describe(entry.cursor).time]
         for time in times:
             if time is None:
@@ -49,7 +49,7 @@ def diagnose(
     feed: Feed,
     fetcher: Fetcher,
     state: FeedState,
-    result: SweepResult[Any],
+    result: PollResult[Any],
     watermark: int | None,
     now: datetime | None,
     elapsed: float,
@@ -75,7 +75,11 @@ def diagnose(
         watermark=mark,
         lag_seconds=lag,
         retention_headroom_seconds=min(
-            (*result.headroom.values(), *_headroom_of_waiting(feed, state, now)), default=None
+            (
+                *(turn.headroom for turn in result.turns if turn.headroom is not None),
+                *_headroom_of_waiting(feed, state, now),
+            ),
+            default=None,
         ),
         requests=result.requests,
         native_charge=result.charge,
@@ -83,7 +87,9 @@ def diagnose(
         open_watches=open_watches(state),
         found_late=result.found_late,
         partition_errors={
-            feed.public_id(name): fetcher.fault(error).message for name, error in result.errors.items()
+            feed.public_id(turn.partition_id): fetcher.fault(turn.error).message
+            for turn in result.turns
+            if turn.error is not None
         },
         elapsed_seconds=elapsed,
     )

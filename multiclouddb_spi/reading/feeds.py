@@ -14,7 +14,7 @@ from typing import Final
 from multiclouddb_spi.contract import Feed, FeedSpec
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.reading.fetcher import Fetcher
-from multiclouddb_spi.reading.live import LiveCache
+from multiclouddb_spi.reading.reader_cache import ReaderCache
 
 __all__ = ["FeedCache"]
 
@@ -30,11 +30,11 @@ class FeedCache:
 
     Args:
         fetcher: Runs calls.
-        lives: Forgets a closed feed's readers.
+        readers: Forgets a closed feed's readers.
     """
 
-    def __init__(self, fetcher: Fetcher, lives: LiveCache) -> None:
-        self._fetcher, self._lives = fetcher, lives
+    def __init__(self, fetcher: Fetcher, readers: ReaderCache) -> None:
+        self._fetcher, self._readers = fetcher, readers
         self._feeds: OrderedDict[FeedSpec, Feed] = OrderedDict()
         self._users: Counter[int] = Counter()
         self._clocks: dict[int, tuple[float, datetime | None]] = {}
@@ -71,7 +71,7 @@ class FeedCache:
         with self._lock:
             if self._feeds.get(feed.spec) is feed:
                 del self._feeds[feed.spec]
-        self._lives.forget(feed)
+        self._readers.forget(feed)
         self._close_unused(feed)
 
     def now(self, feed: Feed, deadline: Deadline) -> datetime | None:
@@ -126,6 +126,6 @@ class FeedCache:
             self._users.pop(id(feed), None)
             self._clocks.pop(id(feed), None)
             self._mute.pop(id(feed), None)
-        self._lives.forget(feed)
+        self._readers.forget(feed)
         with suppress(Exception):
             feed.close()

@@ -30,7 +30,7 @@ from multiclouddb_spi.fault import Fault, ProviderFault, RecordFault
 from multiclouddb_spi.reading.diagnosis import diagnose, open_watches, watermark_micros
 from multiclouddb_spi.reading.feeds import FeedCache
 from multiclouddb_spi.reading.fetcher import Fetcher, late_fault
-from multiclouddb_spi.reading.result import SweepResult
+from multiclouddb_spi.reading.result import PollResult
 from multiclouddb_spi.reading.retired import Look
 from multiclouddb_spi.watch import Watch
 
@@ -79,7 +79,7 @@ class Pages:
         self._warned: dict[ResourceAddress, float] = {}
 
     def raise_failure(
-        self, session: Session, lineage: Lineage, result: SweepResult[Any], deadline: Deadline
+        self, session: Session, lineage: Lineage, result: PollResult[Any], deadline: Deadline
     ) -> None:
         """Nothing was handed out: raise what stopped the feed, if anything did.
 
@@ -96,10 +96,11 @@ class Pages:
             )
         if result.moved:
             return
-        for name, error in result.errors.items():
-            raise self._failed(session, name, error, deadline) from cause_of(
-                self._fetcher.fault(error), error
-            )
+        for turn in result.turns:
+            if (failed := turn.error) is not None:
+                raise self._failed(session, turn.partition_id, failed, deadline) from cause_of(
+                    self._fetcher.fault(failed), failed
+                )
         if deadline.passed():
             raise ProviderFault(late_fault())
 
@@ -137,9 +138,9 @@ class Pages:
             self._feeds.forget(session.feed)
 
     def reading(
-        self, session: Session, lineage: Lineage, result: SweepResult[T], deadline: Deadline, began: float
+        self, session: Session, lineage: Lineage, result: PollResult[T], deadline: Deadline, began: float
     ) -> Reading[T]:
-        """The page of what a sweep found; its token has the lineage as it is now."""
+        """The page of what a poll found; its token has the lineage as it is now."""
         watermark = watermark_micros(session.feed, lineage, result, session.watermark)
         state: FeedState = lineage
         if result.retired is not None:
@@ -154,7 +155,7 @@ class Pages:
         )
         self._warn(session, result)
         return Reading(
-            tuple(part.value for part in result.slices),
+            tuple(result.values),
             self._page(
                 session, state, diagnostics, tuple(result.notices), idle=result.idle, watermark=watermark
             ),
@@ -198,16 +199,17 @@ class Pages:
             diagnostics=diagnostics,
         )
 
-    def _warn(self, session: Session, result: SweepResult[Any]) -> None:
+    def _warn(self, session: Session, result: PollResult[Any]) -> None:
         """Tell of the partition that is nearest to its end; once a minute, since it will be so for long."""
-        name = min(result.headroom, key=result.headroom.__getitem__, default=None)
-        if name is None or result.headroom[name] >= self._headroom_warning:
+        known = ((turn.headroom, turn.partition_id) for turn in result.turns if turn.headroom is not None)
+        seconds, name = min(known, default=(math.inf, ""))
+        if seconds >= self._headroom_warning:
             return
         address, now = session.feed.spec.address, time.monotonic()
         if now - self._warned.get(address, -math.inf) < _WARNING_SECONDS:
             return
         self._warned[address] = now
-        self._watch.headroom_low(address, session.feed.public_id(name), result.headroom[name])
+        self._watch.headroom_low(address, session.feed.public_id(name), seconds)
 
 
 def _skipped(of: Session | Finished) -> tuple[Notice, ...]:

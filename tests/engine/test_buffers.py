@@ -105,9 +105,9 @@ class TestSeveralConsumers:
     @pytest.mark.parametrize(("seconds", "evicted"), [(0.0, True), (600.0, False)])
     def test_what_a_consumer_has_left_behind_makes_room(self, backlog, sent, monkeypatch, seconds, evicted):
         """A consumer that starts again: nobody comes for what it had fetched, but who knows at once?"""
-        from multiclouddb_spi.reading import live
+        from multiclouddb_spi.reading import reader_cache
 
-        monkeypatch.setattr(live, "_RESTING_SECONDS", seconds)
+        monkeypatch.setattr(reader_cache, "_RESTING_SECONDS", seconds)
         bench = backlog(16)
         page = bench.page(size=7)
         for _ in range(10):

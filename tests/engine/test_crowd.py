@@ -139,7 +139,7 @@ def many(make_bench, monkeypatch):
     """More partitions than the cache takes."""
     from multiclouddb_spi import engine
 
-    monkeypatch.setattr(engine, "_MOST_LIVES", ROOM)
+    monkeypatch.setattr(engine, "_MOST_READERS", ROOM)
 
     def make(partitions, **config):
         bench = make_bench(partitions)
@@ -179,10 +179,10 @@ class TestMorePartitionsThanReaders:
         assert min(used_again(bench, token, 4, size=10)) >= self.LEAST
 
     def test_a_round_may_take_longer_than_unused_readers_are_kept(self, many, monkeypatch):
-        from multiclouddb_spi.reading import live
+        from multiclouddb_spi.reading import reader_cache
 
         bench = many(400)
-        monkeypatch.setattr(live, "_IDLE_SECONDS", 0.0)
+        monkeypatch.setattr(reader_cache, "_IDLE_SECONDS", 0.0)
         token = bench.drain(Now())[1]
         assert min(used_again(bench, token, 4)) >= self.LEAST
 
