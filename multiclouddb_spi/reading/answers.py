@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
@@ -213,7 +214,7 @@ class Answers(Generic[T]):
         self._pass_on(name, [*(child.partition_id for child in moved.fresh), *moved.started])
         self.result.moved = True
         if not isinstance(outcome, Awaiting):
-            self._turns.of(name).headroom = None  # read to its end: nothing of it can be lost
+            self._turns.of(name).headroom = math.inf  # read to its end: nothing of it can be lost
         return list(moved.started)
 
     def _tell_end(self, name: str, outcome: Outcome, moved: Moved) -> None:

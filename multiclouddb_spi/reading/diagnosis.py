@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -71,26 +72,23 @@ def diagnose(
         lag = 0.0
     elif mark is not None and now is not None:
         lag = max(0.0, (now - mark).total_seconds())
+    errors, headroom = {}, math.inf
+    for turn in result.turns:
+        headroom = min(headroom, turn.headroom)
+        if turn.error is not None:
+            errors[feed.public_id(turn.partition_id)] = fetcher.fault(turn.error).message
+    if now is not None and isinstance(state, Lineage):
+        headroom = min(headroom, _headroom_of_waiting(feed, state, now))
     return OperationDiagnostics(
         watermark=mark,
         lag_seconds=lag,
-        retention_headroom_seconds=min(
-            (
-                *(turn.headroom for turn in result.turns if turn.headroom is not None),
-                *_headroom_of_waiting(feed, state, now),
-            ),
-            default=None,
-        ),
+        retention_headroom_seconds=None if headroom == math.inf else headroom,
         requests=result.requests,
         native_charge=result.charge,
         retries=result.retries,
         open_watches=open_watches(state),
         found_late=result.found_late,
-        partition_errors={
-            feed.public_id(turn.partition_id): fetcher.fault(turn.error).message
-            for turn in result.turns
-            if turn.error is not None
-        },
+        partition_errors=errors,
         elapsed_seconds=elapsed,
     )
 
@@ -106,10 +104,11 @@ def open_watches(state: FeedState) -> int:
             return 0
 
 
-def _headroom_of_waiting(feed: Feed, state: FeedState, now: datetime | None) -> list[float]:
-    """How long the positions of children are kept that wait for their parents."""
-    if now is None or not isinstance(state, Lineage):
-        return []
-    cursors = [cursor for entry in state if isinstance(entry, Waiting) for cursor in entry.said]
-    told = [feed.headroom(cursor, now) for cursor in cursors]
-    return [seconds for seconds in told if seconds is not None]
+def _headroom_of_waiting(feed: Feed, lineage: Lineage, now: datetime) -> float:
+    """How long the positions of children are kept that wait for their parents; infinite for none."""
+    least = math.inf
+    for entry in lineage:
+        for cursor in entry.said if type(entry) is Waiting else ():
+            seconds = feed.headroom(cursor, now)
+            least = least if seconds is None else min(least, seconds)
+    return least

@@ -87,23 +87,26 @@ class FeedCache:
 
         A time that was carried on may be: the clock was set back since, or another machine answers.
         """
-        return self._quickly(feed, deadline, lambda soon: self._ask(feed, soon)[1])
+        return self._quickly(feed, deadline, self._ask_now)
 
     def soon(self, feed: Feed, deadline: Deadline) -> datetime | None:
         """The service's time if it tells quickly; one that does not is left alone for a minute."""
-        return self._quickly(feed, deadline, lambda soon: self.now(feed, soon))
+        return self._quickly(feed, deadline, self.now)
 
     def _quickly(
-        self, feed: Feed, deadline: Deadline, ask: Callable[[Deadline], datetime | None]
+        self, feed: Feed, deadline: Deadline, ask: Callable[[Feed, Deadline], datetime | None]
     ) -> datetime | None:
         failed = self._mute.get(id(feed))
         if deadline.passed() or (failed is not None and time.monotonic() - failed < _CLOCK_SECONDS):
             return None
         try:
-            return ask(deadline.sooner(_CLOCK_PATIENCE))
+            return ask(feed, deadline.sooner(_CLOCK_PATIENCE))
         except Exception:  # noqa: BLE001 - it costs the lag, not the page
             self._mute[id(feed)] = time.monotonic()
             return None
+
+    def _ask_now(self, feed: Feed, deadline: Deadline) -> datetime | None:
+        return self._ask(feed, deadline)[1]
 
     def _ask(self, feed: Feed, deadline: Deadline) -> tuple[float, datetime | None]:
         told = self._fetcher.call(lambda: feed.clock(deadline), deadline)

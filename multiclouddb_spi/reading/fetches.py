@@ -50,20 +50,20 @@ class Fetches:
         self._share = min(_MAX_ASK, max(_MIN_ASK, context.budget.limit // (active + 1)))
         self._most = max(limit, context.page_records)
         self._call, self._no_room, self._sorted = object(), False, False
-        self._landed: deque[str] = deque()
+        self._landed: deque[Turn] = deque()
         self._bell = Bell()
         self.overtaken: frozenset[str] = frozenset()
 
     def may_ask(self) -> bool:
         """Whether one partition more can be asked now; which one is first may change with that."""
-        return bool(self._turns.due) and not self._full() and (self._has_room() or self._may_ask_without())
+        if not self._turns.due or (len(self._turns.asked) >= self._context.width and self._full()):
+            return False
+        return self._has_room() or self._may_ask_without()
 
     def _full(self) -> bool:
-        asked, width = self._turns.asked, self._context.width
-        if len(asked) < width:
-            return False
-        slow = time.monotonic() - HEAD_SECONDS
-        return sum(turn.reader.asked_at > slow for turn in asked.values() if turn.reader) >= width
+        """Whether so many that are not slow are asked: slow ones do not keep others from being asked."""
+        slow, asked = time.monotonic() - HEAD_SECONDS, self._turns.asked.values()
+        return sum(turn.reader.asked_at > slow for turn in asked if turn.reader) >= self._context.width
 
     def _has_room(self) -> bool:
         """Whether there are bytes left for one answer more.
@@ -123,19 +123,19 @@ class Fetches:
             wait: Seconds that the service may take to wait for news.
         """
         self._turns.launched(turn, reader, waits=wait > 0)
-        name = turn.partition_id
         if reader.batch is not None:
-            self._arrive(name)
+            self._landed.append(turn)
             return
         if reader.future is None:
             self._start(reader, wait)
         assert reader.future is not None
-        reader.future.add_done_callback(lambda _: self._arrive(name))
 
-    def _arrive(self, partition_id: str) -> None:
-        """From any thread."""
-        self._landed.append(partition_id)
-        self._bell.ring()
+        def arrived(_: object) -> None:
+            """From any thread."""
+            self._landed.append(turn)
+            self._bell.ring()
+
+        reader.future.add_done_callback(arrived)
 
     def land(self, patience: float) -> Turn | None:
         """The next partition that has answered, or None after `patience` seconds.
@@ -149,15 +149,11 @@ class Fetches:
             if self._context.closed.is_set():
                 raise closed_fault()
             if landed:
-                return self._turns.asked[self._landed.popleft()]
+                return self._landed.popleft()
             left = until - time.monotonic()
             if left <= 0:
                 return None
             self._bell.wait(min(_LOOK_SECONDS, left))
-
-    def keep(self, reader: PartitionReader) -> None:
-        """Put it back for the next turn or call."""
-        self._cache.put(reader)
 
     def prefetch(self, reader: PartitionReader) -> None:
         """Begin the next read of a partition that has more, if there is room for it."""
@@ -175,7 +171,7 @@ class Fetches:
         """Leave what is in flight to the next call; past the deadline it is given up, if that loses nothing.
 
         Returns:
-            The partitions that had no answer by the deadline, with what their fetch has failed with so far.
+            The partitions whose answer is late, with what their fetch has failed with so far.
         """
         passed = self._deadline.passed()
         late: dict[str, Exception | None] = {}
@@ -183,12 +179,12 @@ class Fetches:
             reader = turn.reader
             assert reader is not None
             if passed and reader.future is not None and not reader.future.done():
-                late[turn.partition_id] = reader.trouble
+                if not (turn.awaited and reader.trouble is None):  # it was asked for news, and there are none
+                    late[turn.partition_id] = reader.trouble
                 if not reader.outlasts():
                     reader.discard()
                     continue
             self._cache.put(reader)
-        self._cache.make_room(0, self._in_use)
         self._cache.tidy(self._in_use)
         return late
 

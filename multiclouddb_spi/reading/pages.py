@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
 import attrs
@@ -32,6 +33,7 @@ from multiclouddb_spi.reading.feeds import FeedCache
 from multiclouddb_spi.reading.fetcher import Fetcher, late_fault
 from multiclouddb_spi.reading.result import PollResult
 from multiclouddb_spi.reading.retired import Look
+from multiclouddb_spi.reading.turns import Turn
 from multiclouddb_spi.watch import Watch
 
 __all__ = ["Pages", "Reading", "finished"]
@@ -150,10 +152,12 @@ class Pages:
         elif not len(lineage):
             raise ProviderFault(_NOTHING_LEFT)
         now = None if result.idle else self._feeds.soon(session.feed, deadline)
+        nearest = min(result.turns, key=attrgetter("headroom"), default=None)
+        if nearest is not None and nearest.headroom < self._headroom_warning:
+            self._warn(session, nearest)
         diagnostics = diagnose(
             session.feed, self._fetcher, state, result, watermark, now, time.monotonic() - began
         )
-        self._warn(session, result)
         return Reading(
             tuple(result.values),
             self._page(
@@ -184,32 +188,30 @@ class Pages:
         idle: bool,
         watermark: int | None,
     ) -> ChangeFeedPage:
-        children: tuple[Child, ...] = ()
+        children: list[ChildPartition] = []
         if isinstance(state, Retired):
-            children = state.children
+            children = [_child(session, child) for child in state.children]
         elif isinstance(state, FeedOver):
             notices, idle = (*notices, FeedEnded(state.reason)), True
+        if session.skipped:
+            notices = (*_skipped(session), *notices)
         return ChangeFeedPage(
             events=(),
             continuation_token=session.token(state_to_json(state), watermark=watermark),
             idle=idle,
             partition_retired=isinstance(state, Retired),
-            child_partitions=tuple(_child(session, child) for child in children),
-            notices=(*_skipped(session), *notices),
+            child_partitions=tuple(children),
+            notices=notices,
             diagnostics=diagnostics,
         )
 
-    def _warn(self, session: Session, result: PollResult[Any]) -> None:
-        """Tell of the partition that is nearest to its end; once a minute, since it will be so for long."""
-        known = ((turn.headroom, turn.partition_id) for turn in result.turns if turn.headroom is not None)
-        seconds, name = min(known, default=(math.inf, ""))
-        if seconds >= self._headroom_warning:
-            return
+    def _warn(self, session: Session, nearest: Turn) -> None:
+        """Report the partition that is nearest to its end; once a minute, since it will be so for long."""
         address, now = session.feed.spec.address, time.monotonic()
         if now - self._warned.get(address, -math.inf) < _WARNING_SECONDS:
             return
         self._warned[address] = now
-        self._watch.headroom_low(address, session.feed.public_id(name), seconds)
+        self._watch.headroom_low(address, session.feed.public_id(nearest.partition_id), nearest.headroom)
 
 
 def _skipped(of: Session | Finished) -> tuple[Notice, ...]:

@@ -128,7 +128,7 @@ class Poll(Generic[T]):
     def _read_alone(self, turns: list[Turn]) -> None:
         """Ask first what ended the last call, so that nothing puts off what stops it; but not for ever."""
         self._turns.ask(turn.partition_id for turn in turns)
-        while not (self._result.full() or all(map(self._turns.has_served, turns))):
+        while not (self._result.full() or all(turn.partition_id in self._turns.served for turn in turns)):
             self._launch()
             turn = self._fetches.land(self._head_until - time.monotonic()) if self._turns.asked else None
             if turn is None:
@@ -186,7 +186,7 @@ class Poll(Generic[T]):
             now = time.monotonic()
             if reader.batch is None and reader.future is None and reader.not_before > now:
                 turns.pace(turn, reader.not_before)
-                fetches.keep(reader)
+                self._context.cache.put(reader)
                 self._served(turn)
                 continue
             slow = reader.future is not None and now - reader.asked_at > HEAD_SECONDS
@@ -279,12 +279,12 @@ class Poll(Generic[T]):
         kept = self._head is not None and turn is not self._head and not turn.failed_last
         places = self._result.places() - kept
         if not turn.noticed and reader.taken < len(batch) and not places:
-            self._fetches.keep(reader)
+            self._context.cache.put(reader)
             self._turns.hold(turn)
             return
         self._has_had_turn(turn)
         if turn.noticed:  # 6.
-            self._fetches.keep(reader)
+            self._context.cache.put(reader)
             return
         try:
             self._hand_out(turn, reader, batch, min(len(batch), reader.taken + places))
@@ -300,7 +300,7 @@ class Poll(Generic[T]):
         elif reader.taken == len(batch):
             self._used_up(turn, reader, batch)
         else:
-            self._fetches.keep(reader)
+            self._context.cache.put(reader)
             self._turns.hold(turn)
 
     def _used_up(self, turn: Turn, reader: PartitionReader, batch: Batch) -> None:
@@ -313,7 +313,7 @@ class Poll(Generic[T]):
             reader.discard()
             return
         reader.not_before = reader.asked_at + batch.poll_after if batch.poll_after else 0.0
-        self._fetches.keep(reader)
+        self._context.cache.put(reader)
         if batch.notices:
             return
         if fresh and not len(batch) and batch.caught_up is not False:
@@ -325,14 +325,13 @@ class Poll(Generic[T]):
 
     def _finish(self) -> None:
         result, turns = self._result, self._turns
-        waiting, silent = turns.waiting(), turns.silent()
-        late = {name: trouble for name, trouble in self._fetches.park().items() if name not in waiting}
-        empty = not result.count and not result.stopped()
-        result.idle = empty and self._lineage.is_quiet(waiting | silent)
+        late = self._fetches.park()
+        if not (result.count or result.stopped()):
+            result.idle = self._lineage.is_quiet(turns.quiet())
         for name, trouble in late.items():  # that a service throttles says more than that it was late
             turn = turns.of(name)
             turn.error = trouble or turn.error or ProviderFault(late_fault())
-        self._lineage.rotate([*turns.served(), *late])
+        self._lineage.rotate([*turns.served, *late])
         stuck = result.failure or result.poison
         if stuck is not None and stuck[0] in self._lineage:
             self._lineage.suspect(stuck[0])

@@ -6,7 +6,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from itertools import takewhile
 from typing import Final, TypeAlias
 
 import orjson
@@ -76,16 +75,19 @@ class ReaderCache:
         they belong to consumers that stand at one position.
         """
         reader.used_at = time.monotonic()
+        place = _place(reader.feed, reader.partition_id, reader.cursor)
         with self._lock:
-            gone = [reader] if self._closed else self._added(reader)
+            gone = [reader] if self._closed else self._added(reader, place)
         for old in gone:
             old.discard()
 
     def tidy(self, in_use: Callable[[PartitionReader], bool]) -> None:
-        """Discard what nobody has used for a minute.
+        """Discard what nobody has used for a minute, and what others have left beyond the budget.
 
         What the caller says is `in_use` counts as used now: with many partitions a round takes longer.
         """
+        if self._budget.over() > 0:
+            self.make_room(0, in_use)
         now, gone = time.monotonic(), list[PartitionReader]()
         with self._lock:
             for reader in self._unused_since(now - _IDLE_SECONDS / 2):
@@ -107,7 +109,7 @@ class ReaderCache:
         """
         missing, gone = self._budget.over(nbytes), list[PartitionReader]()
         with self._lock:
-            for reader in self._unused_since(time.monotonic() - _RESTING_SECONDS) if missing > 0 else ():
+            for reader in self._unused_since(time.monotonic() - _RESTING_SECONDS):
                 if missing > 0 and not reader.empty() and not in_use(reader):
                     missing -= reader.nbytes()
                     gone.append(self._taken(reader))
@@ -140,37 +142,35 @@ class ReaderCache:
         self._places[place].remove(reader)
         if not self._places[place]:
             del self._places[place]
-        crowd = self._crowds[place[:2]]
-        crowd.remove(reader)
-        if not crowd:
+        if self._crowds[place[:2]].remove(reader):
             del self._crowds[place[:2]]
         return reader
 
-    def _added(self, reader: PartitionReader) -> list[PartitionReader]:
+    def _added(self, reader: PartitionReader, place: _Place) -> list[PartitionReader]:
         """Put it in; what has to go for it."""
-        place = _place(reader.feed, reader.partition_id, reader.cursor)
         twins = [] if reader.proven else [twin for twin in self._places.get(place, ()) if not twin.proven]
         gone = [self._taken(twin) for twin in twins]
         self._places.setdefault(place, []).append(reader)
         crowd = self._crowds.setdefault(place[:2], Crowd())
-        crowd.add(reader, proven=reader.proven)
+        surplus = crowd.add(reader, self._most_of_one, proven=reader.proven)
         stays = reader.proven or len(self._resident) < self._residents
         (self._resident if stays else self._passing)[reader] = place
         if len(self._resident) > self._residents:
             oldest, place = self._resident.popitem(last=False)
             self._passing[oldest] = place
-        surplus = crowd.surplus(self._most_of_one)
         if surplus is not None:
             gone.append(self._taken(surplus))
-        if len(self) > self._capacity:
+        if len(self._resident) + len(self._passing) > self._capacity:
             oldest = next(iter(self._passing))
             gone.append(self._taken(next((each for each in self._passing if each.empty()), oldest)))
         return gone
 
     def _unused_since(self, moment: float) -> list[PartitionReader]:
         """The longest unused first, of either part."""
-        return [
-            reader
-            for part in (self._passing, self._resident)
-            for reader in takewhile(lambda each: each.used_at < moment, part)
-        ]
+        found = []
+        for part in (self._passing, self._resident):
+            for reader in part:
+                if reader.used_at >= moment:
+                    break
+                found.append(reader)
+        return found

@@ -11,6 +11,7 @@ All of it happens in the caller's thread: other threads only say which fetch has
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -58,7 +59,7 @@ class Turn:
         noticed: A notice of it is on the page, so none of its records may follow on the same page.
         error: Its failure in this call, or None.
         watermark: What its last batch said that was handed out whole.
-        headroom: Seconds until its position falls out of retention, or None.
+        headroom: Seconds until its position falls out of retention; infinite where that is not known.
         skips: How often its position was older than retention in this call.
         lost: Where it stood before the first of these.
     """
@@ -73,7 +74,7 @@ class Turn:
     noticed: bool = False
     error: Exception | None = None
     watermark: datetime | None = None
-    headroom: float | None = None
+    headroom: float = math.inf
     skips: int = 0
     lost: Cursor = None
 
@@ -83,15 +84,25 @@ class Turns:
 
     Args:
         lineage: Says where each stands.
+
+    Attributes:
+        due: Those that are asked when their turn comes.
+        asked: Those that are asked.
+        paced: Those that are asked later.
+        held: Those of which something is left.
+        served: Those that have had their turn, the last one last: in the next call they are asked in this
+            order, after those that had none.
     """
 
     def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
         self._turns: dict[str, Turn] = {}
-        self._at: dict[Stage, OrderedDict[str, Turn]] = {stage: OrderedDict() for stage in Stage}
-        self._served: dict[str, None] = {}
-        self.due, self.asked = self._at[Stage.DUE], self._at[Stage.ASKED]
-        self.paced, self.held = self._at[Stage.PACED], self._at[Stage.HELD]
+        self.due, self.asked = OrderedDict[str, Turn](), OrderedDict[str, Turn]()
+        self.paced, self.held = OrderedDict[str, Turn](), OrderedDict[str, Turn]()
+        self.served: dict[str, None] = {}
+        self._at = {
+            Stage.DUE: self.due, Stage.ASKED: self.asked, Stage.PACED: self.paced, Stage.HELD: self.held,
+        }  # fmt: skip
 
     def __iter__(self) -> Iterator[Turn]:
         return iter(self._turns.values())
@@ -114,14 +125,14 @@ class Turns:
             return None
         return self._lineage.cursor(partition_id)
 
-    def silent(self) -> set[str]:
-        """Those that have answered that they have nothing."""
-        return {name for name, turn in self._turns.items() if turn.silent}
-
-    def waiting(self) -> set[str]:
-        """Those that had nothing, and whose fetch waits for news without trouble."""
-        asked = self.asked.items()
-        return {name for name, turn in asked if turn.awaited and turn.reader and turn.reader.trouble is None}
+    def quiet(self) -> set[str]:
+        """Those that have nothing: they said so, or were asked for news and wait without trouble."""
+        found = set[str]()
+        for name, turn in self._turns.items():
+            waits = turn.awaited and turn.reader is not None and turn.reader.trouble is None
+            if turn.silent or waits:
+                found.add(name)
+        return found
 
     # -- Transitions
 
@@ -167,19 +178,13 @@ class Turns:
         self._move(turn, Stage.ANSWERED)
 
     def serve(self, turn: Turn) -> None:
-        """It has had its turn: in the next call it is asked after those that had none."""
-        self._served.pop(turn.partition_id, None)
-        self._served[turn.partition_id] = None
-
-    def has_served(self, turn: Turn) -> bool:
-        """Whether it has had its turn."""
-        return turn.partition_id in self._served
-
-    def served(self) -> list[str]:
-        """Those that have had their turn, the last one last."""
-        return list(self._served)
+        """It has had its turn."""
+        self.served.pop(turn.partition_id, None)
+        self.served[turn.partition_id] = None
 
     def _move(self, turn: Turn, stage: Stage) -> None:
-        self._at[turn.stage].pop(turn.partition_id, None)
+        if turn.stage in self._at:
+            self._at[turn.stage].pop(turn.partition_id)
         turn.stage = stage
-        self._at[stage][turn.partition_id] = turn
+        if stage in self._at:
+            self._at[stage][turn.partition_id] = turn
