@@ -119,9 +119,9 @@ class TestSeveralConsumers:
 
     def test_no_more_makes_room_than_has_to(self, backlog, monkeypatch):
         """Three consumers have fetched most of what fits; two of them have to go for a fourth."""
-        from multiclouddb_spi.reading import live
+        from multiclouddb_spi.reading import reader_cache
 
-        monkeypatch.setattr(live, "_RESTING_SECONDS", 0.0)
+        monkeypatch.setattr(reader_cache, "_RESTING_SECONDS", 0.0)
         bench = backlog(1)
         places = []
         for size in (8, 9, 10):
