@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from multiclouddb_api import ErrorCategory
+from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode
 from multiclouddb_embedded.mapping import cursor_of, position_of
+from multiclouddb_embedded.source import Scope
 from multiclouddb_embedded.store.collection import Collection
 from multiclouddb_embedded.store.layout import (
     PARTITION_COLUMNS,
@@ -25,6 +26,7 @@ from multiclouddb_spi import (
     Cursor,
     Drained,
     Fault,
+    FeedSpec,
     Head,
     InvalidCursor,
     Outcome,
@@ -32,12 +34,13 @@ from multiclouddb_spi import (
     PartitionState,
     ProviderFault,
     Seed,
+    unsupported,
 )
 
 __all__ = [
     "Family",
-    "Scope",
     "Standing",
+    "check_images",
     "expired",
     "find_head",
     "outcome_of",
@@ -46,23 +49,6 @@ __all__ = [
     "standing",
     "to_partition",
 ]
-
-
-@attrs.frozen
-class Scope:
-    """What of a collection a feed covers.
-
-    Attributes:
-        collection: The collection.
-        key: The canonical partition key to keep to, or None for all.
-        hash: Its hash.
-        whole: True to show the collection as one partition.
-    """
-
-    collection: Collection
-    key: bytes | None = None
-    hash: int | None = None
-    whole: bool = False
 
 
 @attrs.frozen
@@ -383,3 +369,23 @@ def _count_hash(
             return most, cut[0]
     (count,) = connection.execute(f"SELECT count(*) {behind}", place).fetchone()
     return count, None
+
+
+def check_images(collection: Collection, spec: FeedSpec) -> None:
+    """Refuse to promise documents that the log does not keep.
+
+    Raises:
+        ProviderFault: `UNSUPPORTED_CAPABILITY` that names the setting.
+    """
+    name, images = collection.name, collection.images
+    if spec.new_item_state_mode is NewItemStateMode.REQUIRE and images == "keys":
+        raise unsupported(
+            f"new_item_state_mode=REQUIRE: {name!r} was created with images='keys', its log has no documents",
+            "create it with images='new', or leave the mode out",
+        )
+    if spec.old_item_state_mode is OldItemStateMode.REQUIRE and images != "new_and_old":
+        raise unsupported(
+            f"old_item_state_mode=REQUIRE: {name!r} was created with images={images!r}, "
+            "its log has no old documents",
+            "create it with images='new_and_old', or leave the mode out",
+        )

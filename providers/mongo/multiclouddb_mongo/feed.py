@@ -46,7 +46,7 @@ from multiclouddb_mongo.position import (
     token_text,
 )
 from multiclouddb_mongo.reader import MongoReader
-from multiclouddb_mongo.stream import Source
+from multiclouddb_mongo.source import Source
 from multiclouddb_spi import (
     Batch,
     Continue,

@@ -11,7 +11,7 @@ from pymongo.errors import OperationFailure
 from multiclouddb_api import ErrorCategory
 from multiclouddb_mongo.errors import classify, fault
 from multiclouddb_mongo.position import At, ticks_at
-from multiclouddb_mongo.stream import Source
+from multiclouddb_mongo.source import Source
 from multiclouddb_mongo.values import CODEC
 
 __all__ = ["Entry", "Log"]

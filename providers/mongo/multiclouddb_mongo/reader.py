@@ -25,7 +25,7 @@ from multiclouddb_mongo.position import (
     ticks_at,
     time_text,
 )
-from multiclouddb_mongo.stream import Source
+from multiclouddb_mongo.source import Source
 from multiclouddb_mongo.taking import Taken, Taker, namespace_of
 from multiclouddb_spi import Batch, Continue, Deadline, Ended, Outcome, Reached, Reader, RecordFault
 

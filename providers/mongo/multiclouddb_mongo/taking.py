@@ -23,7 +23,7 @@ from multiclouddb_mongo.driver import Stream, buffered, inner_cursor
 from multiclouddb_mongo.errors import fault
 from multiclouddb_mongo.mapping import CHANGES
 from multiclouddb_mongo.position import After, At, Kind, Place, compare, token_text
-from multiclouddb_mongo.stream import Source
+from multiclouddb_mongo.source import Source
 from multiclouddb_mongo.values import CODEC
 
 __all__ = ["Taken", "Taker", "namespace_of"]
