@@ -7,7 +7,7 @@ from datetime import datetime
 from weakref import WeakKeyDictionary
 
 from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode
-from multiclouddb_dynamo.errors import PROVIDER_ID, fault
+from multiclouddb_dynamo.errors import PROVIDER_ID
 from multiclouddb_dynamo.mapping import View
 from multiclouddb_dynamo.partitions import (
     end_of,
@@ -41,6 +41,7 @@ from multiclouddb_spi import (
     Outcome,
     Partition,
     Position,
+    ProviderFault,
     Seed,
     Tracked,
     missed_by_parents,
@@ -76,12 +77,12 @@ class DynamoFeed(Feed):
         """
         table, arn = find_table(self._source.calls, self.spec.address)
         if arn != self._source.arn:
-            raise fault(
+            raise ProviderFault.of(
                 ErrorCategory.NOT_FOUND,
                 f"the stream of table {self.spec.address.collection!r} is another by now",
             )
         if not table.enabled:
-            raise fault(
+            raise ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
                 f"the stream of table {self.spec.address.collection!r} is disabled "
                 "(StreamSpecification.StreamEnabled); enable it, or go on from a token to read what it holds",

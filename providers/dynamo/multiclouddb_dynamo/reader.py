@@ -11,7 +11,7 @@ import attrs
 from botocore.exceptions import ClientError, ParamValidationError
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_dynamo.errors import BROKEN, EXPIRED_ITERATOR, GONE, REJECTED, code_of, expired, fault
+from multiclouddb_dynamo.errors import BROKEN, EXPIRED_ITERATOR, GONE, REJECTED, code_of, expired_records
 from multiclouddb_dynamo.mapping import DynamoMapper, Record, View, behind, seconds_of, seq_of
 from multiclouddb_dynamo.partitions import end_of, gone
 from multiclouddb_dynamo.position import (
@@ -37,6 +37,7 @@ from multiclouddb_spi import (
     ProviderFault,
     Reached,
     Reader,
+    cancelled,
 )
 
 __all__ = ["DynamoReader"]
@@ -97,7 +98,7 @@ class DynamoReader(Reader):
         An expired iterator is renewed from the position. That is no retry: the position is as good as ever.
         """
         if self._cancelled.is_set():
-            raise fault(ErrorCategory.TRANSIENT_FAILURE, "the read was cancelled; try again", retryable=True)
+            raise cancelled()
         if self._until is not None and _reached(self._place, self._until):
             self._outcome = Reached()
         self._requests = 0
@@ -141,7 +142,7 @@ class DynamoReader(Reader):
                 self._requests += 1
                 answer = self._source.calls.records(self._iterator, limit, native=self._view.native)
                 if self._fresh and self._is_old(self._place):  # the answer tells the time, at last
-                    raise expired(_UNREAD.format(self._view.shard_id))
+                    raise expired_records(_UNREAD.format(self._view.shard_id))
                 return answer
             except (ClientError, ParamValidationError) as error:
                 code, self._iterator = code_of(error), None
@@ -188,7 +189,7 @@ class DynamoReader(Reader):
         if trail is not None:
             return trail.iterator
         if self._is_old(self._place):
-            raise expired(_UNREAD.format(shard_id))
+            raise expired_records(_UNREAD.format(shard_id))
         self._requests, self._fresh = self._requests + 1, True
         kind = kind if seq is None else "AFTER_SEQUENCE_NUMBER"
         return self._source.calls.iterator(self._source.arn, shard_id, kind, seq)
@@ -227,9 +228,9 @@ class DynamoReader(Reader):
             # DynamoDB Local breaks down.
             shard, seq = self._source.shard(shard_id, deadline), int(self._place.seq)
             if shard is not None and code in REJECTED and seq < int(shard.first):
-                return expired(f"records behind sequence {seq} in {shard_id} were trimmed")
+                return expired_records(f"records behind sequence {seq} in {shard_id} were trimmed")
             if shard is not None and seq > _most_of(shard):
-                return fault(
+                return ProviderFault.of(
                     ErrorCategory.INVALID_REQUEST,
                     f"sequence {seq} is none of {shard_id}; pass a token as it was returned, or start anew",
                 )

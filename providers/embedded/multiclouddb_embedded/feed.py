@@ -11,7 +11,6 @@ from multiclouddb_embedded.errors import PROVIDER_ID
 from multiclouddb_embedded.mapping import View, describe, from_micros, position_of, to_micros
 from multiclouddb_embedded.partitions import (
     Family,
-    expired,
     find_head,
     outcome_of,
     read_family,
@@ -35,6 +34,7 @@ from multiclouddb_spi import (
     Position,
     Seed,
     Tracked,
+    expired,
     missed_by_parents,
 )
 

@@ -25,7 +25,6 @@ from multiclouddb_spi import (
     Continue,
     Cursor,
     Drained,
-    Fault,
     FeedSpec,
     Head,
     InvalidCursor,
@@ -34,6 +33,7 @@ from multiclouddb_spi import (
     PartitionState,
     ProviderFault,
     Seed,
+    expired,
     unsupported,
 )
 
@@ -41,7 +41,6 @@ __all__ = [
     "Family",
     "Standing",
     "check_images",
-    "expired",
     "find_head",
     "outcome_of",
     "read_family",
@@ -118,38 +117,24 @@ def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: 
     return Standing(head_seq, head_ts, before, row)
 
 
-def expired(what: str) -> ProviderFault:
-    """The fault for a position that is older than what was kept."""
-    return ProviderFault(
-        Fault(
-            ErrorCategory.CHECKPOINT_EXPIRED,
-            f"{what}; start again, or read with on_expired=SkipToOldest() to go on behind the gap",
-        )
-    )
-
-
 def _missing(connection: sqlite3.Connection, collection: Collection, name: str) -> ProviderFault:
     live = connection.execute(
         "SELECT 1 FROM collections WHERE id = ? AND incarnation = ?", (collection.id, collection.incarnation)
     ).fetchone()
     if live is not None:
-        return ProviderFault(
-            Fault(
-                ErrorCategory.INVALID_REQUEST,
-                f"{collection.name!r} never had a partition {name!r}; list them with "
-                "client.list_physical_partitions(address)",
-            )
+        return ProviderFault.of(
+            ErrorCategory.INVALID_REQUEST,
+            f"{collection.name!r} never had a partition {name!r}; list them with "
+            "client.list_physical_partitions(address)",
         )
     return _dropped(collection)
 
 
 def _dropped(collection: Collection) -> ProviderFault:
-    return ProviderFault(
-        Fault(
-            ErrorCategory.NOT_FOUND,
-            f"the collection {collection.database}/{collection.name} was dropped; one made under the same "
-            "name since is another: start anew",
-        )
+    return ProviderFault.of(
+        ErrorCategory.NOT_FOUND,
+        f"the collection {collection.database}/{collection.name} was dropped; one made under the same "
+        "name since is another: start anew",
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError, MulticloudDbKey, decode_json
+from multiclouddb_api import MulticloudDbError, MulticloudDbKey, decode_json
 from multiclouddb_embedded.mapping import EmbeddedMapper, View, cursor_of, from_micros
 from multiclouddb_embedded.partitions import Standing, outcome_of, standing
 from multiclouddb_embedded.records import Records
@@ -19,11 +19,10 @@ from multiclouddb_spi import (
     Batch,
     Continue,
     Deadline,
-    Fault,
     Outcome,
-    ProviderFault,
     Reached,
     Reader,
+    cancelled,
 )
 
 __all__ = ["EmbeddedReader"]
@@ -141,11 +140,7 @@ class EmbeddedReader(Reader):
     def _interruptible(self, connection: sqlite3.Connection) -> Iterator[None]:
         with self._lock:
             if self._cancelled.is_set():
-                raise ProviderFault(
-                    Fault(
-                        ErrorCategory.TRANSIENT_FAILURE, "the read was cancelled; try again", retryable=True
-                    )
-                )
+                raise cancelled()
             self._connection = connection
         try:
             yield
