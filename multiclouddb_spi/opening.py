@@ -120,11 +120,12 @@ class Opening:
         self, opened: OpenFeed, feed: Feed, position: FeedStart, only: str | None, deadline: Deadline
     ) -> Lineage:
         clock = self._feeds.told if isinstance(position, Now) else self._feeds.now
+        asked = feed.for_one_call()
         return resolve_start(
             feed,
             position,
             lambda: clock(feed, deadline),
-            lambda: opened.call("start", lambda until: feed.start(position, only, until)),
+            lambda: opened.call("start", lambda until: asked.start(position, only, until)),
             only=only,
         )
 

@@ -232,7 +232,8 @@ class Mover:
 
 def _retention(feed: Feed, call: Call, deadline: Deadline) -> Retention:
     # No method of the mover: in a cycle, every event would wait for the garbage collector.
+    asked = feed.for_one_call()
     return Retention(
-        lambda: call(lambda: feed.partitions(deadline), deadline),
+        lambda: call(lambda: asked.partitions(deadline), deadline),
         lambda names: call(lambda: feed.oldest(names, deadline), deadline),
     )

@@ -54,7 +54,7 @@ _log = logging.getLogger("multiclouddb.planner")
 
 
 class Planner:
-    """Plans the reads of one feed.
+    """Plans the reads of one feed; made for one call, which may have several tries.
 
     Args:
         provider: Classifies failures.
@@ -73,7 +73,7 @@ class Planner:
         watch_seconds: float = 600.0,
         audit_seconds: float = 600.0,
     ) -> None:
-        self._provider, self._feed = provider, feed
+        self._provider, self._feed = provider, feed.for_one_call()
         self._on_expired = on_expired or Fail()
         self._watch_seconds, self._audit_seconds = watch_seconds, audit_seconds
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from datetime import datetime
-from weakref import WeakKeyDictionary
+
+import attrs
 
 from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode
 from multiclouddb_dynamo.errors import PROVIDER_ID
@@ -50,6 +52,19 @@ from multiclouddb_spi import (
 __all__ = ["DynamoFeed"]
 
 
+@attrs.define
+class _Learned:
+    """What tries of one call have learned.
+
+    Attributes:
+        resolution: Of a start.
+        listing: Of the shards.
+    """
+
+    resolution: Resolution
+    listing: Listing = attrs.field(factory=Listing)
+
+
 class DynamoFeed(Feed):
     """The stream of one table.
 
@@ -61,10 +76,14 @@ class DynamoFeed(Feed):
         self.spec = source.spec
         self.identity = FeedIdentity(PROVIDER_ID, self.spec.address, source.arn)
         self._source, self._shards = source, source.shards
-        # What tries that failed have learned: it is of one call, and goes with its deadline.
-        self._resolutions: WeakKeyDictionary[Deadline, Resolution] = WeakKeyDictionary()
-        self._listings: WeakKeyDictionary[Deadline, Listing] = WeakKeyDictionary()
+        self._learned: _Learned | None = None
         self._audits: list[Listing] = []
+
+    def for_one_call(self) -> DynamoFeed:
+        """One that asks for nothing twice that an earlier try of a start or a listing was told."""
+        feed = copy(self)
+        feed._learned = _Learned(Resolution(self._source))
+        return feed
 
     def clock(self, deadline: Deadline) -> datetime | None:
         """The `Date` of the service's last answer, carried on; None where it sends none."""
@@ -73,7 +92,7 @@ class DynamoFeed(Feed):
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """List the shards, and for `Now` take an iterator at the end of each open one.
 
-        Another try of the same call, which has the same deadline, asks only for what is missing.
+        Another try of the same call asks only for what is missing.
         """
         table, arn = find_table(self._source.calls, self.spec.address)
         if arn != self._source.arn:
@@ -87,16 +106,16 @@ class DynamoFeed(Feed):
                 f"the stream of table {self.spec.address.collection!r} is disabled "
                 "(StreamSpecification.StreamEnabled); enable it, or go on from a token to read what it holds",
             )
-        resolution = self._resolutions.setdefault(deadline, Resolution(self._source))
-        seeds = resolution.seeds(position, partition_id, deadline)
-        self._resolutions.pop(deadline, None)
+        learned = self._learned or _Learned(Resolution(self._source))
+        seeds = learned.resolution.seeds(position, partition_id, deadline)
+        learned.resolution = Resolution(self._source)
         return seeds
 
     def partitions(self, deadline: Deadline) -> list[Partition]:
         """Every shard that the service lists; it lists closed ones for 24 hours and sometimes longer."""
-        listing = self._listings.setdefault(deadline, Listing())
-        listed = self._shards.read(deadline, listing).shards
-        self._listings.pop(deadline, None)
+        learned = self._learned or _Learned(Resolution(self._source))
+        listed = self._shards.read(deadline, learned.listing).shards
+        learned.listing = Listing()
         return [to_partition(shard) for shard in listed.values()]
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> DynamoReader:
