@@ -30,7 +30,7 @@ from multiclouddb_spi.batch import Continue, Outcome
 from multiclouddb_spi.checkpoint.coverage import is_audit_due
 from multiclouddb_spi.checkpoint.entry import Active, Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage
-from multiclouddb_spi.checkpoint.mover import Mover, directly
+from multiclouddb_spi.checkpoint.mover import Mover
 from multiclouddb_spi.checkpoint.retention import stranded_fault
 from multiclouddb_spi.checkpoint.starting import check_not_ahead, resolve_start
 from multiclouddb_spi.checkpoint.state import lineage_from_json
@@ -42,6 +42,7 @@ from multiclouddb_spi.fault import RecordFault
 from multiclouddb_spi.planning.heads import added, clip, is_news, records_before, within
 from multiclouddb_spi.planning.ranges import Range, RangeReading
 from multiclouddb_spi.planning.step import Step, Target
+from multiclouddb_spi.retry import directly
 
 __all__ = ["Planner"]
 
