@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, Protocol
 
 import attrs
 import orjson
@@ -100,7 +100,7 @@ class FileCheckpointStore:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a name that is not fit for a file.
         """
-        _check_name(name)
+        check_name(name)
         return self._directory / f"{name}.checkpoint.json"
 
     def load(self, name: str) -> Checkpoint | None:
@@ -119,7 +119,7 @@ class FileCheckpointStore:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise _broken(path, "read", error) from error
+            raise broken_disk(path, "read", error) from error
         return _decode(path, name, text)
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
@@ -140,22 +140,23 @@ class FileCheckpointStore:
             with _locked(self._directory / f".{name}.lock"):
                 found = self.load(name)
                 if (None if found is None else found.version) != expected:
-                    raise _conflict(path, expected, found)
-                checkpoint = Checkpoint(token, _next_version(found))
+                    raise conflict(path, name, expected, found)
+                checkpoint = Checkpoint(token, next_version(found))
                 _replace(path, self._directory / f".{name}.tmp", _encode(name, checkpoint))
                 return checkpoint
         except OSError as error:
-            raise _broken(path, "written", error) from error
+            raise broken_disk(path, "written", error) from error
 
     def __repr__(self) -> str:
         return f"FileCheckpointStore({str(self._directory)!r})"
 
 
-def _check_name(name: object) -> None:
+def check_name(name: object) -> None:
+    """Refuse a name that is not fit for a file; every store takes the same ones."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise invalid_request(
             "name",
-            f"{name!r} cannot name a checkpoint file",
+            f"{name!r} cannot name a checkpoint",
             "use 1 to 128 letters, digits, dots, hyphens and underscores, a letter or digit first",
         )
 
@@ -205,7 +206,7 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _next_version(found: Checkpoint | None) -> str:
+def next_version(found: Checkpoint | None) -> str:
     """A count for people, and a nonce: a file that was deleted and made again is not the expected one."""
     count, _, _ = ("0" if found is None else found.version).partition("-")
     return f"{int(count) + 1 if count.isdecimal() else 1}-{secrets.token_hex(4)}"
@@ -237,52 +238,78 @@ def _decode(path: Path, name: str, text: bytes) -> Checkpoint:
     try:
         fields = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise _unusable(path, f"is truncated or damaged ({error})") from error
+        raise unusable(path, f"is truncated or damaged ({error})") from error
     if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
-        raise _unusable(path, "is not a checkpoint of multiclouddb")
+        raise unusable(path, "is not a checkpoint of multiclouddb")
     version = fields.get("v")
     if isinstance(version, int) and version > _VERSION:
-        raise invalid_request(
-            f"checkpoint file {path}",
-            f"is of format version {version}, newer than {_VERSION}",
-            "read it with the multiclouddb version that wrote it, or a later one",
-        )
+        raise newer(path, version, _VERSION, "multiclouddb")
     if fields.keys() != _FIELDS.keys() or any(type(fields[field]) is not _FIELDS[field] for field in _FIELDS):
-        raise _unusable(path, "has missing, unknown or wrongly typed fields")
+        raise unusable(path, "has missing, unknown or wrongly typed fields")
     if fields["sha256"] != _checksum(fields):
-        raise _unusable(path, "does not match its checksum: it was changed or damaged")
+        raise unusable(path, "does not match its checksum: it was changed or damaged")
     if fields["name"] != name:
-        raise _unusable(path, f"is the checkpoint of {fields['name']!r}, not of {name!r}")
+        raise unusable(path, f"is the checkpoint of {fields['name']!r}, not of {name!r}")
     return Checkpoint(fields["token"], fields["version"])
 
 
-def _unusable(path: Path, problem: str) -> MulticloudDbError:
+def unusable(path: Path, problem: str, way_out: str = "restore it from a backup") -> MulticloudDbError:
+    """The error for a file that holds no checkpoint, or a damaged one."""
     return invalid_request(
         f"checkpoint file {path}",
         problem,
-        "restore it from a backup, or delete it to begin again at the request's start_position",
+        f"{way_out}, or delete it to begin again at the request's start_position",
     )
 
 
-def _broken(path: Path, verb: str, error: OSError) -> MulticloudDbError:
+def newer(path: Path, version: int, known: int, distribution: str) -> MulticloudDbError:
+    """The error for a file of a later format."""
+    return invalid_request(
+        f"checkpoint file {path}",
+        f"is of format version {version}, newer than {known}",
+        f"read it with the {distribution} version that wrote it, or a later one",
+    )
+
+
+def broken(
+    path: Path, verb: str, error: Exception, text: str, code: str | None, *, busy: bool = False
+) -> MulticloudDbError:
+    """The error for a file that cannot be read or written.
+
+    Args:
+        path: The file.
+        verb: What cannot be done with it: `"read"`, `"written"`.
+        error: Why not.
+        text: The same in words.
+        code: The number or name of that error.
+        busy: True when another process only holds the file at present.
+    """
+    advice = "try again" if busy else "mend the disk or the permissions and go on"
     return MulticloudDbError(
-        f"checkpoint file {path}: cannot be {verb} ({error.strerror or error}); mend the disk or the "
-        "permissions and go on: the position before stays good",
+        f"checkpoint file {path}: cannot be {verb} ({text}); {advice}: the position before stays good",
         ErrorDetail(
-            ErrorCategory.PERMANENT_FAILURE,
+            ErrorCategory.TRANSIENT_FAILURE if busy else ErrorCategory.PERMANENT_FAILURE,
             operation="checkpoint",
-            native_class=type(error).__qualname__,
-            native_code=None if error.errno is None else str(error.errno),
+            retryable=busy,
+            native_class=f"{type(error).__module__}.{type(error).__qualname__}",
+            native_code=code,
             native_text=str(error),
         ),
     )
 
 
-def _conflict(path: Path, expected: str | None, found: Checkpoint | None) -> NoReturn:
+def broken_disk(path: Path, verb: str, error: OSError) -> MulticloudDbError:
+    """The same for what the system says."""
+    code = None if error.errno is None else str(error.errno)
+    return broken(path, verb, error, error.strerror or str(error), code)
+
+
+def conflict(path: Path, name: str, expected: str | None, found: Checkpoint | None) -> MulticloudDbError:
+    """The error for a checkpoint that is another one by now."""
     now = "it is gone" if found is None else f"it is version {found.version} by now"
     before = "there should be none yet" if expected is None else f"expected was version {expected}"
-    raise MulticloudDbError(
-        f"checkpoint file {path}: somebody else has written it ({before}, {now}); let one worker use this "
-        "name, or give each a name of its own; then load it again to go on from what is stored",
+    return MulticloudDbError(
+        f"checkpoint file {path}: somebody else has written {name!r} ({before}, {now}); let one worker use "
+        "this name, or give each a name of its own; then load it again to go on from what is stored",
         ErrorDetail(ErrorCategory.CONFLICT, operation="checkpoint"),
     )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping
 from typing import Final
-
-from tenacity import RetryCallState, Retrying, wait_random_exponential
-from tenacity.wait import wait_base
 
 from multiclouddb_api.bell import Bell
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError
@@ -17,6 +15,7 @@ __all__ = ["Backoff", "Pace", "Timer"]
 
 _RETRY_SECONDS: Final = 0.5
 _MAX_RETRY_SECONDS: Final = 30.0
+_MOST_DOUBLED: Final = 60
 
 
 class Timer:
@@ -43,21 +42,27 @@ class Timer:
 
 
 class Backoff:
-    """The waits of a `tenacity` strategy, one after the other."""
+    """Random waits that grow, one after the other: each is at most twice as long as the one before could be.
 
-    def __init__(self, strategy: wait_base) -> None:
-        self._strategy = strategy
-        self._state = RetryCallState(Retrying(), None, (), {})
+    Args:
+        first: The longest that the first one can be, in seconds.
+        most: The longest that any of them can be.
+        least: The shortest.
+    """
+
+    def __init__(self, first: float, most: float, least: float = 0.0) -> None:
+        self._first, self._most, self._least = first, most, least
+        self._doubled = 0
 
     def next(self) -> float:
         """How long to wait now; more the next time."""
-        seconds = self._strategy(self._state)
-        self._state.attempt_number += 1
-        return seconds
+        longest = max(self._least, min(self._most, self._first * 2**self._doubled))
+        self._doubled = min(self._doubled + 1, _MOST_DOUBLED)
+        return random.uniform(self._least, longest)
 
     def reset(self) -> None:
         """Begin with the shortest wait again."""
-        self._state.attempt_number = 1
+        self._doubled = 0
 
 
 class Pace:
@@ -83,8 +88,8 @@ class Pace:
         self.stuck: MulticloudDbError | None = None
         self._timer = timer
         self._max_outage = max_outage_seconds
-        self._idle_waits = Backoff(wait_random_exponential(idle_seconds, max_idle_seconds, min=idle_seconds))
-        self._retry_waits = Backoff(wait_random_exponential(_RETRY_SECONDS, _MAX_RETRY_SECONDS))
+        self._idle_waits = Backoff(idle_seconds, max_idle_seconds, least=idle_seconds)
+        self._retry_waits = Backoff(_RETRY_SECONDS, _MAX_RETRY_SECONDS)
         self._failing_since: float | None = None
         self._partition_failing_since: dict[str, float] = {}
 

@@ -25,7 +25,15 @@ from multiclouddb_spi.contract import (
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.engine import Engine
-from multiclouddb_spi.fault import Fault, InvalidCursor, ProviderFault, RecordFault, unsupported
+from multiclouddb_spi.fault import (
+    Fault,
+    InvalidCursor,
+    ProviderFault,
+    RecordFault,
+    cancelled,
+    expired,
+    unsupported,
+)
 from multiclouddb_spi.partition import PartitionId, decode_partition_id, encode_partition_id
 from multiclouddb_spi.planning.planner import Planner
 from multiclouddb_spi.planning.ranges import Range, read_range
@@ -74,9 +82,11 @@ __all__ = [
     "SupportsHeads",
     "Target",
     "Tracked",
+    "cancelled",
     "collector_paused",
     "decode_partition_id",
     "encode_partition_id",
+    "expired",
     "missed_by_parents",
     "open_provider",
     "ranges_between",

@@ -18,8 +18,7 @@ Rules that hold for every method here:
 - *Threads.* A `Provider` and a `Feed` are called from several threads at once; one `Reader` from one thread
   at a time, not always the same one, except `cancel`, which any thread may call.
 - *Time.* Every method with a `deadline` returns or raises by then as exactly as the vendor's client allows;
-  the engine stops waiting then, whatever the provider does. Every try of one call passes the same one: a
-  feed may keep for the next try what it has learned.
+  the engine stops waiting then, whatever the provider does.
 - *Ownership.* Arguments are immutable and may be kept. What is returned is not changed afterwards.
 - *After close.* Nothing is called any more but `close` and `cancel`, which do nothing then.
 """
@@ -260,6 +259,14 @@ class Feed(ABC):
     def resumes(self, incarnation: str | None) -> bool:
         """Whether a token of this `incarnation` goes on in this feed; by default one of its own."""
         return incarnation == self.identity.incarnation
+
+    def for_one_call(self) -> Feed:
+        """This feed for all tries of one call, which may keep for the next try what one has learned.
+
+        The engine asks it for a start or a listing, again after each failure, and lets go of it when the call
+        is over. What it answers is as of that call. The default keeps nothing: it is the feed itself.
+        """
+        return self
 
     @abstractmethod
     def clock(self, deadline: Deadline) -> datetime | None:

@@ -9,11 +9,9 @@ import attrs
 __all__ = ["Deadline"]
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen
 class Deadline:
     """A moment on the monotonic clock; shared by everything that one call does.
-
-    It stands for its call: one of another call is another, also when both are of the same moment.
 
     Attributes:
         at: `time.monotonic()` at which the call has to be over.

@@ -172,7 +172,7 @@ class Engine:
         deadline = Deadline.after(options.timeout_seconds)
 
         def listed(feed: Feed) -> tuple[str, ...]:
-            partitions = opened.call("partitions", feed.partitions)
+            partitions = opened.call("partitions", feed.for_one_call().partitions)
             return tuple(
                 feed.public_id(item.partition_id) for item in partitions if item.state is PartitionState.OPEN
             )

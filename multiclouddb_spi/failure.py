@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
+from multiclouddb_spi.error_table import unexpected
 from multiclouddb_spi.fault import Fault, InvalidCursor, ProviderFault, RecordFault
 
 if TYPE_CHECKING:
@@ -14,9 +15,14 @@ if TYPE_CHECKING:
 
 __all__ = ["cause_of", "fault_of", "to_error", "user_errors"]
 
+_CLASSIFIED: Final = "_multiclouddb_fault"
+
 
 def fault_of(provider: Provider, error: Exception) -> Fault:
-    """What a failure means: the provider's own words where it spoke, else its classification."""
+    """What a failure means: the provider's own words where it spoke, else its classification.
+
+    That is asked for once and stays with the error: retries, the page and the user's error need it.
+    """
     if isinstance(error, ProviderFault):
         return error.fault
     if isinstance(error, RecordFault):
@@ -30,9 +36,13 @@ def fault_of(provider: Provider, error: Exception) -> Fault:
             "pass a page's continuation_token unchanged",
         )
     try:
-        return provider.classify(error)
+        facts = vars(error)
+        if _CLASSIFIED not in facts:
+            facts[_CLASSIFIED] = provider.classify(error)
+        fault: Fault = facts[_CLASSIFIED]
+        return fault
     except Exception:  # noqa: BLE001 - the failure itself is what the user must hear of
-        return Fault(ErrorCategory.PERMANENT_FAILURE, f"unexpected {type(error).__name__}: {error}")
+        return unexpected(error)
 
 
 def cause_of(fault: Fault, error: Exception) -> Exception | None:

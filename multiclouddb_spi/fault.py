@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import attrs
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_spi.cursor import Cursor
 
-__all__ = ["Fault", "InvalidCursor", "ProviderFault", "RecordFault", "unsupported", "unwritten"]
+__all__ = [
+    "START_AGAIN",
+    "Fault",
+    "InvalidCursor",
+    "ProviderFault",
+    "RecordFault",
+    "cancelled",
+    "expired",
+    "unsupported",
+    "unwritten",
+]
+
+START_AGAIN: Final = "start again, or read with on_expired=SkipToOldest() to go on after the gap"
+"""The way out of `CHECKPOINT_EXPIRED`."""
 
 
 @attrs.frozen
@@ -47,6 +62,19 @@ class ProviderFault(Exception):  # noqa: N818
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault)
+
+    @classmethod
+    def of(
+        cls,
+        category: ErrorCategory,
+        message: str,
+        code: str | None = None,
+        *,
+        retryable: bool = False,
+        vendor_retried: bool = False,
+    ) -> ProviderFault:
+        """One with this fault; see `Fault`."""
+        return cls(Fault(category, message, code, retryable=retryable, vendor_retried=vendor_retried))
 
     @property
     def fault(self) -> Fault:
@@ -106,6 +134,22 @@ class RecordFault(Exception):  # noqa: N818
         return f"record at {self.position}: {self.reason}"
 
 
+def expired(what: str) -> ProviderFault:
+    """The fault for a position that is older than what is kept.
+
+    Args:
+        what: What is not there any more, and why.
+    """
+    return ProviderFault.of(ErrorCategory.CHECKPOINT_EXPIRED, f"{what}; {START_AGAIN}")
+
+
+def cancelled() -> ProviderFault:
+    """The fault for a fetch of a reader that was cancelled."""
+    return ProviderFault.of(
+        ErrorCategory.TRANSIENT_FAILURE, "the read was cancelled; try again", retryable=True
+    )
+
+
 def unsupported(what: str, way_out: str) -> ProviderFault:
     """The fault for a thing that this database, or this resource as provisioned, cannot do.
 
@@ -113,7 +157,7 @@ def unsupported(what: str, way_out: str) -> ProviderFault:
         what: What was asked for, and that it is not there.
         way_out: What to do instead.
     """
-    return ProviderFault(Fault(ErrorCategory.UNSUPPORTED_CAPABILITY, f"{what}; {way_out}"))
+    return ProviderFault.of(ErrorCategory.UNSUPPORTED_CAPABILITY, f"{what}; {way_out}")
 
 
 def unwritten(made: type, method: str, what: str) -> ProviderFault:
@@ -125,4 +169,4 @@ def unwritten(made: type, method: str, what: str) -> ProviderFault:
         what: What nobody can tell without.
     """
     message = f"{made.__name__} does not tell {what}; its provider has to write `{method}`"
-    return ProviderFault(Fault(ErrorCategory.PERMANENT_FAILURE, message))
+    return ProviderFault.of(ErrorCategory.PERMANENT_FAILURE, message)

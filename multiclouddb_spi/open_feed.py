@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from multiclouddb_api import ErrorCategory, invalid_request
-from multiclouddb_spi.calling import Caller
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.failure import fault_of
+from multiclouddb_spi.failure import fault_of, user_errors
 from multiclouddb_spi.gate import require_start
+from multiclouddb_spi.retry import Call
 
 __all__ = ["Keeper", "OpenFeed", "check_resumes"]
 
@@ -42,15 +42,22 @@ class OpenFeed:
     Args:
         provider: Opens it.
         spec: What to open, as `spec_of` makes it of a request that the provider can serve.
-        caller: Makes the calls.
+        make: Makes the calls.
+        limit: When they have to be over: the deadline of a caller that names errors itself, or seconds for
+            each call, whose error is then the user's.
         keeper: Keeps the feed for others; without one it is closed with this.
     """
 
     def __init__(
-        self, provider: Provider, spec: FeedSpec, caller: Caller, keeper: Keeper | None = None
+        self,
+        provider: Provider,
+        spec: FeedSpec,
+        make: Call,
+        limit: Deadline | float,
+        keeper: Keeper | None = None,
     ) -> None:
         self.provider, self.spec = provider, spec
-        self._caller = caller
+        self._make, self._limit = make, limit
         self._keeper: Keeper = keeper or _Alone()
         self._feed: Feed | None = None
 
@@ -67,9 +74,15 @@ class OpenFeed:
             ask: Gets the deadline; may be called several times.
 
         Raises:
-            Exception: As the caller of this feed raises it.
+            MulticloudDbError: By category, where each call has its own time.
+            Exception: Else that of the last try.
         """
-        return self._caller.call(operation, ask)
+        limit = self._limit
+        if isinstance(limit, Deadline):
+            return self._make(lambda: ask(limit), limit)
+        deadline = Deadline.after(limit)
+        with user_errors(self.provider, operation):
+            return self._make(lambda: ask(deadline), deadline)
 
     def use(self, begin: Callable[[Feed], T], suits: Callable[[Feed], bool] = lambda _: True) -> T:
         """What `begin` makes of the feed.

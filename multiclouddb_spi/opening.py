@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TypeVar
-
-import attrs
 
 from multiclouddb_api import (
     ChangeFeedRequest,
@@ -30,8 +27,6 @@ from multiclouddb_spi.reading.feeds import FeedCache
 from multiclouddb_spi.reading.fetcher import Fetcher
 
 __all__ = ["Opening"]
-
-T = TypeVar("T")
 
 
 class Opening:
@@ -86,7 +81,7 @@ class Opening:
 
     def feed(self, spec: FeedSpec, deadline: Deadline) -> OpenFeed:
         """A feed for the time of a call, to be closed."""
-        return OpenFeed(self._provider, spec, _CallsUntil(self._fetcher, deadline), self._feeds)
+        return OpenFeed(self._provider, spec, self._fetcher.call, deadline, self._feeds)
 
     def _physical(self, request: ChangeFeedRequest) -> PartitionId | None:
         if not isinstance(request.scope, PhysicalPartition):
@@ -120,25 +115,14 @@ class Opening:
         self, opened: OpenFeed, feed: Feed, position: FeedStart, only: str | None, deadline: Deadline
     ) -> Lineage:
         clock = self._feeds.told if isinstance(position, Now) else self._feeds.now
+        asked = feed.for_one_call()
         return resolve_start(
             feed,
             position,
             lambda: clock(feed, deadline),
-            lambda: opened.call("start", lambda until: feed.start(position, only, until)),
+            lambda: opened.call("start", lambda until: asked.start(position, only, until)),
             only=only,
         )
-
-
-@attrs.frozen(eq=False)
-class _CallsUntil:
-    """Calls on the engine's threads that share a deadline; the engine makes the user's errors itself."""
-
-    fetcher: Fetcher
-    deadline: Deadline
-
-    def call(self, operation: str, ask: Callable[[Deadline], T]) -> T:
-        del operation
-        return self.fetcher.call(lambda: ask(self.deadline), self.deadline)
 
 
 def _foreign(problem: str) -> MulticloudDbError:

@@ -1,76 +1,131 @@
-"""How often and how soon a failed call to a service is made again."""
+"""A call that fails is made again: how often, how soon, and when it is not."""
 
 from __future__ import annotations
 
-import random
+import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from tenacity import RetryCallState, Retrying, stop_after_attempt, stop_before_delay
+import attrs
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_before_delay,
+    wait_random_exponential,
+)
 
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.fault import Fault
+from multiclouddb_spi.failure import fault_of
 
-__all__ = ["ATTEMPTS", "retrying"]
+if TYPE_CHECKING:
+    from multiclouddb_spi.contract import Provider
+
+__all__ = ["ATTEMPTS", "Call", "Tries", "directly"]
+
+T = TypeVar("T")
 
 ATTEMPTS: Final = 6
 """Tries of one call, the first included: about three seconds of waiting when none asks for more."""
 
-_FIRST_SECONDS: Final = 0.1
-_MOST_SECONDS: Final = 2.0
+_FULL_JITTER: Final = wait_random_exponential(multiplier=0.1, max=2.0)
 
 
-def retrying(
-    classify: Callable[[Exception], Fault],
-    deadline: Deadline,
-    pause: Callable[[float], object],
-    told: Callable[[int, float, Exception], None],
-    *,
-    attempts: int = ATTEMPTS,
-) -> Retrying:
-    """A policy with full jitter that ends before the deadline and raises the last failure.
+class Call(Protocol):
+    """Makes a call to a provider or its feed: `Tries.call`, `Fetcher.call`, or `directly`."""
 
-    The service's `retry_after` is waited in full, with jitter on top. Nothing is tried again that
-    is not retryable or that the vendor's client has retried already.
+    def __call__(self, ask: Callable[[], T], deadline: Deadline, /) -> T:
+        """Make it.
 
-    Args:
-        classify: What a failure means.
-        deadline: No try begins behind it.
+        Args:
+            ask: The call; it may be made several times.
+            deadline: When all of it has to be over.
+
+        Raises:
+            Exception: Of the last try.
+        """
+        ...
+
+
+def directly(ask: Callable[[], T], deadline: Deadline) -> T:
+    """Call once: whoever plans is called again as a whole."""
+    del deadline
+    return ask()
+
+
+def _pause(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def _untold(attempt: int, seconds: float, error: Exception) -> None:
+    del attempt, seconds, error
+
+
+@attrs.frozen(eq=False)
+class Tries:
+    """Makes a call again in the caller's own thread, with full jitter, and raises the last failure.
+
+    The service's `retry_after` is waited in full, with jitter on top. Nothing is tried again that is not
+    retryable or that the vendor's client has retried already.
+
+    Attributes:
+        provider: Says what failures mean.
+        attempts: Tries, the first included; 1 to leave retries to the application's own client.
         pause: Waits that many seconds, shorter when the client is closed.
         told: Called before each wait with the number of the try, the seconds and the failure.
-        attempts: Tries, the first included; 1 to leave retries to the application's own client.
     """
 
-    def again(state: RetryCallState) -> bool:
-        error = _error(state)
+    provider: Provider
+    attempts: int = ATTEMPTS
+    pause: Callable[[float], object] = _pause
+    told: Callable[[int, float, Exception], None] = _untold
+
+    def call(self, ask: Callable[[], T], deadline: Deadline, /) -> T:
+        """As `Call` says; no try begins behind the deadline."""
+        try:
+            return ask()
+        except Exception as error:  # noqa: BLE001 - raised again below, as the first try of the policy
+            failed = [error]
+
+        def again() -> T:
+            if failed:
+                raise failed.pop()
+            return ask()
+
+        # The policy costs as much as a fetch that brings nothing: only failures go through it.
+        return self._policy(deadline)(again)
+
+    def _policy(self, deadline: Deadline) -> Retrying:
+        return Retrying(
+            retry=retry_if_exception(self._may_pass),
+            wait=self._wait,
+            stop=stop_after_attempt(self.attempts) | stop_before_delay(deadline.remaining()),
+            sleep=self._sleep,
+            before_sleep=self._tell,
+            reraise=True,
+        )
+
+    def _may_pass(self, error: BaseException) -> bool:
         if not isinstance(error, Exception):
             return False
-        fault = classify(error)
+        fault = fault_of(self.provider, error)
         return fault.retryable and not fault.vendor_retried
 
-    def wait(state: RetryCallState) -> float:
-        error = _error(state)
-        asked = classify(error).retry_after if isinstance(error, Exception) else None
-        bound = min(_MOST_SECONDS, _FIRST_SECONDS * 2 ** (state.attempt_number - 1))
-        return (asked or 0.0) + random.uniform(0, bound if not asked else bound / 4)
+    def _wait(self, state: RetryCallState) -> float:
+        asked = fault_of(self.provider, _failure(state)).retry_after
+        jitter = _FULL_JITTER(state)
+        return asked + jitter / 4 if asked else jitter
 
-    def sleep(seconds: float) -> None:
-        pause(seconds)
+    def _sleep(self, seconds: float) -> None:
+        self.pause(seconds)
 
-    def before_sleep(state: RetryCallState) -> None:
-        error = _error(state)
-        if isinstance(error, Exception):
-            told(state.attempt_number, state.upcoming_sleep, error)
-
-    return Retrying(
-        retry=again,
-        wait=wait,
-        stop=stop_after_attempt(attempts) | stop_before_delay(deadline.remaining()),
-        sleep=sleep,
-        before_sleep=before_sleep,
-        reraise=True,
-    )
+    def _tell(self, state: RetryCallState) -> None:
+        self.told(state.attempt_number, state.upcoming_sleep, _failure(state))
 
 
-def _error(state: RetryCallState) -> BaseException | None:
-    return state.outcome.exception() if state.outcome is not None else None
+def _failure(state: RetryCallState) -> Exception:
+    """What the try has failed with: only failures of which `Tries` knows what they mean get here."""
+    error = state.outcome and state.outcome.exception()
+    assert isinstance(error, Exception)
+    return error

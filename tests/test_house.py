@@ -191,7 +191,7 @@ class TestImports:
         assert "multiclouddb_spi" not in loaded_by("multiclouddb_api")
 
     def test_the_api_needs_nothing_but_what_the_distribution_names(self):
-        allowed = {"attrs", "multiclouddb_api", "orjson", "tenacity", *sys.stdlib_module_names}
+        allowed = {"attrs", "multiclouddb_api", "orjson", *sys.stdlib_module_names}
         for path in API:
             for node in ast.walk(tree(path)):
                 names = []

@@ -86,7 +86,7 @@ def partitions(config: ClientConfig, address: ResourceAddress, *, mermaid: bool,
         MulticloudDbError: By category.
     """
     with Session(config, ChangeFeedRequest(address, Now())) as session:
-        listed = session.opened.call("partitions", session.feed.partitions)
+        listed = session.opened.call("partitions", session.feed.for_one_call().partitions)
         public_id = session.feed.public_id
     family = Family(listed)
     if as_json:

@@ -15,9 +15,9 @@ from multiclouddb_api import (
     OperationOptions,
 )
 from multiclouddb_spi import Engine, Feed, open_provider
-from multiclouddb_spi.calling import RetriedCalls
 from multiclouddb_spi.gate import spec_of
 from multiclouddb_spi.open_feed import OpenFeed
+from multiclouddb_spi.retry import Tries
 
 __all__ = ["CALL_SECONDS", "Session"]
 
@@ -50,7 +50,7 @@ class Session:
             MulticloudDbError: The database cannot do what the request asks for.
         """
         spec = spec_of(self.provider, self._request, "open")
-        opened = OpenFeed(self.provider, spec, RetriedCalls(self.provider, CALL_SECONDS))
+        opened = OpenFeed(self.provider, spec, Tries(self.provider).call, CALL_SECONDS)
         return self._closing.enter_context(closing(opened))
 
     @property

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LACKING", "client", "collection", "harness", "harness_class", "make_collection"]
 
-pytest.register_assert_rewrite("multiclouddb_conformance.collection", "multiclouddb_conformance.us8")
+pytest.register_assert_rewrite(
+    "multiclouddb_conformance.checkpoint_stores",
+    "multiclouddb_conformance.collection",
+    "multiclouddb_conformance.us8",
+)
 
 LACKING: Final = pytest.StashKey[Counter[str]]()
 _WORKER_KEY: Final = "multiclouddb_us8"

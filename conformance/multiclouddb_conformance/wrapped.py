@@ -122,6 +122,11 @@ class WrappedFeed(Feed):
         """See `Feed.resumes`."""
         return self.inner.resumes(incarnation)
 
+    def for_one_call(self) -> Feed:
+        """See `Feed.for_one_call`."""
+        inner = self.inner.for_one_call()
+        return self if inner is self.inner else WrappedFeed(inner, self.provider)
+
     def clock(self, deadline: Deadline) -> datetime | None:
         """See `Feed.clock`."""
         return self.inner.clock(deadline)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol, TypeVar, assert_never
+from typing import assert_never
 
 import attrs
 
@@ -16,24 +16,9 @@ from multiclouddb_spi.checkpoint.retention import Retention
 from multiclouddb_spi.checkpoint.watching import due, settle
 from multiclouddb_spi.contract import Feed, Seed
 from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.retry import Call
 
-__all__ = ["Audit", "Call", "Coming", "Moved", "Mover", "Waits", "directly"]
-
-T = TypeVar("T")
-
-
-class Call(Protocol):
-    """Makes a control call: with retries, or just so (`directly`)."""
-
-    def __call__(self, operation: Callable[[], T], deadline: Deadline, /) -> T:
-        """Make it; over by the deadline."""
-        ...
-
-
-def directly(operation: Callable[[], T], deadline: Deadline) -> T:
-    """Call once: whoever plans is called again as a whole."""
-    del deadline
-    return operation()
+__all__ = ["Audit", "Coming", "Moved", "Mover", "Waits"]
 
 
 @attrs.frozen
@@ -232,7 +217,8 @@ class Mover:
 
 def _retention(feed: Feed, call: Call, deadline: Deadline) -> Retention:
     # No method of the mover: in a cycle, every event would wait for the garbage collector.
+    asked = feed.for_one_call()
     return Retention(
-        lambda: call(lambda: feed.partitions(deadline), deadline),
+        lambda: call(lambda: asked.partitions(deadline), deadline),
         lambda names: call(lambda: feed.oldest(names, deadline), deadline),
     )

@@ -30,7 +30,7 @@ from multiclouddb_spi.batch import Continue, Outcome
 from multiclouddb_spi.checkpoint.coverage import is_audit_due
 from multiclouddb_spi.checkpoint.entry import Active, Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage
-from multiclouddb_spi.checkpoint.mover import Mover, directly
+from multiclouddb_spi.checkpoint.mover import Mover
 from multiclouddb_spi.checkpoint.retention import stranded_fault
 from multiclouddb_spi.checkpoint.starting import check_not_ahead, resolve_start
 from multiclouddb_spi.checkpoint.state import lineage_from_json
@@ -42,6 +42,7 @@ from multiclouddb_spi.fault import RecordFault
 from multiclouddb_spi.planning.heads import added, clip, is_news, records_before, within
 from multiclouddb_spi.planning.ranges import Range, RangeReading
 from multiclouddb_spi.planning.step import Step, Target
+from multiclouddb_spi.retry import directly
 
 __all__ = ["Planner"]
 
@@ -54,7 +55,7 @@ _log = logging.getLogger("multiclouddb.planner")
 
 
 class Planner:
-    """Plans the reads of one feed.
+    """Plans the reads of one feed; made for one call, which may have several tries.
 
     Args:
         provider: Classifies failures.
@@ -73,7 +74,7 @@ class Planner:
         watch_seconds: float = 600.0,
         audit_seconds: float = 600.0,
     ) -> None:
-        self._provider, self._feed = provider, feed
+        self._provider, self._feed = provider, feed.for_one_call()
         self._on_expired = on_expired or Fail()
         self._watch_seconds, self._audit_seconds = watch_seconds, audit_seconds
 

@@ -16,7 +16,7 @@ from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import cause_of, fault_of, to_error, user_errors
 from multiclouddb_spi.fault import Fault, ProviderFault
-from multiclouddb_spi.retry import retrying
+from multiclouddb_spi.retry import Tries
 
 __all__ = ["Range", "RangeReading", "read_range"]
 
@@ -85,6 +85,7 @@ class RangeReading:
 
     def __init__(self, provider: Provider, feed: Feed, part: Range) -> None:
         self._provider, self._feed, self._part = provider, feed, part
+        self._tries = Tries(provider, pause=lambda seconds: _sleep(seconds))
         self._position = part.start
         self._reader: Reader | None = None
 
@@ -144,13 +145,7 @@ class RangeReading:
         Raises:
             Exception: What the provider raised, the last time.
         """
-        policy = retrying(
-            lambda error: fault_of(self._provider, error),
-            deadline,
-            lambda seconds: _sleep(seconds),
-            lambda *_: None,
-        )
-        batch: Batch = policy(self._once, max_records, deadline)
+        batch = self._tries.call(lambda: self._once(max_records, deadline), deadline)
         self._position = batch.cursor_after(len(batch))
         return batch
 

@@ -17,7 +17,7 @@ from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import fault_of
 from multiclouddb_spi.fault import Fault, ProviderFault
 from multiclouddb_spi.reading.partition_reader import PartitionReader
-from multiclouddb_spi.retry import ATTEMPTS, retrying
+from multiclouddb_spi.retry import ATTEMPTS, Tries
 from multiclouddb_spi.watch import Watch
 
 __all__ = ["Ask", "Fetcher", "InlineExecutor", "closed_fault", "late_fault"]
@@ -107,9 +107,8 @@ class Fetcher:
             ProviderFault: `TRANSIENT_FAILURE` when it did not come back in time, and had not failed before.
         """
         failures: list[Exception] = []
-        future: Future[T] = self._submit(
-            self._retrying, operation, deadline, lambda _attempt, _seconds, error: failures.append(error)
-        )
+        tries = self._tries(lambda _attempt, _seconds, error: failures.append(error))
+        future: Future[T] = self._submit(tries.call, operation, deadline)
         while not future.done():
             wait([future], timeout=min(_LOOK_SECONDS, max(0.001, deadline.remaining())))
             if self._closed.is_set():
@@ -158,26 +157,13 @@ class Fetcher:
             address, where = live.feed.spec.address, live.feed.public_id(live.partition_id)
             self._watch.retry(address, where, attempt, seconds, self.fault(error).message)
 
-        batch = self._retrying(once, ask.deadline, told)
+        batch = self._tries(told).call(once, ask.deadline)
         live.trouble = None  # it is over; and the traceback of it would hold the batch
         live.fetched(ask.nbytes, batch.nbytes)
         return batch
 
-    def _retrying(
-        self, operation: Callable[[], T], deadline: Deadline, told: Callable[[int, float, Exception], None]
-    ) -> T:
-        try:
-            return operation()
-        except Exception as error:  # noqa: BLE001 - raised again below, as the first try of the policy
-            failed = [error]
-
-        def again() -> T:
-            if failed:
-                raise failed.pop()
-            return operation()
-
-        # The policy costs as much as a fetch that brings nothing: only failures go through it.
-        return retrying(self.fault, deadline, self._pause, told, attempts=self._attempts)(again)
+    def _tries(self, told: Callable[[int, float, Exception], None]) -> Tries:
+        return Tries(self._provider, self._attempts, self._pause, told)
 
     def fault(self, error: Exception) -> Fault:
         """What a failure means."""

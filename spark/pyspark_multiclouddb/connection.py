@@ -24,10 +24,10 @@ from multiclouddb_spi import (
     Target,
     open_provider,
 )
-from multiclouddb_spi.calling import RetriedCalls
 from multiclouddb_spi.failure import fault_of
 from multiclouddb_spi.gate import spec_of
 from multiclouddb_spi.open_feed import OpenFeed
+from multiclouddb_spi.retry import Tries
 from pyspark_multiclouddb.options import Settings
 
 __all__ = ["Connection", "close_connections", "connection_for"]
@@ -55,8 +55,8 @@ class Connection:
         self._settings = settings
         self.provider: Provider = open_provider(settings.config)
         spec = spec_of(self.provider, settings.request(), "open")
-        calls = RetriedCalls(self.provider, _CALL_SECONDS, _TRIES, self._told)
-        self.opened = OpenFeed(self.provider, spec, calls)
+        tries = Tries(self.provider, _TRIES, told=self._told)
+        self.opened = OpenFeed(self.provider, spec, tries.call, _CALL_SECONDS)
 
     @property
     def feed(self) -> Feed:

@@ -8,9 +8,9 @@ import pytest
 from multiclouddb_api import AtTime, Beginning, ChangeFeedRequest, MulticloudDbError, Now
 from multiclouddb_conformance.simulation import Simulation, SimulationProvider
 from multiclouddb_spi import Range
-from multiclouddb_spi.calling import RetriedCalls
 from multiclouddb_spi.gate import spec_of
 from multiclouddb_spi.open_feed import OpenFeed
+from multiclouddb_spi.retry import Tries
 from pyspark_multiclouddb.offsets import Pinned, Symbolic, offset_from_json, offset_to_json, ranges_of
 from pyspark_multiclouddb.options import parse_options
 
@@ -97,7 +97,7 @@ def test_recreated_resource_is_refused():
     sim = Simulation()
     provider = SimulationProvider(sim)
     spec = spec_of(provider, ChangeFeedRequest(sim.address, Now()), "open")
-    opened = OpenFeed(provider, spec, RetriedCalls(provider, 5))
+    opened = OpenFeed(provider, spec, Tries(provider).call, 5)
     offset = Pinned(sim.incarnation, at())
     offset.check_incarnation(opened)
     opened.renew()

@@ -36,6 +36,9 @@ class Headless:
     def __init__(self, feed):
         self._feed = feed
 
+    def for_one_call(self):
+        return self
+
     def __getattr__(self, name):
         if name == "heads":
             raise AttributeError(name)

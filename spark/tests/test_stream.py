@@ -42,7 +42,7 @@ def simulation(monkeypatch):
     sim = Simulation(partitions=2)
     sim.provider = SimulationProvider(sim)
     monkeypatch.setattr(connection, "open_provider", lambda config: sim.provider)
-    monkeypatch.setattr("multiclouddb_spi.calling.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("multiclouddb_spi.retry.time.sleep", lambda seconds: None)
     return sim
 
 

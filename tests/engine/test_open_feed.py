@@ -18,14 +18,14 @@ from multiclouddb_conformance.simulation import (
     SimulationProvider,
     capabilities_without,
 )
-from multiclouddb_spi.calling import RetriedCalls
 from multiclouddb_spi.gate import spec_of
 from multiclouddb_spi.open_feed import OpenFeed
+from multiclouddb_spi.retry import Tries
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr("multiclouddb_spi.calling.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("multiclouddb_spi.retry.time.sleep", lambda seconds: None)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def sim():
 
 def opened_by(provider, sim, keeper=None):
     spec = spec_of(provider, ChangeFeedRequest(sim.address, Now()), "open")
-    return OpenFeed(provider, spec, RetriedCalls(provider, 5), keeper)
+    return OpenFeed(provider, spec, Tries(provider).call, 5, keeper)
 
 
 @pytest.fixture

@@ -51,6 +51,9 @@ class Headless:
     def __init__(self, feed):
         self._feed = feed
 
+    def for_one_call(self):
+        return self
+
     def __getattr__(self, name):
         if name == "heads":
             raise AttributeError(name)
@@ -533,6 +536,9 @@ class Forgetful:
 
     def __init__(self, feed):
         self._feed, self.asked, self.left_out = feed, 0, set()
+
+    def for_one_call(self):
+        return self
 
     def __getattr__(self, name):
         return getattr(self._feed, name)

@@ -13,6 +13,9 @@ class Headless:
     def __init__(self, feed):
         self._feed = feed
 
+    def for_one_call(self):
+        return self
+
     def __getattr__(self, name):
         if name == "heads":
             raise AttributeError(name)
@@ -55,6 +58,9 @@ class Asked:
 
     def __init__(self, feed):
         self._feed, self.asked = feed, []
+
+    def for_one_call(self):
+        return self
 
     def __getattr__(self, name):
         return getattr(self._feed, name)

@@ -16,7 +16,7 @@ import orjson
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_dynamo.config import DynamoClients
-from multiclouddb_dynamo.errors import classify, fault
+from multiclouddb_dynamo.errors import classify
 from multiclouddb_spi import Deadline, ProviderFault, collector_paused
 
 __all__ = ["Calls", "Pace", "Series", "Table"]
@@ -65,7 +65,7 @@ class Pace:
             now = time.monotonic()
             due = max(now, self._turns[0] + _WINDOW_SECONDS)
             if due > deadline.at:
-                raise fault(
+                raise ProviderFault.of(
                     ErrorCategory.THROTTLED,
                     "DescribeStream may be called ten times a second and other calls of this client are in "
                     "front; raise timeout_seconds, or try again",
@@ -229,7 +229,7 @@ def _whole(answer: Mapping[str, Any], name: str) -> Any:
     """
     found = answer.get(name)
     if found is None:
-        raise fault(
+        raise ProviderFault.of(
             ErrorCategory.TRANSIENT_FAILURE,
             f"the service's answer was cut off: it has no {name}; try again",
             retryable=True,

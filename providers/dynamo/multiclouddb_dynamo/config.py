@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import attrs
 import boto3
 from botocore.config import Config
 
 from multiclouddb_api import ClientConfig, invalid_request
-from multiclouddb_api.check import suggestion, unknown_name
 from multiclouddb_api.secret import settled
+from multiclouddb_spi.connection import check_names, merged, parse_location, split_url
 
 __all__ = ["DynamoClients", "DynamoConfig"]
 
 _OPTIONS: Final = ("config", "endpoint_url", "region", "session", "url")
 _URL: Final = "write dynamo://REGION or dynamo://REGION?endpoint_url=http://localhost:8000"
+_CREDENTIALS: Final = "credentials come from boto3's own chain"
 _SECRET: Final = ("key", "secret", "token", "password", "credential", "profile")
 _CONNECT_SECONDS: Final = 5
 _READ_SECONDS: Final = 10
@@ -107,66 +107,26 @@ class DynamoConfig:
 def _checked(cls: type[DynamoConfig], config: ClientConfig) -> DynamoConfig:
     options = dict(config.connection)
     for name in options:
-        if name in _OPTIONS:
-            continue
-        if any(word in name.lower() for word in _SECRET):
+        if name not in _OPTIONS and any(word in name.lower() for word in _SECRET):
             raise invalid_request(
                 "connection",
-                f"the option {name!r} is not taken: credentials come from boto3's own chain",
+                f"the option {name!r} is not taken: {_CREDENTIALS}",
                 "set AWS_PROFILE or the environment, or pass a boto3 Session: connection={'session': …}",
             )
-        raise unknown_name("connection", name, _OPTIONS)
+    check_names(options, _OPTIONS)
     url = options.pop("url", None)
     if url is not None:
-        options = _merged(_parsed(url), options)
+        options = merged(_parsed(url), options)
     _check_texts(options)
     _check_objects(options)
     return cls(**options)
 
 
 def _parsed(url: object) -> dict[str, Any]:
-    if not isinstance(url, str):
-        raise invalid_request("connection.url", f"must be text, not {type(url).__name__}", _URL)
-    parts = _split(url)
-    if parts is None:
-        raise invalid_request("connection.url", "is no address", _URL)
-    if parts.scheme != "dynamo":
-        raise invalid_request("connection.url", f"has the scheme {parts.scheme!r}", _URL)
-    if "@" in parts.netloc:
-        raise invalid_request(
-            "connection.url",
-            "has something before an @, as if it were a password",
-            f"{_URL}; credentials come from boto3's own chain",
-        )
-    if parts.path not in ("", "/") or ":" in parts.netloc or parts.fragment:
+    place = parse_location(url, "dynamo", options=["endpoint_url"], form=_URL, credentials=_CREDENTIALS)
+    if place.path not in ("", "/") or ":" in place.host:
         raise invalid_request("connection.url", "has more than a region", _URL)
-    found: dict[str, Any] = {"region": parts.netloc} if parts.netloc else {}
-    for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name != "endpoint_url":
-            raise invalid_request(
-                "connection.url", f"has the unknown option {name!r}", suggestion(name, ["endpoint_url"])
-            )
-        if name in found:
-            raise invalid_request("connection.url", f"names the {name!r} a second time", "name it once")
-        found[name] = value
-    return found
-
-
-def _split(url: str) -> SplitResult | None:
-    """The parts of a URL; None when it is none, its port included."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError:
-        return None
-    return parts
-
-
-def _merged(found: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    for name in found:
-        if name in others:
-            raise invalid_request("connection", f"names the {name} beside the url", "name it once")
-    return {**found, **others}
+    return {**({"region": place.host} if place.host else {}), **place.options}
 
 
 def _check_texts(options: Mapping[str, Any]) -> None:
@@ -179,15 +139,13 @@ def _check_texts(options: Mapping[str, Any]) -> None:
     endpoint = options.get("endpoint_url")
     if endpoint is None:
         return
-    parts = _split(endpoint)
+    parts = split_url(endpoint)
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
         raise invalid_request(
             "connection.endpoint_url", "is no http or https address", "write it like 'http://localhost:8000'"
         )
     if parts.username or parts.password:
-        raise invalid_request(
-            "connection.endpoint_url", "holds a user or password", "credentials come from boto3's own chain"
-        )
+        raise invalid_request("connection.endpoint_url", "holds a user or password", _CREDENTIALS)
 
 
 def _check_objects(options: Mapping[str, Any]) -> None:

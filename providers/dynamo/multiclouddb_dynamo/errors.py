@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import attrs
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -25,7 +24,9 @@ from botocore.exceptions import (
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
-from multiclouddb_spi import Fault, ProviderFault
+from multiclouddb_spi import Fault, ProviderFault, expired
+from multiclouddb_spi.error_table import REPORT, UNAVAILABLE, Row, one_line, row_of_status, unexpected
+from multiclouddb_spi.fault import START_AGAIN
 
 __all__ = [
     "BROKEN",
@@ -35,8 +36,7 @@ __all__ = [
     "REJECTED",
     "classify",
     "code_of",
-    "expired",
-    "fault",
+    "expired_records",
 ]
 
 PROVIDER_ID: Final = "dynamo"
@@ -54,42 +54,34 @@ _WHO: Final = (
 _SLOWER: Final = (
     "read with fewer processes: a shard serves two readers at a time, DescribeStream ten calls a second"
 )
-_LATER: Final = "the service is in trouble; try again"
-_MOST_TEXT: Final = 300
-_OURS: Final = "this should not happen; please report it with the text of this error"
+_ASKED: Final = "pass a token or partition id unchanged, and a table name as DynamoDB allows it"
+_KEPT: Final = "DynamoDB keeps a stream record for 24 hours"
 
-_AUTHENTICATION: Final = (ErrorCategory.AUTHENTICATION_FAILED, False, _WHO)
-_AUTHORIZATION: Final = (ErrorCategory.AUTHORIZATION_FAILED, False, _DENIED)
-_THROTTLED: Final = (ErrorCategory.THROTTLED, True, _SLOWER)
-_UNAVAILABLE: Final = (ErrorCategory.TRANSIENT_FAILURE, True, _LATER)
+_AUTHENTICATION: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO)
+_AUTHORIZATION: Final = Row(ErrorCategory.AUTHORIZATION_FAILED, _DENIED)
+# Their text may quote the request that was signed, and with it a session token.
+_SIGNED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True)
+_THROTTLED: Final = Row(ErrorCategory.THROTTLED, _SLOWER)
+_REFUSED: Final = Row(ErrorCategory.INVALID_REQUEST, _ASKED)
+_BROKEN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
 
-# The service's code → category, retryable, way out.
-_CODES: Final[dict[str, tuple[ErrorCategory, bool, str]]] = {
-    "ResourceNotFoundException": (
-        ErrorCategory.NOT_FOUND,
-        False,
-        "check the table's name, the region and the account",
+# The service's code → what it means.
+_CODES: Final[dict[str, Row]] = {
+    "ResourceNotFoundException": Row(
+        ErrorCategory.NOT_FOUND, "check the table's name, the region and the account"
     ),
-    "TrimmedDataAccessException": (
-        ErrorCategory.CHECKPOINT_EXPIRED,
-        False,
-        "DynamoDB keeps a stream record for 24 hours; start again, or read with on_expired=SkipToOldest()",
-    ),
-    EXPIRED_ITERATOR: (ErrorCategory.TRANSIENT_FAILURE, True, "an iterator lives 15 minutes; try again"),
-    "ValidationException": (
-        ErrorCategory.INVALID_REQUEST,
-        False,
-        "pass a token or partition id unchanged, and a table name as DynamoDB allows it",
-    ),
-    "SerializationException": (ErrorCategory.INVALID_REQUEST, False, _OURS),
-    "ConditionalCheckFailedException": (ErrorCategory.CONFLICT, False, _OURS),
+    "TrimmedDataAccessException": Row(ErrorCategory.CHECKPOINT_EXPIRED, f"{_KEPT}; {START_AGAIN}"),
+    EXPIRED_ITERATOR: Row(ErrorCategory.TRANSIENT_FAILURE, "an iterator lives 15 minutes; try again"),
+    "ValidationException": _REFUSED,
+    "SerializationException": Row(ErrorCategory.INVALID_REQUEST, REPORT),
+    "ConditionalCheckFailedException": Row(ErrorCategory.CONFLICT, REPORT),
     "AccessDeniedException": _AUTHORIZATION,
     "AccessDenied": _AUTHORIZATION,
     "OptInRequired": _AUTHORIZATION,
     "UnrecognizedClientException": _AUTHENTICATION,
-    "InvalidSignatureException": _AUTHENTICATION,
-    "IncompleteSignature": _AUTHENTICATION,
-    "IncompleteSignatureException": _AUTHENTICATION,
+    "InvalidSignatureException": _SIGNED,
+    "IncompleteSignature": _SIGNED,
+    "IncompleteSignatureException": _SIGNED,
     "MissingAuthenticationToken": _AUTHENTICATION,
     "MissingAuthenticationTokenException": _AUTHENTICATION,
     "InvalidClientTokenId": _AUTHENTICATION,
@@ -101,31 +93,18 @@ _CODES: Final[dict[str, tuple[ErrorCategory, bool, str]]] = {
     "ProvisionedThroughputExceededException": _THROTTLED,
     "RequestLimitExceeded": _THROTTLED,
     "TooManyRequestsException": _THROTTLED,
-    "InternalServerError": _UNAVAILABLE,
-    "InternalFailure": _UNAVAILABLE,
-    "ServiceUnavailable": _UNAVAILABLE,
-    "ServiceUnavailableException": _UNAVAILABLE,
-    "RequestTimeout": _UNAVAILABLE,
-    "RequestTimeoutException": _UNAVAILABLE,
+    "InternalServerError": UNAVAILABLE,
+    "InternalFailure": UNAVAILABLE,
+    "ServiceUnavailable": UNAVAILABLE,
+    "ServiceUnavailableException": UNAVAILABLE,
+    "RequestTimeout": UNAVAILABLE,
+    "RequestTimeoutException": UNAVAILABLE,
 }
-# Their text may quote the request that was signed, and with it a session token.
-_SIGNED: Final = frozenset(
-    {"InvalidSignatureException", "IncompleteSignature", "IncompleteSignatureException"}
-)
 
 
-def fault(category: ErrorCategory, message: str, *, retryable: bool = False) -> ProviderFault:
-    """The failure for what the provider found out itself."""
-    return ProviderFault(Fault(category, message, retryable=retryable))
-
-
-def expired(what: str) -> ProviderFault:
+def expired_records(what: str) -> ProviderFault:
     """The fault for a position that the stream does not hold any more."""
-    return fault(
-        ErrorCategory.CHECKPOINT_EXPIRED,
-        f"{what}: DynamoDB keeps a stream record for 24 hours; start again, or read with "
-        "on_expired=SkipToOldest() to go on behind the gap",
-    )
+    return expired(f"{what}: {_KEPT}")
 
 
 def code_of(error: BaseException) -> str:
@@ -150,40 +129,20 @@ def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
         case BotoCoreError():
             return _client_fault(error, vendor_retried)
         case OSError():
-            return _fault(_UNAVAILABLE, _short(f"{type(error).__name__}: {error}"), None, vendor_retried)
+            said = one_line(f"{type(error).__name__}: {error}")
+            return UNAVAILABLE.fault(said, vendor_retried=vendor_retried)
         case _:
-            text = _short(f"{type(error).__name__}: {error}")
-            return Fault(ErrorCategory.PERMANENT_FAILURE, f"{text}; {_OURS}")
-
-
-def _short(text: str) -> str:
-    """On one line, and not too long."""
-    return " ".join(text.split())[:_MOST_TEXT]
-
-
-def _fault(
-    row: tuple[ErrorCategory, bool, str],
-    text: str,
-    code: str | None,
-    vendor_retried: bool,
-    retry_after: float | None = None,
-) -> Fault:
-    category, retryable, way_out = row
-    return Fault(category, f"{text}; {way_out}", code, retryable, retry_after, retryable and vendor_retried)
+            return unexpected(error)
 
 
 def _service_fault(error: ClientError, vendor_retried: bool) -> Fault:
     code = code_of(error)
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    row = _CODES.get(code)
-    if row is None and status == 429:  # a proxy's, or what is in front of the service: its text is no JSON
-        row = _THROTTLED
-    if row is None:
-        row = _UNAVAILABLE if status >= 500 else (ErrorCategory.PERMANENT_FAILURE, False, _OURS)
-    text = "" if code in _SIGNED else str(error.response.get("Error", {}).get("Message", "")).strip()
-    words = f"{error.operation_name}: {code}" + (f" ({text.splitlines()[0][:_MOST_TEXT]})" if text else "")
-    found = _fault(row, words, code, vendor_retried, _retry_after(error))
-    return attrs.evolve(found, confidential=code in _SIGNED)
+    row = _CODES.get(code) or row_of_status(status) or _BROKEN
+    text = "" if row.confidential else str(error.response.get("Error", {}).get("Message", "")).strip()
+    text = one_line(text.splitlines()[0]) if text else ""
+    said = f"{error.operation_name}: {code}" + (f" ({text})" if text else "")
+    return row.fault(said, code, retry_after=_retry_after(error), vendor_retried=vendor_retried)
 
 
 def _retry_after(error: ClientError) -> float | None:
@@ -196,24 +155,18 @@ def _retry_after(error: ClientError) -> float | None:
 
 
 def _client_fault(error: BotoCoreError, vendor_retried: bool) -> Fault:
-    text, code = _short(str(error)), type(error).__name__
     match error:
         case NoCredentialsError() | PartialCredentialsError() | CredentialRetrievalError():
-            return _fault(_AUTHENTICATION, text, code, False)
+            row = _AUTHENTICATION
         case SSOError() | TokenRetrievalError() | ProfileNotFound():
-            return _fault(_AUTHENTICATION, text, code, False)
+            row = _AUTHENTICATION
         case NoRegionError() | InvalidRegionError():
-            row = (ErrorCategory.INVALID_REQUEST, False, "name the region: dynamo://eu-west-1")
-            return _fault(row, text, code, False)
+            row = Row(ErrorCategory.INVALID_REQUEST, "name the region: dynamo://eu-west-1")
         case ParamValidationError():
-            row = (
-                ErrorCategory.INVALID_REQUEST,
-                False,
-                "pass a token or partition id unchanged, and a table name as DynamoDB allows it",
-            )
-            return _fault(row, text, code, False)
+            row = _REFUSED
         case BotoConnectionError() | HTTPClientError():
             way_out = "check the region, the endpoint_url and the way there (proxy, VPC endpoint)"
-            return _fault((ErrorCategory.TRANSIENT_FAILURE, True, way_out), text, code, vendor_retried)
+            row = Row(ErrorCategory.TRANSIENT_FAILURE, way_out)
         case _:
-            return _fault((ErrorCategory.PERMANENT_FAILURE, False, _OURS), text, code, False)
+            row = _BROKEN
+    return row.fault(one_line(str(error)), type(error).__name__, vendor_retried=vendor_retried)

@@ -17,7 +17,7 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_dynamo.calls import Calls, Table
-from multiclouddb_dynamo.errors import GONE, code_of, expired, fault
+from multiclouddb_dynamo.errors import GONE, code_of, expired_records
 from multiclouddb_dynamo.position import (
     EARLY_SECONDS,
     Horizon,
@@ -305,13 +305,13 @@ def find_table(calls: Calls, address: ResourceAddress) -> tuple[Table, str]:
     except ClientError as error:
         if code_of(error) != "ResourceNotFoundException":
             raise
-        raise fault(
+        raise ProviderFault.of(
             ErrorCategory.NOT_FOUND,
             f"address.collection: there is no table {name!r} in this region and account; check its name, the "
             "region and the credentials",
         ) from error
     if table.arn is None:
-        raise fault(
+        raise ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
             f"table {name!r} has no stream (StreamSpecification is missing); {_ENABLE.format(table=name)}",
         )
@@ -352,15 +352,15 @@ def gone(calls: Calls, address: ResourceAddress, arn: str, shard_id: str) -> Pro
     except ClientError as error:
         if code_of(error) not in GONE:
             raise
-        return fault(
+        return ProviderFault.of(
             ErrorCategory.NOT_FOUND,
             f"table {address.collection!r} was deleted; one made under the same name since is another: "
             "start anew",
         )
     if table.arn != arn:
-        return fault(
+        return ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
             f"the stream of table {address.collection!r} is another by now: the table was recreated, or its "
             "stream disabled and enabled again; start anew: what the old one held is gone",
         )
-    return expired(f"records behind this position in {shard_id} were trimmed")
+    return expired_records(f"records behind this position in {shard_id} were trimmed")

@@ -11,9 +11,9 @@ import attrs
 from botocore.exceptions import ClientError, ParamValidationError
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_dynamo.errors import BROKEN, EXPIRED_ITERATOR, GONE, REJECTED, code_of, expired, fault
+from multiclouddb_dynamo.errors import BROKEN, EXPIRED_ITERATOR, GONE, REJECTED, code_of, expired_records
 from multiclouddb_dynamo.mapping import DynamoMapper, Record, View, behind, seconds_of, seq_of
-from multiclouddb_dynamo.partitions import end_of
+from multiclouddb_dynamo.partitions import end_of, gone
 from multiclouddb_dynamo.position import (
     EARLY_SECONDS,
     MOST_LOOKS,
@@ -28,7 +28,7 @@ from multiclouddb_dynamo.position import (
     without_iterator,
 )
 from multiclouddb_dynamo.shards import Shard
-from multiclouddb_dynamo.stream import MOST_ITERATORS, START_SECONDS, Stream
+from multiclouddb_dynamo.source import MOST_ITERATORS, START_SECONDS, Source
 from multiclouddb_spi import (
     Batch,
     Continue,
@@ -37,6 +37,7 @@ from multiclouddb_spi import (
     ProviderFault,
     Reached,
     Reader,
+    cancelled,
 )
 
 __all__ = ["DynamoReader"]
@@ -72,14 +73,14 @@ class DynamoReader(Reader):
     """Reads one shard forward, one GetRecords a fetch.
 
     Args:
-        stream: What the readers of the feed share.
+        source: What the readers of the feed share.
         view: What the shard's events share.
         place: Where to read from.
         until: Stop behind this, or None.
     """
 
-    def __init__(self, stream: Stream, view: View, place: Place, until: Place | None) -> None:
-        self._stream, self._view, self._place, self._until = stream, view, place, until
+    def __init__(self, source: Source, view: View, place: Place, until: Place | None) -> None:
+        self._source, self._view, self._place, self._until = source, view, place, until
         self._mapper = DynamoMapper(view)
         self._iterator: str | None = None
         self._walks = self._fresh = self._closed = False
@@ -89,7 +90,7 @@ class DynamoReader(Reader):
         self._looks: int | None = _BOUND_LOOKS if until is not None else None
         self._record_bytes = _RECORD_BYTES
         self._cancelled = threading.Event()
-        stream.readers.add(self)
+        source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """The next records; there is no long poll, so it never blocks for news.
@@ -97,7 +98,7 @@ class DynamoReader(Reader):
         An expired iterator is renewed from the position. That is no retry: the position is as good as ever.
         """
         if self._cancelled.is_set():
-            raise fault(ErrorCategory.TRANSIENT_FAILURE, "the read was cancelled; try again", retryable=True)
+            raise cancelled()
         if self._until is not None and _reached(self._place, self._until):
             self._outcome = Reached()
         self._requests = 0
@@ -119,11 +120,11 @@ class DynamoReader(Reader):
 
     def close(self) -> None:
         """Leave the iterator of an untouched `Now` for the next reader of this shard."""
-        self._stream.readers.discard(self)
+        self._source.readers.discard(self)
         if not isinstance(self._place, Latest) or self._place.iterator is not None or self._walks:
             return
         if self._iterator is not None and self._place.since is not None:
-            self._stream.kept.put(self._view.shard_id, self._place.since, self._iterator)
+            self._source.kept.put(self._view.shard_id, self._place.since, self._iterator)
 
     # -- Calls
 
@@ -139,14 +140,14 @@ class DynamoReader(Reader):
                 if self._iterator is None:
                     self._iterator = self._open()
                 self._requests += 1
-                answer = self._stream.calls.records(self._iterator, limit, native=self._view.native)
+                answer = self._source.calls.records(self._iterator, limit, native=self._view.native)
                 if self._fresh and self._is_old(self._place):  # the answer tells the time, at last
-                    raise expired(_UNREAD.format(self._view.shard_id))
+                    raise expired_records(_UNREAD.format(self._view.shard_id))
                 return answer
             except (ClientError, ParamValidationError) as error:
                 code, self._iterator = code_of(error), None
                 if isinstance(error, ClientError):
-                    self._stream.calls.hear(error.response)
+                    self._source.calls.hear(error.response)
                 if (code in _STALE and not self._fresh) or (code in REJECTED and self._is_hinted()):
                     # A position is as good as ever when an iterator at it is not: DynamoDB Local calls one
                     # trimmed that was made while its shard was empty.
@@ -177,7 +178,7 @@ class DynamoReader(Reader):
             case Latest(since, _, walked):
                 kept = None
                 if walked is None and trail is None and since is not None:
-                    kept = self._stream.kept.take(shard_id, since)
+                    kept = self._source.kept.take(shard_id, since)
                 if kept is not None:
                     return kept
                 self._walks, self._looks, seq = True, max(_FEW, self._looks or 0), walked
@@ -188,10 +189,10 @@ class DynamoReader(Reader):
         if trail is not None:
             return trail.iterator
         if self._is_old(self._place):
-            raise expired(_UNREAD.format(shard_id))
+            raise expired_records(_UNREAD.format(shard_id))
         self._requests, self._fresh = self._requests + 1, True
         kind = kind if seq is None else "AFTER_SEQUENCE_NUMBER"
-        return self._stream.calls.iterator(self._stream.arn, shard_id, kind, seq)
+        return self._source.calls.iterator(self._source.arn, shard_id, kind, seq)
 
     def _is_old(self, place: Place) -> bool:
         """True when a shard's oldest record need not be the one that was the oldest when this was its place.
@@ -202,16 +203,16 @@ class DynamoReader(Reader):
             case After():
                 return False
             case Horizon(since):
-                age = self._stream.age_of(since)
+                age = self._source.age_of(since)
                 return age is not None and age > START_SECONDS
             case _:
-                age = self._stream.age_of(seconds_at(place))
+                age = self._source.age_of(seconds_at(place))
                 return age is not None and age > _RETENTION_SECONDS
 
     def _is_missed(self, place: Horizon) -> bool:
         """Whether somebody misses what is not there: a start that was just made misses nothing."""
-        if self._stream.age_of(place.since) is None:
-            return not self._stream.has_started()
+        if self._source.age_of(place.since) is None:
+            return not self._source.has_started()
         return self._is_old(place)
 
     def _is_hinted(self) -> bool:
@@ -221,15 +222,15 @@ class DynamoReader(Reader):
     def _translated(self, code: str, deadline: Deadline) -> ProviderFault | None:
         shard_id = self._view.shard_id
         if code in GONE:
-            return self._stream.missing(shard_id)
+            return gone(self._source.calls, self._source.spec.address, self._source.arn, shard_id)
         if code in REJECTED | BROKEN and isinstance(self._place, After):
             # A number in front of the shard's first is refused like nonsense; at one far behind its last
             # DynamoDB Local breaks down.
-            shard, seq = self._stream.shard(shard_id, deadline), int(self._place.seq)
+            shard, seq = self._source.shard(shard_id, deadline), int(self._place.seq)
             if shard is not None and code in REJECTED and seq < int(shard.first):
-                return expired(f"records behind sequence {seq} in {shard_id} were trimmed")
+                return expired_records(f"records behind sequence {seq} in {shard_id} were trimmed")
             if shard is not None and seq > _most_of(shard):
-                return fault(
+                return ProviderFault.of(
                     ErrorCategory.INVALID_REQUEST,
                     f"sequence {seq} is none of {shard_id}; pass a token as it was returned, or start anew",
                 )
@@ -260,7 +261,7 @@ class DynamoReader(Reader):
             self._found_nothing = -1  # the next reader is the first one at another position
             self._looks = self._looks if self._until is not None else min(self._looks, _FEW)
         if self._empty > self._looks and not self._closed:
-            self._closed = self._stream.is_closed(self._view.shard_id, seconds_at(self._place), deadline)
+            self._closed = self._source.is_closed(self._view.shard_id, seconds_at(self._place), deadline)
         return self._batch(records, begin, nbytes)
 
     def _without_early(self, records: list[Record]) -> tuple[list[Record], Place]:
@@ -291,7 +292,7 @@ class DynamoReader(Reader):
             looks = _AGAIN
         if isinstance(begin, Latest) and begin.iterator is not None:
             return attrs.evolve(begin, iterator=self._iterator, looks=looks)
-        if len(self._stream.readers) > MOST_ITERATORS or (isinstance(begin, Latest) and not self._walks):
+        if len(self._source.readers) > MOST_ITERATORS or (isinstance(begin, Latest) and not self._walks):
             return attrs.evolve(begin, trail=None)
         return attrs.evolve(begin, trail=Trail(self._iterator, looks))
 
@@ -300,12 +301,12 @@ class DynamoReader(Reader):
         looks = _LOOKS[readers]
         if isinstance(self._place, Latest) and not readers:
             return 0  # an iterator that was just made stands at the end
-        if looks > _FEW and not self._stream.may_look_far(self._view.shard_id):
+        if looks > _FEW and not self._source.may_look_far(self._view.shard_id):
             return _FEW
-        return min(looks, max(_FEW, _MOST_LOOKS_OF_ALL // len(self._stream.readers)))
+        return min(looks, max(_FEW, _MOST_LOOKS_OF_ALL // len(self._source.readers)))
 
     def _end(self) -> Outcome:
-        return end_of(self._stream.shards.children(self._view.shard_id), self._place)
+        return end_of(self._source.shards.children(self._view.shard_id), self._place)
 
     def _batch(self, records: list[Record], begin: Place, nbytes: int = 0) -> Batch:
         looked = self._empty - (self._looks or 0)
@@ -330,14 +331,14 @@ class DynamoReader(Reader):
 
     def _left(self, seconds: int | None) -> float | None:
         """Seconds until a position of that time falls out of retention."""
-        now = self._stream.calls.now()
+        now = self._source.calls.now()
         if seconds is None or now is None:
             return None
         return max(0.0, _RETENTION_SECONDS - max(0.0, now.timestamp() - seconds))
 
     def _pause(self, empty: int) -> float:
         """Seconds until the next look at an empty shard: longer with each, and with many of them."""
-        most = max(_MOST_PAUSE, len(self._stream.readers) / _IDLE_CALLS_A_SECOND)
+        most = max(_MOST_PAUSE, len(self._source.readers) / _IDLE_CALLS_A_SECOND)
         return min(most, _FIRST_PAUSE * (1 << min(empty - 1, 8)))
 
 

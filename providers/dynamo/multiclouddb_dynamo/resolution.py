@@ -16,7 +16,7 @@ from multiclouddb_dynamo.partitions import (
 )
 from multiclouddb_dynamo.position import Latest, cursor_of
 from multiclouddb_dynamo.shards import Listing, Shard
-from multiclouddb_dynamo.stream import MOST_ITERATORS, Stream
+from multiclouddb_dynamo.source import MOST_ITERATORS, Source
 from multiclouddb_spi import Deadline, FeedStart, Seed, unsupported
 
 __all__ = ["Resolution"]
@@ -32,11 +32,11 @@ class Resolution:
     was asked since the call began: a position may be that much earlier than the end of the call, never later.
 
     Args:
-        stream: Where.
+        source: Where.
     """
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+    def __init__(self, source: Source) -> None:
+        self._source = source
         self._first, self._second = Listing(), Listing()
         self._begun = False
         self._since: int | None = None
@@ -58,16 +58,16 @@ class Resolution:
             TimeoutError: It was not over by the deadline.
             Exception: What boto3 raised; another try goes on from here.
         """
-        self._stream.shards.read(deadline, self._first)
+        self._source.shards.read(deadline, self._first)
         shards: Mapping[str, Shard] = self._first.shards
         if not self._begun:
             # Behind the listing, so that what a shard got since counts as later than Now.
-            self._begun, self._since = True, self._stream.seconds()
+            self._begun, self._since = True, self._source.seconds()
         if partition_id is not None:
             shards = {name: shard for name, shard in shards.items() if name == partition_id}
         match position:
             case Beginning():
-                self._stream.note_start()
+                self._source.note_start()
                 unlisted = self._unlisted(shards, deadline) if partition_id is None else []
                 return seeds_at_oldest(shards, self._since, unlisted)
             case Now():
@@ -84,7 +84,7 @@ class Resolution:
         names = sorted(parents)
         pool = ThreadPoolExecutor(_LATEST_AT_ONCE, "multiclouddb-parents")
         try:
-            gone = list(pool.map(self._stream.shards.is_gone, names, timeout=deadline.remaining()))
+            gone = list(pool.map(self._source.shards.is_gone, names, timeout=deadline.remaining()))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         return [name for name, is_gone in zip(names, gone, strict=True) if not is_gone]
@@ -93,7 +93,7 @@ class Resolution:
         """What a listing of several pages may have left out."""
         if self._first.pages == 1:
             return []
-        self._stream.shards.read(deadline, self._second)
+        self._source.shards.read(deadline, self._second)
         return seeds_of_late(shards, self._second.shards, since)
 
     def _at_end(
@@ -111,9 +111,9 @@ class Resolution:
         iterators = {shard.shard_id: self._iterators[shard.shard_id] for shard in live}
         # Where the service tells no time, nothing else says where a shard has ended.
         if len(live) > MOST_ITERATORS and since is not None:
-            since = self._stream.kept.name_start(since)
+            since = self._source.kept.name_start(since)
             for name, iterator in iterators.items():
-                self._stream.kept.put(name, since, iterator)
+                self._source.kept.put(name, since, iterator)
             iterators = {}
         seeds = [
             Seed(shard.shard_id, (), cursor_of(Latest(since, iterators.get(shard.shard_id))))
@@ -134,7 +134,7 @@ class Resolution:
         """
         failures: list[Exception] = []
         stop = threading.Event()
-        arn, calls = self._stream.arn, self._stream.calls
+        arn, calls = self._source.arn, self._source.calls
 
         def ask(shard: Shard) -> None:
             if stop.is_set():

@@ -4,7 +4,7 @@ import pytest
 
 from multiclouddb_api import Beginning, Now
 from multiclouddb_dynamo.position import place_of
-from multiclouddb_dynamo.stream import MOST_ITERATORS
+from multiclouddb_dynamo.source import MOST_ITERATORS
 from multiclouddb_spi import Planner, Range, read_range
 from multiclouddb_spi.checkpoint.token import decode_token
 

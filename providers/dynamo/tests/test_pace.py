@@ -8,7 +8,7 @@ from multiclouddb_api import ResourceAddress
 from multiclouddb_dynamo.mapping import View
 from multiclouddb_dynamo.position import Start
 from multiclouddb_dynamo.reader import DynamoReader
-from multiclouddb_dynamo.stream import Stream
+from multiclouddb_dynamo.source import Source
 from multiclouddb_spi import Deadline
 
 
@@ -36,11 +36,11 @@ class Empty:
 
 
 def readers(count):
-    stream = Stream(Empty(), "arn", NoShards(), None)
+    source = Source(Empty(), None, None, "arn", NoShards())
     views = (
         View(ResourceAddress(collection="t"), f"p{number}", f"s{number}", ("id",)) for number in range(count)
     )
-    return [DynamoReader(stream, view, Start(None), None) for view in views]
+    return [DynamoReader(source, view, Start(None), None) for view in views]
 
 
 def pauses(reader, count=16):

@@ -4,6 +4,7 @@ import gc
 import random
 import threading
 import time
+import weakref
 from collections import deque
 from datetime import UTC, datetime
 
@@ -17,7 +18,7 @@ from multiclouddb_dynamo import DynamoClients, calls
 from multiclouddb_dynamo.partitions import end_of
 from multiclouddb_dynamo.position import After
 from multiclouddb_dynamo.shards import Listing, ShardMap
-from multiclouddb_spi import Deadline
+from multiclouddb_spi import Planner
 
 from .servers.server import REGION
 from .world import ADDRESS, World, seconds, session, soon
@@ -111,10 +112,10 @@ class TestNow:
         with World(shards=100) as world:
             _, feed = world.feed()
             refuse_at_random(world, 0.5, seed=7)
-            deadline, written = soon(), []
+            call, written = feed.for_one_call(), []
             while True:
                 try:
-                    seeds = feed.start(Now(), None, deadline)
+                    seeds = call.start(Now(), None, soon())
                     break
                 except ClientError:
                     written += world.put_in(world.open()[3]) + world.put_in(world.open()[-3])
@@ -219,14 +220,14 @@ class TestListing:
         assert world.journal.count(LISTING) == TRIES
 
     def test_a_page_is_not_asked_for_at_once_when_the_service_wants_a_pause(self, world):
-        """To wait is the engine's, which tries again with the same deadline."""
+        """To wait is the engine's, which tries again."""
         _, feed = world.feed()
+        call = feed.for_one_call()
         world.troubles.fail(LISTING, REFUSAL, every=2, retry_after=0.5)
-        deadline = soon(LONG)
         with pytest.raises(ClientError, match=REFUSAL):
-            feed.partitions(deadline)
+            call.partitions(soon(LONG))
         assert world.journal.count(LISTING) == 2
-        assert len(feed.partitions(deadline)) == SHARDS
+        assert len(call.partitions(soon(LONG))) == SHARDS
         assert world.journal.count(LISTING) == PAGES + 1
 
     def test_a_refusal_for_good_ends_it(self, world):
@@ -237,38 +238,61 @@ class TestListing:
         assert world.journal.count(LISTING) == 3
 
     @pytest.mark.parametrize("what", ["start", "partitions"])
-    def test_another_call_begins_anew(self, world, what):
+    @pytest.mark.parametrize("ended", [False, True], ids=["that failed", "that is over"])
+    def test_another_call_begins_anew(self, world, what, ended):
+        """Also one with the same deadline: of a coarse clock, two threads get the same time."""
         _, feed = world.feed()
-        ask = feed.partitions if what == "partitions" else lambda until: feed.start(Beginning(), None, until)
+        deadline = soon(LONG)
+
+        def ask(call):
+            listed = what == "partitions"
+            found = call.partitions(deadline) if listed else call.start(Beginning(), None, deadline)
+            assert len(found) == SHARDS
+
+        call = feed.for_one_call()
         refuse_twice(world, 4)
         with pytest.raises(ClientError):
-            ask(soon())
+            ask(call)
+        if ended:
+            ask(call)
         world.journal.clear()
-        assert len(ask(soon())) == SHARDS
+        ask(call if ended else feed.for_one_call())
+        assert world.journal.count(LISTING) == PAGES
+        world.journal.clear()
+        ask(feed)
         assert world.journal.count(LISTING) == PAGES
 
     @pytest.mark.parametrize("what", ["start", "partitions"])
-    def test_so_does_one_that_ends_at_the_same_moment(self, world, what):
-        """Of a coarse clock, two threads get the same time."""
+    def test_the_feed_itself_keeps_nothing_between_two_calls(self, world, what):
         _, feed = world.feed()
         ask = feed.partitions if what == "partitions" else lambda until: feed.start(Beginning(), None, until)
         refuse_twice(world, 4)
-        other = soon()
+        deadline = soon()
         with pytest.raises(ClientError):
-            ask(other)
+            ask(deadline)
         world.journal.clear()
-        assert len(ask(Deadline(other.at))) == SHARDS
+        assert len(ask(deadline)) == SHARDS
         assert world.journal.count(LISTING) == PAGES
+
+    def test_a_plan_that_is_tried_again_goes_on_too(self, world):
+        provider, feed = world.feed()
+        planner = Planner(provider, feed)
+        refuse_twice(world, 4)
+        with pytest.raises(ClientError):
+            planner.start(Beginning(), soon(LONG))
+        assert len(planner.start(Beginning(), soon(LONG))) == SHARDS
+        assert world.journal.count(LISTING) == PAGES + 2
 
     def test_nothing_is_kept_of_a_call_that_is_over(self, world):
         _, feed = world.feed()
-        for ask in (feed.partitions, lambda until: feed.start(Beginning(), None, until)):
-            refuse_twice(world, 4)
-            with pytest.raises(ClientError):
-                ask(soon())
-            ask(soon())
+        call = feed.for_one_call()
+        refuse_twice(world, 4)
+        with pytest.raises(ClientError):
+            call.partitions(soon())
+        kept = weakref.ref(call)
+        del call
         gc.collect()
-        assert len(feed._listings) == len(feed._resolutions) == 0
+        assert kept() is None
 
     def test_the_children_of_many_shards_are_asked_for_without_beginning_anew(self):
         with World(shards=6, shards_per_page=2) as world:

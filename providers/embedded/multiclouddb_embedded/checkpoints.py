@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
-from multiclouddb_api import Checkpoint, ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
-from multiclouddb_api.checkpoint import make_folder, sync_folder
+from multiclouddb_api import Checkpoint, MulticloudDbError, invalid_request
+from multiclouddb_api.checkpoint import (
+    broken,
+    broken_disk,
+    check_name,
+    conflict,
+    make_folder,
+    newer,
+    next_version,
+    sync_folder,
+    unusable,
+)
 from multiclouddb_embedded.store.connection import connect
 from multiclouddb_embedded.store.forking import using_sqlite
 
@@ -22,7 +31,6 @@ __all__ = ["SqliteCheckpointStore"]
 _VERSION: Final = 1
 _APPLICATION_ID: Final = 0x6D636470  # "mcdp"
 _BUSY_SECONDS: Final = 30.0
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _DAMAGE: Final = (
     sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR
 )  # fmt: skip
@@ -66,7 +74,7 @@ class SqliteCheckpointStore:
                 newer version; `PERMANENT_FAILURE` when it cannot be read; `TRANSIENT_FAILURE` when it
                 stays locked. The message names it.
         """
-        _check_name(name)
+        check_name(name)
         with self._opened("read") as connection:
             if connection is None:
                 return None
@@ -85,15 +93,15 @@ class SqliteCheckpointStore:
             MulticloudDbError: `CONFLICT` when somebody else has written it; what `load` raises for a file
                 that cannot be used; `PERMANENT_FAILURE` when the disk refuses, and nothing is changed then.
         """
-        _check_name(name)
+        check_name(name)
         _check_token(token)
         with self._opened("written", create=True) as connection:
             assert connection is not None
             connection.execute("BEGIN IMMEDIATE")
             found = self._find(connection, name)
             if (None if found is None else found.version) != expected:
-                self._conflict(name, expected, found)
-            checkpoint = Checkpoint(token, _next_version(found))
+                raise conflict(self._path, name, expected, found)
+            checkpoint = Checkpoint(token, next_version(found))
             row = (name, checkpoint.version, token, _checksum(name, checkpoint.version, token))
             connection.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)", row)
             connection.execute("COMMIT")
@@ -105,7 +113,7 @@ class SqliteCheckpointStore:
         Args:
             name: Which checkpoint.
         """
-        _check_name(name)
+        check_name(name)
         with self._opened("written") as connection:
             if connection is None:
                 return False
@@ -136,11 +144,13 @@ class SqliteCheckpointStore:
         try:
             yield
         except OSError as error:
-            raise self._broken(verb, error, error.strerror or str(error)) from error
+            raise broken_disk(self._path, verb, error) from error
         except sqlite3.Error as error:
             if _code(error) in _DAMAGE:
                 raise self._unusable(f"is damaged or no checkpoint file ({error})") from error
-            raise self._broken(verb, error, str(error)) from error
+            busy = _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+            name: str | None = getattr(error, "sqlite_errorname", None)
+            raise broken(self._path, verb, error, str(error), name, busy=busy) from error
 
     def _make(self) -> None:
         """Put a whole file there, unless somebody else has: an empty one is always damage."""
@@ -169,11 +179,7 @@ class SqliteCheckpointStore:
             raise self._unusable("is empty" if empty else "is a SQLite database but holds no checkpoints")
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > _VERSION:
-            raise invalid_request(
-                f"checkpoint file {self._path}",
-                f"is of format version {version}, newer than {_VERSION}",
-                "read it with the multiclouddb-embedded version that wrote it, or a later one",
-            )
+            raise newer(self._path, version, _VERSION, "multiclouddb-embedded")
 
     def _find(self, connection: sqlite3.Connection, name: str) -> Checkpoint | None:
         """The row of a name, inside a transaction: nobody else changes the file meanwhile."""
@@ -208,44 +214,7 @@ class SqliteCheckpointStore:
                     raise self._unusable("is damaged (a checkpoint in it does not match its checksum)")
 
     def _unusable(self, problem: str) -> MulticloudDbError:
-        return invalid_request(
-            f"checkpoint file {self._path}",
-            problem,
-            "name another file, restore it from a backup, or delete it to begin again at the request's "
-            "start_position",
-        )
-
-    def _broken(self, verb: str, error: sqlite3.Error | OSError, text: str) -> MulticloudDbError:
-        busy = isinstance(error, sqlite3.Error) and _code(error) in (
-            sqlite3.SQLITE_BUSY,
-            sqlite3.SQLITE_LOCKED,
-        )
-        advice = "try again" if busy else "mend the disk or the permissions and go on"
-        native_code: str | None = getattr(error, "sqlite_errorname", None)
-        if isinstance(error, OSError) and error.errno is not None:
-            native_code = str(error.errno)
-        return MulticloudDbError(
-            f"checkpoint file {self._path}: cannot be {verb} ({text}); {advice}: the position before stays "
-            "good",
-            ErrorDetail(
-                ErrorCategory.TRANSIENT_FAILURE if busy else ErrorCategory.PERMANENT_FAILURE,
-                operation="checkpoint",
-                retryable=busy,
-                native_class=f"{type(error).__module__}.{type(error).__qualname__}",
-                native_code=native_code,
-                native_text=str(error),
-            ),
-        )
-
-    def _conflict(self, name: str, expected: str | None, found: Checkpoint | None) -> NoReturn:
-        now = "it is gone" if found is None else f"it is version {found.version} by now"
-        before = "there should be none yet" if expected is None else f"expected was version {expected}"
-        raise MulticloudDbError(
-            f"checkpoint file {self._path}: somebody else has written {name!r} ({before}, {now}); let one "
-            "worker use this name, or give each a name of its own; then load it again to go on from what is "
-            "stored",
-            ErrorDetail(ErrorCategory.CONFLICT, operation="checkpoint"),
-        )
+        return unusable(self._path, problem, "name another file, restore it from a backup")
 
 
 def _make_durable(connection: sqlite3.Connection) -> None:
@@ -271,16 +240,6 @@ def _code(error: sqlite3.Error) -> int | None:
     return None if code is None else code & 0xFF
 
 
-def _check_name(name: object) -> None:
-    """The names that `FileCheckpointStore` takes, so that one can be changed for the other."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise invalid_request(
-            "name",
-            f"{name!r} cannot name a checkpoint",
-            "use 1 to 128 letters, digits, dots, hyphens and underscores, a letter or digit first",
-        )
-
-
 def _check_token(token: str) -> None:
     Checkpoint(token, "1")
     try:
@@ -289,12 +248,6 @@ def _check_token(token: str) -> None:
         raise invalid_request(
             "token", f"cannot be written ({error.reason})", "pass a page's continuation_token"
         ) from error
-
-
-def _next_version(found: Checkpoint | None) -> str:
-    """A count for people, and a nonce: one that was deleted and made again is not the expected one."""
-    count, _, _ = ("0" if found is None else found.version).partition("-")
-    return f"{int(count) + 1 if count.isdecimal() else 1}-{secrets.token_hex(4)}"
 
 
 def _checksum(name: str, version: str, token: str) -> str:

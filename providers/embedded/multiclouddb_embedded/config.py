@@ -6,15 +6,16 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote
 
 import attrs
 
 from multiclouddb_api import Capability, ClientConfig, ProviderOptions, invalid_request
-from multiclouddb_api.check import is_a, suggestion, unknown_name, utf8
+from multiclouddb_api.check import is_a, suggestion, utf8
 from multiclouddb_api.secret import settled
 from multiclouddb_embedded.errors import store_errors
 from multiclouddb_embedded.profile import PLAIN, PROFILES, Profile
+from multiclouddb_spi.connection import check_names, merged, parse_location
 
 __all__ = ["EmbeddedConfig", "EmbeddedOptions", "check_path"]
 
@@ -106,46 +107,24 @@ def _find_profile(name: object) -> Profile:
 
 def _options(connection: Mapping[str, Any]) -> dict[str, Any]:
     """The options by name, those in the URL included."""
+    check_names(connection, _OPTIONS)
     options = dict(connection)
-    for name in options:
-        if name not in _OPTIONS:
-            raise unknown_name("connection", name, _OPTIONS)
     url = options.pop("url", None)
     if url is None:
         return options
     if "path" in options:
         raise invalid_request("connection", "has both a url and a path", "give one of them")
-    return {**options, **_parsed(url, options)}
+    return merged(_parsed(url), options)
 
 
-def _parsed(url: object, others: Mapping[str, Any]) -> dict[str, Any]:
+def _parsed(url: object) -> dict[str, Any]:
     """The options in a URL."""
-    if not isinstance(url, str):
-        raise invalid_request("connection.url", f"must be text, not {type(url).__name__}", _URL)
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        parts = None
-    if parts is None or "@" in parts.netloc:
-        raise invalid_request(
-            "connection.url", "has a user, a password or a host, and a file needs none of them", _URL
-        )
-    if parts.scheme != "embedded":
-        raise invalid_request("connection.url", f"has the scheme {parts.scheme!r}", _URL)
-    if parts.netloc:
-        raise invalid_request(
-            "connection.url", f"has the host {parts.netloc!r}", f"{_URL}, with three slashes"
-        )
-    found = {"path": unquote(parts.path)} if parts.path not in ("", "/") else {}
-    for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name != "profile":
-            raise invalid_request(
-                "connection.url", f"has the unknown option {name!r}", suggestion(name, ["profile"])
-            )
-        if name in found or name in others:
-            raise invalid_request("connection.url", f"names the {name!r} a second time", "name it once")
-        found[name] = value
-    return found
+    place = parse_location(
+        url, "embedded", options=["profile"], form=_URL, credentials="a file needs no user and no password"
+    )
+    if place.host:
+        raise invalid_request("connection.url", f"has the host {place.host!r}", f"{_URL}, with three slashes")
+    return {**({"path": unquote(place.path)} if place.path not in ("", "/") else {}), **place.options}
 
 
 def check_path(field: str, path: object) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
-from multiclouddb_spi import Fault, InvalidCursor, ProviderFault
+from multiclouddb_spi import Fault, ProviderFault
+from multiclouddb_spi.error_table import REPORT, Row, unexpected
 from multiclouddb_spi.failure import to_error
 
 __all__ = ["PROVIDER_ID", "classify", "failure", "missing_file", "store_errors"]
@@ -30,44 +31,38 @@ _FOLDER: Final = (
 )
 _NO_HANDLE: Final = f"the file is there; look at the limit of open files (ulimit -n) and {_RETRY}"
 
-# Primary result code → category, retryable, way out.
-_CODES: Final[dict[int, tuple[ErrorCategory, bool, str]]] = {
-    sqlite3.SQLITE_BUSY: (
-        ErrorCategory.TRANSIENT_FAILURE,
-        True,
-        f"another process holds the store; {_RETRY}",
-    ),
-    sqlite3.SQLITE_LOCKED: (
-        ErrorCategory.TRANSIENT_FAILURE,
-        True,
-        f"another thread holds the store; {_RETRY}",
-    ),
-    sqlite3.SQLITE_INTERRUPT: (ErrorCategory.TRANSIENT_FAILURE, True, f"the read was cancelled; {_RETRY}"),
-    sqlite3.SQLITE_PROTOCOL: (ErrorCategory.TRANSIENT_FAILURE, True, f"a lock could not be taken; {_RETRY}"),
-    sqlite3.SQLITE_SCHEMA: (
-        ErrorCategory.TRANSIENT_FAILURE,
-        True,
-        f"the store was changed meanwhile; {_RETRY}",
-    ),
-    sqlite3.SQLITE_ABORT: (ErrorCategory.TRANSIENT_FAILURE, True, f"the statement was rolled back; {_RETRY}"),
-    sqlite3.SQLITE_NOMEM: (ErrorCategory.TRANSIENT_FAILURE, True, "memory ran out; read smaller pages"),
-    sqlite3.SQLITE_IOERR: (
-        ErrorCategory.TRANSIENT_FAILURE,
-        True,
-        "the disk failed; look at the system's log",
-    ),
-    sqlite3.SQLITE_FULL: (ErrorCategory.PERMANENT_FAILURE, False, _FULL),
-    sqlite3.SQLITE_CORRUPT: (ErrorCategory.PERMANENT_FAILURE, False, _DAMAGED),
-    sqlite3.SQLITE_FORMAT: (ErrorCategory.PERMANENT_FAILURE, False, _DAMAGED),
-    sqlite3.SQLITE_NOTADB: (ErrorCategory.INVALID_REQUEST, False, "the file is no store; name another one"),
-    sqlite3.SQLITE_CANTOPEN: (ErrorCategory.NOT_FOUND, False, _GONE),
-    sqlite3.SQLITE_NOTFOUND: (ErrorCategory.NOT_FOUND, False, _GONE),
-    sqlite3.SQLITE_PERM: (ErrorCategory.AUTHORIZATION_FAILED, False, _RIGHTS),
-    sqlite3.SQLITE_READONLY: (ErrorCategory.AUTHORIZATION_FAILED, False, _RIGHTS),
-    sqlite3.SQLITE_AUTH: (ErrorCategory.AUTHORIZATION_FAILED, False, _RIGHTS),
-    sqlite3.SQLITE_TOOBIG: (ErrorCategory.PROVIDER_ERROR, False, "a record is larger than SQLite allows"),
+_BROKEN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
+_LOCKED_FOLDER: Final = Row(ErrorCategory.AUTHORIZATION_FAILED, _FOLDER)
+_DENIED: Final = Row(ErrorCategory.AUTHORIZATION_FAILED, _RIGHTS)
+_MISSING: Final = Row(ErrorCategory.NOT_FOUND, _GONE)
+_SPOILT: Final = Row(ErrorCategory.PERMANENT_FAILURE, _DAMAGED)
+
+
+def _passing(why: str) -> Row:
+    return Row(ErrorCategory.TRANSIENT_FAILURE, why)
+
+
+# Primary result code → what it means.
+_CODES: Final[dict[int, Row]] = {
+    sqlite3.SQLITE_BUSY: _passing(f"another process holds the store; {_RETRY}"),
+    sqlite3.SQLITE_LOCKED: _passing(f"another thread holds the store; {_RETRY}"),
+    sqlite3.SQLITE_INTERRUPT: _passing(f"the read was cancelled; {_RETRY}"),
+    sqlite3.SQLITE_PROTOCOL: _passing(f"a lock could not be taken; {_RETRY}"),
+    sqlite3.SQLITE_SCHEMA: _passing(f"the store was changed meanwhile; {_RETRY}"),
+    sqlite3.SQLITE_ABORT: _passing(f"the statement was rolled back; {_RETRY}"),
+    sqlite3.SQLITE_NOMEM: _passing("memory ran out; read smaller pages"),
+    sqlite3.SQLITE_IOERR: _passing("the disk failed; look at the system's log"),
+    sqlite3.SQLITE_FULL: Row(ErrorCategory.PERMANENT_FAILURE, _FULL),
+    sqlite3.SQLITE_CORRUPT: _SPOILT,
+    sqlite3.SQLITE_FORMAT: _SPOILT,
+    sqlite3.SQLITE_NOTADB: Row(ErrorCategory.INVALID_REQUEST, "the file is no store; name another one"),
+    sqlite3.SQLITE_CANTOPEN: _MISSING,
+    sqlite3.SQLITE_NOTFOUND: _MISSING,
+    sqlite3.SQLITE_PERM: _DENIED,
+    sqlite3.SQLITE_READONLY: _DENIED,
+    sqlite3.SQLITE_AUTH: _DENIED,
+    sqlite3.SQLITE_TOOBIG: Row(ErrorCategory.PROVIDER_ERROR, "a record is larger than SQLite allows"),
 }
-_OURS: Final = "this should not happen; please report it with the text of this error"
 
 
 def classify(error: Exception, path: str = "") -> Fault:
@@ -79,14 +74,6 @@ def classify(error: Exception, path: str = "") -> Fault:
             say why it cannot be opened; without it this is pure.
     """
     match error:
-        case ProviderFault():
-            return error.fault
-        case MulticloudDbError():
-            return Fault(error.category, error.message, retryable=error.retryable)
-        case InvalidCursor():
-            return Fault(
-                ErrorCategory.INVALID_REQUEST, f"a position that this store cannot have made: {error}"
-            )
         case sqlite3.Error():
             return _sqlite_fault(error, path)
         case FileNotFoundError():
@@ -94,10 +81,9 @@ def classify(error: Exception, path: str = "") -> Fault:
         case PermissionError():
             return Fault(ErrorCategory.AUTHORIZATION_FAILED, _about(path, _RIGHTS))
         case OSError() | MemoryError():
-            text = f"{type(error).__name__}: {error}; {_RETRY}"
-            return Fault(ErrorCategory.TRANSIENT_FAILURE, _about(path, text), retryable=True)
+            return _passing(_RETRY).fault(_about(path, f"{type(error).__name__}: {error}"))
         case _:
-            return Fault(ErrorCategory.PERMANENT_FAILURE, f"{type(error).__name__}: {error}; {_OURS}")
+            return unexpected(error)
 
 
 def _about(path: str, text: str) -> str:
@@ -110,28 +96,24 @@ def _sqlite_fault(error: sqlite3.Error, path: str) -> Fault:
         if isinstance(error, sqlite3.ProgrammingError):
             # A connection that was closed while it was in use.
             return Fault(ErrorCategory.TRANSIENT_FAILURE, f"{error}; connect again and go on from the token")
-        return Fault(ErrorCategory.PERMANENT_FAILURE, f"{error}; {_OURS}")
-    category, retryable, way_out = _CODES.get(code & 0xFF, (ErrorCategory.PERMANENT_FAILURE, False, _OURS))
+        return _BROKEN.fault(str(error))
+    row = _CODES.get(code & 0xFF, _BROKEN)
     if code == sqlite3.SQLITE_READONLY_DIRECTORY:
-        way_out = _FOLDER
+        row = _LOCKED_FOLDER
     elif code & 0xFF == sqlite3.SQLITE_CANTOPEN and path:
-        category, retryable, way_out = _unopened(path)
-    return Fault(category, _about(path, f"{error}; {way_out}"), error.sqlite_errorname, retryable)
+        row = _unopened(path)
+    return row.fault(_about(path, str(error)), error.sqlite_errorname)
 
 
-def _unopened(path: str) -> tuple[ErrorCategory, bool, str]:
+def _unopened(path: str) -> Row:
     """Why SQLite cannot open a file, which it does not say."""
     folder = Path(path).parent
     locked = os.access(folder, os.F_OK) and not os.access(folder, os.W_OK, effective_ids=True)
     if not os.access(path, os.F_OK, effective_ids=True):
-        if locked:
-            return ErrorCategory.AUTHORIZATION_FAILED, False, _RIGHTS
-        return ErrorCategory.NOT_FOUND, False, _GONE
+        return _DENIED if locked else _MISSING
     if not os.access(path, os.R_OK, effective_ids=True):
-        return ErrorCategory.AUTHORIZATION_FAILED, False, _RIGHTS
-    if locked:
-        return ErrorCategory.AUTHORIZATION_FAILED, False, _FOLDER
-    return ErrorCategory.TRANSIENT_FAILURE, True, _NO_HANDLE
+        return _DENIED
+    return _LOCKED_FOLDER if locked else _passing(_NO_HANDLE)
 
 
 def failure(category: ErrorCategory, message: str) -> MulticloudDbError:
@@ -141,8 +123,8 @@ def failure(category: ErrorCategory, message: str) -> MulticloudDbError:
 
 def missing_file(path: str) -> ProviderFault:
     """The fault for a store that nobody has created yet."""
-    return ProviderFault(
-        Fault(ErrorCategory.NOT_FOUND, f"there is no store at {path}; EmbeddedStore(path) creates it")
+    return ProviderFault.of(
+        ErrorCategory.NOT_FOUND, f"there is no store at {path}; EmbeddedStore(path) creates it"
     )
 
 
@@ -154,4 +136,5 @@ def store_errors(operation: str, path: str = "") -> Iterator[None]:
     except MulticloudDbError:
         raise
     except (sqlite3.Error, OSError, ProviderFault) as error:
-        raise to_error(PROVIDER_ID, operation, classify(error, path), error) from error
+        fault = error.fault if isinstance(error, ProviderFault) else classify(error, path)
+        raise to_error(PROVIDER_ID, operation, fault, error) from error

@@ -88,12 +88,16 @@ class View:
         partition_id: The public id of the partition.
         partition_components: How many leading components of a key are the partition key.
         native: True when events carry the row.
+        with_new: True when events have the new document.
+        with_old: True when events have the old document.
     """
 
     address: ResourceAddress
     partition_id: str
     partition_components: int
     native: bool
+    with_new: bool = True
+    with_old: bool = False
 
 
 def to_events(records: Records, start: int, stop: int, view: View) -> list[ChangeEvent]:

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from multiclouddb_api import ErrorCategory
+from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode
 from multiclouddb_embedded.mapping import cursor_of, position_of
+from multiclouddb_embedded.source import Scope
 from multiclouddb_embedded.store.collection import Collection
 from multiclouddb_embedded.store.layout import (
     PARTITION_COLUMNS,
@@ -24,7 +25,7 @@ from multiclouddb_spi import (
     Continue,
     Cursor,
     Drained,
-    Fault,
+    FeedSpec,
     Head,
     InvalidCursor,
     Outcome,
@@ -32,13 +33,14 @@ from multiclouddb_spi import (
     PartitionState,
     ProviderFault,
     Seed,
+    expired,
+    unsupported,
 )
 
 __all__ = [
     "Family",
-    "Scope",
     "Standing",
-    "expired",
+    "check_images",
     "find_head",
     "outcome_of",
     "read_family",
@@ -46,23 +48,6 @@ __all__ = [
     "standing",
     "to_partition",
 ]
-
-
-@attrs.frozen
-class Scope:
-    """What of a collection a feed covers.
-
-    Attributes:
-        collection: The collection.
-        key: The canonical partition key to keep to, or None for all.
-        hash: Its hash.
-        whole: True to show the collection as one partition.
-    """
-
-    collection: Collection
-    key: bytes | None = None
-    hash: int | None = None
-    whole: bool = False
 
 
 @attrs.frozen
@@ -132,38 +117,24 @@ def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: 
     return Standing(head_seq, head_ts, before, row)
 
 
-def expired(what: str) -> ProviderFault:
-    """The fault for a position that is older than what was kept."""
-    return ProviderFault(
-        Fault(
-            ErrorCategory.CHECKPOINT_EXPIRED,
-            f"{what}; start again, or read with on_expired=SkipToOldest() to go on behind the gap",
-        )
-    )
-
-
 def _missing(connection: sqlite3.Connection, collection: Collection, name: str) -> ProviderFault:
     live = connection.execute(
         "SELECT 1 FROM collections WHERE id = ? AND incarnation = ?", (collection.id, collection.incarnation)
     ).fetchone()
     if live is not None:
-        return ProviderFault(
-            Fault(
-                ErrorCategory.INVALID_REQUEST,
-                f"{collection.name!r} never had a partition {name!r}; list them with "
-                "client.list_physical_partitions(address)",
-            )
+        return ProviderFault.of(
+            ErrorCategory.INVALID_REQUEST,
+            f"{collection.name!r} never had a partition {name!r}; list them with "
+            "client.list_physical_partitions(address)",
         )
     return _dropped(collection)
 
 
 def _dropped(collection: Collection) -> ProviderFault:
-    return ProviderFault(
-        Fault(
-            ErrorCategory.NOT_FOUND,
-            f"the collection {collection.database}/{collection.name} was dropped; one made under the same "
-            "name since is another: start anew",
-        )
+    return ProviderFault.of(
+        ErrorCategory.NOT_FOUND,
+        f"the collection {collection.database}/{collection.name} was dropped; one made under the same "
+        "name since is another: start anew",
     )
 
 
@@ -383,3 +354,23 @@ def _count_hash(
             return most, cut[0]
     (count,) = connection.execute(f"SELECT count(*) {behind}", place).fetchone()
     return count, None
+
+
+def check_images(collection: Collection, spec: FeedSpec) -> None:
+    """Refuse to promise documents that the log does not keep.
+
+    Raises:
+        ProviderFault: `UNSUPPORTED_CAPABILITY` that names the setting.
+    """
+    name, images = collection.name, collection.images
+    if spec.new_item_state_mode is NewItemStateMode.REQUIRE and images == "keys":
+        raise unsupported(
+            f"new_item_state_mode=REQUIRE: {name!r} was created with images='keys', its log has no documents",
+            "create it with images='new', or leave the mode out",
+        )
+    if spec.old_item_state_mode is OldItemStateMode.REQUIRE and images != "new_and_old":
+        raise unsupported(
+            f"old_item_state_mode=REQUIRE: {name!r} was created with images={images!r}, "
+            "its log has no old documents",
+            "create it with images='new_and_old', or leave the mode out",
+        )

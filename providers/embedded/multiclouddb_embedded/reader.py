@@ -4,56 +4,28 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-import attrs
-
-from multiclouddb_api import ErrorCategory, MulticloudDbError, MulticloudDbKey, decode_json
+from multiclouddb_api import MulticloudDbError, MulticloudDbKey, decode_json
 from multiclouddb_embedded.mapping import EmbeddedMapper, View, cursor_of, from_micros
-from multiclouddb_embedded.partitions import Scope, Standing, outcome_of, standing
+from multiclouddb_embedded.partitions import Standing, outcome_of, standing
 from multiclouddb_embedded.records import Records
-from multiclouddb_embedded.store.connection import ConnectionPool, Monitor, Version, snapshot
+from multiclouddb_embedded.source import Source
+from multiclouddb_embedded.store.connection import Version, snapshot
 from multiclouddb_embedded.whole import WHOLE_STATEMENTS
 from multiclouddb_spi import (
     Batch,
     Continue,
     Deadline,
-    Fault,
     Outcome,
-    ProviderFault,
     Reached,
     Reader,
+    cancelled,
 )
 
-if TYPE_CHECKING:
-    pass
-
-__all__ = ["EmbeddedReader", "Source"]
-
-
-@attrs.frozen(eq=False)
-class Source:
-    """What the readers of one feed share.
-
-    Attributes:
-        pool: Lends connections.
-        monitor: Tells of commits.
-        scope: What is read.
-        with_new: True to read new documents.
-        with_old: True to read old documents.
-        poll_seconds: How often a waiting read looks for commits.
-        now: The store's clock, in microseconds since 1970.
-    """
-
-    pool: ConnectionPool
-    monitor: Monitor
-    scope: Scope
-    with_new: bool
-    with_old: bool
-    poll_seconds: float
-    now: Callable[[], int]
+__all__ = ["EmbeddedReader"]
 
 
 # Which rows to read next: at least one, then as many as are wanted and fit into the bytes.
@@ -112,7 +84,7 @@ class EmbeddedReader(Reader):
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._idle: tuple[Version, Batch] | None = None
-        new, old = source.with_new, source.with_old
+        new, old = view.with_new, view.with_old
         every_key = source.scope.hash is None
         keeps = _ALL if every_key else _ONE_HASH
         bound, bound_hash, rows, more = WHOLE_STATEMENTS if source.scope.whole else _STATEMENTS
@@ -128,7 +100,7 @@ class EmbeddedReader(Reader):
         """The next rows; while there are none, looks for commits every few milliseconds."""
         patience = deadline.sooner(wait)
         while True:
-            version = self._source.monitor.version()
+            version = self._source.store.monitor.version()
             if self._idle is not None and self._idle[0] == version:
                 batch = self._idle[1]
             else:
@@ -152,12 +124,12 @@ class EmbeddedReader(Reader):
     def _sleep(self, patience: Deadline) -> bool:
         """Wait a moment; False when the caller's patience is over."""
         left = patience.remaining()
-        return left > 0 and not self._cancelled.wait(min(self._source.poll_seconds, left))
+        return left > 0 and not self._cancelled.wait(min(self._source.options.poll_seconds, left))
 
     def _read(self, max_records: int, max_bytes: int, deadline: Deadline) -> Batch:
         source = self._source
         with (
-            source.pool.borrow(deadline) as connection,
+            source.store.pool.borrow(deadline) as connection,
             self._interruptible(connection),
             snapshot(connection),
         ):
@@ -168,11 +140,7 @@ class EmbeddedReader(Reader):
     def _interruptible(self, connection: sqlite3.Connection) -> Iterator[None]:
         with self._lock:
             if self._cancelled.is_set():
-                raise ProviderFault(
-                    Fault(
-                        ErrorCategory.TRANSIENT_FAILURE, "the read was cancelled; try again", retryable=True
-                    )
-                )
+                raise cancelled()
             self._connection = connection
         try:
             yield
@@ -240,7 +208,7 @@ class EmbeddedReader(Reader):
         retention = self._source.scope.collection.retention
         if retention is None:
             return None
-        age = 0 if caught_up else self._source.now() - ts
+        age = 0 if caught_up else self._source.store.now() - ts
         return max(0, retention - age) / 1_000_000
 
 

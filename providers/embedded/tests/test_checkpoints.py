@@ -1,6 +1,6 @@
 """What `SqliteCheckpointStore` does in its own way.
 
-What every store promises is in `tests/test_checkpoint_stores.py`.
+What every store promises is in `test_checkpoint_store.py`.
 """
 
 import sqlite3
@@ -8,7 +8,8 @@ from contextlib import closing
 
 import pytest
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_api import ErrorCategory
+from multiclouddb_conformance.checkpoint_stores import refusal
 from multiclouddb_embedded import EmbeddedStore, SqliteCheckpointStore
 
 TOKEN = "dG9rZW4" * 20
@@ -17,13 +18,6 @@ TOKEN = "dG9rZW4" * 20
 @pytest.fixture
 def store(tmp_path):
     return SqliteCheckpointStore(tmp_path / "made" / "later" / "checkpoints.db")
-
-
-def refusal(call, *arguments):
-    with pytest.raises(MulticloudDbError) as caught:
-        call(*arguments)
-    assert "\n" not in caught.value.message
-    return caught.value
 
 
 def sql(store, statement, *values):
@@ -43,6 +37,12 @@ class TestDelete:
     def test_without_a_file_there_is_nothing_to_delete(self, store):
         assert store.delete("orders") is False
         assert not store.path.parent.exists()
+
+    def test_it_says_whether_there_was_one(self, store):
+        store.save("others", "token", None)
+        assert store.delete("orders") is False
+        assert store.delete("others") is True
+        assert store.delete("others") is False
 
     def test_a_name_that_no_checkpoint_can_have_is_refused(self, store):
         error = refusal(store.delete, "../x")

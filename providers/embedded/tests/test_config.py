@@ -75,7 +75,6 @@ class TestWrongNames:
             ({}, ["connection.path", "missing", "embedded:///"]),
             ({"pth": "x"}, ["'pth'", "did you mean 'path'?"]),
             ({"url": "embedded:///x.db", "path": "x.db"}, ["both"]),
-            ({"url": 7}, ["connection.url", "int"]),
             ({"url": "sqlite:///x.db"}, ["connection.url", "'sqlite'"]),
             ({"url": "embedded://relative/x.db"}, ["'relative'", "three slashes"]),
             ({"url": "embedded://"}, ["connection.path", "missing"]),

@@ -6,9 +6,8 @@ from contextlib import closing
 import pytest
 
 from multiclouddb_api import ErrorCategory as Category
-from multiclouddb_api import ErrorDetail, MulticloudDbError
+from multiclouddb_api import MulticloudDbError
 from multiclouddb_embedded.errors import classify, store_errors
-from multiclouddb_spi import Fault, InvalidCursor, ProviderFault
 
 RETRYABLE = {
     "SQLITE_ABORT",
@@ -85,7 +84,6 @@ def test_extended_codes_mean_what_their_primary_code_does():
         (PermissionError(13, "no"), Category.AUTHORIZATION_FAILED, False),
         (OSError(5, "disk"), Category.TRANSIENT_FAILURE, True),
         (MemoryError(), Category.TRANSIENT_FAILURE, True),
-        (InvalidCursor("no"), Category.INVALID_REQUEST, False),
         (sqlite3.InterfaceError("odd"), Category.PERMANENT_FAILURE, False),
         (ValueError("a defect"), Category.PERMANENT_FAILURE, False),
         (Exception(), Category.PERMANENT_FAILURE, False),
@@ -96,13 +94,6 @@ def test_what_other_exceptions_mean(error, category, retryable):
     fault = classify(error)
     assert (fault.category, fault.retryable) == (category, retryable)
     assert fault.message
-
-
-def test_what_was_classified_before_stays():
-    fault = Fault(Category.THROTTLED, "slow down", retryable=True)
-    assert classify(ProviderFault(fault)) is fault
-    error = MulticloudDbError("gone", ErrorDetail(Category.NOT_FOUND))
-    assert classify(error) == Fault(Category.NOT_FOUND, "gone")
 
 
 def test_a_connection_that_was_closed_meanwhile(tmp_path):

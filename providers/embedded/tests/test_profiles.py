@@ -154,7 +154,6 @@ class TestNaming:
             ("profile=dynamodb", ["'profile'", "did you mean 'dynamo'?"]),
             ("profile=", ["'profile'"]),
             ("profle=dynamo", ["'profle'", "did you mean 'profile'?"]),
-            ("profile=dynamo&profile=mongo", ["'profile'", "second time"]),
             ("path=x", ["'path'"]),
         ],
     )

@@ -9,6 +9,8 @@ import attrs
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
+from multiclouddb_spi import error_table
+from multiclouddb_spi.fault import START_AGAIN
 
 __all__ = [
     "AUTHENTICATION",
@@ -54,23 +56,17 @@ _PAGE: Final = f"{DOCS_URL}how-to/mongodb/"
 
 
 @attrs.frozen
-class Row:
+class Row(error_table.Row):
     """What one code means.
 
+    It is confidential where the server's text may quote a document, a key of one, a whole command or a resume
+    token, which holds a key.
+
     Attributes:
-        category: What kind of failure.
-        message: What is wrong and the way out, in our words.
-        retryable: True when the same call may succeed later.
-        confidential: True when the server's text may quote a document, a key of one, a whole command or a
-            resume token (which holds a key): nobody gets to see it then.
-        quoted: True when the message goes on with the server's text, because it alone says what to change.
+        quoted: True when the message has the server's text, because it alone says what to change.
     """
 
-    category: ErrorCategory
-    message: str
-    retryable: bool = False
-    confidential: bool = False
-    quoted: bool = False
+    quoted: bool = attrs.field(default=False, kw_only=True)
 
 
 AUTHENTICATION: Final = Row(
@@ -86,21 +82,18 @@ _AUTHORIZATION: Final = Row(
 UNAVAILABLE: Final = Row(
     ErrorCategory.TRANSIENT_FAILURE,
     "the server is not available at this moment; try again",
-    retryable=True,
     quoted=True,
 )
 _CURSOR: Final = Row(
     ErrorCategory.TRANSIENT_FAILURE,
     "the server has closed the cursor; read again from the same token",
-    retryable=True,
 )
 OUT_OF_TIME: Final = Row(
     ErrorCategory.TRANSIENT_FAILURE,
     "the server ran out of the time that the call had; try again with a longer timeout",
-    retryable=True,
 )
 THROTTLED: Final = Row(
-    ErrorCategory.THROTTLED, "the server is overloaded; read with fewer processes, or later", retryable=True
+    ErrorCategory.THROTTLED, "the server is overloaded; read with fewer processes, or later"
 )
 BAD_TOKEN: Final = Row(
     ErrorCategory.INVALID_REQUEST,
@@ -131,13 +124,12 @@ UNKNOWN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT, quoted=True)
 CODES: Final[Mapping[int, Row]] = {
     HISTORY_LOST: Row(
         ErrorCategory.CHECKPOINT_EXPIRED,
-        "the oplog does not reach back to this position any more; start again, or read with "
-        f"on_expired=SkipToOldest() to go on behind the gap; {_PAGE} says how large the oplog has to be",
+        f"the oplog does not reach back to this position any more; {START_AGAIN}; {_PAGE} says how large the "
+        "oplog has to be",
     ),
     OVERTAKEN: Row(
         ErrorCategory.TRANSIENT_FAILURE,
         "the oplog has overtaken the reader; read again from the same token, which tells whether it is lost",
-        retryable=True,
     ),
     TOKEN_NOT_FOUND: Row(
         ErrorCategory.INVALID_REQUEST,

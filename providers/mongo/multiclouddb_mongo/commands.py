@@ -34,8 +34,8 @@ from multiclouddb_mongo.command_options import (
     RunCursorCommandOptions,
     checked_options,
 )
-from multiclouddb_mongo.errors import PROVIDER_ID, classify, fault
-from multiclouddb_spi import Fault
+from multiclouddb_mongo.errors import PROVIDER_ID, classify
+from multiclouddb_spi import Fault, ProviderFault
 from multiclouddb_spi.failure import cause_of, to_error
 
 __all__ = ["Commands", "RunCommandCursor", "RunCommandOptions", "RunCursorCommandOptions"]
@@ -233,7 +233,7 @@ class Commands:
         except InvalidOperation as error:
             if "does not return a cursor" not in str(error):
                 raise
-            raise fault(
+            raise ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST, "command: its reply is not a cursor; call run_command for it"
             ) from error
         if chosen.batch_size is not None:

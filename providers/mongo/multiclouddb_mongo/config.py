@@ -14,9 +14,11 @@ from pymongo.errors import PyMongoError
 from pymongo.uri_parser import parse_userinfo, split_hosts, split_options
 
 from multiclouddb_api import ClientConfig, invalid_request
-from multiclouddb_api.check import suggestion, unknown_name
+from multiclouddb_api.check import suggestion
 from multiclouddb_api.secret import SecretText, settled
 from multiclouddb_api.text import redact_url
+from multiclouddb_spi.connection import check_names
+from multiclouddb_spi.error_table import one_line
 
 __all__ = ["MongoConfig"]
 
@@ -162,7 +164,7 @@ class MongoConfig:
         if any(secret in reason for secret in self._secrets()):
             reason = "PyMongo does not take it"
         raise invalid_request(
-            "connection.url", f"cannot be used ({' '.join(reason.split())})", "change what it names"
+            "connection.url", f"cannot be used ({one_line(reason)})", "change what it names"
         )
 
     def _secrets(self) -> Iterator[str]:
@@ -179,9 +181,7 @@ class MongoConfig:
 
 def _checked(cls: type[MongoConfig], config: ClientConfig) -> MongoConfig:
     given = dict(config.connection)
-    for name in given:
-        if name not in _OPTIONS:
-            raise unknown_name("connection", name, _OPTIONS)
+    check_names(given, _OPTIONS)
     _check_texts(given)
     url = given.get("url")
     if url is None:

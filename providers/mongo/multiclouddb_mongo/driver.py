@@ -27,8 +27,8 @@ from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 
 from multiclouddb_api import EntireCluster, EntireDatabase, ErrorCategory, FeedScope
 from multiclouddb_mongo.change import RawChange
-from multiclouddb_mongo.errors import classify, fault
-from multiclouddb_spi import Deadline
+from multiclouddb_mongo.errors import classify
+from multiclouddb_spi import Deadline, ProviderFault
 
 __all__ = [
     "Closer",
@@ -86,7 +86,7 @@ class Closer:
         """
         with self.at_work():
             if self._over:
-                raise fault(ErrorCategory.TRANSIENT_FAILURE, "the client is closed; connect again")
+                raise ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, "the client is closed; connect again")
             yield
 
     def end(self) -> None:

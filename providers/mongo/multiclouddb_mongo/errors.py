@@ -46,7 +46,9 @@ from multiclouddb_mongo.codes import (
     UNKNOWN,
     Row,
 )
-from multiclouddb_spi import Fault, ProviderFault
+from multiclouddb_spi import Fault
+from multiclouddb_spi.error_table import REPORT as DEFECT
+from multiclouddb_spi.error_table import one_line, unexpected
 
 __all__ = [
     "EVENT_TOO_LARGE",
@@ -60,7 +62,6 @@ __all__ = [
     "TOKEN_NOT_FOUND",
     "classify",
     "code_of",
-    "fault",
 ]
 
 PROVIDER_ID: Final = "mongo"
@@ -71,8 +72,6 @@ _ATLAS: Final = 8000
 _TOKEN_WORDS: Final = ("resume token string", "KeyString", "past end of buffer", "Resume Token")
 _OVERLOADED: Final = "SystemOverloadedError"
 _RESUMABLE: Final = "ResumableChangeStreamError"
-_MOST_TEXT: Final = 300
-_OURS: Final = "this should not happen; please report it with the text of this error"
 # The rest of the server's text is the whole command.
 _DENIED: Final = re.compile(r"not authorized on (\S+) to execute command \{ (\w+):")
 # The server says this of what failed on a document, which its text may then quote.
@@ -84,20 +83,6 @@ _NO_BSON: Final = Fault(
     "a value cannot be written as BSON; use BSON's types, valid Unicode, and integers of at most 64 bits",
     confidential=True,
 )
-
-
-def fault(
-    category: ErrorCategory,
-    message: str,
-    *,
-    code: str | None = None,
-    retryable: bool = False,
-    confidential: bool = False,
-) -> ProviderFault:
-    """The failure for what the provider found out itself."""
-    return ProviderFault(
-        Fault(category, message, code, retryable=retryable, vendor_retried=True, confidential=confidential)
-    )
 
 
 def code_of(error: BaseException) -> int | None:
@@ -117,7 +102,7 @@ def classify(error: Exception) -> Fault:
     try:
         found = _classified(error)
     except Exception:  # noqa: BLE001 - an exception whose own attributes fail is a failure to tell of, too
-        found = Fault(ErrorCategory.PERMANENT_FAILURE, f"{type(error).__name__}; {_OURS}", confidential=True)
+        found = Fault(ErrorCategory.PERMANENT_FAILURE, f"{type(error).__name__}; {DEFECT}", confidential=True)
     return attrs.evolve(found, vendor_retried=True)
 
 
@@ -130,9 +115,7 @@ def _classified(error: Exception) -> Fault:
     if isinstance(error, OperationFailure):
         return _said(_row(error, code, labels), error, code)
     found = _of_connection(error, code) or _of_use(error, code)
-    return found or _plain(
-        ErrorCategory.PERMANENT_FAILURE, f"{_short(f'{type(error).__name__}: {error}')}; {_OURS}", code
-    )
+    return found or attrs.evolve(unexpected(error), code=None if code is None else str(code))
 
 
 def _of_connection(error: Exception, code: int | None) -> Fault | None:
@@ -166,7 +149,7 @@ def _of_use(error: Exception, code: int | None) -> Fault | None:
     match error:
         case InvalidBSON():
             return _plain(
-                ErrorCategory.PROVIDER_ERROR, f"an event cannot be decoded ({_short(str(error))})", code
+                ErrorCategory.PROVIDER_ERROR, f"an event cannot be decoded ({one_line(str(error))})", code
             )
         case DocumentTooLarge():
             return Fault(
@@ -180,12 +163,14 @@ def _of_use(error: Exception, code: int | None) -> Fault | None:
             return _NO_BSON
         case InvalidName():
             return _plain(
-                ErrorCategory.INVALID_REQUEST, f"{_short(str(error))}; check the names of the address"
+                ErrorCategory.INVALID_REQUEST, f"{one_line(str(error))}; check the names of the address"
             )
         case InvalidOperation() if "resume token" in str(error):
             return _said(NO_TOKEN, error, code)
         case InvalidOperation():
-            return _plain(ErrorCategory.INVALID_REQUEST, f"{_short(str(error))}; open a new client or stream")
+            return _plain(
+                ErrorCategory.INVALID_REQUEST, f"{one_line(str(error))}; open a new client or stream"
+            )
         case EncryptionError():
             return Fault(
                 ErrorCategory.PERMANENT_FAILURE,
@@ -201,11 +186,11 @@ def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> R
     row = CODES.get(code) if code is not None else None
     if code == NOT_AUTHORIZED and "requires authentication" in text:
         return attrs.evolve(
-            AUTHENTICATION, message="the server wants to know who we are; put a user into the connection"
+            AUTHENTICATION, way_out="the server wants to know who we are; put a user into the connection"
         )
     if row is not None and code == NOT_AUTHORIZED and (denied := _DENIED.match(text)):
         database, command = denied.groups()
-        return attrs.evolve(row, message=f"{command} on database {database!r}: {row.message}")
+        return attrs.evolve(row, way_out=f"{command} on database {database!r}: {row.way_out}")
     if code == _ATLAS and "auth" in text.lower():
         return AUTHENTICATION
     if code == TOKEN_NOT_FOUND and "_id field" in text:
@@ -253,12 +238,12 @@ def _said(row: Row, error: Exception, code: int | None) -> Fault:
     name = _details(error).get("codeName")
     words = "MongoDB"
     if code is not None:
-        words += f" {code}" + (f" {_short(name)}" if isinstance(name, str) and name else "")
-    text = _short(_text(error)) if row.quoted else ""
+        words += f" {code}" + (f" {one_line(name)}" if isinstance(name, str) and name else "")
+    text = one_line(_text(error)) if row.quoted else ""
     said = f"{words} ({text})" if text else words
     return Fault(
         row.category,
-        f"{said}: {row.message}",
+        f"{said}: {row.way_out}",
         None if code is None else str(code),
         retryable=row.retryable,
         confidential=row.confidential,
@@ -298,9 +283,4 @@ def _text(error: BaseException) -> str:
 def _brief(error: Exception) -> str:
     """What went wrong with the servers, without the table of all of them behind it."""
     text = str(error).partition(", Topology Description")[0]
-    return _short(re.sub(r" \(configured timeouts: [^)]*\)", "", text))
-
-
-def _short(text: str) -> str:
-    """On one line, and not too long."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_MOST_TEXT]
+    return one_line(re.sub(r" \(configured timeouts: [^)]*\)", "", text))

@@ -23,7 +23,7 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_mongo.errors import PROVIDER_ID, fault
+from multiclouddb_mongo.errors import PROVIDER_ID
 from multiclouddb_mongo.log import Entry, Log
 from multiclouddb_mongo.mapping import View
 from multiclouddb_mongo.partitions import (
@@ -46,7 +46,7 @@ from multiclouddb_mongo.position import (
     token_text,
 )
 from multiclouddb_mongo.reader import MongoReader
-from multiclouddb_mongo.stream import Source
+from multiclouddb_mongo.source import Source
 from multiclouddb_spi import (
     Batch,
     Continue,
@@ -239,7 +239,7 @@ class MongoFeed(Feed):
             case AtTime(utc):
                 place = At(max(0, int(utc.timestamp() - _STAMPED_LATER_SECONDS)))
                 if not self._source.reaches(place):
-                    raise fault(
+                    raise ProviderFault.of(
                         ErrorCategory.CHECKPOINT_EXPIRED,
                         f"AtTime({utc:%Y-%m-%dT%H:%M:%SZ}) is older than the operation log; start at "
                         "Beginning(), or at a later time",
@@ -283,7 +283,7 @@ class MongoFeed(Feed):
             raise _missing(self._source.address, f", or {_FOLLOW}")
         if self._found.uuid is None:  # a database has no incarnation: by now it is there
             return
-        raise fault(
+        raise ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
             "the collection of this token is gone, and another one has its name by now; start anew, or "
             f"{_FOLLOW}",
@@ -329,7 +329,7 @@ def _bound(start: Place, until: Place) -> Place:
 def _missing(address: ResourceAddress, more: str = "") -> ProviderFault:
     what = "database" if address.collection is None else "collection"
     name = address.database if address.collection is None else f"{address.database}.{address.collection}"
-    return fault(
+    return ProviderFault.of(
         ErrorCategory.NOT_FOUND,
         f"there is no {what} {name!r}; create it, check the name, or pass MongoOptions(allow_missing=True) "
         f"to wait for it{more}",

@@ -9,10 +9,11 @@ from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_mongo.errors import classify, fault
+from multiclouddb_mongo.errors import classify
 from multiclouddb_mongo.position import At, ticks_at
-from multiclouddb_mongo.stream import Source
+from multiclouddb_mongo.source import Source
 from multiclouddb_mongo.values import CODEC
+from multiclouddb_spi import ProviderFault
 
 __all__ = ["Entry", "Log"]
 
@@ -60,11 +61,12 @@ class Log:
             place = self._searched() if entry is None else entry.place
             if self._source.reaches(place):
                 return place
-        raise fault(
+        raise ProviderFault.of(
             ErrorCategory.TRANSIENT_FAILURE,
             "the operation log is cut off faster than its beginning can be read; try again, and give it more "
             "room",
             retryable=True,
+            vendor_retried=True,
         )
 
     def first_entry(self) -> Entry | None:

@@ -19,10 +19,9 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_mongo.driver import retried
-from multiclouddb_mongo.errors import fault
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.values import CODEC
-from multiclouddb_spi import FeedSpec, unsupported
+from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
 
 __all__ = ["PARTITION_ID", "Found", "check_provisioned", "clock", "find", "resolve"]
 
@@ -111,7 +110,7 @@ def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: Found) ->
         return
     name = address.collection
     if found.kind != "collection":
-        raise fault(
+        raise ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
             f"{name!r} is a {found.kind}, which has no change stream; "
             f"{_OTHERWISE.get(found.kind, 'name an ordinary collection')}",

@@ -30,7 +30,7 @@ from multiclouddb_mongo.partitions import (
     resolve,
 )
 from multiclouddb_mongo.reader import MongoReader
-from multiclouddb_mongo.stream import Source
+from multiclouddb_mongo.source import Source
 from multiclouddb_spi import (
     Deadline,
     Fault,

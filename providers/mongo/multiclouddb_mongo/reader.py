@@ -14,7 +14,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from multiclouddb_api import ErrorCategory, Invalidated
 from multiclouddb_mongo.change import decoded, place_of_change
 from multiclouddb_mongo.driver import Stream, buffered, inner_cursor
-from multiclouddb_mongo.errors import EVENT_TOO_LARGE, IMAGE_MISSING, OVERTAKEN, fault
+from multiclouddb_mongo.errors import EVENT_TOO_LARGE, IMAGE_MISSING, OVERTAKEN
 from multiclouddb_mongo.mapping import MongoMapper, View
 from multiclouddb_mongo.position import (
     Place,
@@ -25,9 +25,20 @@ from multiclouddb_mongo.position import (
     ticks_at,
     time_text,
 )
-from multiclouddb_mongo.stream import Source
+from multiclouddb_mongo.source import Source
 from multiclouddb_mongo.taking import Taken, Taker, namespace_of
-from multiclouddb_spi import Batch, Continue, Deadline, Ended, Outcome, Reached, Reader, RecordFault
+from multiclouddb_spi import (
+    Batch,
+    Continue,
+    Deadline,
+    Ended,
+    Outcome,
+    ProviderFault,
+    Reached,
+    Reader,
+    RecordFault,
+    cancelled,
+)
 
 __all__ = ["MongoReader"]
 
@@ -153,7 +164,7 @@ class MongoReader(Reader):
 
     def _look(self) -> None:
         if self._cancelled.is_set():
-            raise fault(ErrorCategory.TRANSIENT_FAILURE, "the read was cancelled; try again", retryable=True)
+            raise cancelled()
 
     def _hurry(self, wait: float) -> None:
         """Exchange a stream that waits for long under a caller who does not; it is said when it is opened."""
@@ -183,10 +194,11 @@ class MongoReader(Reader):
             looked, resumed = answer
             looks, resumes = looks + looked, resumes + 1 if resumed else 0
             if resumes > _RESUMES:
-                raise fault(
+                raise ProviderFault.of(
                     ErrorCategory.TRANSIENT_FAILURE,
                     "the stream opens, and its next answer is lost each time; call again",
                     retryable=True,
+                    vendor_retried=True,
                 )
             if looked or resumed:
                 if looks >= _LOOKS and not taken.enough():
@@ -268,7 +280,7 @@ class MongoReader(Reader):
     def _refuse(self, place: Place, error: OperationFailure) -> NoReturn:
         """The change behind this position is the one that the server cannot send."""
         if error.code == IMAGE_MISSING:
-            raise fault(
+            raise ProviderFault.of(
                 ErrorCategory.UNSUPPORTED_CAPABILITY,
                 f"{describe(place).text}: the image that is required of the next change is not there, for it "
                 "has expired, or images were enabled later; go on from the same token with "

@@ -20,11 +20,11 @@ from multiclouddb_mongo.change import (
     place_of_change,
 )
 from multiclouddb_mongo.driver import Stream, buffered, inner_cursor
-from multiclouddb_mongo.errors import fault
 from multiclouddb_mongo.mapping import CHANGES
 from multiclouddb_mongo.position import After, At, Kind, Place, compare, token_text
-from multiclouddb_mongo.stream import Source
+from multiclouddb_mongo.source import Source
 from multiclouddb_mongo.values import CODEC
+from multiclouddb_spi import ProviderFault
 
 __all__ = ["Taken", "Taker", "namespace_of"]
 
@@ -247,7 +247,7 @@ def namespace_of(change: Mapping[str, Any], field: str = "ns") -> str:
 
 
 def _altered(name: str) -> Exception:
-    return fault(
+    return ProviderFault.of(
         ErrorCategory.INVALID_REQUEST,
         f"MongoOptions.pipeline removes or alters {name!r} of the changes; leave _id, operationType, ns and "
         "documentKey as they are",

@@ -7,9 +7,8 @@ import pytest
 from bson.errors import InvalidBSON, InvalidDocument
 from pymongo import errors as vendor
 
-from multiclouddb_api import ErrorCategory, MulticloudDbError
-from multiclouddb_mongo.errors import PROVIDER_ID, classify, code_of, fault
-from multiclouddb_spi import Fault, ProviderFault
+from multiclouddb_api import ErrorCategory
+from multiclouddb_mongo.errors import PROVIDER_ID, classify, code_of
 from multiclouddb_spi.failure import cause_of, to_error
 
 INVALID = ErrorCategory.INVALID_REQUEST
@@ -262,13 +261,6 @@ class TestNames:
         assert code_of(vendor.AutoReconnect("x")) is None
         assert code_of(vendor.AutoReconnect("x", ["a", "b"])) is None
         assert code_of(KeyError("code")) is None
-
-    def test_faults_of_our_own(self):
-        made = fault(INVALID, "wrong", code="7", confidential=True)
-        assert isinstance(made, ProviderFault)
-        assert made.fault == Fault(INVALID, "wrong", "7", vendor_retried=True, confidential=True)
-        assert fault(TRANSIENT, "later", retryable=True).fault.retryable
-        assert isinstance(to_error("mongo", "read_changes", made.fault, made), MulticloudDbError)
 
 
 class TestText:

@@ -32,7 +32,7 @@ from multiclouddb_mongo import MongoOptions, config
 from multiclouddb_mongo.position import After, cursor_of, place_of, ticks_at
 from multiclouddb_mongo.provider import PLUGIN
 from multiclouddb_mongo.reader import MongoReader
-from multiclouddb_mongo.stream import Source
+from multiclouddb_mongo.source import Source
 from multiclouddb_spi import (
     Continue,
     Deadline,

@@ -200,7 +200,7 @@ class TestStarts:
 
     def test_before_the_log_there_is_nothing(self, room, monkeypatch):
         room.collection()
-        monkeypatch.setattr("multiclouddb_mongo.stream.Source.reaches", lambda self, place: False)
+        monkeypatch.setattr("multiclouddb_mongo.source.Source.reaches", lambda self, place: False)
         act = AtTime(datetime(2020, 1, 1, tzinfo=UTC))
         client = room.client()
         refused(
@@ -209,7 +209,7 @@ class TestStarts:
 
     def test_a_beginning_that_runs_away_is_said_so(self, room, monkeypatch):
         room.collection()
-        monkeypatch.setattr("multiclouddb_mongo.stream.Source.reaches", lambda self, place: False)
+        monkeypatch.setattr("multiclouddb_mongo.source.Source.reaches", lambda self, place: False)
         client = room.client()
         error = refused(ErrorCategory.TRANSIENT_FAILURE, lambda: read(client, room.address()), "cut off")
         assert error.retryable

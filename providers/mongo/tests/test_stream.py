@@ -24,7 +24,7 @@ from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.change import RAW_CODEC
 from multiclouddb_mongo.driver import Closer, buffered, hushed, inner_cursor
 from multiclouddb_mongo.position import After, At, ticks_at
-from multiclouddb_mongo.stream import ENDINGS, Source
+from multiclouddb_mongo.source import ENDINGS, Source
 from multiclouddb_spi import FeedSpec
 
 from .monitor import Commands

@@ -12,7 +12,7 @@ import orjson
 
 from multiclouddb_api import ErrorCategory, MulticloudDbKey, ResourceAddress, invalid_request
 from multiclouddb_api.check import suggestion, utf8
-from multiclouddb_spi import Fault, ProviderFault
+from multiclouddb_spi import ProviderFault
 
 __all__ = ["MAIN", "Collection", "Images", "check_shape", "find_collection", "remove_collection"]
 
@@ -89,12 +89,10 @@ def find_collection(connection: sqlite3.Connection, database: str, name: str) ->
     ).fetchone()
     if row is None:
         known = [f"{a}/{b}" for a, b in connection.execute("SELECT database, name FROM collections")]
-        raise ProviderFault(
-            Fault(
-                ErrorCategory.NOT_FOUND,
-                f"there is no collection {database}/{name} ({suggestion(f'{database}/{name}', known)}); "
-                "EmbeddedStore.create_collection(name) makes it",
-            )
+        raise ProviderFault.of(
+            ErrorCategory.NOT_FOUND,
+            f"there is no collection {database}/{name} ({suggestion(f'{database}/{name}', known)}); "
+            "EmbeddedStore.create_collection(name) makes it",
         )
     number, database, name, incarnation, images, names, *rest = row
     partition_key = tuple(orjson.loads(names)) if names is not None else None

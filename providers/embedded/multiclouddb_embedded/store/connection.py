@@ -17,7 +17,7 @@ from multiclouddb_embedded.store.forking import (
     file_identity,
     using_sqlite,
 )
-from multiclouddb_spi import Deadline, Fault, ProviderFault
+from multiclouddb_spi import Deadline, ProviderFault
 
 __all__ = ["ConnectionPool", "Monitor", "Version", "connect", "snapshot"]
 
@@ -242,18 +242,14 @@ def _read_connection(path: str, check: Callable[[sqlite3.Connection, str], None]
 
 
 def _busy() -> ProviderFault:
-    return ProviderFault(
-        Fault(
-            ErrorCategory.TRANSIENT_FAILURE,
-            "every connection to the store was in use until the deadline; try again, or give more time",
-            retryable=True,
-        )
+    return ProviderFault.of(
+        ErrorCategory.TRANSIENT_FAILURE,
+        "every connection to the store was in use until the deadline; try again, or give more time",
+        retryable=True,
     )
 
 
 def _closed() -> ProviderFault:
-    return ProviderFault(
-        Fault(
-            ErrorCategory.TRANSIENT_FAILURE, "the provider was closed; connect again and go on from the token"
-        )
+    return ProviderFault.of(
+        ErrorCategory.TRANSIENT_FAILURE, "the provider was closed; connect again and go on from the token"
     )

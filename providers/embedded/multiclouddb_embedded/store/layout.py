@@ -13,7 +13,7 @@ from multiclouddb_api import ErrorCategory, ResourceAddress, invalid_request
 from multiclouddb_api.check import suggestion, utf8
 from multiclouddb_embedded.errors import PROVIDER_ID
 from multiclouddb_embedded.store.collection import MAIN, Collection
-from multiclouddb_spi import Fault, ProviderFault, encode_partition_id
+from multiclouddb_spi import ProviderFault, encode_partition_id
 
 __all__ = [
     "PARTITION_COLUMNS",
@@ -118,11 +118,9 @@ def open_partition(connection: sqlite3.Connection, collection: Collection, name:
     row = named_partitions(connection, collection.id, [name]).get(name)
     if row is None:
         known = [other.name for other in partition_rows(connection, collection.id) if other.is_open]
-        raise ProviderFault(
-            Fault(
-                ErrorCategory.NOT_FOUND,
-                f"{collection.name!r} has no partition {name!r}; {suggestion(name, known)}",
-            )
+        raise ProviderFault.of(
+            ErrorCategory.NOT_FOUND,
+            f"{collection.name!r} has no partition {name!r}; {suggestion(name, known)}",
         )
     if not row.is_open:
         raise invalid_request(

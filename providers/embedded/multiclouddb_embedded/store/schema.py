@@ -8,7 +8,7 @@ import time
 from typing import Final
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_spi import Fault, ProviderFault
+from multiclouddb_spi import ProviderFault
 
 __all__ = ["SCHEMA_VERSION", "check_store", "create_store", "enter_wal_mode"]
 
@@ -127,26 +127,19 @@ def check_store(connection: sqlite3.Connection, path: str) -> None:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != _APPLICATION_ID:
         if _is_empty(connection, path):
-            raise ProviderFault(
-                Fault(
-                    ErrorCategory.NOT_FOUND,
-                    f"the file {path} is empty; EmbeddedStore(path) makes a store of it",
-                )
+            raise ProviderFault.of(
+                ErrorCategory.NOT_FOUND, f"the file {path} is empty; EmbeddedStore(path) makes a store of it"
             )
-        raise ProviderFault(
-            Fault(
-                ErrorCategory.INVALID_REQUEST,
-                f"the file {path} holds something else and is no embedded store; name another file",
-            )
+        raise ProviderFault.of(
+            ErrorCategory.INVALID_REQUEST,
+            f"the file {path} holds something else and is no embedded store; name another file",
         )
     (version,) = connection.execute("SELECT version FROM store").fetchone()
     if version > SCHEMA_VERSION:
-        raise ProviderFault(
-            Fault(
-                ErrorCategory.INVALID_REQUEST,
-                f"the store {path} has schema version {version}, this multiclouddb-embedded knows "
-                f"{SCHEMA_VERSION}; run: pip install --upgrade multiclouddb-embedded",
-            )
+        raise ProviderFault.of(
+            ErrorCategory.INVALID_REQUEST,
+            f"the store {path} has schema version {version}, this multiclouddb-embedded knows "
+            f"{SCHEMA_VERSION}; run: pip install --upgrade multiclouddb-embedded",
         )
 
 

@@ -6,18 +6,17 @@ import contextlib
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from typing import Final
 from weakref import WeakSet
 
 import attrs
 from botocore.exceptions import BotoCoreError, ClientError
 
-from multiclouddb_dynamo.calls import Calls
+from multiclouddb_dynamo.calls import Calls, Table
 from multiclouddb_dynamo.shards import Shard, ShardMap
-from multiclouddb_spi import Deadline, ProviderFault, Reader
+from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader
 
-__all__ = ["MOST_ITERATORS", "START_SECONDS", "KeptIterators", "Stream"]
+__all__ = ["MOST_ITERATORS", "START_SECONDS", "KeptIterators", "Source"]
 
 MOST_ITERATORS: Final = 64
 """With more open shards than that a token holds no iterators: they are hundreds of bytes each."""
@@ -65,22 +64,24 @@ class KeptIterators:
 
 
 @attrs.frozen(eq=False)
-class Stream:
+class Source:
     """What the readers of one feed share.
 
     Attributes:
         calls: Makes the calls.
-        arn: The stream.
-        shards: Its shards.
-        missing: Says why a shard is not there.
+        spec: What was asked for.
+        table: The table.
+        arn: Its stream, which tells it from one that was made before or after.
+        shards: The stream's shards.
         kept: Iterators of `Now` that are in no token.
         readers: The readers that are in use.
     """
 
     calls: Calls
+    spec: FeedSpec
+    table: Table
     arn: str
     shards: ShardMap
-    missing: Callable[[str], ProviderFault]
     kept: KeptIterators = attrs.field(factory=KeptIterators)
     readers: WeakSet[Reader] = attrs.field(factory=WeakSet)
     _starts: deque[float] = attrs.field(factory=lambda: deque(maxlen=1))

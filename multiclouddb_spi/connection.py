@@ -1,0 +1,115 @@
+"""The checks of a client's `connection` that every provider makes: names, and a URL of our own form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+import attrs
+
+from multiclouddb_api import MulticloudDbError, invalid_request
+from multiclouddb_api.check import suggestion, unknown_name
+
+__all__ = ["Location", "check_names", "merged", "parse_location", "split_url"]
+
+
+@attrs.frozen
+class Location:
+    """What a URL says; each part is the provider's to take or to refuse.
+
+    Attributes:
+        host: After the `//`, the port included; empty when there is none.
+        path: From the next `/` on.
+        options: After the `?`.
+    """
+
+    host: str
+    path: str
+    options: Mapping[str, str]
+
+
+def check_names(connection: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Refuse an option that nobody reads.
+
+    Args:
+        connection: `ClientConfig.connection`.
+        known: The options that there are.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` that names a near one.
+    """
+    for name in connection:
+        if name not in known:
+            raise unknown_name("connection", name, known)
+
+
+def parse_location(
+    url: object, scheme: str, *, options: Sequence[str], form: str, credentials: str
+) -> Location:
+    """Take `scheme://HOST/PATH?name=value` apart; no value of it is quoted but the name of an option.
+
+    Args:
+        url: What the user wrote.
+        scheme: The only one.
+        options: The names that may stand after the `?`.
+        form: How a URL looks, for messages: `"write dynamo://REGION"`.
+        credentials: Where they come from, since they never stand in a URL.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST`: it is no such URL, it may hold a password, or it names an option
+            that nobody reads, or one twice.
+    """
+    if not isinstance(url, str):
+        raise invalid_request("connection.url", f"must be text, not {type(url).__name__}", form)
+    parts = split_url(url)
+    if parts is None:
+        raise invalid_request("connection.url", "is no address", form)
+    if parts.scheme != scheme:
+        raise invalid_request("connection.url", f"has the scheme {parts.scheme!r}", form)
+    if "@" in parts.netloc:
+        raise invalid_request(
+            "connection.url", "has something before an @, as if it were a password", f"{form}; {credentials}"
+        )
+    if parts.fragment:
+        raise invalid_request("connection.url", "has something after a #", form)
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in options:
+            raise invalid_request(
+                "connection.url", f"has the unknown option {name!r}", suggestion(name, options)
+            )
+        if name in found:
+            raise _twice(name)
+        found[name] = value
+    return Location(parts.netloc, parts.path, found)
+
+
+def split_url(url: str) -> SplitResult | None:
+    """The parts of a URL; None when it is none, its port included."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return None
+    return parts
+
+
+def merged(found: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """What a URL says and the options beside it.
+
+    Args:
+        found: By the URL.
+        others: The other options.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST`: both say the same thing.
+    """
+    for name in found:
+        if name in others:
+            raise _twice(name, ", beside the url")
+    return {**found, **others}
+
+
+def _twice(name: str, where: str = "") -> MulticloudDbError:
+    return invalid_request("connection", f"names the {name!r} a second time{where}", "name it once")

@@ -1,0 +1,205 @@
+"""The stream of one table, as a feed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from datetime import datetime
+
+import attrs
+
+from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode
+from multiclouddb_dynamo.errors import PROVIDER_ID
+from multiclouddb_dynamo.mapping import View
+from multiclouddb_dynamo.partitions import (
+    end_of,
+    find_table,
+    headroom,
+    lost,
+    oldest_left,
+    seeds_of_missed,
+    to_partition,
+)
+from multiclouddb_dynamo.position import (
+    Horizon,
+    Place,
+    compare,
+    cursor_of,
+    describe,
+    join,
+    place_of,
+    without_trail,
+)
+from multiclouddb_dynamo.reader import DynamoReader
+from multiclouddb_dynamo.resolution import Resolution
+from multiclouddb_dynamo.shards import Listing, Shard
+from multiclouddb_dynamo.source import Source
+from multiclouddb_spi import (
+    Cursor,
+    Deadline,
+    Feed,
+    FeedIdentity,
+    FeedStart,
+    Outcome,
+    Partition,
+    Position,
+    ProviderFault,
+    Seed,
+    Tracked,
+    missed_by_parents,
+)
+
+__all__ = ["DynamoFeed"]
+
+
+@attrs.define
+class _Learned:
+    """What tries of one call have learned.
+
+    Attributes:
+        resolution: Of a start.
+        listing: Of the shards.
+    """
+
+    resolution: Resolution
+    listing: Listing = attrs.field(factory=Listing)
+
+
+class DynamoFeed(Feed):
+    """The stream of one table.
+
+    Args:
+        source: What its readers share.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.spec = source.spec
+        self.identity = FeedIdentity(PROVIDER_ID, self.spec.address, source.arn)
+        self._source, self._shards = source, source.shards
+        self._learned: _Learned | None = None
+        self._audits: list[Listing] = []
+
+    def for_one_call(self) -> DynamoFeed:
+        """One that asks for nothing twice that an earlier try of a start or a listing was told."""
+        feed = copy(self)
+        feed._learned = _Learned(Resolution(self._source))
+        return feed
+
+    def clock(self, deadline: Deadline) -> datetime | None:
+        """The `Date` of the service's last answer, carried on; None where it sends none."""
+        return self._source.calls.now()
+
+    def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
+        """List the shards, and for `Now` take an iterator at the end of each open one.
+
+        Another try of the same call asks only for what is missing.
+        """
+        table, arn = find_table(self._source.calls, self.spec.address)
+        if arn != self._source.arn:
+            raise ProviderFault.of(
+                ErrorCategory.NOT_FOUND,
+                f"the stream of table {self.spec.address.collection!r} is another by now",
+            )
+        if not table.enabled:
+            raise ProviderFault.of(
+                ErrorCategory.INVALID_REQUEST,
+                f"the stream of table {self.spec.address.collection!r} is disabled "
+                "(StreamSpecification.StreamEnabled); enable it, or go on from a token to read what it holds",
+            )
+        learned = self._learned or _Learned(Resolution(self._source))
+        seeds = learned.resolution.seeds(position, partition_id, deadline)
+        learned.resolution = Resolution(self._source)
+        return seeds
+
+    def partitions(self, deadline: Deadline) -> list[Partition]:
+        """Every shard that the service lists; it lists closed ones for 24 hours and sometimes longer."""
+        learned = self._learned or _Learned(Resolution(self._source))
+        listed = self._shards.read(deadline, learned.listing).shards
+        learned.listing = Listing()
+        return [to_partition(shard) for shard in listed.values()]
+
+    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> DynamoReader:
+        """A reader of one shard."""
+        spec = self.spec
+        view = View(
+            spec.address,
+            self.public_id(partition_id),
+            partition_id,
+            self._source.table.key_names,
+            with_new=spec.new_item_state_mode is not NewItemStateMode.OMIT,
+            with_old=spec.old_item_state_mode is not OldItemStateMode.OMIT,
+            native=spec.include_native,
+        )
+        bound = place_of(until) if until is not None else None
+        return DynamoReader(self._source, view, place_of(cursor), bound)
+
+    def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
+        """The children of drained shards, as far as the stream may be asked now.
+
+        A shard that was asked for a moment ago may be left out: all these looks together cost a stream less
+        than one call in two seconds.
+        """
+        return {
+            name: self._end_of(name, children, place_of(awaiting[name]))
+            for name, children in self._shards.discover(awaiting, deadline).items()
+        }
+
+    def _end_of(self, name: str, children: tuple[Shard, ...], place: Place) -> Outcome:
+        listed = self._shards.listed()
+        if not children and name not in listed and self._shards.is_gone(name):
+            return lost(name, listed)
+        return end_of(children, place, settled=self._shards.has_settled())
+
+    def uncovered(
+        self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
+    ) -> list[Seed] | None:
+        """By parents, from a new listing; one that a deadline has cut off goes on with the next audit."""
+        try:
+            listing = self._audits.pop()
+        except IndexError:
+            listing = Listing()
+        try:
+            self._shards.read(deadline, listing)
+            shards = listing.shards
+            missed = missed_by_parents(tracked, map(to_partition, shards.values()), self._shards.is_gone)
+            if missed is None:
+                return None
+            bound = None if since is None else int(since.timestamp())
+            seeds = seeds_of_missed(missed, shards, bound, self._shards.is_trimmed)
+        except Exception:
+            self._audits.append(listing)
+            raise
+        return seeds
+
+    def headroom(self, cursor: Cursor, now: datetime) -> float | None:
+        """24 hours from the time that nothing behind the position is older than."""
+        return headroom(place_of(cursor), now)
+
+    def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
+        """At the child's start; a shard has one parent at most."""
+        return cursor_of(join(map(place_of, cursors)))
+
+    def compare(self, a: Cursor, b: Cursor) -> int | None:
+        """By sequence number, as integers."""
+        return compare(place_of(a), place_of(b))
+
+    def without_hints(self, cursor: Cursor) -> Cursor:
+        """Without the iterator of an empty answer."""
+        return without_trail(cursor)
+
+    def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
+        """What is left of these shards, or of what came from them."""
+        shards, now = self._shards.read(deadline).shards, self._source.seconds()
+        # A listing may be incomplete: what it lacks is asked for.
+        hidden = {name for name in partition_ids if name not in shards and not self._shards.is_gone(name)}
+        return [Seed(name, (), cursor_of(Horizon(now))) for name in sorted(hidden)] + oldest_left(
+            shards,
+            set(partition_ids) - hidden,
+            now,
+            # Where the service tells the time, reading tells it by the age of the seed.
+            lambda shard: now is not None or shard.last is None or self._shards.can_be_read(shard),
+        )
+
+    def describe(self, cursor: Cursor) -> Position:
+        """`sequence 4711`, and a time that nothing behind it is older than."""
+        return describe(place_of(cursor))

@@ -1,0 +1,160 @@
+"""The log of one collection, as a feed."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from multiclouddb_api import AtTime, Beginning, NewItemStateMode, Now, OldItemStateMode
+from multiclouddb_embedded.errors import PROVIDER_ID
+from multiclouddb_embedded.mapping import View, describe, from_micros, position_of, to_micros
+from multiclouddb_embedded.partitions import (
+    Family,
+    find_head,
+    outcome_of,
+    read_family,
+    read_head,
+    standing,
+    to_partition,
+)
+from multiclouddb_embedded.profile import check_start
+from multiclouddb_embedded.reader import EmbeddedReader
+from multiclouddb_embedded.source import Source
+from multiclouddb_embedded.store.retention import seq_before
+from multiclouddb_spi import (
+    Cursor,
+    Deadline,
+    Feed,
+    FeedIdentity,
+    FeedStart,
+    Head,
+    Outcome,
+    Partition,
+    Position,
+    Seed,
+    Tracked,
+    expired,
+    missed_by_parents,
+)
+
+__all__ = ["EmbeddedFeed"]
+
+
+class EmbeddedFeed(Feed):
+    """The log of one collection.
+
+    Args:
+        source: What its readers share.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.spec = source.spec
+        self.identity = FeedIdentity(PROVIDER_ID, self.spec.address, source.scope.collection.incarnation)
+        self._source, self._scope, self._store = source, source.scope, source.store
+
+    def clock(self, deadline: Deadline) -> datetime:
+        """The store's time: a commit made now would have it."""
+        with self._store.reading(deadline) as connection:
+            return from_micros(max(self._store.now(), read_head(connection)[1]))
+
+    def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
+        """Resolve a start; a partition that was split or merged can be started too."""
+        profile = self._store.profile
+        check_start(profile, position, self.spec.options)
+        with self._store.reading(deadline) as connection:
+            family = read_family(connection, self._scope)
+            match position:
+                case Beginning():
+                    where = None
+                case Now():
+                    where = read_head(connection)
+                case AtTime(utc):
+                    where = _place_at(connection, family, utc, profile.precision)
+        if partition_id is not None:
+            return family.one(partition_id, where)
+        return family.beginning() if where is None else family.at(*where)
+
+    def partitions(self, deadline: Deadline) -> list[Partition]:
+        """Every partition that the collection ever had, parents before children."""
+        with self._store.reading(deadline) as connection:
+            return [to_partition(row) for row in read_family(connection, self._scope).all()]
+
+    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> EmbeddedReader:
+        """A reader of one partition."""
+        spec = self.spec
+        view = View(
+            spec.address,
+            self.public_id(partition_id),
+            self._scope.collection.partition_components,
+            spec.include_native,
+            with_new=spec.new_item_state_mode is not NewItemStateMode.OMIT,
+            with_old=spec.old_item_state_mode is not OldItemStateMode.OMIT,
+        )
+        bound = position_of(until) if until is not None else None
+        return EmbeddedReader(self._source, partition_id, view, position_of(cursor), bound)
+
+    def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
+        """The children of closed partitions; a reader has named them already."""
+        found: dict[str, Outcome] = {}
+        with self._store.reading(deadline) as connection:
+            for name, cursor in awaiting.items():
+                position = position_of(cursor)
+                row = standing(connection, self._scope, name, position).row
+                if not row.is_open:
+                    found[name] = outcome_of(connection, self._scope, row, position)
+        return found
+
+    def uncovered(
+        self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
+    ) -> list[Seed]:
+        """By parents: the store knows every partition that ever was, and when it was made."""
+        with self._store.reading(deadline) as connection:
+            family = read_family(connection, self._scope)
+            listed = [to_partition(row) for row in family.all()]
+            missed = missed_by_parents(tracked, listed, lambda _: True) or {}
+            where = (0, 0) if since is None else _place_at(connection, family, since, 1)
+        return family.missed(missed, where)
+
+    def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
+        """The furthest: all parents end where the child starts."""
+        return max(cursors, key=position_of)
+
+    def compare(self, a: Cursor, b: Cursor) -> int:
+        """By sequence number."""
+        left, right = position_of(a)[0], position_of(b)[0]
+        return (left > right) - (left < right)
+
+    def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
+        """What is left of these partitions, or of what came from them."""
+        with self._store.reading(deadline) as connection:
+            return read_family(connection, self._scope).oldest(partition_ids)
+
+    def describe(self, cursor: Cursor) -> Position:
+        """`sequence 4711`, and a time that nothing behind it is older than."""
+        return describe(cursor)
+
+    def heads(
+        self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
+    ) -> dict[str, Head]:
+        """The present end of each partition, all of one moment; counts are exact and cost no scan.
+
+        Raises:
+            ProviderFault: `CHECKPOINT_EXPIRED` when one of the cursors has expired.
+        """
+        with self._store.reading(deadline) as connection:
+            return {
+                name: find_head(connection, self._scope, name, position_of(cursor), max_records)
+                for name, cursor in cursors.items()
+            }
+
+
+def _place_at(
+    connection: sqlite3.Connection, family: Family, utc: datetime, precision: int
+) -> tuple[int, int]:
+    """The position in front of the first change at or after a moment, rounded down."""
+    ts = max(0, to_micros(utc))
+    if seq_before(connection, ts) < family.trimmed:
+        raise expired(f"changes since {utc.isoformat()} were trimmed")
+    ts -= ts % precision
+    return max(seq_before(connection, ts), family.created, family.trimmed), ts

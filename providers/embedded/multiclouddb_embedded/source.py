@@ -1,0 +1,103 @@
+"""What the readers of one feed share: the store, what of it is read, and how."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+
+from multiclouddb_api import LogicalPartition
+from multiclouddb_embedded.config import EmbeddedOptions
+from multiclouddb_embedded.errors import missing_file
+from multiclouddb_embedded.profile import Profile
+from multiclouddb_embedded.store.collection import Collection
+from multiclouddb_embedded.store.connection import ConnectionPool, Monitor, snapshot
+from multiclouddb_embedded.store.hashing import partition_hash, partition_identity
+from multiclouddb_spi import Deadline, FeedSpec
+
+__all__ = ["OpenStore", "Scope", "Source", "scope_of"]
+
+
+@attrs.frozen(eq=False)
+class OpenStore:
+    """One store, opened for reading; connections are made when they are needed.
+
+    Attributes:
+        path: The file.
+        pool: Lends connections.
+        monitor: Tells of commits.
+        now: The store's clock, in microseconds since 1970.
+        profile: What the store pretends to be.
+    """
+
+    path: str
+    pool: ConnectionPool
+    monitor: Monitor
+    now: Callable[[], int]
+    profile: Profile
+
+    @contextmanager
+    def reading(self, deadline: Deadline) -> Iterator[sqlite3.Connection]:
+        """A connection inside a read transaction.
+
+        Raises:
+            ProviderFault: `NOT_FOUND` when there is no file.
+        """
+        if not Path(self.path).exists():
+            raise missing_file(self.path)
+        with self.pool.borrow(deadline) as connection, snapshot(connection):
+            yield connection
+
+    def close(self) -> None:
+        """Interrupt what runs and close every connection."""
+        self.pool.close()
+        self.monitor.close()
+
+
+@attrs.frozen
+class Scope:
+    """What of a collection a feed covers.
+
+    Attributes:
+        collection: The collection.
+        key: The canonical partition key to keep to, or None for all.
+        hash: Its hash.
+        whole: True to show the collection as one partition.
+    """
+
+    collection: Collection
+    key: bytes | None = None
+    hash: int | None = None
+    whole: bool = False
+
+
+def scope_of(collection: Collection, spec: FeedSpec, profile: Profile) -> Scope:
+    """What a feed covers."""
+    if not isinstance(spec.scope, LogicalPartition):
+        return Scope(collection, whole=profile.whole)
+    collection.check_key(spec.scope.key)
+    identity = partition_identity(spec.scope.key)
+    return Scope(collection, identity, partition_hash(identity), profile.whole)
+
+
+@attrs.frozen(eq=False)
+class Source:
+    """What the readers of one feed share.
+
+    Attributes:
+        store: The store.
+        spec: What was asked for.
+        scope: What it covers.
+    """
+
+    store: OpenStore
+    spec: FeedSpec
+    scope: Scope
+
+    @property
+    def options(self) -> EmbeddedOptions:
+        """The request's own options."""
+        return self.spec.options if isinstance(self.spec.options, EmbeddedOptions) else EmbeddedOptions()

@@ -1,0 +1,18 @@
+"""What every checkpoint store promises, for one SQLite file."""
+
+import pytest
+
+from multiclouddb_conformance.checkpoint_stores import *  # noqa: F403
+from multiclouddb_conformance.checkpoint_stores import StoreKind
+from multiclouddb_embedded import SqliteCheckpointStore
+
+
+@pytest.fixture
+def kind():
+    return StoreKind(
+        SqliteCheckpointStore,
+        "checkpoints.db",
+        file=lambda store: store.path,
+        delete=lambda store: store.delete("orders"),
+        files=frozenset({"checkpoints.db"}),
+    )
