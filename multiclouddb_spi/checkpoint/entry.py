@@ -5,6 +5,7 @@
     [id, cursor, 1]                       it has ended, and no child is known
     [id, cursor, 1, [child, …], 17]       it has ended, these are known, others were looked for for 1.7 s
     [id, [cursor, …], 4, [parent, …]]     it waits for its parents
+    [id, [cursor, …], 4, [parent, …], µs] the same; it was named then, and some parents are strangers
 
 The third item is a set of bits. A bit that this version does not know stands for what a newer one has
 written.
@@ -18,6 +19,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from multiclouddb_api import MulticloudDbError, invalid_request
+from multiclouddb_spi.checkpoint.moment import is_micros
 from multiclouddb_spi.contract import Seed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.fault import InvalidCursor
@@ -86,11 +88,14 @@ class Waiting:
         partition_id: The service's own id.
         said: Distinct cursors from its seed and its drained parents.
         parents: The parents that have not named it yet, and a lost one that it may have come of.
+        named_at: When it was named by the service's clock, in µs since 1970, if parents were strangers then
+            (`multiclouddb_spi.checkpoint.strangers`); None also where the service does not tell the time.
     """
 
     partition_id: str
     said: tuple[Cursor, ...]
     parents: tuple[str, ...]
+    named_at: int | None = None
 
 
 @attrs.frozen
@@ -140,8 +145,10 @@ def entry_to_json(entry: Entry) -> Cursor:
             return [partition_id, cursor, _DRAINED]
         case Drained(partition_id, cursor, children, watched):
             return [partition_id, cursor, _DRAINED, list(children), watched]
-        case Waiting(partition_id, said, parents):
+        case Waiting(partition_id, said, parents, None):
             return [partition_id, list(said), _WAITING, list(parents)]
+        case Waiting(partition_id, said, parents, named_at):
+            return [partition_id, list(said), _WAITING, list(parents), named_at]
 
 
 def entry_from_json(item: Any) -> Entry:
@@ -168,6 +175,10 @@ def entry_from_json(item: Any) -> Entry:
             return Drained(partition_id, cursor, tuple(children), watched)
         case [str() as partition_id, [_, *_] as said, 4, [_, *_] as parents] if _names(parents):
             return Waiting(partition_id, tuple(said), tuple(parents))
+        case [str() as partition_id, [_, *_] as said, 4, [_, *_] as parents, named_at] if _names(
+            parents
+        ) and is_micros(named_at):
+            return Waiting(partition_id, tuple(said), tuple(parents), named_at)
         case _:
             raise InvalidCursor("a partition has an unknown form")
 

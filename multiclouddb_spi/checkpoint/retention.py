@@ -24,6 +24,7 @@ from multiclouddb_spi.batch import Child
 from multiclouddb_spi.checkpoint.coverage import ancestors_read, tracked
 from multiclouddb_spi.checkpoint.entry import Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage
+from multiclouddb_spi.checkpoint.reach import reach
 from multiclouddb_spi.contract import Partition, Seed
 from multiclouddb_spi.fault import Fault, ProviderFault
 
@@ -119,6 +120,8 @@ class Retention:
         leading = entries | left | self._oldest_of(_unlisted({name}, listed))
         still = self._oldest_of(_unlisted(strangers, listed))
         lost = strangers - leading - _descendants(leading, listed) - still
+        if lineage.audited is None:
+            return named, lost - self._unclear(lost, listed)
         return named, lost - _missed(lineage, lost, listed)
 
     def stranded(self, lineage: Lineage) -> list[str]:
@@ -137,6 +140,14 @@ class Retention:
         unlisted = _unlisted(awaited, listed)
         lost = set(unlisted) - self._oldest_of(unlisted)
         return sorted(lost) if lost and not self._gone(entries, listed)[0] else []
+
+    def _unclear(self, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
+        """Of partitions that nobody leads to, those that may descend from one that is not listed yet."""
+        parents = {partition.partition_id: partition.parents for partition in listed}
+        above = {name: reach([name], parents) for name in names}
+        unlisted = set[str]().union(*above.values()) - parents.keys()
+        late = self._oldest_of(sorted(unlisted)) & unlisted
+        return {name for name in names if not above[name].isdisjoint(late)}
 
     def _gone(self, names: Collection[str], listed: Sequence[Partition]) -> tuple[list[str], set[str]]:
         """Those that are gone, and what is left of all that came of them.
