@@ -107,18 +107,23 @@ def audit_failed(lineage: Lineage) -> None:
 
 
 def tracked(lineage: Lineage) -> dict[str, Tracked]:
-    """A lineage as `Feed.uncovered` sees it."""
-    return {entry.partition_id: _tracked(entry) for entry in lineage}
+    """A lineage as `Feed.uncovered` sees it: what no listing names is not in it, and nobody waits for it."""
+    unlisted = {entry.partition_id for entry in lineage} - lineage.listed()
+    return {
+        entry.partition_id: _tracked(entry, unlisted)
+        for entry in lineage
+        if entry.partition_id not in unlisted
+    }
 
 
-def _tracked(entry: Entry) -> Tracked:
+def _tracked(entry: Entry, unlisted: Collection[str]) -> Tracked:
     match entry:
         case Active(partition_id, cursor):
             return Tracked(partition_id, (cursor,))
         case Drained(partition_id, cursor):
             return Tracked(partition_id, (cursor,), drained=True)
         case Waiting(partition_id, said, parents):
-            return Tracked(partition_id, said, parents)
+            return Tracked(partition_id, said, tuple(name for name in parents if name not in unlisted))
 
 
 def missed_by_parents(

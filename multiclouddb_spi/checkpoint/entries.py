@@ -73,6 +73,10 @@ class Entries:
         """Children that wait for a parent."""
         return [entry for entry in self if type(entry) is Waiting]
 
+    def listed(self) -> set[str]:
+        """Ids of those that the service has a partition for; audits and retention look at no others."""
+        return {entry.partition_id for entry in self if isinstance(entry, Drained) or entry.listed}
+
     def is_quiet(self, quiet: Collection[str]) -> bool:
         """Whether all that is read is `quiet`, none waits for it, and each that has ended has a known child.
 

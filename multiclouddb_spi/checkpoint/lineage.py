@@ -106,9 +106,11 @@ class Lineage(Entries):
         Args:
             partition_id: The child.
         """
-        entry = self._entries.pop(partition_id)
+        entry = self._entries[partition_id]
         assert type(entry) is Waiting
-        self._entries[partition_id] = Active(partition_id, self._join(partition_id, entry.said))
+        cursor = self._join(partition_id, entry.said)
+        del self._entries[partition_id]
+        self._entries[partition_id] = Active(partition_id, cursor, listed=entry.listed)
 
     def advance(self, partition_id: str, cursor: Cursor) -> None:
         """Everything up to the cursor has been delivered; an earlier suspicion is over.
@@ -117,7 +119,9 @@ class Lineage(Entries):
             partition_id: The service's own id.
             cursor: Behind what has been delivered.
         """
-        self._entries[partition_id] = Active(partition_id, cursor)
+        entry = self._entries[partition_id]
+        listed = entry.listed if type(entry) is Active else True
+        self._entries[partition_id] = Active(partition_id, cursor, listed=listed)
 
     def suspect(self, partition_id: str) -> None:
         """Read this partition first and alone next time.
@@ -125,7 +129,9 @@ class Lineage(Entries):
         Args:
             partition_id: The service's own id.
         """
-        self._entries[partition_id] = Active(partition_id, self.cursor(partition_id), suspect=True)
+        entry = self._entries[partition_id]
+        assert type(entry) is Active
+        self._entries[partition_id] = attrs.evolve(entry, suspect=True)
 
     def rotate(self, partition_ids: Iterable[str]) -> None:
         """These have had their turn: to the back of the queue.
@@ -227,21 +233,23 @@ class Lineage(Entries):
         entry = self._entries.pop(partition_id)
         named = entry.children if type(entry) is Drained else ()
         assert not isinstance(entry, Waiting)
+        listed = isinstance(entry, Drained) or entry.listed
         for child in children:
             if child.partition_id not in named:
-                self._named(partition_id, child, lost, now)
+                self._named(partition_id, child, lost, now, listed=listed)
         waited = self._waiting_for.get(partition_id, ())
         if complete:
-            self._note_retired()
+            self._note_retired(listed=listed)
         else:
+            assert listed, "who looks for more children asks the service, which knows nothing of this one"
             freed = [name for name in sorted(waited) if isinstance(self._entries.get(name), Waiting)]
             known = dict.fromkeys((*named, *(child.partition_id for child in children), *freed))
             watched = entry.watched if type(entry) is Drained else 0
             self._entries[partition_id] = Drained(partition_id, entry.cursor, tuple(known), watched)
         return self.release(partition_id)
 
-    def _note_retired(self) -> None:
-        if self.audited is not None and not self.audited.retired:
+    def _note_retired(self, *, listed: bool = True) -> None:
+        if listed and self.audited is not None and not self.audited.retired:
             self.audited = attrs.evolve(self.audited, retired=True)
 
     def replace(
@@ -280,8 +288,8 @@ class Lineage(Entries):
 
     def _hold(self, partition_id: str, leader: str) -> None:
         match self._entries[partition_id]:
-            case Active(_, cursor):
-                entry = Waiting(partition_id, (cursor,), (leader,))
+            case Active(_, cursor, _, listed):
+                entry = Waiting(partition_id, (cursor,), (leader,), listed=listed)
             case Waiting(parents=parents) as waiting if leader not in parents:
                 entry = attrs.evolve(waiting, parents=(*parents, leader))
             case _:
@@ -289,13 +297,16 @@ class Lineage(Entries):
         self._entries[partition_id] = entry
         self._index(entry)
 
-    def _named(self, parent: str, child: Child, lost: Collection[str], now: int | None) -> None:
+    def _named(
+        self, parent: str, child: Child, lost: Collection[str], now: int | None, *, listed: bool
+    ) -> None:
         entry = self._entries.get(child.partition_id)
         if entry is None:
             drained = {parent, *lost, *self._watched_among(child.parents, child.partition_id)}
             others = tuple(other for other in child.parents if other not in drained)
             led_to = self._entries.keys() >= set(others)
-            entry = Waiting(child.partition_id, (child.cursor,), others, None if led_to else now)
+            moment = None if led_to else now
+            entry = Waiting(child.partition_id, (child.cursor,), others, moment, listed)
             self._entries[child.partition_id] = entry
             self._index(entry)
             self._waiting_for.setdefault(parent, set()).add(child.partition_id)

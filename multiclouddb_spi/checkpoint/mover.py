@@ -8,7 +8,16 @@ from typing import Protocol, TypeVar, assert_never
 import attrs
 
 from multiclouddb_api import PartitionFoundLate
-from multiclouddb_spi.batch import Awaiting, Child, Continue, Drained, Ended, Outcome, Reached
+from multiclouddb_spi.batch import (
+    Awaiting,
+    Child,
+    Continue,
+    Drained,
+    Ended,
+    Outcome,
+    Reached,
+    children_of,
+)
 from multiclouddb_spi.checkpoint.coverage import add_uncovered, audit_failed, find_uncovered
 from multiclouddb_spi.checkpoint.entry import Drained as Ending
 from multiclouddb_spi.checkpoint.lineage import Lineage
@@ -125,9 +134,9 @@ class Mover:
         Raises:
             Exception: What the provider raised.
         """
-        if not isinstance(outcome, Drained):
+        fresh = self._lineage.fresh_children(name, children_of(outcome))
+        if not fresh:
             return Waits()
-        fresh = self._lineage.fresh_children(name, outcome.children)
         named, lost = self._retention.named(self._lineage, name, fresh)
         strangers = self._lineage.strangers(name, fresh) - lost
         now = self._now() if strangers and self._lineage.audited is None else None

@@ -80,7 +80,7 @@ class Retention:
             return set(), {}
         listed = self._partitions()
         others = {entry.partition_id for entry in lineage} - {name}
-        gone, left = self._gone(others, listed)
+        gone, left = self._gone(lineage.listed() - {name}, listed)
         heirs = {seed.partition_id: seed.parents for seed in seeds if seed.partition_id not in others}
         parents = heirs | _waits_of(lineage)
         coming = left | _descendants(others | heirs.keys() | left, listed)
@@ -108,7 +108,7 @@ class Retention:
             return list(children), strangers
         listed = self._partitions()
         entries = {entry.partition_id for entry in lineage}
-        gone, left = self._gone(entries - {name}, listed)
+        gone, left = self._gone(lineage.listed() - {name}, listed)
         fresh = {child.partition_id: child.parents for child in children if child.partition_id not in entries}
         holds = _holds(fresh | _waits_of(lineage), left & fresh.keys(), gone)
         named = [
@@ -139,7 +139,7 @@ class Retention:
         listed = self._partitions()
         unlisted = _unlisted(awaited, listed)
         lost = set(unlisted) - self._oldest_of(unlisted)
-        return sorted(lost) if lost and not self._gone(entries, listed)[0] else []
+        return sorted(lost) if lost and not self._gone(lineage.listed(), listed)[0] else []
 
     def _unclear(self, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
         """Of partitions that nobody leads to, those that may descend from one that is not listed yet."""

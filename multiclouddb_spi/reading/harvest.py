@@ -211,12 +211,15 @@ class Harvest(Generic[T]):
                     self._tell_retired(name, moved.fresh)
                 if not len(self._lineage):
                     self.result.over = _ALL_ENDED
-            case Ended(notice):
+            case Ended(notice) if notice is not None:
                 # All partitions of a dropped collection say so; that the feed is over, the last one does.
                 if notice not in self.result.notices and not isinstance(notice, FeedEnded):
                     self.result.tell(notice, name)
                 if not len(self._lineage):
                     self.result.ended(notice)
+            case Ended():
+                if not len(self._lineage):
+                    self.result.over = _ALL_ENDED
             case _:
                 pass
 
