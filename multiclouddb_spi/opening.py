@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Final
 
 from multiclouddb_api import (
     ChangeFeedRequest,
@@ -99,7 +100,7 @@ class Opening:
         if envelope.address != spec.address:
             raise _foreign(f"is of {envelope.address}, not of {spec.address}")
         if envelope.scope != scope:
-            raise _foreign(f"was made for the scope {envelope.scope!r}, not {scope!r}")
+            raise _other_scope(envelope.scope, scope)
         if envelope.options_digest != digest:
             raise _foreign("was made with provider options that mean other positions")
         return envelope
@@ -125,7 +126,18 @@ class Opening:
         )
 
 
-def _foreign(problem: str) -> MulticloudDbError:
-    return invalid_request(
-        "continuation_token", problem, "pass it to the same kind of request that it came from, or start anew"
-    )
+_SAME_KIND: Final = "pass it to the same kind of request that it came from, or start anew"
+
+
+def _foreign(problem: str, way_out: str = _SAME_KIND) -> MulticloudDbError:
+    return invalid_request("continuation_token", problem, way_out)
+
+
+def _other_scope(theirs: str, ours: str) -> MulticloudDbError:
+    (kind, _, one), (_, _, other) = theirs.partition(":"), ours.partition(":")
+    if one and one == other and {theirs, ours} == {f"partition:{one}", f"descendants:{one}"}:
+        is_of_all = kind == "descendants"
+        what = "with its descendants, not of it alone" if is_of_all else "alone, not with its descendants"
+        way_out = f"pass it with PhysicalPartition(…, with_descendants={is_of_all})"
+        return _foreign(f"is of the partition {one} {what}", f"{way_out}, or start anew")
+    return _foreign(f"was made for the scope {theirs!r}, not {ours!r}")

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Final
+from datetime import datetime
 
 from multiclouddb_api import AtTime, Beginning, LogicalPartition, Now, PartitionFoundLate
 from multiclouddb_spi.checkpoint.entry import Active, Audited, Drained, Entry, Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage
+from multiclouddb_spi.checkpoint.moment import to_micros, to_moment
 from multiclouddb_spi.contract import Feed, FeedStart, Partition, PartitionState, Seed, Tracked
 from multiclouddb_spi.deadline import Deadline
 
@@ -28,8 +28,6 @@ __all__ = [
     "missed_by_parents",
     "tracked",
 ]
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | None:
@@ -49,8 +47,7 @@ def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | No
             since = utc
         case Now():
             since = now
-    micros = None if since is None else (since - _EPOCH) // timedelta(microseconds=1)
-    return Audited(micros, int(time.time()), retired=True)
+    return Audited(None if since is None else to_micros(since), int(time.time()), retired=True)
 
 
 def is_audit_due(audited: Audited | None, every: float) -> bool:
@@ -79,8 +76,7 @@ def find_uncovered(feed: Feed, lineage: Lineage, deadline: Deadline) -> list[See
         As `Feed.uncovered`.
     """
     since = lineage.audited.since if lineage.audited is not None else None
-    moment = None if since is None else _EPOCH + timedelta(microseconds=since)
-    return feed.uncovered(tracked(lineage), moment, deadline)
+    return feed.uncovered(tracked(lineage), None if since is None else to_moment(since), deadline)
 
 
 def add_uncovered(feed: Feed, lineage: Lineage, seeds: Sequence[Seed] | None) -> list[PartitionFoundLate]:
@@ -111,18 +107,23 @@ def audit_failed(lineage: Lineage) -> None:
 
 
 def tracked(lineage: Lineage) -> dict[str, Tracked]:
-    """A lineage as `Feed.uncovered` sees it."""
-    return {entry.partition_id: _tracked(entry) for entry in lineage}
+    """A lineage as `Feed.uncovered` sees it: what no listing names is not in it, and nobody waits for it."""
+    unlisted = {entry.partition_id for entry in lineage} - lineage.listed()
+    return {
+        entry.partition_id: _tracked(entry, unlisted)
+        for entry in lineage
+        if entry.partition_id not in unlisted
+    }
 
 
-def _tracked(entry: Entry) -> Tracked:
+def _tracked(entry: Entry, unlisted: Collection[str]) -> Tracked:
     match entry:
         case Active(partition_id, cursor):
             return Tracked(partition_id, (cursor,))
         case Drained(partition_id, cursor):
             return Tracked(partition_id, (cursor,), drained=True)
         case Waiting(partition_id, said, parents):
-            return Tracked(partition_id, said, parents)
+            return Tracked(partition_id, said, tuple(name for name in parents if name not in unlisted))
 
 
 def missed_by_parents(

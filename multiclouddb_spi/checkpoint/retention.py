@@ -24,6 +24,7 @@ from multiclouddb_spi.batch import Child
 from multiclouddb_spi.checkpoint.coverage import ancestors_read, tracked
 from multiclouddb_spi.checkpoint.entry import Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage
+from multiclouddb_spi.checkpoint.reach import reach
 from multiclouddb_spi.contract import Partition, Seed
 from multiclouddb_spi.fault import Fault, ProviderFault
 
@@ -79,7 +80,7 @@ class Retention:
             return set(), {}
         listed = self._partitions()
         others = {entry.partition_id for entry in lineage} - {name}
-        gone, left = self._gone(others, listed)
+        gone, left = self._gone(lineage.listed() - {name}, listed)
         heirs = {seed.partition_id: seed.parents for seed in seeds if seed.partition_id not in others}
         parents = heirs | _waits_of(lineage)
         coming = left | _descendants(others | heirs.keys() | left, listed)
@@ -107,7 +108,7 @@ class Retention:
             return list(children), strangers
         listed = self._partitions()
         entries = {entry.partition_id for entry in lineage}
-        gone, left = self._gone(entries - {name}, listed)
+        gone, left = self._gone(lineage.listed() - {name}, listed)
         fresh = {child.partition_id: child.parents for child in children if child.partition_id not in entries}
         holds = _holds(fresh | _waits_of(lineage), left & fresh.keys(), gone)
         named = [
@@ -119,6 +120,8 @@ class Retention:
         leading = entries | left | self._oldest_of(_unlisted({name}, listed))
         still = self._oldest_of(_unlisted(strangers, listed))
         lost = strangers - leading - _descendants(leading, listed) - still
+        if lineage.audited is None:
+            return named, lost - self._unclear(lost, listed)
         return named, lost - _missed(lineage, lost, listed)
 
     def stranded(self, lineage: Lineage) -> list[str]:
@@ -136,7 +139,15 @@ class Retention:
         listed = self._partitions()
         unlisted = _unlisted(awaited, listed)
         lost = set(unlisted) - self._oldest_of(unlisted)
-        return sorted(lost) if lost and not self._gone(entries, listed)[0] else []
+        return sorted(lost) if lost and not self._gone(lineage.listed(), listed)[0] else []
+
+    def _unclear(self, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
+        """Of partitions that nobody leads to, those that may descend from one that is not listed yet."""
+        parents = {partition.partition_id: partition.parents for partition in listed}
+        above = {name: reach([name], parents) for name in names}
+        unlisted = set[str]().union(*above.values()) - parents.keys()
+        late = self._oldest_of(sorted(unlisted)) & unlisted
+        return {name for name in names if not above[name].isdisjoint(late)}
 
     def _gone(self, names: Collection[str], listed: Sequence[Partition]) -> tuple[list[str], set[str]]:
         """Those that are gone, and what is left of all that came of them.

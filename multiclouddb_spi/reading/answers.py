@@ -224,7 +224,7 @@ class Answers(Generic[T]):
                     self._tell_retired(name, moved.fresh)
                 if not len(self._lineage):
                     self.result.over = _ALL_ENDED
-            case Ended(notice):
+            case Ended(notice) if notice is not None:
                 # All partitions of a dropped collection say so; that the feed is over, the last one does.
                 if notice not in self.result.notices and not isinstance(notice, FeedEnded):
                     self.result.tell(notice, name)
@@ -232,6 +232,9 @@ class Answers(Generic[T]):
                     self.result.over = str(notice)
                     if isinstance(notice, FeedEnded | Invalidated):
                         self.result.over = notice.reason
+            case Ended():
+                if not len(self._lineage):
+                    self.result.over = _ALL_ENDED
             case _:
                 pass
 
