@@ -61,7 +61,9 @@ class Opening:
             if physical is not None:
                 physical.check_incarnation(spec.address, feed.identity.incarnation)
             if envelope is not None:
-                return self._resume(feed, envelope, scope, digest)
+                check_resumes(feed, envelope.incarnation, "continuation_token", _RECREATED)
+                state = state_from_json(envelope.state, feed.join)
+                return Session(feed, state, scope, digest, envelope.watermark, envelope.skipped)
             assert not isinstance(request.start_position, FromContinuationToken)
             only = physical.native if physical else None
             lineage = self._start(opened, feed, request.start_position, only, deadline)
@@ -105,13 +107,6 @@ class Opening:
             raise _foreign("was made with provider options that mean other positions")
         return envelope
 
-    def _resume(self, feed: Feed, envelope: Envelope, scope: str, digest: str) -> Session:
-        check_resumes(
-            feed, envelope.incarnation, "continuation_token", "start anew: what the old one held is gone"
-        )
-        state = state_from_json(envelope.state, feed.join)
-        return Session(feed, state, scope, digest, envelope.watermark, envelope.skipped)
-
     def _start(
         self, opened: OpenFeed, feed: Feed, position: FeedStart, only: str | None, deadline: Deadline
     ) -> Lineage:
@@ -126,6 +121,7 @@ class Opening:
         )
 
 
+_RECREATED: Final = "start anew: what the old one held is gone"
 _SAME_KIND: Final = "pass it to the same kind of request that it came from, or start anew"
 
 

@@ -32,7 +32,9 @@ class Entries:
     """
 
     def __init__(self, entries: Iterable[Entry], audited: Audited | None) -> None:
-        self._entries: dict[str, Entry] = {entry.partition_id: entry for entry in entries}
+        self._entries = dict[str, Entry]()
+        for entry in entries:
+            self._entries[entry.partition_id] = entry
         self.audited = audited
 
     def to_json(self) -> Cursor:
@@ -67,11 +69,11 @@ class Entries:
 
     def drained(self) -> list[Drained]:
         """Partitions that may have more children than are known."""
-        return [entry for entry in self if type(entry) is Drained]
+        return [entry for entry in self._entries.values() if type(entry) is Drained]
 
     def waiting(self) -> list[Waiting]:
         """Children that wait for a parent."""
-        return [entry for entry in self if type(entry) is Waiting]
+        return [entry for entry in self._entries.values() if type(entry) is Waiting]
 
     def listed(self) -> set[str]:
         """Ids of those that the service has a partition for; audits and retention look at no others."""

@@ -61,8 +61,9 @@ class Lineage(Entries):
         super().__init__(entries, audited)
         self._join = join
         self._waiting_for: dict[str, set[str]] = {}
-        for entry in self.waiting():
-            self._index(entry)
+        for entry in self._entries.values():
+            if type(entry) is Waiting:
+                self._index(entry)
 
     @classmethod
     def from_seeds(cls, seeds: Sequence[Seed], join: Join, audited: Audited | None = None) -> Lineage:
@@ -91,7 +92,7 @@ class Lineage(Entries):
         if not (isinstance(value, dict) and isinstance(value.get("p"), list)):
             raise InvalidCursor("the list of partitions is missing")
         audited = audited_from_json(value["a"]) if "a" in value else None
-        entries = [entry_from_json(item) for item in value["p"]]
+        entries = list(map(entry_from_json, value["p"]))
         if len({entry.partition_id for entry in entries}) != len(entries):
             raise InvalidCursor("a partition is listed twice")
         return cls(entries, join, audited)
