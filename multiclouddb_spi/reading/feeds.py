@@ -33,7 +33,7 @@ class FeedCache:
     calls to the service, which check how the resource is provisioned. So a feed is kept for ten minutes after
     its last use, and as many are kept as readers: with the scope of a partition key there is a feed for each
     key, and a worker may read thousands of keys in turns. When there are more, those that were used in the
-    last minute stay, and a further one is closed behind its call: in turns, the longest unused is needed next.
+    last minute stay, and a further one is closed after its call: in turns, the longest unused is needed next.
 
     Args:
         fetcher: Runs calls.
