@@ -383,10 +383,9 @@ class Feed(ABC):
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """-1, 0 or 1 as `a` lies before, at or behind `b` in one partition; pure. Equal cursors give 0.
 
-        None: the cursors do not tell. It proves nothing, so it has the behaviour of the less good answer
-        everywhere: the engine reads up to a bound and not past it, stays where it is, or raises. It does not
-        end, leave out or skip anything for a None. Only cursors that say nothing of their order give it: an
-        exception is for a cursor that this provider cannot have made (`InvalidCursor`).
+        None: the cursors do not tell which lies first. It proves nothing, so the engine goes on everywhere as
+        if there was something left: it reads up to a bound and not past it, stays where it is, or raises. It
+        ends, leaves out and skips nothing for a None. A cursor that cannot be its own raises `InvalidCursor`.
         """
 
     @abstractmethod
