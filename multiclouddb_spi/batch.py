@@ -61,8 +61,8 @@ class Drained:
     """The partition has ended and this batch is its last; these follow.
 
     Attributes:
-        children: The ones that are known so far, at least one. They start at once. Reading again at the final
-            cursor must say at least the same.
+        children: The ones that are known so far, at least one: without any it is `Awaiting` or `Ended`. They
+            start at once. Reading again at the final cursor must say at least the same.
         complete: True when the service proves that there are no others. With False the engine keeps the
             partition in the token and asks `Feed.discover` for more of them, for ten minutes of running
             time by default (`ClientConfig.child_watch_seconds`).

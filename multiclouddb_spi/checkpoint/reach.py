@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 
-__all__ = ["reach"]
+from multiclouddb_spi.contract import Partition
+
+__all__ = ["parents_of", "reach"]
 
 
 def reach(
@@ -26,3 +28,8 @@ def reach(
             if name not in ends:
                 pending += edges.get(name, ())
     return found
+
+
+def parents_of(listed: Iterable[Partition]) -> dict[str, tuple[str, ...]]:
+    """Each partition that a service lists → its parents."""
+    return {partition.partition_id: partition.parents for partition in listed}
