@@ -37,21 +37,22 @@ from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import user_errors
 from multiclouddb_spi.gate import require, spec_of
 from multiclouddb_spi.opening import Opening
+from multiclouddb_spi.reading.context import ReadContext
 from multiclouddb_spi.reading.feeds import FeedCache
 from multiclouddb_spi.reading.fetcher import Fetcher
-from multiclouddb_spi.reading.flight import Workshop
-from multiclouddb_spi.reading.live import Budget, LiveCache
 from multiclouddb_spi.reading.pages import Pages, Reading, finished
-from multiclouddb_spi.reading.result import SweepResult
+from multiclouddb_spi.reading.partition_reader import Budget
+from multiclouddb_spi.reading.poll import Poll
+from multiclouddb_spi.reading.reader_cache import ReaderCache
+from multiclouddb_spi.reading.result import PollResult
 from multiclouddb_spi.reading.retired import Look, look_again
-from multiclouddb_spi.reading.sweep import Sweep
 from multiclouddb_spi.retry import ATTEMPTS
 from multiclouddb_spi.watch import Watch
 
 __all__ = ["Engine"]
 
 T = TypeVar("T")
-_MOST_LIVES: Final = 16384
+_MOST_READERS: Final = 16384
 
 
 class Engine:
@@ -82,15 +83,15 @@ class Engine:
         self._executor = executor or ThreadPoolExecutor(2 * config.max_concurrency, "multiclouddb")
         self._watch = Watch(observer)
         budget = Budget(config.max_buffered_bytes)
-        self._lives = LiveCache(budget, _MOST_LIVES, config.max_readers_per_partition)
+        self._readers = ReaderCache(budget, _MOST_READERS, config.max_readers_per_partition)
         self._fetcher = Fetcher(provider, self._executor, self._watch, self._closed, attempts, pause)
-        self._feeds = FeedCache(self._fetcher, self._lives)
+        self._feeds = FeedCache(self._fetcher, self._readers)
         self._pages = Pages(
             provider.provider_id, self._fetcher, self._feeds, self._watch, config.headroom_warning_seconds
         )
         self._opening = Opening(provider, self._feeds, self._fetcher)
-        self._shop = Workshop(
-            self._fetcher, self._lives, budget, self._watch, self._closed,
+        self._context = ReadContext(
+            self._fetcher, self._readers, budget, self._watch, self._closed,
             width=config.max_concurrency, page_records=provider.page_records,
             watch_seconds=config.child_watch_seconds, audit_seconds=config.coverage_audit_seconds,
         )  # fmt: skip
@@ -103,7 +104,7 @@ class Engine:
     @property
     def buffered_bytes(self) -> int:
         """Bytes that are fetched or asked for and not handed out."""
-        return self._shop.budget.used
+        return self._context.budget.used
 
     def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
         """As `MulticloudDbClient.read_changes`: one page of events."""
@@ -140,28 +141,29 @@ class Engine:
         ):
             if isinstance(session, Finished):
                 return finished(session)
-            if isinstance(session.state, Retired):
-                look = look_again(session, session.state, self._fetcher, self._shop.watch_seconds, deadline)
+            context, lineage = self._context, session.state
+            if isinstance(lineage, Retired):
+                look = look_again(session, lineage, self._fetcher, context.watch_seconds, deadline)
                 return self._pages.ended(session, look)
-            if not isinstance(session.state, Lineage):
-                return self._pages.ended(session, Look(session.state))
+            if not isinstance(lineage, Lineage):
+                return self._pages.ended(session, Look(lineage))
             if session.skipped:  # a page of its own, so that the notice comes before what follows the record
-                return self._pages.reading(session, session.state, SweepResult[T](), deadline, began)
-            sweep = Sweep(
-                self._shop, session.feed, session.state, request.max_page_size or self._provider.page_records,
+                return self._pages.reading(session, lineage, PollResult.nothing(lineage), deadline, began)
+            poll = Poll(
+                context, session.feed, lineage, request.max_page_size or self._provider.page_records,
                 view, deadline, wait=options.wait_seconds, on_expired=request.on_expired,
                 single=isinstance(request.scope, PhysicalPartition),
             )  # fmt: skip
             try:
-                result = sweep.run()
-                if not result.in_hand() and session.state.unnamed():
+                result = poll.run()
+                if not result.in_hand() and lineage.unnamed():
                     self._fetcher.rest()
             except Exception as error:
                 self._pages.forget_if_gone(session, self._fetcher.fault(error))
                 raise
             if not result.count:
-                self._pages.raise_failure(session, session.state, result, deadline)
-            return self._pages.reading(session, session.state, result, deadline, began)
+                self._pages.raise_failure(session, lineage, result, deadline)
+            return self._pages.reading(session, lineage, result, deadline, began)
 
     def list_physical_partitions(
         self, address: ResourceAddress, options: OperationOptions
@@ -225,7 +227,7 @@ class Engine:
         if self._closed.is_set():
             return
         self._closed.set()
-        self._lives.close()
+        self._readers.close()
         try:
             with user_errors(self._provider, "close"):
                 self._provider.close()

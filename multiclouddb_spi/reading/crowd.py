@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Crowd(Generic[T]):
-    """The cached lives of one partition: one for each consumer, and what consumers have left behind.
+    """The cached readers of one partition: one for each consumer, and what consumers have left behind.
 
     A consumer that comes back has proven that its reader is in use; one that goes on in another process never
     comes back. So readers that nobody has come back to are closed first. Which one of them is left to
@@ -29,22 +29,17 @@ class Crowd(Generic[T]):
         self._new: dict[T, None] = {}
         self._proven: OrderedDict[T, None] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._new) + len(self._proven)
-
-    def add(self, live: T, *, proven: bool) -> None:
-        """It is cached."""
-        (self._proven if proven else self._new)[live] = None
-
-    def remove(self, live: T) -> None:
-        """It is in use, or closed."""
-        self._new.pop(live, None)
-        self._proven.pop(live, None)
-
-    def surplus(self, most: int) -> T | None:
-        """The one to close when there are more than `most`; None when there are not."""
-        if len(self) <= most:
+    def add(self, reader: T, most: int, *, proven: bool) -> T | None:
+        """Cache one more; the one to close when there are more than `most`, else None."""
+        (self._proven if proven else self._new)[reader] = None
+        if len(self._new) + len(self._proven) <= most:
             return None
         while len(self._proven) > most * 7 // 8:
             self._new[self._proven.popitem(last=False)[0]] = None
         return _dice.choice(list(self._new))
+
+    def remove(self, reader: T) -> bool:
+        """It is in use, or closed; whether it was the last one."""
+        self._new.pop(reader, None)
+        self._proven.pop(reader, None)
+        return not (self._new or self._proven)

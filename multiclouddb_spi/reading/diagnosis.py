@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.state import FeedState, Retired
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.reading.fetcher import Fetcher
-from multiclouddb_spi.reading.result import SweepResult
+from multiclouddb_spi.reading.result import PollResult
 
 __all__ = ["diagnose", "open_watches", "watermark_micros"]
 
@@ -19,7 +20,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICRO: Final = timedelta(microseconds=1)
 
 
-def watermark_micros(feed: Feed, lineage: Lineage, result: SweepResult[Any], told: int | None) -> int | None:
+def watermark_micros(feed: Feed, lineage: Lineage, result: PollResult[Any], told: int | None) -> int | None:
     """The moment before which nothing comes any more, in µs since 1970; never less than `told`.
 
     It is the least over every partition: what its last batch said, else the time of its position.
@@ -32,8 +33,8 @@ def watermark_micros(feed: Feed, lineage: Lineage, result: SweepResult[Any], tol
         if isinstance(entry, Waiting):
             times = [feed.describe(cursor).time for cursor in entry.said]
         else:
-            batch = result.batches.get(entry.partition_id)
-            said = batch.watermark if batch is not None else None
+            turn = result.turns.find(entry.partition_id)
+            said = turn.watermark if turn is not None else None
             times = [said if said is not None else feed.describe(entry.cursor).time]
         for time in times:
             if time is None:
@@ -49,7 +50,7 @@ def diagnose(
     feed: Feed,
     fetcher: Fetcher,
     state: FeedState,
-    result: SweepResult[Any],
+    result: PollResult[Any],
     watermark: int | None,
     now: datetime | None,
     elapsed: float,
@@ -71,20 +72,23 @@ def diagnose(
         lag = 0.0
     elif mark is not None and now is not None:
         lag = max(0.0, (now - mark).total_seconds())
+    errors, headroom = {}, math.inf
+    for turn in result.turns:
+        headroom = min(headroom, turn.headroom)
+        if turn.error is not None:
+            errors[feed.public_id(turn.partition_id)] = fetcher.fault(turn.error).message
+    if now is not None and isinstance(state, Lineage):
+        headroom = min(headroom, _headroom_of_waiting(feed, state, now))
     return OperationDiagnostics(
         watermark=mark,
         lag_seconds=lag,
-        retention_headroom_seconds=min(
-            (*result.headroom.values(), *_headroom_of_waiting(feed, state, now)), default=None
-        ),
+        retention_headroom_seconds=None if headroom == math.inf else headroom,
         requests=result.requests,
         native_charge=result.charge,
         retries=result.retries,
         open_watches=open_watches(state),
         found_late=result.found_late,
-        partition_errors={
-            feed.public_id(name): fetcher.fault(error).message for name, error in result.errors.items()
-        },
+        partition_errors=errors,
         elapsed_seconds=elapsed,
     )
 
@@ -100,10 +104,11 @@ def open_watches(state: FeedState) -> int:
             return 0
 
 
-def _headroom_of_waiting(feed: Feed, state: FeedState, now: datetime | None) -> list[float]:
-    """How long the positions of children are kept that wait for their parents."""
-    if now is None or not isinstance(state, Lineage):
-        return []
-    cursors = [cursor for entry in state if isinstance(entry, Waiting) for cursor in entry.said]
-    told = [feed.headroom(cursor, now) for cursor in cursors]
-    return [seconds for seconds in told if seconds is not None]
+def _headroom_of_waiting(feed: Feed, lineage: Lineage, now: datetime) -> float:
+    """How long the positions of children are kept that wait for their parents; infinite for none."""
+    least = math.inf
+    for entry in lineage:
+        for cursor in entry.said if type(entry) is Waiting else ():
+            seconds = feed.headroom(cursor, now)
+            least = least if seconds is None else min(least, seconds)
+    return least

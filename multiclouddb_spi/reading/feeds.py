@@ -14,7 +14,7 @@ from typing import Final
 from multiclouddb_spi.contract import Feed, FeedSpec
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.reading.fetcher import Fetcher
-from multiclouddb_spi.reading.live import LiveCache
+from multiclouddb_spi.reading.reader_cache import ReaderCache
 
 __all__ = ["FeedCache"]
 
@@ -30,11 +30,11 @@ class FeedCache:
 
     Args:
         fetcher: Runs calls.
-        lives: Forgets a closed feed's readers.
+        readers: Forgets a closed feed's readers.
     """
 
-    def __init__(self, fetcher: Fetcher, lives: LiveCache) -> None:
-        self._fetcher, self._lives = fetcher, lives
+    def __init__(self, fetcher: Fetcher, readers: ReaderCache) -> None:
+        self._fetcher, self._readers = fetcher, readers
         self._feeds: OrderedDict[FeedSpec, Feed] = OrderedDict()
         self._users: Counter[int] = Counter()
         self._clocks: dict[int, tuple[float, datetime | None]] = {}
@@ -71,7 +71,7 @@ class FeedCache:
         with self._lock:
             if self._feeds.get(feed.spec) is feed:
                 del self._feeds[feed.spec]
-        self._lives.forget(feed)
+        self._readers.forget(feed)
         self._close_unused(feed)
 
     def now(self, feed: Feed, deadline: Deadline) -> datetime | None:
@@ -87,23 +87,26 @@ class FeedCache:
 
         A time that was carried on may be: the clock was set back since, or another machine answers.
         """
-        return self._quickly(feed, deadline, lambda soon: self._ask(feed, soon)[1])
+        return self._quickly(feed, deadline, self._ask_now)
 
     def soon(self, feed: Feed, deadline: Deadline) -> datetime | None:
         """The service's time if it tells quickly; one that does not is left alone for a minute."""
-        return self._quickly(feed, deadline, lambda soon: self.now(feed, soon))
+        return self._quickly(feed, deadline, self.now)
 
     def _quickly(
-        self, feed: Feed, deadline: Deadline, ask: Callable[[Deadline], datetime | None]
+        self, feed: Feed, deadline: Deadline, ask: Callable[[Feed, Deadline], datetime | None]
     ) -> datetime | None:
         failed = self._mute.get(id(feed))
         if deadline.passed() or (failed is not None and time.monotonic() - failed < _CLOCK_SECONDS):
             return None
         try:
-            return ask(deadline.sooner(_CLOCK_PATIENCE))
+            return ask(feed, deadline.sooner(_CLOCK_PATIENCE))
         except Exception:  # noqa: BLE001 - it costs the lag, not the page
             self._mute[id(feed)] = time.monotonic()
             return None
+
+    def _ask_now(self, feed: Feed, deadline: Deadline) -> datetime | None:
+        return self._ask(feed, deadline)[1]
 
     def _ask(self, feed: Feed, deadline: Deadline) -> tuple[float, datetime | None]:
         told = self._fetcher.call(lambda: feed.clock(deadline), deadline)
@@ -126,6 +129,6 @@ class FeedCache:
             self._users.pop(id(feed), None)
             self._clocks.pop(id(feed), None)
             self._mute.pop(id(feed), None)
-        self._lives.forget(feed)
+        self._readers.forget(feed)
         with suppress(Exception):
             feed.close()

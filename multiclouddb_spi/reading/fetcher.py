@@ -16,7 +16,7 @@ from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import fault_of
 from multiclouddb_spi.fault import Fault, ProviderFault
-from multiclouddb_spi.reading.live import Live
+from multiclouddb_spi.reading.partition_reader import PartitionReader
 from multiclouddb_spi.retry import ATTEMPTS, Tries
 from multiclouddb_spi.watch import Watch
 
@@ -93,7 +93,7 @@ class Fetcher:
         self._attempts = attempts
         self._pause = pause or closed.wait
 
-    def start(self, live: Live, ask: Ask) -> None:
+    def start(self, live: PartitionReader, ask: Ask) -> None:
         """Begin a fetch; its future is `live.future`."""
         live.hold_ask(ask.reserve)
         live.asked_at = time.monotonic()
@@ -137,7 +137,7 @@ class Fetcher:
                 raise closed_fault() from error
             raise
 
-    def _fetch(self, live: Live, ask: Ask) -> Batch:
+    def _fetch(self, live: PartitionReader, ask: Ask) -> Batch:
         live.retries, live.trouble = 0, None
 
         def once() -> Batch:

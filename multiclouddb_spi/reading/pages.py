@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
 import attrs
@@ -30,8 +31,9 @@ from multiclouddb_spi.fault import Fault, ProviderFault, RecordFault
 from multiclouddb_spi.reading.diagnosis import diagnose, open_watches, watermark_micros
 from multiclouddb_spi.reading.feeds import FeedCache
 from multiclouddb_spi.reading.fetcher import Fetcher, late_fault
-from multiclouddb_spi.reading.result import SweepResult
+from multiclouddb_spi.reading.result import PollResult
 from multiclouddb_spi.reading.retired import Look
+from multiclouddb_spi.reading.turns import Turn
 from multiclouddb_spi.watch import Watch
 
 __all__ = ["Pages", "Reading", "finished"]
@@ -79,7 +81,7 @@ class Pages:
         self._warned: dict[ResourceAddress, float] = {}
 
     def raise_failure(
-        self, session: Session, lineage: Lineage, result: SweepResult[Any], deadline: Deadline
+        self, session: Session, lineage: Lineage, result: PollResult[Any], deadline: Deadline
     ) -> None:
         """Nothing was handed out: raise what stopped the feed, if anything did.
 
@@ -96,10 +98,11 @@ class Pages:
             )
         if result.moved:
             return
-        for name, error in result.errors.items():
-            raise self._failed(session, name, error, deadline) from cause_of(
-                self._fetcher.fault(error), error
-            )
+        for turn in result.turns:
+            if (failed := turn.error) is not None:
+                raise self._failed(session, turn.partition_id, failed, deadline) from cause_of(
+                    self._fetcher.fault(failed), failed
+                )
         if deadline.passed():
             raise ProviderFault(late_fault())
 
@@ -137,9 +140,9 @@ class Pages:
             self._feeds.forget(session.feed)
 
     def reading(
-        self, session: Session, lineage: Lineage, result: SweepResult[T], deadline: Deadline, began: float
+        self, session: Session, lineage: Lineage, result: PollResult[T], deadline: Deadline, began: float
     ) -> Reading[T]:
-        """The page of what a sweep found; its token has the lineage as it is now."""
+        """The page of what a poll found; its token has the lineage as it is now."""
         watermark = watermark_micros(session.feed, lineage, result, session.watermark)
         state: FeedState = lineage
         if result.retired is not None:
@@ -149,12 +152,14 @@ class Pages:
         elif not len(lineage):
             raise ProviderFault(_NOTHING_LEFT)
         now = None if result.idle else self._feeds.soon(session.feed, deadline)
+        nearest = min(result.turns, key=attrgetter("headroom"), default=None)
+        if nearest is not None and nearest.headroom < self._headroom_warning:
+            self._warn(session, nearest)
         diagnostics = diagnose(
             session.feed, self._fetcher, state, result, watermark, now, time.monotonic() - began
         )
-        self._warn(session, result)
         return Reading(
-            tuple(part.value for part in result.slices),
+            tuple(result.values),
             self._page(
                 session, state, diagnostics, tuple(result.notices), idle=result.idle, watermark=watermark
             ),
@@ -183,31 +188,30 @@ class Pages:
         idle: bool,
         watermark: int | None,
     ) -> ChangeFeedPage:
-        children: tuple[Child, ...] = ()
+        children: list[ChildPartition] = []
         if isinstance(state, Retired):
-            children = state.children
+            children = [_child(session, child) for child in state.children]
         elif isinstance(state, FeedOver):
             notices, idle = (*notices, FeedEnded(state.reason)), True
+        if session.skipped:
+            notices = (*_skipped(session), *notices)
         return ChangeFeedPage(
             events=(),
             continuation_token=session.token(state_to_json(state), watermark=watermark),
             idle=idle,
             partition_retired=isinstance(state, Retired),
-            child_partitions=tuple(_child(session, child) for child in children),
-            notices=(*_skipped(session), *notices),
+            child_partitions=tuple(children),
+            notices=notices,
             diagnostics=diagnostics,
         )
 
-    def _warn(self, session: Session, result: SweepResult[Any]) -> None:
-        """Tell of the partition that is nearest to its end; once a minute, since it will be so for long."""
-        name = min(result.headroom, key=result.headroom.__getitem__, default=None)
-        if name is None or result.headroom[name] >= self._headroom_warning:
-            return
+    def _warn(self, session: Session, nearest: Turn) -> None:
+        """Report the partition that is nearest to its end; once a minute, since it will be so for long."""
         address, now = session.feed.spec.address, time.monotonic()
         if now - self._warned.get(address, -math.inf) < _WARNING_SECONDS:
             return
         self._warned[address] = now
-        self._watch.headroom_low(address, session.feed.public_id(name), result.headroom[name])
+        self._watch.headroom_low(address, session.feed.public_id(nearest.partition_id), nearest.headroom)
 
 
 def _skipped(of: Session | Finished) -> tuple[Notice, ...]:

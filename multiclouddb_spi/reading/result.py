@@ -6,80 +6,71 @@ from typing import Generic, TypeVar
 
 import attrs
 
-from multiclouddb_api import FeedEnded, Invalidated, Notice
-from multiclouddb_spi.batch import Batch
+from multiclouddb_api import Notice
+from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.state import Retired
-from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.fault import RecordFault
-from multiclouddb_spi.reading.live import Live
+from multiclouddb_spi.reading.turns import Turns
 
-__all__ = ["Slice", "SweepResult"]
+__all__ = ["PollResult"]
 
 T = TypeVar("T")
 
 
-@attrs.frozen
-class Slice(Generic[T]):
-    """Records of one partition that are handed out together.
-
-    Attributes:
-        partition_id: The service's own id.
-        value: What the view made of them.
-        count: How many.
-        after: The cursor behind them.
-    """
-
-    partition_id: str
-    value: T
-    count: int
-    after: Cursor
-
-
 @attrs.define
-class SweepResult(Generic[T]):
-    """What a sweep found; the lineage that it was given has moved on.
+class PollResult(Generic[T]):
+    """What a poll found; the lineage that it was given has moved on.
 
     Attributes:
-        slices: Records handed out, in order.
-        count: How many in all.
+        turns: What each partition has answered.
+        limit: Bound on records handed out.
+        values: What the view made of the records that are handed out, in order.
+        count: How many records these are.
+        notices: Facts found on the way.
+        moved: A partition answered or a position moved.
         idle: Every active partition answered that it has nothing.
         retired: With one physical partition: how it ended, once it did.
         over: Why nothing will ever follow, or None.
         failure: Where, and what, stops the feed for good.
         poison: Where, and which record, stops the feed.
-        moved: A partition answered or a position moved.
-        notices: Facts found on the way.
         found_late: Partitions that an audit found.
-        noticed: Partitions of which nothing more is handed out in this call, because a notice comes first.
-        errors: Partition → its failure in this call.
-        batches: Partition → its last batch that was handed out whole.
         requests: Calls to the service.
         retries: Calls that were made again.
         charge: What the service charged, or None.
-        headroom: Partition → seconds until its position falls out of retention.
     """
 
-    slices: list[Slice[T]] = attrs.field(factory=list)
+    turns: Turns
+    limit: int
+    values: list[T] = attrs.field(factory=list)
     count: int = 0
+    notices: list[Notice] = attrs.field(factory=list)
+    moved: bool = False
     idle: bool = False
     retired: Retired | None = None
     over: str | None = None
     failure: tuple[str, Exception] | None = None
     poison: tuple[str, RecordFault] | None = None
-    moved: bool = False
-    notices: list[Notice] = attrs.field(factory=list)
     found_late: int = 0
-    noticed: set[str] = attrs.field(factory=set)
-    errors: dict[str, Exception] = attrs.field(factory=dict)
-    batches: dict[str, Batch] = attrs.field(factory=dict)
     requests: int = 0
     retries: int = 0
     charge: float | None = None
-    headroom: dict[str, float] = attrs.field(factory=dict)
+
+    @classmethod
+    def nothing(cls, lineage: Lineage) -> PollResult[T]:
+        """Of a call that reads nothing."""
+        return cls(Turns(lineage), 0)
 
     def stopped(self) -> bool:
         """True when nothing more may be read in this call."""
         return bool(self.failure or self.poison or self.retired or self.over)
+
+    def full(self) -> bool:
+        """True when the page takes nothing more."""
+        return self.count >= self.limit or self.stopped()
+
+    def places(self) -> int:
+        """How many records the page still takes."""
+        return self.limit - self.count
 
     def in_hand(self) -> bool:
         """True when there is something to make a page of."""
@@ -93,18 +84,5 @@ class SweepResult(Generic[T]):
             partition_ids: The partition that it is in, and those that are read because of it.
         """
         self.notices.append(notice)
-        self.noticed.update(partition_ids)
-
-    def account(self, live: Live, batch: Batch) -> None:
-        """Add up what a landed fetch cost."""
-        self.moved = True
-        self.requests += batch.requests
-        self.retries += live.retries
-        if batch.charge is not None:
-            self.charge = (self.charge or 0.0) + batch.charge
-        if batch.headroom is not None:
-            self.headroom[live.partition_id] = batch.headroom
-
-    def ended(self, notice: Notice) -> None:
-        """The last partition has ended with this notice."""
-        self.over = notice.reason if isinstance(notice, FeedEnded | Invalidated) else str(notice)
+        for name in partition_ids:
+            self.turns.of(name).noticed = True

@@ -76,7 +76,7 @@ class TestSettings:
         settings = Settings.read(FOLDER / "mutation.toml", ROOT)
         assert settings.number >= 150
         assert settings.goal >= 0.95
-        assert {"multiclouddb_spi/reading/sweep.py", "multiclouddb_api/iterator.py"} <= set(settings.modules)
+        assert {"multiclouddb_spi/reading/poll.py", "multiclouddb_api/iterator.py"} <= set(settings.modules)
 
     @pytest.mark.parametrize(
         ("text", "match"),

@@ -105,9 +105,9 @@ class TestSeveralConsumers:
     @pytest.mark.parametrize(("seconds", "evicted"), [(0.0, True), (600.0, False)])
     def test_what_a_consumer_has_left_behind_makes_room(self, backlog, sent, monkeypatch, seconds, evicted):
         """A consumer that starts again: nobody comes for what it had fetched, but who knows at once?"""
-        from multiclouddb_spi.reading import live
+        from multiclouddb_spi.reading import reader_cache
 
-        monkeypatch.setattr(live, "_RESTING_SECONDS", seconds)
+        monkeypatch.setattr(reader_cache, "_RESTING_SECONDS", seconds)
         bench = backlog(16)
         page = bench.page(size=7)
         for _ in range(10):
@@ -116,3 +116,20 @@ class TestSeveralConsumers:
         assert bench.calls.closes == 0
         assert len(bench.drain(size=20)[0]) == 16 * 60
         assert (bench.calls.closes > 0) is evicted
+
+    def test_no_more_makes_room_than_has_to(self, backlog, monkeypatch):
+        """Three consumers have fetched most of what fits; two of them have to go for a fourth."""
+        from multiclouddb_spi.reading import reader_cache
+
+        monkeypatch.setattr(reader_cache, "_RESTING_SECONDS", 0.0)
+        bench = backlog(1)
+        places = []
+        for size in (8, 9, 10):
+            page = bench.page(bench.page(size=size).continuation_token, size=size)
+            places.append(page.continuation_token)
+        assert bench.calls.closes == 0
+        assert bench.engine.buffered_bytes > BOUND * 3 / 4
+        bench.page(size=11)
+        assert bench.calls.closes == 2
+        bench.page(places[-1], size=1)
+        assert sum(bench.calls.opens.values()) == 4

@@ -5,7 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from multiclouddb_api import AtTime, Beginning, ErrorCategory, MulticloudDbError, Now, Observer
-from multiclouddb_conformance.simulation import SimulationFeed
+from multiclouddb_conformance.simulation import ServerError, SimulationFeed, SimulationProvider
+from multiclouddb_conformance.wrapped import WrappedProvider
 from multiclouddb_spi.reading import feeds, pages
 
 FAR = timedelta(hours=30)
@@ -85,3 +86,31 @@ def test_a_partition_that_is_read_to_its_end_can_lose_nothing(make_bench):
     bench.fill(3)
     page = bench.page(page.continuation_token)
     assert page.diagnostics.retention_headroom_seconds > 1800
+
+
+class SameFeed(WrappedProvider):
+    """Opens the same feed again: nothing tells it from the one that was closed."""
+
+    feed = None
+
+    def open_feed(self, spec, deadline):
+        if self.feed is None:
+            self.feed = super().open_feed(spec, deadline)
+        return self.feed
+
+
+def test_a_clock_that_failed_is_asked_again_when_the_feed_is_opened_anew(bench):
+    """And not before: the next minute is without it."""
+    bench.fill(9)
+    first = bench.page(size=1).continuation_token
+    bench.connect(provider=SameFeed(SimulationProvider(bench.sim)), attempts=1)
+    bench.sim.fail_next(None, ServerError("503"), times=None, operation="clock")
+    page = bench.page(first, size=1)
+    assert page.diagnostics.lag_seconds is None
+    bench.sim.forgive()
+    page = bench.page(page.continuation_token, size=1)
+    assert page.diagnostics.lag_seconds is None
+    bench.sim.trim("p0", 2)
+    bench.refused(ErrorCategory.CHECKPOINT_EXPIRED, first, size=1)
+    page = bench.page(page.continuation_token, size=1)
+    assert page.diagnostics.lag_seconds is not None

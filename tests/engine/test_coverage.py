@@ -1,5 +1,7 @@
 """Children that a service names late: the watch of their parent, and the audit that finds what was missed."""
 
+from datetime import UTC, datetime, timedelta
+
 import attrs
 import pytest
 
@@ -489,6 +491,10 @@ class TestAudit:
         page = bench.page(token)
         assert len(page.events) == 1
         assert "coverage could not be audited (503)" in caplog.text
+        asked = bench.provider_of.audits
+        clock.passed += 50
+        page = bench.page(page.continuation_token)
+        assert bench.provider_of.audits == asked, "never twice a minute, also while it fails"
         bench.provider_of.trouble = None
         clock.passed += 61
         assert bench.page(page.continuation_token).diagnostics.found_late == 1
@@ -501,6 +507,22 @@ class TestAudit:
         page = bench.page(without(token, "p0", "p2"))
         assert page.idle
         assert page.notices == ()
+
+    @pytest.mark.parametrize("start", ["now", "moment"])
+    def test_the_token_keeps_the_start_as_microseconds_since_1970(self, split, clock, monkeypatch, start):
+        """Another release reads the token, too, so the unit and the epoch must not change."""
+        bench = split()
+        moment = bench.sim.now
+        token = bench.page(Now() if start == "now" else AtTime(moment)).continuation_token
+        since = decode_token(token).state["a"][0]
+        assert since == (moment - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
+        asked = []
+        noted = lambda _feed, _tracked, since, _until: asked.append(since)  # noqa: E731
+        monkeypatch.setattr(SimulationFeed, "uncovered", noted)
+        bench.connect()
+        clock.passed += 10_000
+        bench.page(token)
+        assert asked == [moment]
 
     def test_one_partition_is_not_audited(self, split, clock):
         bench = split()
@@ -558,6 +580,22 @@ class TestPlanner:
         clock.passed += 10_000
         assert planner.advance(lineage, None, deadline).moved
         assert "could not be audited" in caplog.text
+
+    def test_an_audit_gets_ten_seconds_of_the_time_of_a_plan(self, split, clock):
+        """A service that does not answer the audit leaves the rest of the time to the plan."""
+        bench = split(connect=False)
+        planner, deadline = self.planner(bench)
+        lineage = planner.start(Beginning(), deadline)
+        left = []
+
+        def uncovered(feed, tracked, since, until):
+            left.append(until.remaining())
+
+        bench.provider_of.uncovered = uncovered
+        clock.passed += 10_000
+        assert planner.advance(lineage, None, deadline).moved
+        assert len(left) == 1
+        assert left[0] <= 10 < deadline.remaining()
 
 
 def partition(name, *parents, closed=False):

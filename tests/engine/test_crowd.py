@@ -131,6 +131,15 @@ def test_new_consumers_replace_those_that_have_stopped(crowd):
     assert turns(bench, fresh, rounds=5) <= 5
 
 
+def test_new_consumers_find_places_although_those_that_have_stopped_fill_all(crowd):
+    """Nobody of them stands where one of the others has stood, so each has only its own reader."""
+    bench = crowd(max_readers_per_partition=16)
+    turns(bench, consumers(bench, 16), rounds=5)
+    fresh = [bench.page(size=300 + 250 * number).continuation_token for number in range(2)]
+    turns(bench, fresh, rounds=30)
+    assert turns(bench, fresh, rounds=5) == 0
+
+
 ROOM = 64
 
 
@@ -139,7 +148,7 @@ def many(make_bench, monkeypatch):
     """More partitions than the cache takes."""
     from multiclouddb_spi import engine
 
-    monkeypatch.setattr(engine, "_MOST_LIVES", ROOM)
+    monkeypatch.setattr(engine, "_MOST_READERS", ROOM)
 
     def make(partitions, **config):
         bench = make_bench(partitions)
@@ -179,10 +188,10 @@ class TestMorePartitionsThanReaders:
         assert min(used_again(bench, token, 4, size=10)) >= self.LEAST
 
     def test_a_round_may_take_longer_than_unused_readers_are_kept(self, many, monkeypatch):
-        from multiclouddb_spi.reading import live
+        from multiclouddb_spi.reading import reader_cache
 
         bench = many(400)
-        monkeypatch.setattr(live, "_IDLE_SECONDS", 0.0)
+        monkeypatch.setattr(reader_cache, "_IDLE_SECONDS", 0.0)
         token = bench.drain(Now())[1]
         assert min(used_again(bench, token, 4)) >= self.LEAST
 
@@ -201,3 +210,25 @@ class TestMorePartitionsThanReaders:
             reopened.append(opened(bench) - before)
         assert len(reopened) > 500
         assert sum(reopened) <= 3
+
+    def test_consumers_that_come_to_a_full_cache_side_by_side_keep_theirs(self, many):
+        bench = many(400)
+        bench.drain(bench.drain(Now())[1])
+        scopes = [PhysicalPartition(name) for name in bench.partitions()[300 : 300 + ROOM // 32]]
+        places = {scope: bench.page(Now(), scope=scope).continuation_token for scope in scopes}
+        before = opened(bench)
+        for _ in range(3):
+            for scope, place in places.items():
+                places[scope] = bench.page(place, scope=scope).continuation_token
+        assert opened(bench) == before
+
+    def test_what_is_fetched_stays_in_a_full_cache_before_what_is_not(self, many):
+        bench = many(2)
+        for _ in range(ROOM // 2):
+            bench.fill(10)
+            bench.page(Now())
+        assert bench.calls.open_readers == ROOM
+        token = bench.page(size=1).continuation_token
+        before = opened(bench)
+        assert len(bench.page(token, size=1).events) == 1
+        assert opened(bench) == before

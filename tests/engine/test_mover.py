@@ -60,7 +60,7 @@ def test_a_question_of_an_audit_that_fails_costs_no_page(make_bench, ids):
     token = bench.page(token).continuation_token  # the merged child waits
     written = bench.fill_partition("p2", 3)
     bench.connect(coverage_audit_seconds=ALWAYS)
-    bench.sim.fail_next("oldest", ServerError("503"), times=None)
+    bench.sim.fail_next(None, ServerError("503"), times=None, operation="oldest")
     page = bench.page(token)
     assert ids(page) == written
     bench.sim.forgive()

@@ -54,7 +54,7 @@ class TestOrder:
             pages.append(bench.page(place, size))
             place = pages[-1].continuation_token
             if between == "evicted":
-                bench.engine._lives.forget()
+                bench.engine._readers.forget()
             elif between == "restarted":
                 bench.connect()
         assert told(*pages) == order

@@ -14,7 +14,8 @@ from multiclouddb_conformance.simulation import (
     Weather,
 )
 from multiclouddb_spi import Deadline, FeedSpec
-from multiclouddb_spi.reading.live import Budget, Live, LiveCache
+from multiclouddb_spi.reading.partition_reader import Budget, PartitionReader
+from multiclouddb_spi.reading.reader_cache import ReaderCache
 from multiclouddb_spi.watch import Watch
 
 BEGINNING = Beginning()
@@ -233,9 +234,9 @@ class TestReaders:
 
     def test_abandoned_readers_are_closed_by_and_by(self, make_bench, monkeypatch):
         """A consumer that rewinds leaves readers at positions that nobody comes back to."""
-        from multiclouddb_spi.reading import live
+        from multiclouddb_spi.reading import reader_cache
 
-        monkeypatch.setattr(live, "_IDLE_SECONDS", 0.05)
+        monkeypatch.setattr(reader_cache, "_IDLE_SECONDS", 0.05)
         bench = make_bench(1)
         bench.connect()
         bench.fill(100)
@@ -249,7 +250,7 @@ class TestReaders:
     def test_cache_has_a_capacity(self, make_bench, monkeypatch):
         from multiclouddb_spi import engine
 
-        monkeypatch.setattr(engine, "_MOST_LIVES", 8)
+        monkeypatch.setattr(engine, "_MOST_READERS", 8)
         bench = make_bench(20)
         bench.connect()
         bench.fill(100, keys=100)
@@ -375,7 +376,7 @@ class TestLive:
         bench.fill(5)
         provider = SimulationProvider(bench.sim)
         feed = provider.open_feed(FeedSpec(bench.sim.address), Deadline.after(60))
-        return Live(feed, "p0", 0, Budget(10_000), Watch(None))
+        return PartitionReader(feed, "p0", 0, Budget(10_000), Watch(None))
 
     def test_bytes_add_up_when_two_threads_account_at_once(self, live):
         def account():
@@ -447,7 +448,7 @@ class TestLive:
         assert bench.calls.total_fetches == fetches
 
     def test_closed_cache_keeps_nothing(self, live):
-        cache = LiveCache(live._budget, 10)
+        cache = ReaderCache(live._budget, 10)
         live.open()
         cache.close()
         cache.put(live)
@@ -455,8 +456,8 @@ class TestLive:
         assert live.feed.calls.open_readers == 0
 
     def test_second_reader_at_one_position_replaces_the_first(self, live):
-        cache = LiveCache(live._budget, 10)
-        twin = Live(live.feed, "p0", 0, live._budget, Watch(None))
+        cache = ReaderCache(live._budget, 10)
+        twin = PartitionReader(live.feed, "p0", 0, live._budget, Watch(None))
         live.open()
         twin.open()
         cache.put(live)
@@ -467,7 +468,7 @@ class TestLive:
         twin.discard()
 
     def test_popped_is_nobody_elses(self, live):
-        cache = LiveCache(live._budget, 10)
+        cache = ReaderCache(live._budget, 10)
         cache.put(live)
         found = together(*[lambda: cache.pop(live.feed, "p0", 0) for _ in range(8)])
         assert [item for item in found if item is not None] == [live]

@@ -192,7 +192,7 @@ class TestSlowPartitions:
     @pytest.fixture(autouse=True)
     def shorter_turns(self, monkeypatch):
         """How long the head of the queue is waited for alone."""
-        for module in ("sweep", "flight"):
+        for module in ("poll", "fetches"):
             monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", 1.0)
 
     def test_slow_head_of_the_queue_holds_up_the_others_once(self, threaded, ids):
@@ -566,9 +566,9 @@ class TestClose:
         bench = threaded(2)
         bench.fill(100)
         first = bench.page(size=5)
-        from multiclouddb_spi.reading.live import LiveCache
+        from multiclouddb_spi.reading.reader_cache import ReaderCache
 
-        forget, reached, go = LiveCache.forget, threading.Event(), threading.Event()
+        forget, reached, go = ReaderCache.forget, threading.Event(), threading.Event()
 
         def late(self, feed=None):
             forget(self, feed)
@@ -576,7 +576,7 @@ class TestClose:
             go.wait(30)
 
         with monkeypatch.context() as patch:
-            patch.setattr(LiveCache, "forget", late)
+            patch.setattr(ReaderCache, "forget", late)
             with aside(bench.engine.close):
                 assert reached.wait(30)
                 with suppress(MulticloudDbError):

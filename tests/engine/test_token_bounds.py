@@ -126,7 +126,8 @@ class TestCounting:
         texts = [b'"' + b"a" * (MAX_BYTES - 2 + more) + b'"' for more in (0, 1)]
         deep = [b"[" * depth + b"]" * depth for depth in (MAX_LEVELS, MAX_LEVELS + 1)]
         many = [b"[" + b"0," * (MAX_VALUES - 2 + more) + b"0]" for more in (0, 1)]
-        for fits, does_not in (texts, deep, many):
+        strings = [b"[" + b'"ab",' * (MAX_VALUES - 2 + more) + b'"ab"]' for more in (0, 1)]
+        for fits, does_not in (texts, deep, many, strings):
             assert beyond_bounds(fits) is None
             assert beyond_bounds(does_not) is not None
 

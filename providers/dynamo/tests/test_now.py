@@ -280,7 +280,7 @@ class TestManyShards:
         world.put_everywhere()
         consumer = started(world)
         after = world.put_everywhere()
-        consumer.client._backend._lives.forget()
+        consumer.client._backend._readers.forget()
         assert sorted(consumer.until_idle()) == after
 
     def test_nothing_is_lost_after_a_restart(self, world):
@@ -304,7 +304,7 @@ class TestManyShards:
         two = world.consumer(Now(), client)
         two.read()
         if forget:
-            client._backend._lives.forget()
+            client._backend._readers.forget()
         after = world.put_in(world.open()[5])
         assert set(after) <= set(two.until_idle()) | set(two.markers)
         one.until_idle()

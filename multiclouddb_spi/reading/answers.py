@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
-from multiclouddb_api import ErrorCategory, FeedEnded, Gap, OnExpired, SkipToOldest
-from multiclouddb_spi.batch import Awaiting, Batch, Child, Drained, Ended, Outcome
+from multiclouddb_api import ErrorCategory, FeedEnded, Gap, Invalidated, OnExpired, SkipToOldest
+from multiclouddb_spi.batch import Awaiting, Batch, Child, Continue, Drained, Ended, Outcome
 from multiclouddb_spi.checkpoint.coverage import is_audit_due
 from multiclouddb_spi.checkpoint.entry import Drained as DrainedEntry
 from multiclouddb_spi.checkpoint.lineage import Lineage
@@ -16,15 +16,14 @@ from multiclouddb_spi.checkpoint.retention import stranded_fault
 from multiclouddb_spi.checkpoint.state import Retired, retired
 from multiclouddb_spi.collector import collector_paused
 from multiclouddb_spi.contract import Feed, Seed
-from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.fault import RecordFault
-from multiclouddb_spi.reading.fetcher import Fetcher
-from multiclouddb_spi.reading.live import Live
-from multiclouddb_spi.reading.result import Slice, SweepResult
-from multiclouddb_spi.watch import Watch
+from multiclouddb_spi.reading.context import ReadContext
+from multiclouddb_spi.reading.partition_reader import PartitionReader
+from multiclouddb_spi.reading.result import PollResult
+from multiclouddb_spi.reading.turns import Turn, Turns
 
-__all__ = ["Harvest"]
+__all__ = ["Answers"]
 
 T = TypeVar("T")
 
@@ -33,21 +32,21 @@ _MOST_SKIPS: Final = 3
 _ALL_ENDED: Final = "every partition has ended and all that they held has been read"
 
 
-class Harvest(Generic[T]):
+class Answers(Generic[T]):
     """Collects what one call's partitions answer; every method moves the lineage and the result.
 
     Methods that can end a partition return the ids that start in its place.
 
     Args:
+        context: What all calls share.
         feed: The opened feed.
         lineage: Moved on in place.
+        turns: The call's partitions.
+        limit: Bound on records handed out.
         view: Makes of a batch's records `[i, j)` what the caller wants.
-        fetcher: Makes control calls and says what failures mean.
-        watch: Told of retired partitions and gaps.
         deadline: When the call has to be over.
         on_expired: What to do about a position older than retention.
         single: True to report the end of a partition instead of going on with its children.
-        watch_seconds: For how long more children of a drained partition are looked for.
 
     Attributes:
         result: What was found so far.
@@ -55,50 +54,77 @@ class Harvest(Generic[T]):
 
     def __init__(
         self,
+        context: ReadContext,
         feed: Feed,
         lineage: Lineage,
+        turns: Turns,
+        limit: int,
         view: Callable[[Batch, int, int], T],
-        fetcher: Fetcher,
-        watch: Watch,
         deadline: Deadline,
         *,
         on_expired: OnExpired,
         single: bool,
-        watch_seconds: float,
     ) -> None:
-        self._feed, self._lineage, self._view = feed, lineage, view
-        self._fetcher, self._watch, self._deadline = fetcher, watch, deadline
+        self._feed, self._lineage, self._turns, self._view = feed, lineage, turns, view
+        self._fetcher, self._watch, self._deadline = context.fetcher, context.watch, deadline
         self._on_expired, self._single = on_expired, single
-        self._mover = Mover(feed, lineage, fetcher.call, deadline, watch_seconds)
-        self._skips, self._lost, self._discovered = Counter[str](), dict[str, Cursor](), set[str]()
-        self.result: SweepResult[T] = SweepResult()
+        self._mover = Mover(feed, lineage, context.fetcher.call, deadline, context.watch_seconds)
+        self._discovered = set[str]()
+        self.result: PollResult[T] = PollResult(turns, limit)
 
-    def take(self, live: Live, batch: Batch, stop: int) -> bool:
+    def landed(self, turn: Turn, reader: PartitionReader) -> Batch:
+        """What a fetch has brought, with what it cost.
+
+        Raises:
+            Exception: What ended the fetch.
+        """
+        batch, result = reader.land(), self.result
+        result.moved = True
+        result.requests += batch.requests
+        result.retries += reader.retries
+        if batch.charge is not None:
+            result.charge = (result.charge or 0.0) + batch.charge
+        if batch.headroom is not None:
+            turn.headroom = batch.headroom
+        return batch
+
+    def take(self, turn: Turn, reader: PartitionReader, batch: Batch, stop: int) -> bool:
         """Hand out records up to `stop`; False when the provider cannot map its own records."""
-        first, result, name = live.taken, self.result, live.partition_id
+        first, result = reader.taken, self.result
         try:
-            value, stop = self._viewed(name, batch, first, stop)
-        except Exception as error:  # noqa: BLE001 - a defect of the provider, told like any failure
-            self.blame(name, error)
+            try:
+                value = self._mapped(batch, first, stop)
+            except RecordFault as fault:  # what precedes the poisoned record is handed out first
+                result.poison, stop = (turn.partition_id, fault), fault.index
+                value = self._mapped(batch, first, stop)
+        except Exception as error:  # noqa: BLE001 - a defect of the provider, reported like any failure
+            self.blame(turn, error)
             return False
         if stop > first or not len(batch):
-            live.cursor, live.taken = batch.cursor_after(stop), stop
-            self._lineage.advance(name, live.cursor)
-        if value is not None:
-            result.slices.append(Slice(name, value, stop - first, live.cursor))
-            result.count += stop - first
+            reader.cursor, reader.taken = batch.cursor_after(stop), stop
+            self._lineage.advance(turn.partition_id, reader.cursor)
+        result.values += value
+        result.count += stop - first
         return True
 
-    def finish(self, name: str, batch: Batch) -> list[str] | None:
+    def _mapped(self, batch: Batch, first: int, stop: int) -> list[T]:
+        if stop <= first:
+            return []
+        with collector_paused():
+            return [self._view(batch, first, stop)]
+
+    def finish(self, turn: Turn, batch: Batch) -> list[str] | None:
         """A batch is handed out whole: only now does it count how it ends.
 
         Returns:
             What starts in the partition's place; None while there is more to read in it.
         """
-        self.result.batches[name] = batch
+        turn.watermark = batch.watermark
         for notice in batch.notices:
-            self.result.tell(notice, name)
-        return self._ends(name, batch.outcome)
+            self.result.tell(notice, turn.partition_id)
+        if type(batch.outcome) is Continue:  # the ordinary answer ends nothing
+            return None
+        return self._ends(turn.partition_id, batch.outcome)
 
     def has_ended(self) -> bool:
         """Whether a partition has ended in this call whose children have not been asked for."""
@@ -110,10 +136,10 @@ class Harvest(Generic[T]):
         entries = self._mover.due()
         if not entries:
             return []
-        asked = {entry.partition_id for entry in entries}
-        self._discovered.update(asked)
-        for name in asked:
-            self.result.errors.pop(name, None)
+        asked = [self._turns.of(entry.partition_id) for entry in entries]
+        self._discovered.update(turn.partition_id for turn in asked)
+        for turn in asked:
+            turn.error = None
         moved = self.result.moved
         self.result.requests += 1
         try:
@@ -121,7 +147,8 @@ class Harvest(Generic[T]):
         except Exception as error:
             if not self._fetcher.fault(error).retryable:
                 raise
-            self.result.errors.update(dict.fromkeys(asked, error))
+            for turn in asked:
+                turn.error = error
             return []
         # A look that finds nothing must not hide that no read has worked.
         self.result.moved = moved or any(self._has_changed(entry) for entry in entries)
@@ -133,25 +160,25 @@ class Harvest(Generic[T]):
         now = self._lineage.ending(entry.partition_id)
         return now is None or now.children != entry.children
 
-    def failed(self, name: str, error: Exception) -> list[str]:
+    def failed(self, turn: Turn, error: Exception) -> list[str]:
         """A read has failed for good in this call: blame it, or skip what retention has taken."""
         expired = self._fetcher.fault(error).category == ErrorCategory.CHECKPOINT_EXPIRED
         if not expired or not isinstance(self._on_expired, SkipToOldest):
-            self.blame(name, error)
+            self.blame(turn, error)
             return []
-        if self._skips[name] == _MOST_SKIPS:  # what is oldest is always gone already: no progress to tell of
-            self._forget_gaps(name)
-            self.blame(name, error)
+        if turn.skips == _MOST_SKIPS:  # what is oldest is always gone already: that is no progress to report
+            self._forget_gaps(turn)
+            self.blame(turn, error)
             return []
-        coming = None
+        name, coming = turn.partition_id, None
         try:
             seeds = self._mover.oldest(name)
             if not self._single or [seed.partition_id for seed in seeds] == [name]:
                 coming = self._mover.ask_coming(name, seeds)
         except Exception as failed:  # noqa: BLE001 - classified by the provider
-            self.blame(name, failed)
+            self.blame(turn, failed)
             return []
-        self._tell_gap(name, seeds)
+        self._tell_gap(turn, seeds)
         if coming is None:
             children = tuple(Child(seed.partition_id, seed.parents, seed.cursor) for seed in seeds)
             self.result.retired = Retired(name, children)
@@ -162,25 +189,11 @@ class Harvest(Generic[T]):
             self.result.over = "everything was lost to retention"
         return started
 
-    def blame(self, name: str, error: Exception) -> None:
+    def blame(self, turn: Turn, error: Exception) -> None:
         """Note a failure; one that is not retryable stops the feed."""
-        self.result.errors[name] = error
+        turn.error = error
         if not self._fetcher.fault(error).retryable:
-            self.result.failure = (name, error)
-
-    def _viewed(self, name: str, batch: Batch, first: int, stop: int) -> tuple[T | None, int]:
-        """What the view makes of the records, up to the first that is poison."""
-        try:
-            return self._mapped(batch, first, stop), stop
-        except RecordFault as fault:
-            self.result.poison = (name, fault)
-            return self._mapped(batch, first, fault.index), fault.index
-
-    def _mapped(self, batch: Batch, first: int, stop: int) -> T | None:
-        if stop <= first:
-            return None
-        with collector_paused():
-            return self._view(batch, first, stop)
+            self.result.failure = (turn.partition_id, error)
 
     def _ends(self, name: str, outcome: Outcome) -> list[str] | None:
         """Move on by an outcome; the ids that start now, or None while there is more to read."""
@@ -192,7 +205,7 @@ class Harvest(Generic[T]):
             try:
                 waits = self._mover.ask_waits(name, outcome)
             except Exception as error:  # noqa: BLE001 - classified by the provider
-                self.blame(name, error)
+                self.blame(self._turns.of(name), error)
                 return []
             moved = self._mover.end(name, outcome, waits)
         if moved is None:
@@ -201,7 +214,7 @@ class Harvest(Generic[T]):
         self._pass_on(name, [*(child.partition_id for child in moved.fresh), *moved.started])
         self.result.moved = True
         if not isinstance(outcome, Awaiting):
-            self.result.headroom.pop(name, None)  # read to its end: nothing of it can be lost
+            self._turns.of(name).headroom = math.inf  # read to its end: nothing of it can be lost
         return list(moved.started)
 
     def _tell_end(self, name: str, outcome: Outcome, moved: Moved) -> None:
@@ -216,7 +229,9 @@ class Harvest(Generic[T]):
                 if notice not in self.result.notices and not isinstance(notice, FeedEnded):
                     self.result.tell(notice, name)
                 if not len(self._lineage):
-                    self.result.ended(notice)
+                    self.result.over = str(notice)
+                    if isinstance(notice, FeedEnded | Invalidated):
+                        self.result.over = notice.reason
             case _:
                 pass
 
@@ -248,52 +263,53 @@ class Harvest(Generic[T]):
             self._skip_stranded(name)
 
     def _skip_stranded(self, name: str) -> None:
-        """A parent that was gone before it was listed: raise, or tell of the gap and go on without it."""
+        """A parent that was gone before it was listed: raise, or report the gap and continue without it."""
         where = self._feed.public_id(name)
         if not isinstance(self._on_expired, SkipToOldest):
-            self.blame(name, stranded_fault(where))
+            self.blame(self._turns.of(name), stranded_fault(where))
             return
         gap = Gap(where, "its first record, for it was never listed", "nothing left")
-        self.result.tell(gap, name, *self._lineage.release(name))
-        self.result.moved = True
-        self._watch.gap(self._feed.spec.address, gap)
+        self._tell(gap, name, *self._lineage.release(name))
 
     def worth_asking(self) -> list[str]:
         """The active partitions, without those that failed although the vendor's client had tried again."""
-        errors = self.result.errors
+        active = [self._turns.of(entry.partition_id) for entry in self._lineage.active()]
         return [
-            entry.partition_id
-            for entry in self._lineage.active()
-            if (error := errors.get(entry.partition_id)) is None
-            or not self._fetcher.fault(error).vendor_retried
+            turn.partition_id
+            for turn in active
+            if turn.error is None or not self._fetcher.fault(turn.error).vendor_retried
         ]
 
-    def _pass_on(self, name: str, heirs: Sequence[str]) -> None:
+    def _pass_on(self, name: str, heirs: Iterable[str]) -> None:
         """What follows a partition comes after the partition's notice, too."""
-        if name in self.result.noticed:
-            self.result.noticed.update(heirs)
+        if self._turns.of(name).noticed:
+            for heir in heirs:
+                self._turns.of(heir).noticed = True
 
     def _tell_retired(self, name: str, children: Sequence[Child]) -> None:
         public_id = self._feed.public_id
         named = tuple(dict.fromkeys(public_id(child.partition_id) for child in children))
         self._watch.partition_retired(self._feed.spec.address, public_id(name), named)
 
-    def _tell_gap(self, name: str, seeds: list[Seed]) -> None:
-        """Records behind the position are gone: reading goes on with the oldest that are left."""
-        self._skips[name] += 1
-        lost = self._lineage.cursor(name)
-        self._lost.setdefault(name, lost)
+    def _tell_gap(self, turn: Turn, seeds: Sequence[Seed]) -> None:
+        """Records after the position are gone: reading goes on with the oldest that are left."""
+        position = self._lineage.cursor(turn.partition_id)
+        turn.skips += 1
+        turn.lost = position if turn.skips == 1 else turn.lost
         gap = Gap(
-            self._feed.public_id(name),
-            self._feed.describe(lost).text,
+            self._feed.public_id(turn.partition_id),
+            self._feed.describe(position).text,
             ", ".join(self._feed.describe(seed.cursor).text for seed in seeds[:3]) or "nothing left",
         )
-        self.result.tell(gap, name, *(seed.partition_id for seed in seeds))
+        self._tell(gap, turn.partition_id, *(seed.partition_id for seed in seeds))
+
+    def _tell(self, gap: Gap, *partition_ids: str) -> None:
+        self.result.tell(gap, *partition_ids)
         self.result.moved = True
         self._watch.gap(self._feed.spec.address, gap)
 
-    def _forget_gaps(self, name: str) -> None:
+    def _forget_gaps(self, turn: Turn) -> None:
         """Take back what was told of a partition and leave it where it stood: a later call tells it."""
-        where, notices = self._feed.public_id(name), self.result.notices
+        where, notices = self._feed.public_id(turn.partition_id), self.result.notices
         notices[:] = [item for item in notices if not (isinstance(item, Gap) and item.partition_id == where)]
-        self._lineage.advance(name, self._lost[name])
+        self._lineage.advance(turn.partition_id, turn.lost)

@@ -1,0 +1,41 @@
+"""What all calls of one client share."""
+
+from __future__ import annotations
+
+import threading
+
+import attrs
+
+from multiclouddb_spi.reading.fetcher import Fetcher
+from multiclouddb_spi.reading.partition_reader import Budget
+from multiclouddb_spi.reading.reader_cache import ReaderCache
+from multiclouddb_spi.watch import Watch
+
+__all__ = ["ReadContext"]
+
+
+@attrs.frozen
+class ReadContext:
+    """What all calls of one client share.
+
+    Attributes:
+        fetcher: Runs reads.
+        cache: Readers and what they have fetched, between calls.
+        budget: Bound on buffered bytes.
+        watch: Observer and logs.
+        closed: Set when the client is closed.
+        width: Partitions read at once by one call.
+        page_records: The provider's own page size.
+        watch_seconds: For how long more children of a drained partition are looked for.
+        audit_seconds: How often the coverage of a collection is audited.
+    """
+
+    fetcher: Fetcher
+    cache: ReaderCache
+    budget: Budget
+    watch: Watch
+    closed: threading.Event
+    width: int
+    page_records: int
+    watch_seconds: float
+    audit_seconds: float

@@ -1,0 +1,201 @@
+"""The fetches of one call: begun as threads and bytes allow, landed, and kept for the next call."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Final
+
+from multiclouddb_api.bell import Bell
+from multiclouddb_spi.contract import Feed
+from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.reading.context import ReadContext
+from multiclouddb_spi.reading.fetcher import Ask, closed_fault
+from multiclouddb_spi.reading.partition_reader import PartitionReader
+from multiclouddb_spi.reading.turns import Turn, Turns
+
+__all__ = ["HEAD_SECONDS", "Fetches"]
+
+_MIN_ASK: Final = 4096
+_MAX_ASK: Final = 8 * 1024 * 1024
+_LOOK_SECONDS: Final = 0.2
+_SEND_SECONDS: Final = 50e-6
+HEAD_SECONDS: Final = 2.0
+"""So long a partition may keep others waiting; one that takes longer is read beside them."""
+
+
+class Fetches:
+    """The fetches of one call, and the readers that it has taken out of the cache for them.
+
+    Args:
+        context: What all calls share.
+        feed: The opened feed.
+        turns: The call's partitions.
+        active: How many partitions share the budget.
+        limit: The page's bound: a first read asks for no more, later ones for more and more.
+        deadline: When the call has to be over.
+
+    Attributes:
+        overtaken: Partitions that wait for bytes, while what others have fetched is handed out. They keep
+            their place in the lineage, and so they are the first to be asked when there are bytes.
+    """
+
+    def __init__(
+        self, context: ReadContext, feed: Feed, turns: Turns, active: int, limit: int, deadline: Deadline
+    ) -> None:
+        self._context, self._feed, self._turns = context, feed, turns
+        self._limit, self._deadline = limit, deadline
+        self._cache, self._budget = context.cache, context.budget
+        self._share = min(_MAX_ASK, max(_MIN_ASK, context.budget.limit // (active + 1)))
+        self._most = max(limit, context.page_records)
+        self._call, self._no_room, self._sorted = object(), False, False
+        self._landed: deque[Turn] = deque()
+        self._bell = Bell()
+        self.overtaken: frozenset[str] = frozenset()
+
+    def may_ask(self) -> bool:
+        """Whether one partition more can be asked now; which one is first may change with that."""
+        if not self._turns.due or (len(self._turns.asked) >= self._context.width and self._full()):
+            return False
+        return self._has_room() or self._may_ask_without()
+
+    def _full(self) -> bool:
+        """Whether so many that are not slow are asked: slow ones do not keep others from being asked."""
+        slow, asked = time.monotonic() - HEAD_SECONDS, self._turns.asked.values()
+        return sum(turn.reader.asked_at > slow for turn in asked if turn.reader) >= self._context.width
+
+    def _has_room(self) -> bool:
+        """Whether there are bytes left for one answer more.
+
+        What this call or another consumer will hand out next is not evicted for it: to fetch that again
+        would cost more than to wait until it is handed out.
+        """
+        reserve = max(self._share, self._budget.expected)
+        if self._budget.over(reserve) <= 0:
+            return True
+        if not self._no_room:  # looked for in vain once, in vain for the rest of this call
+            self._no_room = not self._cache.make_room(reserve, self._in_use)
+        return self._budget.over(reserve) <= 0
+
+    def _may_ask_without(self) -> bool:
+        """Without bytes for a further answer.
+
+        Partitions of which something is fetched go first, so that it is handed out and gives its bytes back.
+        Where there is none, one is asked alone whatever it holds.
+        """
+        due = self._turns.due
+        if not self._sorted:
+            self._sorted = True
+            fetched = [name for name in due if self._holds(name)]
+            for name in reversed(fetched):
+                due.move_to_end(name, last=False)
+            self.overtaken = frozenset(due).difference(fetched) if fetched else frozenset()
+        return not self._turns.asked or self._holds(next(iter(due)))
+
+    def _holds(self, partition_id: str) -> bool:
+        return self._cache.holds(self._feed, partition_id, self._turns.position(partition_id))
+
+    def _in_use(self, reader: PartitionReader) -> bool:
+        return reader.feed is self._feed and self._turns.position(reader.partition_id) == reader.cursor
+
+    def ask_held(self) -> None:
+        """Ask those of which something is left: the page may have a place for it now."""
+        self._turns.release_held()
+        self._sorted = False
+
+    def take(self, partition_id: str, cursor: Cursor) -> PartitionReader:
+        """What an earlier call left at this position, or a reader at it."""
+        reader = self._cache.pop(self._feed, partition_id, cursor)
+        if reader is None:
+            reader = PartitionReader(self._feed, partition_id, cursor, self._budget, self._context.watch)
+        elif reader.call is not self._call:
+            reader.proven = True
+        reader.call = self._call
+        return reader
+
+    def launch(self, turn: Turn, reader: PartitionReader, wait: float) -> None:
+        """Ask a partition; it lands when it answers, at once when something of it is left.
+
+        Args:
+            turn: The partition.
+            reader: From `take`.
+            wait: Seconds that the service may take to wait for news.
+        """
+        self._turns.launched(turn, reader, waits=wait > 0)
+        if reader.batch is not None:
+            self._landed.append(turn)
+            return
+        if reader.future is None:
+            self._start(reader, wait)
+        assert reader.future is not None
+
+        def arrived(_: object) -> None:
+            """From any thread."""
+            self._landed.append(turn)
+            self._bell.ring()
+
+        reader.future.add_done_callback(arrived)
+
+    def land(self, patience: float) -> Turn | None:
+        """The next partition that has answered, or None after `patience` seconds.
+
+        Raises:
+            ProviderFault: The client was closed.
+        """
+        until = time.monotonic() + patience
+        while True:
+            landed = bool(self._landed)  # looked at first: closing cancels what flies, and then it lands
+            if self._context.closed.is_set():
+                raise closed_fault()
+            if landed:
+                return self._landed.popleft()
+            left = until - time.monotonic()
+            if left <= 0:
+                return None
+            self._bell.wait(min(_LOOK_SECONDS, left))
+
+    def prefetch(self, reader: PartitionReader) -> None:
+        """Begin the next read of a partition that has more, if there is room for it."""
+        if (
+            reader.future is None
+            and len(self._turns.asked) < self._context.width
+            and not self._no_room  # then others have waited for these bytes
+            and self._budget.over(max(self._share, self._budget.expected)) <= 0
+        ):
+            self._start(reader, 0.0)
+            # Let the pool's thread send the request: mapping comes next and does not give up the interpreter.
+            time.sleep(_SEND_SECONDS)
+
+    def park(self) -> dict[str, Exception | None]:
+        """Leave what is in flight to the next call; past the deadline it is given up, if that loses nothing.
+
+        Returns:
+            The partitions whose answer is late, with what their fetch has failed with so far.
+        """
+        passed = self._deadline.passed()
+        late: dict[str, Exception | None] = {}
+        for turn in self._turns.asked.values():
+            reader = turn.reader
+            assert reader is not None
+            if passed and reader.future is not None and not reader.future.done():
+                if not (turn.awaited and reader.trouble is None):  # it was asked for news, and there are none
+                    late[turn.partition_id] = reader.trouble
+                if not reader.outlasts():
+                    reader.discard()
+                    continue
+            self._cache.put(reader)
+        self._cache.tidy(self._in_use)
+        return late
+
+    def abandon(self) -> None:
+        """Give up everything in flight."""
+        for turn in self._turns.asked.values():
+            assert turn.reader is not None
+            turn.reader.discard()
+
+    def _start(self, reader: PartitionReader, wait: float) -> None:
+        reader.window = min(self._most, max(self._limit, 2 * reader.window))
+        reader.waiting = wait > 0
+        reserve = max(self._share, self._budget.expected)
+        self._context.fetcher.start(reader, Ask(reader.window, self._share, reserve, wait, self._deadline))

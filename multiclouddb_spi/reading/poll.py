@@ -1,0 +1,337 @@
+"""One call's reading: from the partitions of a lineage until the page is full or all have answered.
+
+Fetches run on the pool; everything here happens in the caller's thread. The stage of each partition is in
+`turns.py`; this is what moves the partitions from stage to stage, and the numbers stand where it is done:
+
+ 1. Partitions are asked in the order of the lineage, several at once; what an earlier call has fetched and
+    not handed out is used first. So no partition starves: the token keeps the order.
+ 2. Answers are taken as they come. Records are mapped, cut at the page's bound, and the cursor moves only
+    past what is handed out: what a page does not hold, its token does not skip.
+ 3. A partition that ended is retired once its last record is handed out; its children are asked in the same
+    call.
+ 4. With something in hand the poll ends as soon as no further answer is there, but not before the head of
+    the queue has had its turn, for which a place on the page is kept: so no slow partition starves. One that
+    is slower than `HEAD_SECONDS` has had its turn.
+ 5. With nothing in hand it continues until every partition has answered that it has nothing, and then for as
+    long as the caller wants to wait, unless it has a notice to report.
+ 6. After a notice nothing more of its partition is handed out, nor of those that are read because of it:
+    that is for a later call.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import Final, Generic, TypeVar
+
+from multiclouddb_api import OnExpired
+from multiclouddb_spi.batch import Batch
+from multiclouddb_spi.checkpoint.lineage import Lineage
+from multiclouddb_spi.contract import Feed
+from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.fault import ProviderFault, RecordFault
+from multiclouddb_spi.reading.answers import Answers
+from multiclouddb_spi.reading.context import ReadContext
+from multiclouddb_spi.reading.fetcher import closed_fault, late_fault
+from multiclouddb_spi.reading.fetches import HEAD_SECONDS, Fetches
+from multiclouddb_spi.reading.partition_reader import PartitionReader
+from multiclouddb_spi.reading.result import PollResult
+from multiclouddb_spi.reading.turns import Turn, Turns
+
+__all__ = ["Poll"]
+
+T = TypeVar("T")
+
+_LINGER_SECONDS: Final = 0.002
+_MOST_WAIT_SECONDS: Final = 1.0
+_RETURN_SECONDS: Final = 1.0
+_FIRST_PAUSE_SECONDS: Final = 0.02
+_MOST_PAUSE_SECONDS: Final = 0.5
+
+
+class Poll(Generic[T]):
+    """Reads once; made for one call.
+
+    Args:
+        context: What all calls share.
+        feed: The opened feed.
+        lineage: Moved on in place.
+        limit: Bound on records handed out.
+        view: Makes of a batch's records `[i, j)` what the caller wants.
+        deadline: When the call has to be over.
+        wait: Seconds to wait for a first record.
+        on_expired: What to do about a position older than retention.
+        single: True to report the end of a partition instead of going on with its children.
+    """
+
+    def __init__(
+        self,
+        context: ReadContext,
+        feed: Feed,
+        lineage: Lineage,
+        limit: int,
+        view: Callable[[Batch, int, int], T],
+        deadline: Deadline,
+        *,
+        wait: float,
+        on_expired: OnExpired,
+        single: bool,
+    ) -> None:
+        self._context, self._lineage, self._deadline = context, lineage, deadline
+        self._turns = turns = Turns(lineage)
+        self._answers = Answers(
+            context, feed, lineage, turns, limit, view, deadline, on_expired=on_expired, single=single
+        )
+        self._result = self._answers.result
+        self._began = now = time.monotonic()
+        # A fetch that waits for news has to be back before the deadline: that there are none is no failure.
+        self._last_ask = deadline.at - min(_RETURN_SECONDS, (deadline.at - now) / 4)
+        self._wait_until = min(self._last_ask, now + wait)
+        active = lineage.active()
+        for entry in active:
+            turns.of(entry.partition_id).failed_last = entry.suspect
+        self._head = turns.of(active[0].partition_id) if active else None
+        self._head_until = now + min(HEAD_SECONDS, (deadline.at - now) / 2)
+        self._fetches = Fetches(context, feed, turns, len(active), limit, deadline)
+        self._lingering: float | None = None
+        self._round_began, self._pause, self._rounds = now, _FIRST_PAUSE_SECONDS, 0
+
+    def run(self) -> PollResult[T]:
+        """Do it.
+
+        Raises:
+            Exception: What the provider raised for a call that is about no single partition.
+        """
+        result, turns = self._result, self._turns
+        first = [turn for turn in turns if turn.failed_last]
+        rest = [turn.partition_id for turn in turns if not turn.failed_last]
+        try:
+            turns.ask(self._answers.discover())
+            if first:
+                self._read_alone(first)
+            turns.ask(rest)
+            self._answers.audit_when_due(self._context.audit_seconds, self._launch)
+            self._read(())
+            if not result.in_hand():
+                self._follow()
+                if not (result.stopped() or result.in_hand()):
+                    self._wait()
+        except BaseException:
+            self._fetches.abandon()
+            raise
+        self._finish()
+        return result
+
+    # -- Rounds
+
+    def _read_alone(self, turns: list[Turn]) -> None:
+        """Ask first what ended the last call, so that nothing puts off what stops it; but not for ever."""
+        self._turns.ask(turn.partition_id for turn in turns)
+        while not (self._result.full() or all(turn.partition_id in self._turns.served for turn in turns)):
+            self._launch()
+            turn = self._fetches.land(self._head_until - time.monotonic()) if self._turns.asked else None
+            if turn is None:
+                return
+            self._answer(turn)
+
+    def _read(self, partition_ids: Iterable[str]) -> None:
+        """Ask these, and what starts on the way, until there is reason to end."""
+        turns = self._turns
+        turns.ask(partition_ids)
+        while not self._result.full():
+            self._launch()
+            turn = self._fetches.land(self._patience()) if turns.asked else None
+            if turn is not None:
+                self._answer(turn)
+            elif not (self._go_on() if turns.asked or turns.held else self._sleep_until_paced()):
+                return
+
+    def _follow(self) -> None:
+        """Before a page stays empty: read the children of partitions that have ended in this call."""
+        while not self._result.in_hand() and not self._result.full() and self._answers.has_ended():
+            self._read(self._answers.discover())
+
+    def _wait(self) -> None:
+        """5. Every partition has answered: wait for news as long as the caller wants to."""
+        while (
+            not (self._result.full() or self._result.in_hand())
+            and (now := time.monotonic()) < self._wait_until
+        ):
+            rest = self._pause - (now - self._round_began)
+            self._pause_for(min(rest, self._wait_until - now))
+            self._pause = min(_MOST_PAUSE_SECONDS, 1.5 * self._pause)
+            self._rounds += 1
+            self._round_began = time.monotonic()
+            self._turns.ask(self._answers.discover())
+            asked = self._answers.worth_asking()
+            if not asked and self._lineage.active():
+                break
+            self._read(asked)
+
+    # -- 1. Ask
+
+    def _launch(self) -> None:
+        """Ask as many partitions as threads and bytes allow."""
+        turns, fetches, wait = self._turns, self._fetches, self._fetch_wait()
+        while fetches.may_ask():
+            turn = next(iter(turns.due.values()))
+            name = turn.partition_id
+            if self._head is not None and self._head.partition_id in fetches.overtaken:
+                self._served(self._head)
+            if name not in self._lineage:
+                turns.gone(turn)
+                continue
+            reader = fetches.take(name, self._lineage.cursor(name))
+            now = time.monotonic()
+            if reader.batch is None and reader.future is None and reader.not_before > now:
+                turns.pace(turn, reader.not_before)
+                self._context.cache.put(reader)
+                self._served(turn)
+                continue
+            slow = reader.future is not None and now - reader.asked_at > HEAD_SECONDS
+            if reader.waiting or slow:
+                self._served(turn)
+            fetches.launch(turn, reader, wait)
+
+    def _fetch_wait(self) -> float:
+        """How long a read may block: not in the first round, which only looks around."""
+        if self._rounds == 0 or self._result.count or len(self._lineage) > self._context.width:
+            return 0.0
+        return max(0.0, min(_MOST_WAIT_SECONDS, self._wait_until - time.monotonic()))
+
+    # -- 4. Wait for answers
+
+    def _patience(self) -> float:
+        """How long the next answer is waited for."""
+        now = time.monotonic()
+        if self._head is not None and (self._result.count or self._turns.held):
+            return self._head_until - now
+        if not self._result.count:
+            return min(self._end() - now, HEAD_SECONDS if self._turns.due else math.inf)
+        if self._lingering is None:
+            self._lingering = now + _LINGER_SECONDS
+        return self._lingering - now
+
+    def _go_on(self) -> bool:
+        """No answer came in time: True when there is something to do all the same."""
+        now = time.monotonic()
+        more = bool(self._turns.held) or (not self._result.count and now < self._end())
+        if self._head is not None and (now >= self._head_until or not self._turns.asked):
+            self._has_had_turn(self._head)
+        return more
+
+    def _end(self) -> float:
+        """When a call with nothing in hand ends: it has waited, or its time is over."""
+        return min(self._deadline.at, self._wait_until + HEAD_SECONDS) if self._rounds else self._deadline.at
+
+    def _sleep_until_paced(self) -> bool:
+        """With nothing else to do: wait for the partition that may be asked next."""
+        paced = self._turns.paced
+        if self._result.in_hand() or not paced:
+            return False
+        soonest = min(turn.not_before for turn in paced.values())
+        if soonest >= (self._wait_until if self._rounds else self._last_ask):
+            return False
+        self._pause_for(soonest - time.monotonic())
+        self._turns.ask_paced()
+        return True
+
+    def _pause_for(self, seconds: float) -> None:
+        if self._context.closed.wait(max(0.0, seconds)):
+            raise closed_fault()
+
+    def _has_had_turn(self, turn: Turn) -> None:
+        self._turns.serve(turn)
+        self._served(turn)
+
+    def _served(self, turn: Turn) -> None:
+        """The head of the queue is not waited for any more: others have its place on the page."""
+        if turn is self._head:
+            self._head = None
+            self._fetches.ask_held()
+
+    # -- 2. Take an answer
+
+    def _answer(self, turn: Turn) -> None:
+        reader = self._turns.landed(turn)
+        try:
+            batch = reader.batch
+            if batch is None:
+                batch = self._answers.landed(turn, reader)
+        except RecordFault as fault:
+            reader.discard()
+            self._has_had_turn(turn)
+            self._result.poison = (turn.partition_id, fault)
+        except Exception as error:  # noqa: BLE001 - classified by the provider
+            reader.discard()
+            if reader.asked_at < self._began:
+                self._turns.ask([turn.partition_id])  # an earlier call's failure: it may work by now
+                return
+            self._has_had_turn(turn)
+            self._turns.ask(self._answers.failed(turn, error))
+        else:
+            turn.error = None
+            self._take(turn, reader, batch)
+
+    def _take(self, turn: Turn, reader: PartitionReader, batch: Batch) -> None:
+        # 4. The head's place on the page is kept for it.
+        kept = self._head is not None and turn is not self._head and not turn.failed_last
+        places = self._result.places() - kept
+        if not turn.noticed and reader.taken < len(batch) and not places:
+            self._context.cache.put(reader)
+            self._turns.hold(turn)
+            return
+        self._has_had_turn(turn)
+        if turn.noticed:  # 6.
+            self._context.cache.put(reader)
+            return
+        try:
+            self._hand_out(turn, reader, batch, min(len(batch), reader.taken + places))
+        except BaseException:
+            reader.discard()
+            raise
+
+    def _hand_out(self, turn: Turn, reader: PartitionReader, batch: Batch, stop: int) -> None:
+        if stop == len(batch) > 0 and reader.has_more(batch):
+            self._fetches.prefetch(reader)
+        if not self._answers.take(turn, reader, batch, stop):
+            reader.discard()
+        elif reader.taken == len(batch):
+            self._used_up(turn, reader, batch)
+        else:
+            self._context.cache.put(reader)
+            self._turns.hold(turn)
+
+    def _used_up(self, turn: Turn, reader: PartitionReader, batch: Batch) -> None:
+        """3. A partition that ended is retired now, and not before."""
+        fresh = reader.asked_at >= self._began
+        reader.used_up()
+        started = self._answers.finish(turn, batch)
+        if started is not None:
+            self._turns.ask(started)
+            reader.discard()
+            return
+        reader.not_before = reader.asked_at + batch.poll_after if batch.poll_after else 0.0
+        self._context.cache.put(reader)
+        if batch.notices:
+            return
+        if fresh and not len(batch) and batch.caught_up is not False:
+            turn.silent = True
+        elif not (len(batch) and batch.caught_up):
+            self._turns.ask([turn.partition_id])
+
+    # -- The end
+
+    def _finish(self) -> None:
+        result, turns = self._result, self._turns
+        late = self._fetches.park()
+        if not (result.count or result.stopped()):
+            result.idle = self._lineage.is_quiet(turns.quiet())
+        for name, trouble in late.items():  # that a service throttles says more than that it was late
+            turn = turns.of(name)
+            turn.error = trouble or turn.error or ProviderFault(late_fault())
+        self._lineage.rotate([*turns.served, *late])
+        stuck = result.failure or result.poison
+        if stuck is not None and stuck[0] in self._lineage:
+            self._lineage.suspect(stuck[0])

@@ -1,0 +1,176 @@
+"""The readers of partitions that no call uses at present."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import orjson
+
+from multiclouddb_spi.contract import Feed
+from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.reading.crowd import Crowd
+from multiclouddb_spi.reading.partition_reader import Budget, PartitionReader
+
+__all__ = ["ReaderCache"]
+
+_IDLE_SECONDS: Final = 60.0
+# A consumer who comes back page by page is back in that time.
+_RESTING_SECONDS: Final = 10.0
+# Newcomers to a full cache have this part of it.
+_PASSING_PART: Final = 32
+
+_Place: TypeAlias = tuple[int, str, bytes]
+
+
+def _place(feed: Feed, partition_id: str, cursor: Cursor) -> _Place:
+    return id(feed), partition_id, orjson.dumps(feed.without_hints(cursor))
+
+
+class ReaderCache:
+    """Readers of partitions that no call uses at present, by feed, partition and position.
+
+    Of one partition several are kept: one for each consumer in this process. More of them are what is left
+    behind by consumers who go on in other processes, and each may hold something of the service's.
+
+    A consumer asks its partitions in turns. When there are more of them than are kept, the longest unused
+    reader is the one that is needed next. So a full cache keeps what it has: newcomers pass through a small
+    part of it, and stay only if somebody comes back to them meanwhile.
+
+    Args:
+        budget: What they hold counts there.
+        capacity: How many at most.
+        most_of_one: How many of one partition at most.
+    """
+
+    def __init__(self, budget: Budget, capacity: int, most_of_one: int = 64) -> None:
+        self._budget, self._capacity, self._most_of_one = budget, capacity, most_of_one
+        self._residents = capacity - max(1, capacity // _PASSING_PART)
+        self._resident: OrderedDict[PartitionReader, _Place] = OrderedDict()
+        self._passing: OrderedDict[PartitionReader, _Place] = OrderedDict()
+        self._places: dict[_Place, list[PartitionReader]] = {}
+        self._crowds: dict[tuple[int, str], Crowd[PartitionReader]] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def pop(self, feed: Feed, partition_id: str, cursor: Cursor) -> PartitionReader | None:
+        """The reader at this very position, or None."""
+        with self._lock:
+            here = self._places.get(_place(feed, partition_id, cursor)) or []
+            return self._taken(here[-1]) if here else None
+
+    def holds(self, feed: Feed, partition_id: str, cursor: Cursor) -> bool:
+        """Whether something is fetched, or asked for, at this very position."""
+        with self._lock:
+            here = self._places.get(_place(feed, partition_id, cursor)) or []
+            return bool(here) and not here[-1].empty()
+
+    def put(self, reader: PartitionReader) -> None:
+        """Keep it for the next call.
+
+        Another one under the same position is closed, unless somebody has come back to one of the two: then
+        they belong to consumers that stand at one position.
+        """
+        reader.used_at = time.monotonic()
+        place = _place(reader.feed, reader.partition_id, reader.cursor)
+        with self._lock:
+            gone = [reader] if self._closed else self._added(reader, place)
+        for old in gone:
+            old.discard()
+
+    def tidy(self, in_use: Callable[[PartitionReader], bool]) -> None:
+        """Discard what nobody has used for a minute, and what others have left beyond the budget.
+
+        What the caller says is `in_use` counts as used now: with many partitions a round takes longer.
+        """
+        if self._budget.over() > 0:
+            self.make_room(0, in_use)
+        now, gone = time.monotonic(), list[PartitionReader]()
+        with self._lock:
+            for reader in self._unused_since(now - _IDLE_SECONDS / 2):
+                if in_use(reader):
+                    reader.used_at = now
+                    (self._resident if reader in self._resident else self._passing).move_to_end(reader)
+                elif reader.used_at < now - _IDLE_SECONDS:
+                    gone.append(self._taken(reader))
+        for old in gone:
+            old.discard()
+
+    def make_room(self, nbytes: int, in_use: Callable[[PartitionReader], bool]) -> bool:
+        """Evict what others have fetched and left until that many bytes fit, the longest unused first.
+
+        Never what is `in_use`, nor what another consumer has used a moment ago: it would be fetched again.
+
+        Returns:
+            Whether they fit.
+        """
+        missing, gone = self._budget.over(nbytes), list[PartitionReader]()
+        with self._lock:
+            for reader in self._unused_since(time.monotonic() - _RESTING_SECONDS):
+                if missing > 0 and not reader.empty() and not in_use(reader):
+                    missing -= reader.nbytes()
+                    gone.append(self._taken(reader))
+        for old in gone:
+            old.discard()
+        return self._budget.over(nbytes) <= 0
+
+    def forget(self, feed: Feed | None = None) -> None:
+        """Discard the readers of one feed, or all."""
+        with self._lock:
+            readers = [*self._passing, *self._resident]
+            gone = [self._taken(reader) for reader in readers if feed is None or reader.feed is feed]
+        for old in gone:
+            old.discard()
+
+    def close(self) -> None:
+        """Discard all, and whatever calls that are still in flight put back."""
+        with self._lock:
+            self._closed = True
+        self.forget()
+
+    def __len__(self) -> int:
+        return len(self._resident) + len(self._passing)
+
+    # -- All of these with the lock held
+
+    def _taken(self, reader: PartitionReader) -> PartitionReader:
+        """Take it out."""
+        place = self._resident.pop(reader, None) or self._passing.pop(reader)
+        self._places[place].remove(reader)
+        if not self._places[place]:
+            del self._places[place]
+        if self._crowds[place[:2]].remove(reader):
+            del self._crowds[place[:2]]
+        return reader
+
+    def _added(self, reader: PartitionReader, place: _Place) -> list[PartitionReader]:
+        """Put it in; what has to go for it."""
+        twins = [] if reader.proven else [twin for twin in self._places.get(place, ()) if not twin.proven]
+        gone = [self._taken(twin) for twin in twins]
+        self._places.setdefault(place, []).append(reader)
+        crowd = self._crowds.setdefault(place[:2], Crowd())
+        surplus = crowd.add(reader, self._most_of_one, proven=reader.proven)
+        stays = reader.proven or len(self._resident) < self._residents
+        (self._resident if stays else self._passing)[reader] = place
+        if len(self._resident) > self._residents:
+            oldest, place = self._resident.popitem(last=False)
+            self._passing[oldest] = place
+        if surplus is not None:
+            gone.append(self._taken(surplus))
+        if len(self._resident) + len(self._passing) > self._capacity:
+            oldest = next(iter(self._passing))
+            gone.append(self._taken(next((each for each in self._passing if each.empty()), oldest)))
+        return gone
+
+    def _unused_since(self, moment: float) -> list[PartitionReader]:
+        """The longest unused first, of either part."""
+        found = []
+        for part in (self._passing, self._resident):
+            for reader in part:
+                if reader.used_at >= moment:
+                    break
+                found.append(reader)
+        return found

@@ -1,0 +1,190 @@
+"""One record for each partition of a call: the stage in which it is, and what it has answered.
+
+                 ask             launched           landed
+    UNASKED ──────────▶ DUE ──────────────▶ ASKED ──────────▶ ANSWERED
+                         ▲ │                                   │    │
+                         │ └─ paced ─▶ PACED ─ its time ─┐     │    └─ hold ─▶ HELD ─┐
+                         └───────────────────────────────┴─ ask ◀─── release_held ───┘
+
+All of it happens in the caller's thread: other threads only say which fetch has landed (`Fetches`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from enum import Enum, auto
+
+import attrs
+
+from multiclouddb_spi.checkpoint.lineage import Lineage
+from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.reading.partition_reader import PartitionReader
+
+__all__ = ["Stage", "Turn", "Turns"]
+
+
+class Stage(Enum):
+    """Where a partition stands in a call."""
+
+    UNASKED = auto()
+    """The call knows it and does not read it."""
+    DUE = auto()
+    """It is asked when its turn comes."""
+    ASKED = auto()
+    """Its fetch is in flight, or has landed and was not looked at."""
+    PACED = auto()
+    """Asking it makes no sense before its `not_before`."""
+    HELD = auto()
+    """Some of what it brought is left: the page has no place for that now."""
+    ANSWERED = auto()
+    """It has answered, and there is no reason to ask it again."""
+
+
+@attrs.define(eq=False)
+class Turn:
+    """One partition of a call.
+
+    Attributes:
+        partition_id: The service's own id.
+        stage: Where it stands; only `Turns` changes it.
+        reader: What reads it, while it is ASKED.
+        failed_last: The call before ended because of it: it is asked first.
+        not_before: Monotonic time before which asking it makes no sense, while it is PACED.
+        silent: Its last answer was that it has nothing, and nothing was asked since.
+        awaited: It was silent, and the fetch in flight waits for news.
+        noticed: A notice of it is on the page, so none of its records may follow on the same page.
+        error: Its failure in this call, or None.
+        watermark: What its last batch said that was handed out whole.
+        headroom: Seconds until its position falls out of retention; infinite where that is not known.
+        skips: How often its position was older than retention in this call.
+        lost: Where it stood before the first of these.
+    """
+
+    partition_id: str
+    stage: Stage = Stage.UNASKED
+    reader: PartitionReader | None = None
+    failed_last: bool = False
+    not_before: float = 0.0
+    silent: bool = False
+    awaited: bool = False
+    noticed: bool = False
+    error: Exception | None = None
+    watermark: datetime | None = None
+    headroom: float = math.inf
+    skips: int = 0
+    lost: Cursor = None
+
+
+class Turns:
+    """The partitions of one call, by id and by stage; within a stage the longest there is first.
+
+    Args:
+        lineage: Says where each stands.
+
+    Attributes:
+        due: Those that are asked when their turn comes.
+        asked: Those that are asked.
+        paced: Those that are asked later.
+        held: Those of which something is left.
+        served: Those that have had their turn, the last one last: in the next call they are asked in this
+            order, after those that had none.
+    """
+
+    def __init__(self, lineage: Lineage) -> None:
+        self._lineage = lineage
+        self._turns: dict[str, Turn] = {}
+        self.due, self.asked = OrderedDict[str, Turn](), OrderedDict[str, Turn]()
+        self.paced, self.held = OrderedDict[str, Turn](), OrderedDict[str, Turn]()
+        self.served: dict[str, None] = {}
+        self._at = {
+            Stage.DUE: self.due, Stage.ASKED: self.asked, Stage.PACED: self.paced, Stage.HELD: self.held,
+        }  # fmt: skip
+
+    def __iter__(self) -> Iterator[Turn]:
+        return iter(self._turns.values())
+
+    def of(self, partition_id: str) -> Turn:
+        """The partition's record, a new one when there is none."""
+        turn = self._turns.get(partition_id)
+        if turn is None:
+            turn = self._turns[partition_id] = Turn(partition_id)
+        return turn
+
+    def find(self, partition_id: str) -> Turn | None:
+        """The partition's record, or None."""
+        return self._turns.get(partition_id)
+
+    def position(self, partition_id: str) -> Cursor | None:
+        """Where the call stands in a partition; None where it does not read it."""
+        turn = self._turns.get(partition_id)
+        if turn is None or turn.stage is Stage.UNASKED or partition_id not in self._lineage:
+            return None
+        return self._lineage.cursor(partition_id)
+
+    def quiet(self) -> set[str]:
+        """Those that have nothing: they said so, or were asked for news and wait without trouble."""
+        found = set[str]()
+        for name, turn in self._turns.items():
+            waits = turn.awaited and turn.reader is not None and turn.reader.trouble is None
+            if turn.silent or waits:
+                found.add(name)
+        return found
+
+    # -- Transitions
+
+    def ask(self, partition_ids: Iterable[str]) -> None:
+        """Ask these after all others that are due; one that is due or asked stays where it is."""
+        for partition_id in partition_ids:
+            turn = self.of(partition_id)
+            if turn.stage is not Stage.DUE and turn.stage is not Stage.ASKED:
+                self._move(turn, Stage.DUE)
+
+    def launched(self, turn: Turn, reader: PartitionReader, *, waits: bool) -> None:
+        """Its fetch is in flight."""
+        turn.reader, turn.awaited, turn.silent = reader, turn.silent and waits, False
+        self._move(turn, Stage.ASKED)
+
+    def landed(self, turn: Turn) -> PartitionReader:
+        """Its fetch has an answer; returns what has read it, which is no longer the turn's."""
+        reader, turn.reader, turn.awaited = turn.reader, None, False
+        assert reader is not None
+        self._move(turn, Stage.ANSWERED)
+        return reader
+
+    def pace(self, turn: Turn, not_before: float) -> None:
+        """It is not worth asking yet."""
+        turn.not_before = not_before
+        self._move(turn, Stage.PACED)
+
+    def ask_paced(self) -> None:
+        """Ask those whose time has come."""
+        now = time.monotonic()
+        self.ask([name for name, turn in self.paced.items() if turn.not_before <= now])
+
+    def hold(self, turn: Turn) -> None:
+        """Leave the rest of what it brought for later."""
+        self._move(turn, Stage.HELD)
+
+    def release_held(self) -> None:
+        """The page may have a place for them now."""
+        self.ask(list(self.held))
+
+    def gone(self, turn: Turn) -> None:
+        """It has left the lineage, so nothing is read of it."""
+        self._move(turn, Stage.ANSWERED)
+
+    def serve(self, turn: Turn) -> None:
+        """It has had its turn."""
+        self.served.pop(turn.partition_id, None)
+        self.served[turn.partition_id] = None
+
+    def _move(self, turn: Turn, stage: Stage) -> None:
+        if turn.stage in self._at:
+            self._at[turn.stage].pop(turn.partition_id)
+        turn.stage = stage
+        if stage in self._at:
+            self._at[stage][turn.partition_id] = turn
