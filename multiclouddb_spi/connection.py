@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import attrs
@@ -11,7 +11,9 @@ import attrs
 from multiclouddb_api import MulticloudDbError, invalid_request
 from multiclouddb_api.check import suggestion, unknown_name
 
-__all__ = ["Location", "check_names", "merged", "parse_location", "split_url"]
+__all__ = ["Location", "check_names", "checked_native", "merged", "parse_location", "split_url"]
+
+T = TypeVar("T")
 
 
 @attrs.frozen
@@ -42,6 +44,22 @@ def check_names(connection: Mapping[str, Any], known: Sequence[str]) -> None:
     for name in connection:
         if name not in known:
             raise unknown_name("connection", name, known)
+
+
+def checked_native(native_client: object, kind: type[T], way_out: str) -> T:
+    """The application's own client, if it is one of this vendor's.
+
+    Args:
+        native_client: What the application passed.
+        kind: What it has to be.
+        way_out: What to pass.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` that says what it is.
+    """
+    if not isinstance(native_client, kind):
+        raise invalid_request("native_client", f"is a {type(native_client).__name__}", way_out)
+    return native_client
 
 
 def parse_location(

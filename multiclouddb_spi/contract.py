@@ -96,6 +96,16 @@ class FeedSpec:
     include_native: bool = False
     options: ProviderOptions | None = None
 
+    @property
+    def with_new(self) -> bool:
+        """True when events have the new document where there is one."""
+        return self.new_item_state_mode is not NewItemStateMode.OMIT
+
+    @property
+    def with_old(self) -> bool:
+        """True when events have the old document where there is one."""
+        return self.old_item_state_mode is not OldItemStateMode.OMIT
+
 
 @attrs.frozen
 class FeedIdentity:

@@ -73,7 +73,15 @@ class ProviderFault(Exception):  # noqa: N818
         retryable: bool = False,
         vendor_retried: bool = False,
     ) -> ProviderFault:
-        """One with this fault; see `Fault`."""
+        """One with a fault of these fields.
+
+        Args:
+            category: What kind of failure.
+            message: One line for the user: what is wrong and the way out. No secret in it.
+            code: The vendor's own code as text, or None.
+            retryable: True when the same call may succeed without a change.
+            vendor_retried: True when the engine is to add no retry of its own.
+        """
         return cls(Fault(category, message, code, retryable=retryable, vendor_retried=vendor_retried))
 
     @property

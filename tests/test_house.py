@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import runpy
 import subprocess
 import sys
@@ -37,6 +38,7 @@ SOURCES = [
     for path in sorted((ROOT / folder).rglob("*.py"))
     if not {"tests", "build", "__pycache__"} & set(path.relative_to(ROOT).parts)
 ]
+PROVIDERS = sorted(path.parent.name for path in ROOT.glob("providers/*/multiclouddb_*/provider.py"))
 EMULATORS = sorted(ROOT.glob("emulators/*/pyproject.toml"))
 API = [path for path in SOURCES if path.parts[0] == "multiclouddb_api"]
 SDKS = {
@@ -208,6 +210,19 @@ class TestImports:
             words = {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
             for provider in ("embedded", "dynamo", "spanner", "cosmos", "mongo"):
                 assert provider not in words
+
+
+class TestProviders:
+    """Who knows one provider finds the way in another."""
+
+    def test_every_one_has_the_same_rooms(self):
+        contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+        (shape,) = [each for each in contracts if each["name"] == "every provider has the same shape"]
+        assert shape["exhaustive"]
+        assert sorted(shape["containers"]) == PROVIDERS
+        rooms = {"provider", "feed", "reader", "partitions", "source", "mapping", "config", "errors"}
+        found = {room for layer in shape["layers"] for room in re.split("[ |:]+", layer)}
+        assert {room for room in found if not room.startswith("(")} == rooms
 
 
 @pytest.mark.parametrize("file", EMULATORS, ids=lambda file: file.parent.name)

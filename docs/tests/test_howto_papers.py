@@ -86,9 +86,8 @@ def test_the_picture_of_a_call_names_what_is_there():
     assert len(modules) > 10
     code = "\n".join(modules)
     for line in picture.splitlines():
-        for name in re.findall(
-            r"\w+", re.split(r" {2,}|─▶ (?=[A-Z])", line.strip("├─│└ "))[0].split(".")[-1]
-        ):
+        first = re.split(r" {2,}|─▶ (?=[A-Z])", line.strip("├─│└ "))[0]
+        for name in re.findall(r"\w+", first.split(".")[-1]):
             assert re.search(rf"\b(?:def|class) {name}\b", code), name
 
 

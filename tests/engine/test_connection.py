@@ -5,7 +5,14 @@ import re
 import pytest
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
-from multiclouddb_spi.connection import Location, check_names, merged, parse_location, split_url
+from multiclouddb_spi.connection import (
+    Location,
+    check_names,
+    checked_native,
+    merged,
+    parse_location,
+    split_url,
+)
 
 SECRET = "hunter2"
 
@@ -101,3 +108,13 @@ class TestNames:
     def test_a_url_with_a_port_that_is_none_is_none(self):
         assert split_url("http://host:x") is None
         assert split_url("http://host:80").port == 80
+
+
+class TestNativeClient:
+    def test_one_of_the_vendor_s_is_taken_as_it_is(self):
+        client = ["client"]
+        assert checked_native(client, list, "pass a list") is client
+
+    def test_anything_else_is_refused_with_what_to_pass(self):
+        with refused("native_client", "is a str", "pass a list"):
+            checked_native("client", list, "pass a list")

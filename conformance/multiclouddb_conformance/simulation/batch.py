@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from multiclouddb_api import ChangeEvent, NewItemStateMode, Notice, OldItemStateMode
+from multiclouddb_api import ChangeEvent, Notice
 from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.position import Place, place_text, to_cursor
 from multiclouddb_conformance.simulation.tree import Written
@@ -47,8 +47,8 @@ class Slice:
 
 def to_event(written: Written, spec: FeedSpec, public_id: str) -> ChangeEvent:
     """The event of a record; pure."""
-    new = spec.new_item_state_mode is not NewItemStateMode.OMIT
-    old = spec.old_item_state_mode is not OldItemStateMode.OMIT
+    new = spec.with_new
+    old = spec.with_old
     return ChangeEvent(
         event_id=written.event_id,
         key=written.key,

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import attrs
 
-from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode
+from multiclouddb_api import ErrorCategory
 from multiclouddb_dynamo.errors import PROVIDER_ID
 from multiclouddb_dynamo.mapping import View
 from multiclouddb_dynamo.partitions import (
@@ -126,8 +126,8 @@ class DynamoFeed(Feed):
             self.public_id(partition_id),
             partition_id,
             self._source.table.key_names,
-            with_new=spec.new_item_state_mode is not NewItemStateMode.OMIT,
-            with_old=spec.old_item_state_mode is not OldItemStateMode.OMIT,
+            with_new=spec.with_new,
+            with_old=spec.with_old,
             native=spec.include_native,
         )
         bound = place_of(until) if until is not None else None

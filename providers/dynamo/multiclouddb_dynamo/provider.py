@@ -12,7 +12,6 @@ from multiclouddb_api import (
     CapabilitySet,
     ClientConfig,
     Support,
-    invalid_request,
 )
 from multiclouddb_dynamo.calls import Calls
 from multiclouddb_dynamo.config import DynamoClients, DynamoConfig
@@ -22,6 +21,7 @@ from multiclouddb_dynamo.partitions import check_table, find_table
 from multiclouddb_dynamo.shards import ShardMap
 from multiclouddb_dynamo.source import Source
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
+from multiclouddb_spi.connection import checked_native
 
 __all__ = ["CAPABILITIES", "PLUGIN", "DynamoPlugin", "DynamoProvider"]
 
@@ -114,13 +114,10 @@ class DynamoPlugin(ProviderPlugin):
             except (BotoCoreError, ValueError) as error:
                 raise ProviderFault(classify(error)) from error
             return DynamoProvider(clients, ours=True, vendor_retried=checked.own_retries)
-        if not isinstance(native_client, DynamoClients):
-            raise invalid_request(
-                "native_client",
-                f"is a {type(native_client).__name__}",
-                "pass DynamoClients(dynamodb=…, streams=…) of multiclouddb_dynamo",
-            )
-        return DynamoProvider(native_client, ours=False, vendor_retried=True)
+        own = checked_native(
+            native_client, DynamoClients, "pass DynamoClients(dynamodb=…, streams=…) of multiclouddb_dynamo"
+        )
+        return DynamoProvider(own, ours=False, vendor_retried=True)
 
 
 PLUGIN: Final = DynamoPlugin()

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from multiclouddb_api import AtTime, Beginning, NewItemStateMode, Now, OldItemStateMode
+from multiclouddb_api import AtTime, Beginning, Now
 from multiclouddb_embedded.errors import PROVIDER_ID
 from multiclouddb_embedded.mapping import View, describe, from_micros, position_of, to_micros
 from multiclouddb_embedded.partitions import (
@@ -88,8 +88,8 @@ class EmbeddedFeed(Feed):
             self.public_id(partition_id),
             self._scope.collection.partition_components,
             spec.include_native,
-            with_new=spec.new_item_state_mode is not NewItemStateMode.OMIT,
-            with_old=spec.old_item_state_mode is not OldItemStateMode.OMIT,
+            with_new=spec.with_new,
+            with_old=spec.with_old,
         )
         bound = position_of(until) if until is not None else None
         return EmbeddedReader(self._source, partition_id, view, position_of(cursor), bound)

@@ -25,7 +25,6 @@ from multiclouddb_api import (
     EntireCluster,
     EntireDatabase,
     LogicalPartition,
-    OldItemStateMode,
     ProviderOptions,
     Support,
 )
@@ -216,7 +215,7 @@ def check_spec(profile: Profile, spec: FeedSpec) -> None:
             )
         case _:
             pass
-    if spec.old_item_state_mode is not OldItemStateMode.OMIT:
+    if spec.with_old:
         title = f"old_item_state_mode={spec.old_item_state_mode.name}"
         _check(profile, Capability.CHANGE_FEED_OLD_ITEM_STATE, title, spec.options)
 

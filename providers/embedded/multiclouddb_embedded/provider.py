@@ -20,6 +20,7 @@ from multiclouddb_embedded.store.collection import MAIN, find_collection
 from multiclouddb_embedded.store.connection import ConnectionPool, Monitor
 from multiclouddb_embedded.store.schema import check_store
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderPlugin
+from multiclouddb_spi.connection import checked_native
 
 __all__ = ["CAPABILITIES", "PLUGIN", "EmbeddedPlugin", "EmbeddedProvider"]
 
@@ -108,18 +109,15 @@ class EmbeddedPlugin(ProviderPlugin):
 
 
 def _provider_of(config: ClientConfig, native_client: object, profile: Profile) -> EmbeddedProvider:
-    if not isinstance(native_client, EmbeddedStore):
-        raise invalid_request(
-            "native_client", f"is a {type(native_client).__name__}", "pass an EmbeddedStore, or none"
-        )
-    if native_client.closed:
+    store = checked_native(native_client, EmbeddedStore, "pass an EmbeddedStore, or none")
+    if store.closed:
         raise invalid_request("native_client", "is closed", "pass an open EmbeddedStore")
-    checked = EmbeddedConfig.from_client(config, path=native_client.path, profile=profile)
-    if checked.path != native_client.path:
+    checked = EmbeddedConfig.from_client(config, path=store.path, profile=profile)
+    if checked.path != store.path:
         raise invalid_request(
-            "native_client", f"has the file {native_client.path}, the connection another", "name it once"
+            "native_client", f"has the file {store.path}, the connection another", "name it once"
         )
-    return EmbeddedProvider(native_client.path, native_client.now, checked.profile)
+    return EmbeddedProvider(store.path, store.now, checked.profile)
 
 
 PLUGIN: Final = EmbeddedPlugin()

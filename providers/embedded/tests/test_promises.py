@@ -110,7 +110,7 @@ class TestWaking:
     def test_a_connection_that_was_opened_again_is_another_state(self, world):
         """SQLite's counter begins anew with it."""
         world.store.create_collection("items", partitions=1)
-        monitor = world.provider._monitor
+        monitor = world.provider._store.monitor
         before = monitor.version()
         assert monitor.version() == before
         monitor.let_go()

@@ -814,7 +814,7 @@ class TestConnections:
         for thread in threads:
             thread.join()
         assert all(len(items.fetch(reader)) == 0 for reader in readers)
-        assert 1 <= len(items.provider._pool) <= 16
+        assert 1 <= len(items.provider._store.pool) <= 16
 
     def test_a_file_that_was_made_anew_is_noticed(self, items):
         feed = items.feed()
@@ -847,7 +847,7 @@ class TestConnections:
         items.provider.close()
         with faulty(ErrorCategory.TRANSIENT_FAILURE, "closed"):
             items.fetch(reader)
-        assert len(items.provider._pool) == 0
+        assert len(items.provider._store.pool) == 0
         items.store.put("items", "a", {})
 
 

@@ -17,9 +17,7 @@ from multiclouddb_api import (
     Beginning,
     EntireCluster,
     ErrorCategory,
-    NewItemStateMode,
     Now,
-    OldItemStateMode,
     ResourceAddress,
     invalid_request,
 )
@@ -172,8 +170,8 @@ class MongoFeed(Feed):
         view = View(
             spec.address,
             self.public_id(partition_id),
-            with_new=spec.new_item_state_mode is not NewItemStateMode.OMIT,
-            with_old=spec.old_item_state_mode is not OldItemStateMode.OMIT,
+            with_new=spec.with_new,
+            with_old=spec.with_old,
             native=spec.include_native,
             start=start_of(cursor),
         )

@@ -16,7 +16,6 @@ from multiclouddb_api import (
     CapabilitySet,
     ClientConfig,
     Support,
-    invalid_request,
 )
 from multiclouddb_mongo.commands import Commands
 from multiclouddb_mongo.config import MongoConfig
@@ -39,6 +38,7 @@ from multiclouddb_spi import (
     ProviderFault,
     ProviderPlugin,
 )
+from multiclouddb_spi.connection import checked_native
 
 __all__ = ["CAPABILITIES", "PLUGIN", "MongoPlugin", "MongoProvider"]
 
@@ -196,12 +196,9 @@ class MongoPlugin(ProviderPlugin):
             except PyMongoError as error:
                 raise ProviderFault(classify(error)) from None
             return MongoProvider(client, checked.database, ours=True)
-        if not isinstance(native_client, MongoClient):
-            raise invalid_request(
-                "native_client", f"is a {type(native_client).__name__}", "pass a pymongo.MongoClient"
-            )
+        own: MongoClient[Any] = checked_native(native_client, MongoClient, "pass a pymongo.MongoClient")
         database = MongoConfig.from_client(config).database if "url" in config.connection else None
-        return MongoProvider(native_client, database, ours=False)
+        return MongoProvider(own, database, ours=False)
 
 
 PLUGIN: Final = MongoPlugin()
