@@ -1,5 +1,6 @@
 """What holds for the tests of every distribution."""
 
+import gc
 import os
 from collections import deque
 
@@ -139,6 +140,13 @@ def pytest_collection_modifyitems(config, items):
         left_out = [item for item in items if not is_quick(item.nodeid)]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if is_quick(item.nodeid)]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    """Thousands of tests and their modules stay until the end: the garbage collector looks at them no more."""
+    gc.collect()
+    gc.freeze()
 
 
 def is_quick(nodeid):
