@@ -18,6 +18,9 @@ CHECKED := tests cli conformance/tests/test_faults.py conformance/tests/test_mut
 	$(wildcard $(foreach name,errors mapping position,providers/*/tests/test_$(name).py)) \
 	docs/tests/test_reference.py docs/tests/test_us8.py mutation/tests/test_equivalents.py
 
+# Where it is set, each of the many processes of the tests would compile the same modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup check test lint format mutate demo bench docs wheels lock clean

@@ -144,7 +144,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish():
-    """Thousands of tests and their modules stay until the end: the garbage collector looks at them no more."""
+    """Thousands of tests and their modules stay to the end: the garbage collector looks at them no more."""
     gc.collect()
     gc.freeze()
 
