@@ -21,7 +21,7 @@ FOLDERS = []
 class LocalHarness(DynamoHarness):
     """One server for the tests of a worker.
 
-    A test that lets time pass makes older what is there: the tables of the tests before it, which nobody reads.
+    A test that lets time pass makes older what is there: tables of the tests before it, which nobody reads.
     """
 
     rounding = timedelta(minutes=1)
