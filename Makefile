@@ -11,15 +11,28 @@ DISTRIBUTIONS := . ./providers/embedded ./providers/dynamo ./providers/mongo ./p
 PROJECTS := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
+# What a change most likely breaks: API, SPI and engine, the suite on the simulation and on the embedded store, the
+# command line, and of each provider what it does without a server.
+CHECKED := tests cli conformance/tests/test_faults.py conformance/tests/test_mutants.py \
+	conformance/tests/test_us8_simulation.py conformance/tests/test_wrapped.py providers/embedded/tests \
+	$(wildcard $(foreach name,errors mapping position,providers/*/tests/test_$(name).py)) \
+	docs/tests/test_reference.py docs/tests/test_us8.py mutation/tests/test_equivalents.py
+
+# Where it is set, each of the many processes of the tests would compile the same modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test lint format mutate demo bench docs wheels lock clean
+.PHONY: help setup check test lint format mutate demo bench docs wheels lock clean
 
 help: ## list these targets
 	@echo "make TARGET, where TARGET is one of"
 	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
 
 setup: $(VENV)/.workspace ## build .venv; a repeat does only what has changed
+
+check: lint ## lint, and the tests that a change most likely breaks: three minutes at most
+	$(BIN)/python -m pytest -n $(WORKERS) --quick $(ARGS) $(CHECKED)
 
 test: setup ## run all tests in parallel; WORKERS=0 runs them in one process, ARGS=... goes to pytest
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)

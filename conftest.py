@@ -1,6 +1,8 @@
 """What holds for the tests of every distribution."""
 
+import gc
 import os
+from collections import deque
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,6 +30,8 @@ JVM_TESTS = (
 )
 # Pages of the documentation that do, see docs/tests/test_blocks.py.
 JVM_PAGE = "-jvm]"
+# What they are together.
+JVM = "jvm"
 # Files whose tests share what takes long to make: the site, the wheels, a server or three.
 TOGETHER = frozenset(
     {
@@ -42,34 +46,151 @@ TOGETHER = frozenset(
 )
 
 
-class OneJvmScheduling(LoadScopeScheduling):
-    """Spreads single tests over the workers, but gives all that need a JVM to one of them.
+# What waits most of its time, for a server, a JVM or a clock: how node ids begin.
+WAITING = (
+    "docs/tests/test_dynamodb.py",
+    "docs/tests/test_mongodb.py",
+    "docs/tests/test_mongodb_rows.py",
+    "providers/dynamo/tests/test_command_line.py",
+    "providers/dynamo/tests/test_local.py",
+    "providers/dynamo/tests/test_loss.py::test_nothing_is_lost_on_dynamodb_local",
+    "providers/dynamo/tests/test_servers.py",
+    "providers/dynamo/tests/test_us8_local.py",
+    "providers/mongo/",
+    "tests/engine/test_outlasts.py",
+    "tests/engine/test_time.py",
+    "tests/engine/test_waiting.py",
+)
+# Among it, what needs no server.
+COMPUTING = (
+    "providers/mongo/tests/test_config.py",
+    "providers/mongo/tests/test_errors.py",
+    "providers/mongo/tests/test_mapping.py",
+    "providers/mongo/tests/test_position.py",
+    "providers/mongo/tests/test_reader.py",
+)
+# Classes of the conformance suite that wait, whatever they run on.
+WAITING_CLASSES = ("::TestDeadline::", "::TestEndlessTrouble::", "::TestLongPoll::", "::TestTrouble::")
+# What takes ten seconds and longer begins first: begun last, it would run alone when all others are done.
+LONG = (
+    "providers/mongo/tests/test_loss.py",
+    "providers/mongo/tests/test_heads.py::TestLaggingMember::test_is_waited_for",
+    "providers/dynamo/tests/test_command_line.py::TestTail",
+    "providers/dynamo/tests/test_loss.py",
+    "providers/dynamo/tests/test_scale.py",
+    "providers/embedded/tests/test_command_line.py",
+    "providers/embedded/tests/test_fork.py",
+    "providers/embedded/tests/test_loss.py",
+    "providers/embedded/tests/test_processes.py",
+    "tests/engine/test_stateful.py",
+    "tests/engine/test_token_bounds.py",
+    "tests/test_wheels.py",
+)
+# Workers that wait: each starts servers of its own, which take about a gigabyte.
+MOST_WAITING = 3
+MOST_COMPUTING = 6
 
-    Two JVMs at a time do not fit on a small machine. The tests of a file that is in `TOGETHER` go to one
-    worker as well, which then makes what they share once. (The `xdist_group` mark would say the same, but
-    pytest 9.2 makes it do nothing: https://github.com/pytest-dev/pytest-xdist/issues/1386.)
+
+class TwoKindsScheduling(LoadScopeScheduling):
+    """Tests that wait run beside tests that compute, and tests that share something go to one worker.
+
+    Half of the workers, three at most, begin with what waits, the others with what computes, so that no core
+    is idle while there is something to compute. Who has nothing left of its own kind helps with the other.
+
+    All that need a JVM go to one worker, for two JVMs at a time do not fit on a small machine. So do the
+    tests of a file that is in `TOGETHER`, which then makes what they share once. (The mark `xdist_group` says
+    the same, but pytest 9.2 makes it do nothing: https://github.com/pytest-dev/pytest-xdist/issues/1386.)
     """
+
+    def __init__(self, config, log=None):
+        super().__init__(config, log)
+        self._queues = None
 
     def _split_scope(self, nodeid):
         if nodeid.startswith(JVM_TESTS) or nodeid.endswith(JVM_PAGE):
-            return "jvm"
+            return JVM
         file = nodeid.partition("::")[0]
         return file if file in TOGETHER else nodeid
+
+    def _assign_work_unit(self, node):
+        """Put a unit of the kind that the worker wants in front, where xdist takes it."""
+        if self._queues is None:
+            self._queues = by_kind(self.workqueue)
+        waits = int(node.gateway.id.removeprefix("gw")) < waiting_workers(self.numnodes)
+        for queue in (self._queues[waits], self._queues[not waits]):
+            # What is no longer in xdist's queue was given to a worker, before another one died.
+            while queue and queue[0] not in self.workqueue:
+                queue.popleft()
+            if queue:
+                self.workqueue.move_to_end(queue.popleft(), last=False)
+                break
+        super()._assign_work_unit(node)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="leave out what waits, needs a JVM or takes long: for `make check`",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("quick"):
+        left_out = [item for item in items if not is_quick(item.nodeid)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if is_quick(item.nodeid)]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    """Thousands of tests and their modules stay to the end: the garbage collector looks at them no more."""
+    gc.collect()
+    gc.freeze()
+
+
+def is_quick(nodeid):
+    """Whether `make check` runs a test of its folders."""
+    return not (
+        is_waiting(nodeid) or nodeid.startswith((*LONG, *JVM_TESTS, *TOGETHER)) or nodeid.endswith(JVM_PAGE)
+    )
+
+
+def by_kind(units):
+    """Two queues, of what waits and of what computes, each with the longest first.
+
+    Args:
+        units: What goes to one worker together, each with its tests, in the order of their number.
+    """
+    ordered = sorted(
+        units, key=lambda unit: (unit != JVM, len(units[unit]) == 1 and not unit.startswith(LONG))
+    )
+    return {kind: deque(unit for unit in ordered if is_waiting(unit) == kind) for kind in (True, False)}
+
+
+def is_waiting(unit):
+    """Of one test, or of several that go together."""
+    if unit == JVM or any(name in unit for name in WAITING_CLASSES):
+        return True
+    return unit.startswith(WAITING) and not unit.startswith(COMPUTING)
+
+
+def waiting_workers(count):
+    """How many of so many workers begin with what waits."""
+    return min(count // 2, MOST_WAITING)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    return OneJvmScheduling(config, log)
+    return TwoKindsScheduling(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
-    """One more worker than there are cores: two fifths of the time the tests wait for a server or a clock.
-
-    Not more than six: each starts servers of its own, which take about a gigabyte.
-    """
+    """One that computes for each core, and as many that wait, up to a bound."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min((cores or 1) + 1, 6)
+    computing = min(cores or 1, MOST_COMPUTING)
+    return computing + min(computing, MOST_WAITING)
 
 
 @pytest.fixture(scope="session")

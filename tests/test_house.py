@@ -13,6 +13,7 @@ import pytest
 
 import multiclouddb_api
 from multiclouddb_api import ChangeFeedIterator, MulticloudDbClient
+from multiclouddb_conformance import us8
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = [
@@ -157,13 +158,34 @@ class TestIterator:
 
 
 class TestScheduling:
-    def test_files_that_stay_together_are_there(self):
+    @pytest.mark.parametrize("name", ["TOGETHER", "JVM_TESTS", "WAITING", "COMPUTING", "LONG"])
+    def test_what_is_named_is_there(self, name):
         found = runpy.run_path(str(ROOT / "conftest.py"))
-        assert found["TOGETHER"]
-        for name in (*found["TOGETHER"], *found["JVM_TESTS"]):
-            path, _, test = name.partition("::")
-            assert (ROOT / path).exists(), name
-            assert not test or f"def {test.rpartition('::')[2]}(" in (ROOT / path).read_text(), name
+        assert found[name]
+        for each in found[name]:
+            path, _, test = each.partition("::")
+            assert (ROOT / path).exists(), each
+            words = [
+                f"def {word}(" if word.startswith("test") else f"class {word}" for word in test.split("::")
+            ]
+            assert not test or all(word in (ROOT / path).read_text() for word in words), each
+
+    def test_classes_that_wait_are_in_the_suite(self):
+        for each in runpy.run_path(str(ROOT / "conftest.py"))["WAITING_CLASSES"]:
+            assert hasattr(us8, each.strip(":")), each
+
+    def test_tests_that_wait_and_tests_that_compute_have_workers_of_their_own(self):
+        """Each kind begins with the longest; a worker that has nothing of its own left helps the others."""
+        found = runpy.run_path(str(ROOT / "conftest.py"))
+        assert [found["waiting_workers"](count) for count in (1, 2, 3, 4, 8)] == [0, 1, 1, 2, 3]
+        together, long, waits = found["TOGETHER"], found["LONG"][0], "tests/engine/test_time.py::test_a"
+        units = {unit: {unit: False} for unit in ("tests/test_a.py::test_a", waits, f"{long}::test_a")}
+        units |= {unit: {f"{unit}::a": False, f"{unit}::b": False} for unit in (min(together), "jvm")}
+        queues = found["by_kind"](units)
+        assert queues[False][-1] == "tests/test_a.py::test_a"
+        assert queues[True][0] == "jvm"
+        assert queues[True][-1] == waits
+        assert sorted([*queues[True], *queues[False]]) == sorted(units)
 
     def test_all_that_share_a_spark_session_go_to_one_worker(self):
         started = tuple(runpy.run_path(str(ROOT / "conftest.py"))["JVM_TESTS"])

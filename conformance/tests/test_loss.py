@@ -125,9 +125,8 @@ def every_finding(report, kind):
 
 
 class TestARightClient:
-    @pytest.mark.parametrize("size", [0, 1, 50])
+    @pytest.mark.parametrize(("seed", "size"), list(enumerate([0, 1, 50])))
     @pytest.mark.parametrize("consumer", CONSUMERS)
-    @pytest.mark.parametrize("seed", range(3))
     def test_passes(self, size, consumer, seed):
         request = ChangeFeedRequest(ADDRESS, Beginning(), max_page_size=size)
         report = oracle(request=request, consumer=consumer, life=scripted_life(seed)).run(max_kills=40)
@@ -587,16 +586,7 @@ class EngineClient:
 
 
 class TestTheEngine:
-    @pytest.mark.parametrize("consumer", CONSUMERS)
-    @pytest.mark.parametrize("size", [0, 1])
-    def test_loses_nothing_wherever_it_is_killed(self, consumer, size):
-        request = ChangeFeedRequest(ADDRESS, Beginning(), max_page_size=size)
-        report = oracle(EngineClient, request=request, consumer=consumer).run(
-            max_kills=None if size == 0 else 30
-        )
-        report.assert_all_kept()
-
-    @pytest.mark.parametrize("seed", range(12))
+    @pytest.mark.parametrize("seed", range(6))
     def test_loses_nothing_in_rough_weather(self, seed):
         report = oracle(
             EngineClient,
@@ -605,6 +595,3 @@ class TestTheEngine:
             life=scripted_life(seed),
         ).run(max_kills=8)
         report.assert_all_kept()
-
-    def test_starts_now_for_good(self):
-        oracle(EngineClient, request=ChangeFeedRequest(ADDRESS, Now())).run(max_kills=30).assert_all_kept()

@@ -11,10 +11,6 @@ from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
 from pathlib import Path
 
-import pytest
-
-from multiclouddb_api import MulticloudDbError
-
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = re.compile(r'^```python title="(?P<name>[^"]+)"\n(?P<code>.*?)^```$', re.DOTALL | re.MULTILINE)
 
@@ -70,14 +66,6 @@ class Page:
         """The categories of errors that have a row."""
         rows = self.rows_below("## When it fails")
         return {category.partition("`:")[0].strip("`") for category, *_ in rows}
-
-
-def refused(category, *words):
-    return pytest.raises(
-        MulticloudDbError,
-        match=".*".join(map(re.escape, words)),
-        check=lambda error: error.category == category,
-    )
 
 
 @functools.cache

@@ -29,9 +29,10 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_conformance import command_line
+from multiclouddb_conformance.refusals import refused
 from multiclouddb_conformance.waiting import SOON
 
-from .page import ROOT, Page, refused, servers
+from .page import ROOT, Page, servers
 
 PAGE = Page("dynamodb.md")
 ORDERS = ResourceAddress(collection="orders")

@@ -41,10 +41,11 @@ from multiclouddb_api import (
     encode_json,
 )
 from multiclouddb_conformance import command_line
+from multiclouddb_conformance.refusals import refused
 from multiclouddb_mongo import MongoOptions, RunCommandOptions, RunCursorCommandOptions
 from multiclouddb_mongo.values import CODEC
 
-from .page import Page, refused, servers
+from .page import Page, servers
 
 PAGE = Page("mongodb.md")
 ORDERS = ResourceAddress("shop", "orders")

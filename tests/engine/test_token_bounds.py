@@ -6,12 +6,11 @@ import subprocess
 import sys
 import tracemalloc
 import zlib
-from contextlib import suppress
 
 import attrs
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError, ResourceAddress
@@ -100,6 +99,7 @@ class TestCounting:
         text = json.dumps(value, ensure_ascii=False).encode()
         assert (beyond_bounds(text) is None) == (levels(value) <= MAX_LEVELS), text
 
+    @settings(max_examples=40)  # each counts four megabytes
     @given(VALUES)
     def test_values_are_those_of_the_value_whatever_its_texts_hold(self, value):
         """So many beside it that it fits to the last one, and that it does not."""
@@ -134,12 +134,18 @@ class TestCounting:
 
 class TestForged:
     @pytest.mark.parametrize("kind", [kind for kind in FORGERIES if kind not in TAKEN])
-    def test_small_token_of_many_values_is_refused(self, kind):
+    def test_small_token_of_many_values_is_refused_for_a_few_times_what_is_inflated(self, kind):
         token = sealed(forged(kind, 63 * MEBIBYTE))
         assert len(token) < 700_000
-        refused(token)
+        tracemalloc.start()
+        try:
+            refused(token)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < 6 * MAX_BYTES
 
-    @pytest.mark.parametrize("kind", FORGERIES)
+    @pytest.mark.parametrize("kind", ["lists", *TAKEN])
     def test_one_that_inflates_further_is_refused(self, kind):
         assert "too large" in refused(sealed(forged(kind, 65 * MEBIBYTE)))
 
@@ -164,18 +170,6 @@ class TestForged:
             found = error.category
         assert found in (None, ErrorCategory.INVALID_REQUEST)
 
-    @pytest.mark.parametrize("kind", [kind for kind in FORGERIES if kind not in TAKEN])
-    def test_counting_takes_a_few_times_what_is_inflated(self, kind):
-        token = sealed(forged(kind, 63 * MEBIBYTE))
-        tracemalloc.start()
-        try:
-            with suppress(MulticloudDbError):
-                decode_token(token)
-            peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-        assert peak < 6 * MAX_BYTES
-
 
 LIMITED = """
 import resource, sys
@@ -185,7 +179,7 @@ tokens = sys.stdin.read().split()
 with open("/proc/self/statm") as file:
     used = int(file.read().split()[0]) * resource.getpagesize()
 _, hard = resource.getrlimit(resource.RLIMIT_AS)
-for more in range(100, 1301, 100):
+for more in range(100, 1301, 200):
     resource.setrlimit(resource.RLIMIT_AS, (used + more * 2**20, hard))
     for token in tokens:
         try:
@@ -209,7 +203,7 @@ class TestUnderALimit:
         )
         assert ran.returncode == 0, ran.stderr
         told = ran.stdout.split()
-        assert len(told) == 13 * len(tokens)
+        assert len(told) == 7 * len(tokens)
         assert set(told) <= {"read", "INVALID_REQUEST"}
         return told
 

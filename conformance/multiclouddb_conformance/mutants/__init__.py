@@ -1,91 +1,32 @@
 """Deliberately broken readers, one defect each: they prove that the suite bites.
 
-`python -m multiclouddb_conformance.mutants` prints which tests catch which.
+`python -m multiclouddb_conformance.mutants` prints which tests catch which. A mutant is named where it
+is defined and nowhere else: every public class of `ending`, `reading` and `telling` is one.
 """
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Final
 
-from multiclouddb_conformance.mutants.ending import (
-    AppliesNowToChild,
-    DropsLastPageOfClosedPartition,
-    ForgetsChildrenNamedLate,
-    ForgetsWatchAtRestart,
-    LosesOneParentOfMerge,
-    NeverAudits,
-    ReadsFirstPageOfPartitionList,
-    RetiresWithoutChildren,
-    StartsChildEarly,
-)
+from multiclouddb_conformance.mutants import ending, reading, telling
 from multiclouddb_conformance.mutants.mutant import Mutant, harness_of
-from multiclouddb_conformance.mutants.reading import (
-    AcceptsUndeclaredCapability,
-    AtTimeIsExclusive,
-    DropsPoison,
-    IgnoresKeyOfScope,
-    JumpsOverExpiredGap,
-    LeaksReaders,
-    MovesTokenPastUnreadEvents,
-    NeverAdvancesIdleToken,
-    NoticeAfterItsPlace,
-    NowIsBeginning,
-    ReadsOnBehindNotice,
-    RetriesDeadIteratorForEver,
-    SaysIdleTooSoon,
-    TakesRecreatedForTheSame,
-    WrongCategory,
-)
-from multiclouddb_conformance.mutants.telling import (
-    DeletesWithDocument,
-    ErrorThatDoesNotPickle,
-    LocalTime,
-    OrderKeysOfDifferentLength,
-    PagesTooLong,
-    RepeatsEventUnderNewId,
-    SecretInMessage,
-    SwapsTwoEventsOfKey,
-    WatermarkGoesBack,
-    WatermarkRunsAhead,
-)
 
 __all__ = ["MUTANTS", "Mutant", "harness_of", "mutant_table"]
 
+
+def _defined_in(module: ModuleType) -> list[type[Mutant]]:
+    """In the order of their definition."""
+    classes = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Mutant)]
+    return [
+        each for each in classes if each.__module__ == module.__name__ and not each.__name__.startswith("_")
+    ]
+
+
 MUTANTS: Final[tuple[type[Mutant], ...]] = (
-    DropsLastPageOfClosedPartition,
-    StartsChildEarly,
-    AppliesNowToChild,
-    LosesOneParentOfMerge,
-    RetiresWithoutChildren,
-    ForgetsChildrenNamedLate,
-    ForgetsWatchAtRestart,
-    NeverAudits,
-    ReadsFirstPageOfPartitionList,
-    MovesTokenPastUnreadEvents,
-    SaysIdleTooSoon,
-    NeverAdvancesIdleToken,
-    RetriesDeadIteratorForEver,
-    JumpsOverExpiredGap,
-    NoticeAfterItsPlace,
-    ReadsOnBehindNotice,
-    NowIsBeginning,
-    AtTimeIsExclusive,
-    IgnoresKeyOfScope,
-    TakesRecreatedForTheSame,
-    DropsPoison,
-    LeaksReaders,
-    RepeatsEventUnderNewId,
-    SwapsTwoEventsOfKey,
-    OrderKeysOfDifferentLength,
-    DeletesWithDocument,
-    LocalTime,
-    WatermarkRunsAhead,
-    WatermarkGoesBack,
-    PagesTooLong,
-    AcceptsUndeclaredCapability,
-    WrongCategory,
-    ErrorThatDoesNotPickle,
-    SecretInMessage,
+    *_defined_in(ending),
+    *_defined_in(reading),
+    *_defined_in(telling),
 )
 """Every mutant; those about partitions first."""
 

@@ -25,18 +25,6 @@ from multiclouddb_spi import (
     Tracked,
 )
 
-__all__ = [
-    "AppliesNowToChild",
-    "DropsLastPageOfClosedPartition",
-    "ForgetsChildrenNamedLate",
-    "ForgetsWatchAtRestart",
-    "LosesOneParentOfMerge",
-    "NeverAudits",
-    "ReadsFirstPageOfPartitionList",
-    "RetiresWithoutChildren",
-    "StartsChildEarly",
-]
-
 _PAGE: Final = 4
 
 

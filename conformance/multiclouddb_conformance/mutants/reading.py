@@ -39,24 +39,6 @@ from multiclouddb_spi import (
     Seed,
 )
 
-__all__ = [
-    "AcceptsUndeclaredCapability",
-    "AtTimeIsExclusive",
-    "DropsPoison",
-    "IgnoresKeyOfScope",
-    "JumpsOverExpiredGap",
-    "LeaksReaders",
-    "MovesTokenPastUnreadEvents",
-    "NeverAdvancesIdleToken",
-    "NoticeAfterItsPlace",
-    "NowIsBeginning",
-    "ReadsOnBehindNotice",
-    "RetriesDeadIteratorForEver",
-    "SaysIdleTooSoon",
-    "TakesRecreatedForTheSame",
-    "WrongCategory",
-]
-
 
 @attrs.frozen(eq=False)
 class _Ahead(WrappedMapper):

@@ -20,19 +20,6 @@ from multiclouddb_conformance.mutants.mutant import Mutant, changed
 from multiclouddb_conformance.wrapped import WrappedReader
 from multiclouddb_spi import Batch, Deadline, Provider
 
-__all__ = [
-    "DeletesWithDocument",
-    "ErrorThatDoesNotPickle",
-    "LocalTime",
-    "OrderKeysOfDifferentLength",
-    "PagesTooLong",
-    "RepeatsEventUnderNewId",
-    "SecretInMessage",
-    "SwapsTwoEventsOfKey",
-    "WatermarkGoesBack",
-    "WatermarkRunsAhead",
-]
-
 _Read = Callable[[ChangeFeedRequest, OperationOptions], ChangeFeedPage]
 
 

@@ -77,13 +77,13 @@ def _run(harness: Harness, start: StartPosition, consumer: Consumer, size: int) 
         life=life,
         consumer=consumer,
         idle_pages=harness.idle_pages,
-    ).run(max_kills=6).assert_all_kept()
+    ).run(max_kills=4).assert_all_kept()
 
 
 class TestLoss:
     """A consumer that is killed anywhere, and resumed, has seen everything."""
 
-    @pytest.mark.parametrize("size", [0, 1, 3])
+    @pytest.mark.parametrize("size", [0, 1])
     def test_nothing_is_lost_by_a_consumer_of_pages(self, harness: Harness, size: int) -> None:
         _run(harness, Now(), page_consumer, size)
 

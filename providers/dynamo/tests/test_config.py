@@ -1,6 +1,6 @@
 """How a region is named, what a wrong name is told, and the boto3 clients that are made of it."""
 
-import re
+import functools
 import socket
 
 import boto3
@@ -8,6 +8,7 @@ import pytest
 from botocore.config import Config
 
 from multiclouddb_api import ClientConfig, ErrorCategory, MulticloudDbError, connect
+from multiclouddb_conformance import refusals
 from multiclouddb_dynamo import DynamoClients
 from multiclouddb_dynamo.config import DynamoConfig
 from multiclouddb_dynamo.provider import PLUGIN
@@ -29,11 +30,7 @@ def nothing_from_this_machine(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
 
 
-def refused(*words):
-    match = ".*".join(map(re.escape, words))
-    return pytest.raises(
-        MulticloudDbError, match=match, check=lambda error: error.category == ErrorCategory.INVALID_REQUEST
-    )
+refused = functools.partial(refusals.refused, ErrorCategory.INVALID_REQUEST)
 
 
 def checked(**connection):

@@ -1,7 +1,6 @@
 """How a store is named, and what a wrong name is told."""
 
 import pickle
-import re
 import sqlite3
 
 import pytest
@@ -12,20 +11,19 @@ from multiclouddb_api import (
     ChangeFeedRequest,
     ClientConfig,
     ErrorCategory,
-    MulticloudDbError,
     OperationOptions,
     ResourceAddress,
     Support,
     connect,
 )
+from multiclouddb_conformance import refusals
 from multiclouddb_embedded import EmbeddedOptions, EmbeddedStore
 from multiclouddb_embedded.provider import PLUGIN
 from multiclouddb_spi import ProviderFault, open_provider
 
 
 def refused(*words, category=ErrorCategory.INVALID_REQUEST):
-    match = ".*".join(map(re.escape, words))
-    return pytest.raises(MulticloudDbError, match=match, check=lambda error: error.category == category)
+    return refusals.refused(category, *words)
 
 
 def config(**connection):

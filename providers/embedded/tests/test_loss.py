@@ -75,13 +75,20 @@ def world() -> Iterator[World]:
         made.store.close()
 
 
-@pytest.mark.parametrize("start", [Beginning(), Now()], ids=["beginning", "now"])
-@pytest.mark.parametrize("consumer", [page_consumer, iterator_consumer()], ids=["pages", "iterator"])
-@pytest.mark.parametrize("size", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("start", "consumer", "size"),
+    [
+        (Beginning(), page_consumer, 3),
+        (Beginning(), iterator_consumer(), 1),
+        (Now(), page_consumer, 0),
+        (Now(), iterator_consumer(), 3),
+    ],
+    ids=["pages", "iterator of single events", "pages from now", "iterator from now"],
+)
 def test_a_consumer_killed_after_every_step_loses_nothing(
     start: StartPosition, consumer: Consumer, size: int
 ) -> None:
-    """Splits, merges and a trim are in the life; a kill comes after each step of it."""
+    """Splits, merges and a trim are in the life; each value meets both starts or both consumers."""
     report = LossOracle(
         world=world,
         client=World.client,

@@ -27,6 +27,7 @@ from multiclouddb_api import (
     Support,
     connect,
 )
+from multiclouddb_conformance.refusals import refused
 from multiclouddb_embedded import Delete, EmbeddedOptions, EmbeddedStore, Put
 from multiclouddb_embedded.profile import PLAIN, PROFILES
 from multiclouddb_embedded.provider import CAPABILITIES, PLUGIN, EmbeddedPlugin
@@ -54,11 +55,6 @@ LOST = ErrorCategory.CHECKPOINT_EXPIRED
 
 def profile_of(name):
     return PROFILES[name] if name else PLAIN
-
-
-def refused(category, *words):
-    match = ".*".join(map(re.escape, words))
-    return pytest.raises(MulticloudDbError, match=match, check=lambda error: error.category == category)
 
 
 def faulty(category, *words):

@@ -1,7 +1,6 @@
 """What is written, and what is refused before anything is."""
 
 import pickle
-import re
 import sqlite3
 import threading
 from contextlib import closing
@@ -13,6 +12,7 @@ from uuid import UUID
 import pytest
 
 from multiclouddb_api import ChangeType, ErrorCategory, MulticloudDbError, MulticloudDbKey, ResourceAddress
+from multiclouddb_conformance.refusals import refused
 from multiclouddb_embedded import MAX_DOCUMENT_BYTES, Delete, EmbeddedStore, Put
 from multiclouddb_embedded.store.hashing import HASH_END
 from multiclouddb_embedded.store.schema import enter_wal_mode
@@ -34,12 +34,6 @@ def rows(store, statement, *values):
 
 def log(store):
     return rows(store, "SELECT seq, type, key, doc, old FROM log ORDER BY seq")
-
-
-def refused(category, *words):
-    """Raises `category`, with these words in its message."""
-    match = ".*".join(map(re.escape, words)) or None
-    return pytest.raises(MulticloudDbError, match=match, check=lambda error: error.category == category)
 
 
 INVALID = ErrorCategory.INVALID_REQUEST

@@ -1,10 +1,10 @@
 """What people and networks get wrong: a category, a message with the way out, no secret, and nothing lost."""
 
 import contextlib
+import functools
 import itertools
 import socket
 import threading
-import traceback
 from urllib.parse import quote
 
 import attrs
@@ -33,6 +33,7 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
+from multiclouddb_conformance.refusals import refusal
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_spi.checkpoint.token import decode_token, encode_token
 
@@ -55,19 +56,7 @@ QUICK = {"serverSelectionTimeoutMS": 300, "connectTimeoutMS": 300}
 MOST = 60
 
 
-def refused(category, act, *words):
-    """The error of an act, which is of a category, says these words and no secret."""
-    with pytest.raises(MulticloudDbError) as caught:
-        act()
-    error = caught.value
-    assert error.category == category, error
-    for word in words:
-        assert word in str(error)
-    shown = str(error) + repr(error) + repr(error.detail) + "".join(traceback.format_exception(error))
-    assert not any(secret in shown for secret in SECRETS)
-    # What a person reads comes first and last in what Python prints.
-    assert traceback.format_exception_only(error)[0].startswith("multiclouddb_api.errors.MulticloudDbError")
-    return error
+refused = functools.partial(refusal, hidden=SECRETS)
 
 
 def client_of(url, **connection):

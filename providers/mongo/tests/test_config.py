@@ -1,6 +1,6 @@
 """How a deployment is named, what a wrong name is told, and the MongoClient that is made of it."""
 
-import re
+import functools
 import socket
 import traceback
 
@@ -8,6 +8,7 @@ import pytest
 from bson import CodecOptions
 
 from multiclouddb_api import ClientConfig, ErrorCategory, MulticloudDbError, OperationOptions
+from multiclouddb_conformance import refusals
 from multiclouddb_mongo.config import MongoConfig
 from multiclouddb_mongo.values import CODEC
 
@@ -15,11 +16,7 @@ SECRET = "wJalrXUtnFEMIK7MDENG"
 HOST = "mongodb://localhost"
 
 
-def refused(*words):
-    match = ".*".join(map(re.escape, words))
-    return pytest.raises(
-        MulticloudDbError, match=match, check=lambda error: error.category == ErrorCategory.INVALID_REQUEST
-    )
+refused = functools.partial(refusals.refused, ErrorCategory.INVALID_REQUEST)
 
 
 def checked(url=HOST, **more):

@@ -1,5 +1,7 @@
 """What a request can ask of MongoDB alone: typed, frozen, and told apart where positions depend on it."""
 
+import functools
+
 import attrs
 import pytest
 from bson.timestamp import Timestamp
@@ -7,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
+from multiclouddb_conformance import refusals
 from multiclouddb_mongo import MongoOptions
 
 FIELDS = [field.name for field in attrs.fields(MongoOptions)]
@@ -30,12 +33,7 @@ STARTS = ["resume_after", "start_after", "start_at_operation_time"]
 POSITIONS = {"pipeline", "show_expanded_events", "collation"}
 
 
-def refused(*words):
-    return pytest.raises(
-        MulticloudDbError,
-        match=".*".join(words),
-        check=lambda error: error.category == ErrorCategory.INVALID_REQUEST,
-    )
+refused = functools.partial(refusals.refused, ErrorCategory.INVALID_REQUEST)
 
 
 class TestFields:
@@ -91,7 +89,7 @@ class TestFields:
 
     @pytest.mark.parametrize("stage", ["$match", None, 1, ["$match"]])
     def test_a_stage_is_a_mapping_and_the_error_says_which_is_not(self, stage):
-        with refused(r"MongoOptions.pipeline\[1\]", type(stage).__name__):
+        with refused("MongoOptions.pipeline[1]", type(stage).__name__):
             MongoOptions(pipeline=[{"$match": {}}, stage])
 
     @pytest.mark.parametrize("value", ["nonsense", ""])

@@ -41,6 +41,7 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
+from multiclouddb_conformance.refusals import refusal as refused
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_mongo import MongoOptions
 from multiclouddb_mongo.log import Entry, Log
@@ -133,15 +134,6 @@ def all_ids(client, address, place=None, size=0, **asked):
 
 def told(*pages):
     return [type(notice) for page in pages for notice in page.notices]
-
-
-def refused(category, act, *words):
-    with pytest.raises(MulticloudDbError) as caught:
-        act()
-    assert caught.value.category == category, caught.value
-    for word in words:
-        assert word in str(caught.value)
-    return caught.value
 
 
 # -- Where a feed starts

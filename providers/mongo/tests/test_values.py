@@ -1,5 +1,6 @@
 """BSON's values are Python's and our JSON's, and come back: every type, by hand and by search."""
 
+import functools
 import re
 import struct
 from copy import deepcopy
@@ -30,6 +31,7 @@ from hypothesis import strategies as st
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError, MulticloudDbKey, encode_json
 from multiclouddb_api.codec import Tagged, decode_json
+from multiclouddb_conformance import refusals
 from multiclouddb_mongo.text import json_text
 from multiclouddb_mongo.values import CODEC, TEXT_CODEC, portable, to_bson
 
@@ -53,12 +55,7 @@ def text(value):
     return struct.pack("<i", len(value) + 1) + value + b"\0"
 
 
-def refused(*words):
-    return pytest.raises(
-        MulticloudDbError,
-        match=".*".join(words),
-        check=lambda error: error.category == ErrorCategory.INVALID_REQUEST,
-    )
+refused = functools.partial(refusals.refused, ErrorCategory.INVALID_REQUEST)
 
 
 # A value as the application stores it, what the event holds, its JSON.
@@ -414,7 +411,7 @@ class TestJsonText:
         if isinstance(expected, bytes):
             assert json_text(document) == expected
         else:
-            with refused(re.escape(expected)):
+            with refused(expected):
                 json_text(document)
 
     @pytest.mark.parametrize(
