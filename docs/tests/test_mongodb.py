@@ -508,7 +508,7 @@ class TestStates:
             assert {number for _, number in updates} == {None}
         elif "when it is read" in says:
             assert updates == [("kept", 2), ("kept", 2), ("gone", None)]
-        elif "behind the change" in says:
+        elif "after the change" in says:
             assert updates == [("kept", 1), ("kept", 2), ("gone", 1)]
         else:
             assert "before the change" in says
