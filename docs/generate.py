@@ -35,24 +35,24 @@ GATES: Final = {
 
 
 def mutants_page() -> str:
-    """The table of mutants, with what it is for."""
+    """The table of mutants, and its purpose."""
     return f"""# Mutants: broken readers, and the tests that catch them
 
 Made by `python docs/generate.py`.
 
-Does the conformance suite bite? Each of these {len(MUTANTS)} readers has one defect, most of them from
-the bug lists of real projects. The suite is run on each: it fails at least the tests that are named here,
-and the same run without the defect passes (`pytest conformance -k mutant`).
+Does the conformance suite find defects? Each of these {len(MUTANTS)} readers has one defect; most of the
+defects are from the bug lists of real projects. The suite is run on each reader: at least the tests that are
+named here fail, and the same run without the defect passes (`pytest conformance -k mutant`).
 
-For the author of a provider the table works backwards, too: look for the tests that are red, and read which
-defect looks like that.
+As the author of a provider you can also use the table in the other direction: look for your failing tests,
+and read which defect makes them fail.
 
 {mutant_table()}
 """
 
 
 def known_capabilities() -> dict[str, CapabilitySet]:
-    """Title → what it can do: the installed providers, and the services that the embedded store can play."""
+    """Title → what it can do: the installed providers, and the profiles of the embedded store."""
     found = {}
     for name in installed_providers():
         plugin: object = load_plugin(name)
@@ -92,10 +92,10 @@ def capabilities_page(known: Mapping[str, CapabilitySet]) -> str:
 Made by `python docs/generate.py` from `ProviderPlugin.capabilities()` of the installed providers and from the
 profiles of the embedded store.
 
-*As cosmos* is the embedded store opened with `?profile=cosmos`: it refuses what Cosmos DB refuses, so its
-notes say what that service can do, and what stands for it on a laptop. The column of an installed provider
-takes the place of its profile's; the notes below have both. MongoDB itself has the last three, which a store
-has not.
+*As cosmos* is the embedded store opened with `?profile=cosmos`: it refuses what Cosmos DB refuses. So its
+notes say what that service can do, and what replaces it on a laptop. The column of an installed provider
+replaces the column of its profile; the notes below have both. MongoDB itself has the last three capabilities;
+the store does not.
 
 {matrix}
 
@@ -107,8 +107,8 @@ has not.
 
 In code: `client.capabilities().is_supported(Capability.CHANGE_FEED_POINT_IN_TIME)`, and
 `client.capabilities()[capability].note` for the text. At a terminal: `multiclouddb capabilities`. Gaps that
-are no yes or no, such as retention and precision, are among the
-[portability warnings](../configuration.md#portability-warnings).
+are not a yes or a no, such as retention and precision, are among the [portability
+warnings](../configuration.md#portability-warnings).
 
 {notes}
 """
@@ -120,7 +120,7 @@ def us8_data() -> dict[str, Any]:
 
 
 def node_ids(shown: Mapping[str, list[str] | Literal["all"]]) -> Iterator[str]:
-    """The node ids that `"us8/start.py::TestNow" = ["is_durable"]` stands for; of a class for "all" of it."""
+    """The node ids that `"us8/start.py::TestNow" = ["is_durable"]` means; for "all", that of the place."""
     for place, tests in shown.items():
         file = place.replace("us8/", f"{_US8}/", 1) if place.startswith("us8/") else place
         yield from ([file] if tests == "all" else (f"{file}::test_{test}" for test in tests))
@@ -145,7 +145,7 @@ def _entries(entries: list[dict[str, Any]]) -> str:
 
 
 def us8_page() -> str:
-    """The page in the data, with every `<!-- group -->` filled in."""
+    """The page from the data, with every `<!-- group -->` replaced by its entries."""
     data = us8_data()
     return re.sub(r"<!-- (\w+) -->", lambda mark: _entries(data[mark[1]]), data["page"])
 

@@ -1,4 +1,4 @@
-"""Lets the reference show how attrs classes are called: griffe knows dataclasses only."""
+"""Lets the reference show how to call attrs classes: griffe supports only dataclasses."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _DECORATORS: Final = ("attrs.define", "attrs.frozen")
 
 
 class AttrsExtension(griffe.Extension):
-    """Gives each attrs class the `__init__` that attrs makes of its fields."""
+    """Gives each attrs class the `__init__` that attrs makes from its fields."""
 
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
-        """Called when a class and its members are read."""
+        """Called when griffe has read a class and its members."""
         if any(decorator.callable_path in _DECORATORS for decorator in cls.decorators):
             fields = [_parameter(member) for member in cls.members.values() if _is_field(member)]
             init = griffe.Function("__init__", parameters=griffe.Parameters(*_self(), *filter(None, fields)))

@@ -1,6 +1,6 @@
 """Makes the page of MongoDB's specifications from `docs/mongodb.toml` and the names of the tests.
 
-Called by `docs/generate.py`. A test is found by its name: `test_cs_07_…` shows the row CS-7.
+Called by `docs/generate.py`. It finds a test by its name: `test_cs_07_…` shows the row CS-7.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ FULFILLERS: Final = ("server", "PyMongo", "provider", "documentation")
 
 @attrs.frozen
 class Row:
-    """One thing that a specification asks for.
+    """One requirement of a specification.
 
     Attributes:
         id: `"CS-7"`.
         asks: What is asked for, in our words.
         by: Who fulfils it, of `FULFILLERS`.
-        gap: What PyMongo does instead, and what we do about it; empty where it does what is asked.
+        gap: What PyMongo does instead, and what we do about it; empty where it fulfils the requirement.
         no_test: Why the server at hand cannot show it; empty where a test does.
     """
 
@@ -108,7 +108,7 @@ def _summary(known: list[Row]) -> str:
     gaps = [row.id for row in known if row.gap]
     return (
         f"{len(known)} rows: {len(known) - len(without)} have tests, {len(without)} have a reason instead "
-        f"({', '.join(without)}). In {len(gaps)} PyMongo does something else ({', '.join(gaps)})."
+        f"({', '.join(without)}). In {len(gaps)} PyMongo differs from its specification ({', '.join(gaps)})."
     )
 
 

@@ -4,7 +4,7 @@ On a page, in its order, in one process, in an empty folder, with warnings as er
 
     ```python                      runs
     ```python title="worker.py"    is written to that file before the next block runs
-    ```text                        directly behind a block that runs: exactly what that printed;
+    ```text                        directly after a block that runs: exactly what that printed;
                                    `…` stands for anything within a line
 """
 

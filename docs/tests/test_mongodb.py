@@ -509,7 +509,7 @@ class TestStates:
             assert {number for _, number in updates} == {None}
         elif "when it is read" in says:
             assert updates == [("kept", 2), ("kept", 2), ("gone", None)]
-        elif "behind the change" in says:
+        elif "after the change" in says:
             assert updates == [("kept", 1), ("kept", 2), ("gone", 1)]
         else:
             assert "before the change" in says
@@ -615,10 +615,10 @@ class TestOptions:
 
     def test_the_page_says_which_ones_a_token_is_bound_to(self):
         bound = {field.name for field in attrs.fields(MongoOptions) if field.metadata.get("positions")}
-        assert set(words_of(re.search(r"the options (.*?), and refused", PAGE.text, re.DOTALL)[1])) == bound
+        assert set(words_of(re.search(r"the options (.*?), and\s+refused", PAGE.text, re.DOTALL)[1])) == bound
 
     def opened(self, one, database, options):
-        """The streams that a request and the one behind it open, each as all that was said of it."""
+        """The streams that a request and the one after it open, each with all of its options."""
         address = ResourceAddress(database.name, "orders")
         with watched(one) as (client, monitor):
             page = page_of(client, address, Now(), provider_options=options)
