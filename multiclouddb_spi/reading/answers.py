@@ -133,7 +133,7 @@ class Answers(Generic[T]):
         asked = [self._turns.of(entry.partition_id) for entry in entries]
         self._discovered.update(turn.partition_id for turn in asked)
         for turn in asked:
-            turn.error = None
+            self._turns.recover(turn)
         moved = self.result.moved
         self.result.requests += 1
         try:
@@ -142,7 +142,7 @@ class Answers(Generic[T]):
             if not self._fetcher.fault(error).retryable:
                 raise
             for turn in asked:
-                turn.error = error
+                self._turns.fail(turn, error)
             return []
         # A look that finds nothing must not hide that no read has worked.
         self.result.moved = moved or any(self._has_changed(entry) for entry in entries)
@@ -185,7 +185,7 @@ class Answers(Generic[T]):
 
     def blame(self, turn: Turn, error: Exception) -> None:
         """Note a failure; one that is not retryable stops the feed."""
-        turn.error = error
+        self._turns.fail(turn, error)
         if not self._fetcher.fault(error).retryable:
             self.result.failure = (turn.partition_id, error)
 

@@ -72,11 +72,11 @@ def diagnose(
         lag = 0.0
     elif mark is not None and now is not None:
         lag = max(0.0, (now - mark).total_seconds())
-    errors, headroom = {}, math.inf
-    for turn in result.turns:
-        headroom = min(headroom, turn.headroom)
-        if turn.error is not None:
-            errors[feed.public_id(turn.partition_id)] = fetcher.fault(turn.error).message
+    errors = {}
+    for turn in result.turns.failed.values():
+        assert turn.error is not None
+        errors[feed.public_id(turn.partition_id)] = fetcher.fault(turn.error).message
+    headroom = min((turn.headroom for turn in result.turns), default=math.inf)
     if now is not None and isinstance(state, Lineage):
         headroom = min(headroom, _headroom_of_waiting(feed, state, now))
     return OperationDiagnostics(

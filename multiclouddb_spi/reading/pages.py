@@ -98,7 +98,7 @@ class Pages:
             )
         if result.moved:
             return
-        for turn in result.turns:
+        for turn in result.turns.failed.values():
             if (failed := turn.error) is not None:
                 raise self._failed(session, turn.partition_id, failed, deadline) from cause_of(
                     self._fetcher.fault(failed), failed

@@ -271,7 +271,7 @@ class Poll(Generic[T]):
             self._has_had_turn(turn)
             self._turns.ask(self._answers.failed(turn, error))
         else:
-            turn.error = None
+            self._turns.recover(turn)
             self._take(turn, reader, batch)
 
     def _take(self, turn: Turn, reader: PartitionReader, batch: Batch) -> None:
@@ -330,7 +330,7 @@ class Poll(Generic[T]):
             result.idle = self._lineage.is_quiet(turns.quiet())
         for name, trouble in late.items():  # that a service throttles says more than that it was late
             turn = turns.of(name)
-            turn.error = trouble or turn.error or ProviderFault(late_fault())
+            turns.fail(turn, trouble or turn.error or ProviderFault(late_fault()))
         self._lineage.rotate([*turns.served, *late])
         stuck = result.failure or result.poison
         if stuck is not None and stuck[0] in self._lineage:

@@ -90,6 +90,7 @@ class Turns:
         asked: Those that are asked.
         paced: Those that are asked later.
         held: Those of which something is left.
+        failed: Those that have failed in this call, the first one first.
         served: Those that have had their turn, the last one last: in the next call they are asked in this
             order, after those that had none.
     """
@@ -99,6 +100,7 @@ class Turns:
         self._turns: dict[str, Turn] = {}
         self.due, self.asked = OrderedDict[str, Turn](), OrderedDict[str, Turn]()
         self.paced, self.held = OrderedDict[str, Turn](), OrderedDict[str, Turn]()
+        self.failed: dict[str, Turn] = {}
         self.served: dict[str, None] = {}
         self._at = {
             Stage.DUE: self.due, Stage.ASKED: self.asked, Stage.PACED: self.paced, Stage.HELD: self.held,
@@ -150,9 +152,11 @@ class Turns:
 
     def landed(self, turn: Turn) -> PartitionReader:
         """Its fetch has an answer; returns what has read it, which is no longer the turn's."""
-        reader, turn.reader, turn.awaited = turn.reader, None, False
+        reader = turn.reader
         assert reader is not None
+        # In this order: whoever is interrupted in between finds no asked partition without a reader.
         self._move(turn, Stage.ANSWERED)
+        turn.reader, turn.awaited = None, False
         return reader
 
     def pace(self, turn: Turn, not_before: float) -> None:
@@ -172,6 +176,16 @@ class Turns:
     def gone(self, turn: Turn) -> None:
         """It has left the lineage, so nothing is read of it."""
         self._move(turn, Stage.ANSWERED)
+
+    def fail(self, turn: Turn, error: Exception) -> None:
+        """It has failed."""
+        turn.error = error
+        self.failed.setdefault(turn.partition_id, turn)
+
+    def recover(self, turn: Turn) -> None:
+        """It has answered, or is asked again: its failure is over."""
+        turn.error = None
+        self.failed.pop(turn.partition_id, None)
 
     def serve(self, turn: Turn) -> None:
         """It has had its turn."""

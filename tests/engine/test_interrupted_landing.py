@@ -1,0 +1,27 @@
+"""An interrupt at any line of a call reaches the caller."""
+
+import pytest
+
+from multiclouddb_spi.reading.turns import Turns
+
+
+def test_an_interrupt_while_an_answer_is_taken_reaches_the_caller(make_bench, monkeypatch, eventually):
+    """Ctrl-C may come at any line: it is raised, and the call's other readers are closed."""
+    bench = make_bench(4)
+    bench.connect(threads=True)
+    bench.fill(40)
+    bench.sim.hold("p3")
+    moved = Turns._move
+
+    def interrupted(self, turn, stage):
+        if stage.name == "ANSWERED":
+            raise KeyboardInterrupt
+        moved(self, turn, stage)
+
+    monkeypatch.setattr(Turns, "_move", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bench.page(size=3)
+    monkeypatch.undo()
+    bench.sim.release()
+    eventually(lambda: bench.calls.open_readers == 0)
+    eventually(lambda: bench.engine.buffered_bytes == 0)
