@@ -46,7 +46,7 @@ class ChangeFeedPage:
             retention. Several kilobytes with many partitions: text or blob, never `varchar(255)`.
         idle: True only when every active partition answered that it has nothing. A page may be
             empty and not idle.
-        partition_retired: With `PhysicalPartition`: the partition has ended and everything in it
+        partition_retired: With `PhysicalPartition` alone: the partition has ended and everything in it
             has been delivered. Reading the token again repeats this.
         child_partitions: Where to go on then.
         notices: Facts that are no change of a document. Each has a place in the order of its partition: after

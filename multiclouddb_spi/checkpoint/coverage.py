@@ -157,7 +157,7 @@ def missed_by_parents(
     roots = [partition.partition_id for partition in listed if partition.state is PartitionState.OPEN]
     roots += [name for entry in tracked.values() for name in entry.parents if name in parents]
     branches = [reach([name], parents, read | tracked.keys()) for name in dict.fromkeys(roots)]
-    branches = [branch - read for branch in branches if branch.isdisjoint(tracked)]
+    branches = [rest for branch in branches if branch.isdisjoint(tracked) and (rest := branch - read)]
     if not branches:
         return {}
     is_gone = cache(is_gone)

@@ -41,9 +41,11 @@ class Strangers:
 
     def __init__(self, feed: Feed, lineage: Lineage) -> None:
         self._feed, self._lineage = feed, lineage
-        while (child := self._oldest()) is not None and self._is_passed(child):
-            lineage.start(child.partition_id)
-        self._before = {child.partition_id for child in _waiting_for_strangers(lineage)}
+        self._before: set[str] = set()
+        if lineage.audited is None:
+            while (child := self._oldest()) is not None and self._is_passed(child):
+                lineage.start(child.partition_id)
+            self._before = {child.partition_id for child in _waiting_for_strangers(lineage)}
 
     def settle(self) -> bool:
         """All that is read was asked in this call, and has nothing: start a child that waits in vain.

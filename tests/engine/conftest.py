@@ -94,10 +94,12 @@ class Bench:
             events += page.events
         return events, page.continuation_token
 
-    def plan(self, place=BEGINNING, **request):
+    def plan(self, place=BEGINNING, *, with_descendants=False, **request):
         """One token a partition."""
         return self.engine.plan_partitions(
-            ChangeFeedRequest(self.sim.address, at(place), **request), OperationOptions()
+            ChangeFeedRequest(self.sim.address, at(place), **request),
+            OperationOptions(),
+            with_descendants=with_descendants,
         )
 
     def partitions(self):

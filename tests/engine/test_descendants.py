@@ -18,6 +18,8 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.iterator import ChangeFeedIterator
 from multiclouddb_conformance.simulation import CaughtUp, Listing, ServerError, Weather
+from multiclouddb_spi.checkpoint.entry import Active, Audited, Waiting
+from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.token import decode_token
 
 OPTIONS = OperationOptions()
@@ -46,8 +48,16 @@ def truth(sim, root="p0", after=0):
     return [item.event_id for item in sim.history if item.partition_id in names and item.commit > after]
 
 
+def ancestors(sim, name):
+    """All that a partition comes of."""
+    found = set(sim.lineage[name])
+    for parent in sim.lineage[name]:
+        found |= ancestors(sim, parent)
+    return found
+
+
 def check_order(sim, root, came):
-    """In a partition events come in order, and a child's behind those of its parents in the branch."""
+    """In a partition events come in order, and behind those of all that it comes of in the branch."""
     names = descendants(sim, root)
     places = {name: place for place, name in reversed(list(enumerate(came)))}
     own = {name: [] for name in names}
@@ -56,9 +66,9 @@ def check_order(sim, root, came):
             own[item.partition_id].append(places[item.event_id])
     for name in names:
         assert own[name] == sorted(own[name]), f"{name} is out of order"
-        for parent in names.intersection(sim.lineage[name]):
-            if own[parent] and own[name]:
-                assert own[parent][-1] < own[name][0], f"{name} came before the end of its parent {parent}"
+        for above in names & ancestors(sim, name):
+            if own[above] and own[name]:
+                assert own[above][-1] < own[name][0], f"{name} came before the end of {above}"
 
 
 def read(bench, root="p0", place=None, size=0, **settings):
@@ -339,6 +349,26 @@ class TestLateChildren:
         fill(bench, merged)
         bench.sim.hide(middle, looks)
         assert sorted(read(bench, size=2)) == sorted(truth(bench.sim))
+
+
+class TestQuiet:
+    """A lineage whose partitions have all answered that they have nothing."""
+
+    def quiet(self, *waiting, audited=None):
+        entries = [Active("a", 1), Active("b", 1), *waiting]
+        return Lineage(entries, lambda _, cursors: cursors[0], audited).is_quiet({"a", "b"})
+
+    def test_child_of_one_that_is_read_is_to_come(self):
+        assert self.quiet()
+        assert not self.quiet(Waiting("m", (1,), ("a",)))
+        assert not self.quiet(Waiting("m", (1,), ("a", "stranger")))
+
+    def test_strangers_and_what_waits_behind_them_are_settled_apart(self):
+        assert self.quiet(Waiting("m", (1,), ("stranger",)))
+        assert self.quiet(Waiting("m", (1,), ("stranger",)), Waiting("n", (1,), ("m", "other")))
+
+    def test_whole_collection_waits_for_every_parent(self):
+        assert not self.quiet(Waiting("m", (1,), ("stranger",)), audited=Audited())
 
 
 class TestStarts:

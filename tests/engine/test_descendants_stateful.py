@@ -85,8 +85,13 @@ class Follower:
                 raise
             return None
 
+    def ancestors(self, name: str) -> set[str]:
+        """All that a partition comes of."""
+        parents = self.sim.lineage[name]
+        return set(parents).union(*map(self.ancestors, parents))
+
     def check_order(self) -> None:
-        """Events of a partition in order, and behind those of its parents in the branch."""
+        """Events of a partition in order, and behind those of all that it comes of in the branch."""
         names = self.branch()
         places: dict[str, list[int]] = {name: [] for name in names}
         for item in self.sim.history:
@@ -94,9 +99,9 @@ class Follower:
                 places[item.partition_id].append(self.first[item.event_id])
         for name in names:
             assert places[name] == sorted(places[name]), f"{name} is out of order"
-            for parent in names.intersection(self.sim.lineage[name]):
-                if places[parent] and places[name]:
-                    assert places[parent][-1] < places[name][0], f"{name} came before the end of {parent}"
+            for above in names & self.ancestors(name):
+                if places[above] and places[name]:
+                    assert places[above][-1] < places[name][0], f"{name} came before the end of {above}"
 
 
 class Lives(RuleBasedStateMachine):

@@ -39,6 +39,10 @@ class TestMissed:
         assert missed_by_parents(held("a", "b", "q"), listed, never) == {}
         assert missed_by_parents(held("a", "q", drained="p"), listed, never) == {}
 
+    def test_nor_for_one_that_was_read_and_is_listed_as_open_still(self):
+        listed = listing(P="", C="p")
+        assert missed_by_parents(held("c", drained="x"), listed, never) == {}
+
     def test_the_other_half_of_a_split(self):
         assert missed_by_parents(held("a"), iter(listing(p="", A="p", B="p")), never) == {"b": ()}
 

@@ -155,6 +155,7 @@ class TestConcurrentCalls:
         bench.fill(100, keys=100)
         closed = []
         monkeypatch.setattr(SimulationFeed, "close", lambda feed: closed.append(feed))
+        monkeypatch.setattr("multiclouddb_spi.reading.feeds._MOST_FEEDS", 64)
         for number in range(100):
             scope = LogicalPartition(bench.sim.key(f"k{number}"))
             assert len(bench.page(scope=scope).events) == 1
