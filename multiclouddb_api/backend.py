@@ -35,7 +35,7 @@ class Backend(Protocol):
         ...
 
     def plan_partitions(
-        self, request: ChangeFeedRequest, options: OperationOptions
+        self, request: ChangeFeedRequest, options: OperationOptions, *, with_descendants: bool
     ) -> tuple[tuple[str, str], ...]:
         """One token a partition; see `MulticloudDbClient.plan_partitions`."""
         ...

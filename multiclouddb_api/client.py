@@ -168,28 +168,35 @@ class MulticloudDbClient:
         return self._live("list_physical_partitions").list_physical_partitions(address, options or _DEFAULTS)
 
     def plan_partitions(
-        self, request: ChangeFeedRequest, options: OperationOptions | None = None
+        self,
+        request: ChangeFeedRequest,
+        options: OperationOptions | None = None,
+        *,
+        with_descendants: bool = False,
     ) -> tuple[tuple[str, str], ...]:
         """Resolve the start once and give one token a partition.
 
-        This is how an application spreads a feed over processes: each reads its
-        `PhysicalPartition(partition_id)` from its token, and the children as they are named. A
-        child of a merge is named by each of its parents: read it once, after all of them.
+        This is how an application spreads a feed over processes: with `with_descendants` each reads its
+        `PhysicalPartition(partition_id, with_descendants=True)` from its token, and what comes of the
+        partition with it. Without it each reads `PhysicalPartition(partition_id)`, and the children as they
+        are named. A child of a merge is named by each of its parents: read it once, after all of them.
 
         Args:
             request: The start and modes; its scope is the entire collection.
             options: Time limits.
+            with_descendants: True for tokens of `PhysicalPartition(…, with_descendants=True)`.
 
         Returns:
             Pairs of partition id and continuation token. Partitions that wait for a parent are not
-            among them: the parent's last page names them. One that has ended is among them while more of
+            among them: the parent leads to them. One that has ended is among them while more of
             its children may be named: follow it too.
 
         Portability:
             Ids and tokens mean something to the same provider and resource only. MongoDB has always one,
             so there is nothing to spread. Warnings 7, 11 and 22 in docs/configuration.md.
         """
-        return self._live("plan_partitions").plan_partitions(request, options or _DEFAULTS)
+        backend = self._live("plan_partitions")
+        return backend.plan_partitions(request, options or _DEFAULTS, with_descendants=with_descendants)
 
     def iterate_changes(
         self, request: ChangeFeedRequest, **settings: Unpack[IteratorSettings]

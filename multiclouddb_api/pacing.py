@@ -126,17 +126,6 @@ class Pace:
         elif errors and not page.events:
             self.due += self._retry_waits.next()
 
-    def rest(self, *, first: bool) -> None:
-        """Nothing more is read here but what comes late: read again after an idle wait.
-
-        Args:
-            first: True to begin with the shortest wait.
-        """
-        if first:
-            self._idle_waits.reset()
-        self.idle = True
-        self.due = self._timer.now() + self._idle_waits.next()
-
     def _long_failing(self, now: float, errors: Mapping[str, str]) -> MulticloudDbError | None:
         for name, since in self._partition_failing_since.items():
             if now - since > self._max_outage:

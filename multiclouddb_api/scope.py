@@ -32,20 +32,31 @@ class EntireCollection:
 class PhysicalPartition:
     """One physical partition: a shard, a feed range, a partition token.
 
-    When it ends, the page has `partition_retired` and names its children with a token each.
+    When it ends, the page has `partition_retired` and names its children with a token each. With
+    `with_descendants` reading goes on instead: in all that the partition is split or merged into, inside the
+    token, and no page has `partition_retired`.
+
+    A partition that merges with one which does not descend from this one has a child with two readers. Each
+    begins the child when it has drained those of its parents that it reads, and none knows how far the other
+    is. So where partitions merge, order across a merge and reading once need one reader of all parents, such
+    as `EntireCollection`.
 
     Attributes:
         partition_id: From `list_physical_partitions`, `plan_partitions`, an event or a
             `ChildPartition`; valid for that provider and resource only.
+        with_descendants: True to read on in what the partition is split or merged into. A token is of one
+            of the two forms, and the other form refuses it.
 
     Portability:
         An id means nothing to another provider or resource: `INVALID_REQUEST`. MongoDB has one
-        partition, which never ends. Warnings 6, 7 and 11 in docs/configuration.md.
+        partition, which never ends, so that both forms are the same there. Warnings 6, 7, 11 and 22 in
+        docs/configuration.md.
     """
 
     partition_id: str = attrs.field(
         validator=[is_a(str), not_blank("take one from client.list_physical_partitions(address)")]
     )
+    with_descendants: bool = attrs.field(default=False, kw_only=True, validator=is_a(bool))
 
 
 @attrs.frozen

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sized
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 
 import attrs
 
@@ -25,6 +25,8 @@ __all__ = [
     "Mapper",
     "Outcome",
     "Reached",
+    "children_of",
+    "goes_on",
 ]
 
 
@@ -59,8 +61,8 @@ class Drained:
     """The partition has ended and this batch is its last; these follow.
 
     Attributes:
-        children: The ones that are known so far, at least one. They start at once. Reading again at the final
-            cursor must say at least the same.
+        children: The ones that are known so far, at least one: without any it is `Awaiting` or `Ended`. They
+            start at once. Reading again at the final cursor must say at least the same.
         complete: True when the service proves that there are no others. With False the engine keeps the
             partition in the token and asks `Feed.discover` for more of them, for ten minutes of running
             time by default (`ClientConfig.child_watch_seconds`).
@@ -83,14 +85,37 @@ class Ended:
     """The partition has ended and nothing follows it.
 
     Attributes:
-        notice: What to tell the application.
+        notice: What to tell the application; None where nobody needs to know, as at the end of a part of a
+            scan.
     """
 
-    notice: Notice
+    notice: Notice | None
 
 
 Outcome: TypeAlias = Continue | Reached | Drained | Awaiting | Ended
 """How a batch leaves its partition; it applies behind the batch's last record."""
+
+
+def goes_on(outcome: Outcome) -> bool:
+    """Whether the reader may give more behind this."""
+    match outcome:
+        case Continue():
+            return True
+        case Reached() | Drained() | Awaiting() | Ended():
+            return False
+        case _:
+            assert_never(outcome)
+
+
+def children_of(outcome: Outcome) -> tuple[Child, ...]:
+    """The children that it names."""
+    match outcome:
+        case Drained(children):
+            return children
+        case Continue() | Reached() | Awaiting() | Ended():
+            return ()
+        case _:
+            assert_never(outcome)
 
 
 class Mapper(ABC):

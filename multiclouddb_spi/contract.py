@@ -5,7 +5,8 @@ fan-out, lineage, cutting pages, buffers, pacing, retries, tokens. Read `provide
 this page, then run the conformance suite until it is green.
 
 A *record* is one change and gives one event. Where the service sends several changes as one (a data change
-record of Spanner), each of them is a record here.
+record of Spanner has many), each of them is a record here: all counts and bounds are of these, and there is a
+position between any two of them, because a page may end there.
 
 Rules that hold for every method here:
 
@@ -13,8 +14,9 @@ Rules that hold for every method here:
   What only some services can do is a small protocol, `Supports…`: the engine goes another way without it.
 - *Who retries.* The engine. A provider neither retries nor wraps: it lets the vendor's exception out, and
   `Provider.classify`, which sees the error alone, names it later. It raises `ProviderFault` for what it found
-  out itself, and for an error whose meaning depends on the call (an expired position in a read, a bad request
-  in a start): where the call is known, `from` that error.
+  out itself, and for an error whose meaning depends on the call (the same code of the service is an expired
+  position in a read and a wrong moment in a start). It catches that one where the call is known, and raises
+  `ProviderFault(Fault(…)) from error`: what `classify` would say counts no more.
 - *Threads.* A `Provider` and a `Feed` are called from several threads at once; one `Reader` from one thread
   at a time, not always the same one, except `cancel`, which any thread may call.
 - *Time.* Every method with a `deadline` returns or raises by then as exactly as the vendor's client allows;
@@ -79,7 +81,7 @@ class FeedSpec:
     Attributes:
         address: The resource.
         scope: How much of it. `PhysicalPartition` arrives as `EntireCollection`: reading one
-            partition is the engine's business.
+            partition, alone or with its descendants, is the engine's business.
         new_item_state_mode: Whether events need the new document; decides what `open_feed` checks.
         old_item_state_mode: The same for the old document.
         include_native: True when events carry the vendor's own record.
@@ -280,7 +282,10 @@ class Feed(ABC):
 
     @abstractmethod
     def clock(self, deadline: Deadline) -> datetime | None:
-        """The service's own time, aware, before the `deadline`; None where it does not tell."""
+        """The service's own time, aware, before the `deadline`; None where it does not tell.
+
+        The engine compares it with `Position.time`: both are by the clock of the events.
+        """
 
     @abstractmethod
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
@@ -308,8 +313,8 @@ class Feed(ABC):
     def partitions(self, deadline: Deadline) -> list[Partition]:
         """The partitions of the scope, by the `deadline`: the open ones, and closed ones that are listed.
 
-        The parents of one may be left out, and one that is new may come late: what is not listed is not gone
-        for that, `oldest` decides.
+        Of the scope: for one partition key those that may hold it. The parents of one may be left out, and
+        one that is new may come late: what is not listed is not gone for that, `oldest` decides.
         """
 
     @abstractmethod
@@ -395,8 +400,9 @@ class Feed(ABC):
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """-1, 0 or 1 as `a` lies before, at or behind `b` in one partition; pure. Equal cursors give 0.
 
-        None: the cursors do not tell. It proves nothing. So the engine then reads up to a bound and not past
-        it, stays where it is, or raises; it does not end, leave out or skip anything for a None.
+        None: the cursors do not tell which lies first. It proves nothing, so the engine goes on everywhere as
+        if there was something left: it reads up to a bound and not past it, stays where it is, or raises. It
+        ends, leaves out and skips nothing for a None. A cursor that cannot be its own raises `InvalidCursor`.
         """
 
     @abstractmethod

@@ -20,6 +20,7 @@ from multiclouddb_api import (
     ChangeFeedRequest,
     ClientConfig,
     EntireCollection,
+    FeedScope,
     Now,
     Observer,
     OperationOptions,
@@ -32,6 +33,7 @@ from multiclouddb_spi.checkpoint.entry import Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.session import Finished
 from multiclouddb_spi.checkpoint.state import Retired
+from multiclouddb_spi.checkpoint.strangers import Strangers
 from multiclouddb_spi.contract import Feed, PartitionState, Provider, SupportsCommands
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import user_errors
@@ -149,14 +151,17 @@ class Engine:
                 return self._pages.ended(session, Look(lineage))
             if session.skipped:  # a page of its own, so that the notice comes before what follows the record
                 return self._pages.reading(session, lineage, PollResult.nothing(lineage), deadline, began)
+            strangers = Strangers(session.feed, lineage)
             poll = Poll(
                 context, session.feed, lineage, request.max_page_size or self._provider.page_records,
                 view, deadline, wait=options.wait_seconds, on_expired=request.on_expired,
-                single=isinstance(request.scope, PhysicalPartition),
+                single=_is_single(request.scope),
             )  # fmt: skip
             try:
                 result = poll.run()
-                if not result.in_hand() and lineage.unnamed():
+                if result.idle:
+                    result.idle = strangers.settle()
+                if not result.in_hand() and (lineage.unnamed() or lineage.waiting()):
                     self._fetcher.rest()
             except Exception as error:
                 self._pages.forget_if_gone(session, self._fetcher.fault(error))
@@ -184,7 +189,7 @@ class Engine:
                 return opened.use(listed)
 
     def plan_partitions(
-        self, request: ChangeFeedRequest, options: OperationOptions
+        self, request: ChangeFeedRequest, options: OperationOptions, *, with_descendants: bool = False
     ) -> tuple[tuple[str, str], ...]:
         """As `MulticloudDbClient.plan_partitions`: one token a partition, from one resolved start."""
         if not isinstance(request.scope, EntireCollection):
@@ -201,7 +206,10 @@ class Engine:
             if isinstance(session, Finished) or not isinstance(session.state, Lineage):
                 return ()
             return tuple(
-                (session.feed.public_id(entry.partition_id), session.partition_token(entry))
+                (
+                    session.feed.public_id(entry.partition_id),
+                    session.partition_token(entry, with_descendants=with_descendants),
+                )
                 for entry in session.state
                 if not isinstance(entry, Waiting)
             )
@@ -239,3 +247,7 @@ class Engine:
         require(self._provider, Capability.RUN_COMMAND, None, operation)
         assert isinstance(self._provider, SupportsCommands)
         return self._provider
+
+
+def _is_single(scope: FeedScope) -> bool:
+    return isinstance(scope, PhysicalPartition) and not scope.with_descendants

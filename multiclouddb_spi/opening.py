@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Final
 
 from multiclouddb_api import (
     ChangeFeedRequest,
@@ -60,7 +61,9 @@ class Opening:
             if physical is not None:
                 physical.check_incarnation(spec.address, feed.identity.incarnation)
             if envelope is not None:
-                return self._resume(feed, envelope, scope, digest)
+                check_resumes(feed, envelope.incarnation, "continuation_token", _RECREATED)
+                state = state_from_json(envelope.state, feed.join)
+                return Session(feed, state, scope, digest, envelope.watermark, envelope.skipped)
             assert not isinstance(request.start_position, FromContinuationToken)
             only = physical.native if physical else None
             lineage = self._start(opened, feed, request.start_position, only, deadline)
@@ -99,17 +102,10 @@ class Opening:
         if envelope.address != spec.address:
             raise _foreign(f"is of {envelope.address}, not of {spec.address}")
         if envelope.scope != scope:
-            raise _foreign(f"was made for the scope {envelope.scope!r}, not {scope!r}")
+            raise _other_scope(envelope.scope, scope)
         if envelope.options_digest != digest:
             raise _foreign("was made with provider options that mean other positions")
         return envelope
-
-    def _resume(self, feed: Feed, envelope: Envelope, scope: str, digest: str) -> Session:
-        check_resumes(
-            feed, envelope.incarnation, "continuation_token", "start anew: what the old one held is gone"
-        )
-        state = state_from_json(envelope.state, feed.join)
-        return Session(feed, state, scope, digest, envelope.watermark, envelope.skipped)
 
     def _start(
         self, opened: OpenFeed, feed: Feed, position: FeedStart, only: str | None, deadline: Deadline
@@ -125,7 +121,19 @@ class Opening:
         )
 
 
-def _foreign(problem: str) -> MulticloudDbError:
-    return invalid_request(
-        "continuation_token", problem, "pass it to the same kind of request that it came from, or start anew"
-    )
+_RECREATED: Final = "start anew: what the old one held is gone"
+_SAME_KIND: Final = "pass it to the same kind of request that it came from, or start anew"
+
+
+def _foreign(problem: str, way_out: str = _SAME_KIND) -> MulticloudDbError:
+    return invalid_request("continuation_token", problem, way_out)
+
+
+def _other_scope(theirs: str, ours: str) -> MulticloudDbError:
+    (kind, _, one), (_, _, other) = theirs.partition(":"), ours.partition(":")
+    if one and one == other and {theirs, ours} == {f"partition:{one}", f"descendants:{one}"}:
+        is_of_all = kind == "descendants"
+        what = "with its descendants, not of it alone" if is_of_all else "alone, not with its descendants"
+        way_out = f"pass it with PhysicalPartition(…, with_descendants={is_of_all})"
+        return _foreign(f"is of the partition {one} {what}", f"{way_out}, or start anew")
+    return _foreign(f"was made for the scope {theirs!r}, not {ours!r}")

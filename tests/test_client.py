@@ -50,7 +50,7 @@ class FakeBackend:
         self.calls.append((address, options))
         return ("p",)
 
-    def plan_partitions(self, request, options):
+    def plan_partitions(self, request, options, *, with_descendants):
         self.calls.append((request, options))
         return (("p", "token"),)
 
@@ -373,10 +373,10 @@ class TestFork:
 
 
 def test_the_scope_of_an_iterator_needs_no_client_method_but_one(plugin):
-    """With `follow_children`, too, only pages are read."""
+    """With descendants, too, only pages are read."""
     with connect("embedded:///x") as made:
-        request = ChangeFeedRequest(ADDRESS, Beginning(), PhysicalPartition("p"))
-        assert list(made.iterate_changes(request, until_idle=True, follow_children=True)) == []
+        request = ChangeFeedRequest(ADDRESS, Beginning(), PhysicalPartition("p", with_descendants=True))
+        assert list(made.iterate_changes(request, until_idle=True)) == []
 
 
 def test_a_client_that_nobody_holds_is_forgotten(plugin):

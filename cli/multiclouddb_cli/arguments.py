@@ -44,6 +44,7 @@ _WHOLE: Final[dict[str, FeedScope]] = {
     "database": EntireDatabase(),
     "cluster": EntireCluster(),
 }
+_SCOPES: Final = f"{', '.join(_WHOLE)}, partition:ID, descendants:ID and key:JSON"
 
 
 def _wrong(option: str, problem: str) -> typer.BadParameter:
@@ -134,15 +135,15 @@ def _stripped(text: str, option: str, where: str) -> str:
 
 
 def _to_scope(text: str) -> FeedScope:
-    """`collection`, `database`, `cluster`, `partition:ID` or `key:JSON`."""
+    """`collection`, `database`, `cluster`, `partition:ID`, `descendants:ID` or `key:JSON`."""
     kind, _, value = text.partition(":")
     if text in _WHOLE:
         return _WHOLE[text]
-    if kind == "partition" and value:
-        return PhysicalPartition(value)
+    if kind in ("partition", "descendants") and value:
+        return PhysicalPartition(value, with_descendants=kind == "descendants")
     if kind == "key" and value:
         return LogicalPartition(to_key(value, "--scope"))
-    raise _wrong("--scope", f"{text!r} is none of {', '.join(_WHOLE)}, partition:ID and key:JSON")
+    raise _wrong("--scope", f"{text!r} is none of {_SCOPES}")
 
 
 def to_key(text: str, option: str) -> MulticloudDbKey:

@@ -189,10 +189,9 @@ def _scope(config: ClientConfig, envelope: Envelope, key: MulticloudDbKey | None
             return EntireDatabase()
         case "cluster":
             return EntireCluster()
-        case "partition":
-            return PhysicalPartition(
-                encode_partition_id(config.provider, envelope.address, envelope.incarnation, value)
-            )
+        case "partition" | "descendants":
+            public_id = encode_partition_id(config.provider, envelope.address, envelope.incarnation, value)
+            return PhysicalPartition(public_id, with_descendants=kind == "descendants")
         case "key":
             return _one_key(envelope, key)
         case _:
@@ -240,9 +239,10 @@ def _ask_each(
 ) -> list[Answer]:
     standings = read_standings(envelope)
     active = [item for item in standings if item.state == "active"]
-    if isinstance(request.scope, PhysicalPartition) or len(standings) == len(active) == 1:
+    one = isinstance(request.scope, PhysicalPartition) and not request.scope.with_descendants
+    if one or len(standings) == len(active) == 1:
         return [_answer(item, whole) if item.state == "active" else Answer(item) for item in standings]
-    if not isinstance(request.scope, EntireCollection):
+    if not isinstance(request.scope, EntireCollection | PhysicalPartition):
         return [Answer(item) for item in standings]
 
     feed = session.feed  # opened once, not by every thread

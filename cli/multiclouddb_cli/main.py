@@ -106,7 +106,9 @@ _Target = Annotated[
 ]
 _Scope = Annotated[
     str,
-    typer.Option(metavar="SCOPE", help="collection, database, cluster, partition:ID or key:JSON."),
+    typer.Option(
+        metavar="SCOPE", help="collection, database, cluster, partition:ID, descendants:ID or key:JSON."
+    ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _From = Annotated[

@@ -7,11 +7,11 @@ from datetime import datetime
 
 import attrs
 
-from multiclouddb_api import MulticloudDbError, invalid_request
+from multiclouddb_api import MulticloudDbError, PhysicalPartition, invalid_request
 from multiclouddb_spi import Cursor, Feed, InvalidCursor, Lineage
 from multiclouddb_spi.checkpoint.entry import Active, Drained, Entry
 from multiclouddb_spi.checkpoint.state import FeedOver, Retired, state_from_json
-from multiclouddb_spi.checkpoint.token import Envelope, encode_token
+from multiclouddb_spi.checkpoint.token import Envelope, encode_token, scope_text
 
 __all__ = ["Standing", "ending", "lineage_of", "one_partition", "read_standings"]
 
@@ -85,7 +85,11 @@ def one_partition(envelope: Envelope, standing: Standing) -> str:
     assert standing.entry is not None
     alone = Lineage([standing.entry], _never_joined)
     return encode_token(
-        attrs.evolve(envelope, scope=f"partition:{standing.partition_id}", state=alone.to_json())
+        attrs.evolve(
+            envelope,
+            scope=scope_text(PhysicalPartition("any"), standing.partition_id),
+            state=alone.to_json(),
+        )
     )
 
 

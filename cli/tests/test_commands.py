@@ -387,7 +387,10 @@ class TestScope:
             (("main/orders", "--scope", "database"), "write the database alone"),
             (("main", "--scope", "cluster"), "leave it out"),
             ((), "write DATABASE/COLLECTION or COLLECTION"),
-            (("orders", "--scope", "table"), "collection, database, cluster, partition:ID and key:JSON"),
+            (
+                ("orders", "--scope", "table"),
+                "collection, database, cluster, partition:ID, descendants:ID and key:JSON",
+            ),
         ],
     )
     def test_one_that_does_not_fit_says_what_to_write(self, run, url, store, words, way_out):

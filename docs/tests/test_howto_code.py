@@ -120,7 +120,7 @@ class TestSpread:
     def plan(self, store):
         store.create_collection("orders", partitions=2)
         with connect(f"embedded://{store.path}") as client:
-            plan = client.plan_partitions(ChangeFeedRequest(ORDERS, Beginning()))
+            plan = client.plan_partitions(ChangeFeedRequest(ORDERS, Beginning()), with_descendants=True)
         Path("plan.json").write_text(json.dumps(plan))
         store.batch("orders", [Put(f"o-{number}", {"status": "new"}) for number in range(40)])
         store.merge("orders", "p0", "p1")
@@ -128,11 +128,11 @@ class TestSpread:
         return plan
 
     def followed(self, store, plan, number):
-        request = ChangeFeedRequest(
-            ORDERS, FromContinuationToken(plan[number][1]), PhysicalPartition(plan[number][0])
-        )
+        name, token = plan[number]
+        scope = PhysicalPartition(name, with_descendants=True)
+        request = ChangeFeedRequest(ORDERS, FromContinuationToken(token), scope)
         with connect(f"embedded://{store.path}") as client:
-            changes = client.iterate_changes(request, follow_children=True, until_idle=True)
+            changes = client.iterate_changes(request, until_idle=True)
             return list(changes)
 
     @pytest.mark.parametrize("kept", [True, False])

@@ -46,7 +46,7 @@ CONCERNED = {
     19: [api.Now],
     20: [api.FromContinuationToken, api.EntireDatabase, api.EntireCluster],
     21: [api.MulticloudDbKey, api.ResourceAddress],
-    22: [MulticloudDbClient.plan_partitions, api.PartitionFoundLate],
+    22: [MulticloudDbClient.plan_partitions, api.PartitionFoundLate, api.PhysicalPartition],
 }
 PLAN = {
     1: "Cosmos DB: the mode must be all versions and deletes",

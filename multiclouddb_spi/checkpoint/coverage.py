@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Final
+from datetime import datetime
+from functools import cache
 
 from multiclouddb_api import AtTime, Beginning, LogicalPartition, Now, PartitionFoundLate
 from multiclouddb_spi.checkpoint.entry import Active, Audited, Drained, Entry, Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage
+from multiclouddb_spi.checkpoint.moment import to_micros, to_moment
+from multiclouddb_spi.checkpoint.reach import parents_of, reach
 from multiclouddb_spi.contract import Feed, FeedStart, Partition, PartitionState, Seed, Tracked
 from multiclouddb_spi.deadline import Deadline
 
@@ -28,8 +30,6 @@ __all__ = [
     "missed_by_parents",
     "tracked",
 ]
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | None:
@@ -49,8 +49,7 @@ def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | No
             since = utc
         case Now():
             since = now
-    micros = None if since is None else (since - _EPOCH) // timedelta(microseconds=1)
-    return Audited(micros, int(time.time()), retired=True)
+    return Audited(None if since is None else to_micros(since), int(time.time()), retired=True)
 
 
 def is_audit_due(audited: Audited | None, every: float) -> bool:
@@ -79,8 +78,7 @@ def find_uncovered(feed: Feed, lineage: Lineage, deadline: Deadline) -> list[See
         As `Feed.uncovered`.
     """
     since = lineage.audited.since if lineage.audited is not None else None
-    moment = None if since is None else _EPOCH + timedelta(microseconds=since)
-    return feed.uncovered(tracked(lineage), moment, deadline)
+    return feed.uncovered(tracked(lineage), None if since is None else to_moment(since), deadline)
 
 
 def add_uncovered(feed: Feed, lineage: Lineage, seeds: Sequence[Seed] | None) -> list[PartitionFoundLate]:
@@ -111,18 +109,23 @@ def audit_failed(lineage: Lineage) -> None:
 
 
 def tracked(lineage: Lineage) -> dict[str, Tracked]:
-    """A lineage as `Feed.uncovered` sees it."""
-    return {entry.partition_id: _tracked(entry) for entry in lineage}
+    """A lineage as `Feed.uncovered` sees it: what no listing names is not in it, and nobody waits for it."""
+    unlisted = {entry.partition_id for entry in lineage} - lineage.listed()
+    return {
+        entry.partition_id: _tracked(entry, unlisted)
+        for entry in lineage
+        if entry.partition_id not in unlisted
+    }
 
 
-def _tracked(entry: Entry) -> Tracked:
+def _tracked(entry: Entry, unlisted: Collection[str]) -> Tracked:
     match entry:
         case Active(partition_id, cursor):
             return Tracked(partition_id, (cursor,))
         case Drained(partition_id, cursor):
             return Tracked(partition_id, (cursor,), drained=True)
         case Waiting(partition_id, said, parents):
-            return Tracked(partition_id, said, parents)
+            return Tracked(partition_id, said, tuple(name for name in parents if name not in unlisted))
 
 
 def missed_by_parents(
@@ -147,32 +150,22 @@ def missed_by_parents(
         partition that was read may look like one that was missed.
     """
     listed = list(listed)
-    parents = {partition.partition_id: partition.parents for partition in listed}
+    parents = parents_of(listed)
     if any(name not in parents for name, entry in tracked.items() if not (entry.parents or entry.drained)):
         return None
     read, unlisted = ancestors_read(tracked, parents)
     roots = [partition.partition_id for partition in listed if partition.state is PartitionState.OPEN]
     roots += [name for entry in tracked.values() for name in entry.parents if name in parents]
-    roots = [name for name in dict.fromkeys(roots) if _missed_branch(name, tracked, parents, read, _always)]
-    if not roots:
+    branches = [reach([name], parents, read | tracked.keys()) for name in dict.fromkeys(roots)]
+    branches = [branch - read for branch in branches if branch.isdisjoint(tracked)]
+    if not branches:
         return {}
-    answers: dict[str, bool] = {}
-
-    def is_gone_once(name: str) -> bool:
-        if name not in answers:
-            answers[name] = is_gone(name)
-        return answers[name]
-
-    if not all(map(is_gone_once, unlisted)):
+    is_gone = cache(is_gone)
+    if not all(map(is_gone, unlisted)):
         return None
-    branches = [_missed_branch(name, tracked, parents, read, is_gone_once) for name in roots]
-    found = dict.fromkeys(name for branch in branches for name in branch)
-    return {name: tuple(parent for parent in parents[name] if parent in found) for name in found}
-
-
-def _always(name: str) -> bool:
-    del name
-    return True
+    known = [branch for branch in branches if all(map(is_gone, sorted(branch - parents.keys())))]
+    found = set[str]().union(*known) & parents.keys()
+    return {name: tuple(filter(found.__contains__, parents[name])) for name in parents if name in found}
 
 
 def ancestors_read(
@@ -183,49 +176,11 @@ def ancestors_read(
     Returns:
         These, and all that are not listed, among them and in the token: what they descend from is not known.
     """
-    read: set[str] = set()
-    pending = [
+    named_by = (
         parent
         for name, entry in tracked.items()
         for parent in parents.get(name, ())
         if parent not in entry.parents
-    ]
-    while pending:
-        name = pending.pop()
-        if name not in read and name not in tracked:
-            read.add(name)
-            pending += parents.get(name, ())
+    )
+    read = reach(named_by, parents, tracked) - tracked.keys()
     return read, sorted(name for name in read | tracked.keys() if name not in parents)
-
-
-def _missed_branch(
-    name: str,
-    tracked: Mapping[str, Tracked],
-    parents: Mapping[str, Sequence[str]],
-    read: Collection[str],
-    is_gone: Callable[[str], bool],
-) -> list[str]:
-    """A partition and those above it, when all of them were missed; else none.
-
-    Args:
-        name: The partition.
-        tracked: Every partition of the token.
-        parents: What the service lists.
-        read: What was read before.
-        is_gone: Whether a parent that is not listed is there no more.
-    """
-    branch: dict[str, None] = {}
-    pending = [name]
-    while pending:
-        current = pending.pop()
-        if current in tracked:
-            return []
-        if current in read or current in branch:
-            continue
-        if current not in parents:
-            if not is_gone(current):
-                return []
-            continue
-        branch[current] = None
-        pending += parents[current]
-    return list(branch)

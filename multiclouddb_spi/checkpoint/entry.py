@@ -2,9 +2,13 @@
 
     [id, cursor]                          it is read
     [id, cursor, 2]                       it is read first and alone
+    [id, cursor, 8]                       it is read, and no listing of the service names it; 10 with both
     [id, cursor, 1]                       it has ended, and no child is known
     [id, cursor, 1, [child, …], 17]       it has ended, these are known, others were looked for for 1.7 s
     [id, [cursor, …], 4, [parent, …]]     it waits for its parents
+    [id, [cursor, …], 4, [parent, …], µs] the same; it was named then, and some parents are strangers
+
+    [id, [cursor, …], 12, [parent, …]]    it waits, and no listing names it
 
 The third item is a set of bits. A bit that this version does not know stands for what a newer one has
 written.
@@ -18,6 +22,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from multiclouddb_api import MulticloudDbError, invalid_request
+from multiclouddb_spi.checkpoint.moment import is_micros
 from multiclouddb_spi.contract import Seed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.fault import InvalidCursor
@@ -39,7 +44,8 @@ __all__ = [
 _DRAINED: Final = 1
 _SUSPECT: Final = 2
 _WAITING: Final = 4
-_KNOWN: Final = _DRAINED | _SUSPECT | _WAITING
+_UNLISTED: Final = 8
+_KNOWN: Final = _DRAINED | _SUSPECT | _WAITING | _UNLISTED
 _MOST: Final = 2**53
 """No count in a token is higher: JSON of other languages holds it exactly."""
 
@@ -53,11 +59,14 @@ class Active:
         cursor: Everything up to here has been delivered.
         suspect: True when its last read failed for good behind events that were delivered: it is
             read first and alone, so that the failure is not put off for ever.
+        listed: False for what the service has no partition for, such as a part of a scan. Audits and what
+            retention takes do not concern it. Its children are of the same kind.
     """
 
     partition_id: str
     cursor: Cursor
     suspect: bool = False
+    listed: bool = True
 
 
 @attrs.frozen
@@ -86,11 +95,16 @@ class Waiting:
         partition_id: The service's own id.
         said: Distinct cursors from its seed and its drained parents.
         parents: The parents that have not named it yet, and a lost one that it may have come of.
+        named_at: When it was named by the service's clock, in µs since 1970, if parents were strangers then
+            (`multiclouddb_spi.checkpoint.strangers`); None also where the service does not tell the time.
+        listed: As in `Active`.
     """
 
     partition_id: str
     said: tuple[Cursor, ...]
     parents: tuple[str, ...]
+    named_at: int | None = None
+    listed: bool = True
 
 
 @attrs.frozen
@@ -134,14 +148,17 @@ def place_of(entry: Entry) -> Entry:
 def entry_to_json(entry: Entry) -> Cursor:
     """One partition as it stands in a token."""
     match entry:
-        case Active(partition_id, cursor, suspect):
-            return [partition_id, cursor, _SUSPECT] if suspect else [partition_id, cursor]
+        case Active(partition_id, cursor, suspect, listed):
+            flags = suspect * _SUSPECT | (not listed) * _UNLISTED
+            return [partition_id, cursor, flags] if flags else [partition_id, cursor]
         case Drained(partition_id, cursor, (), 0):
             return [partition_id, cursor, _DRAINED]
         case Drained(partition_id, cursor, children, watched):
             return [partition_id, cursor, _DRAINED, list(children), watched]
-        case Waiting(partition_id, said, parents):
-            return [partition_id, list(said), _WAITING, list(parents)]
+        case Waiting(partition_id, said, parents, named_at, listed):
+            flags = _WAITING | (not listed) * _UNLISTED
+            moment = [] if named_at is None else [named_at]
+            return [partition_id, list(said), flags, list(parents), *moment]
 
 
 def entry_from_json(item: Any) -> Entry:
@@ -158,16 +175,20 @@ def entry_from_json(item: Any) -> Entry:
             raise InvalidCursor("a partition has an unknown form")
         case [str(), _, int() as flags, *_] if flags > 0 and flags & ~_KNOWN:
             raise _newer(f"a partition has the flags {flags}, this library knows {_KNOWN}")
-        case [str() as partition_id, cursor, 2]:
-            return Active(partition_id, cursor, suspect=True)
+        case [str() as partition_id, cursor, 2 | 8 | 10 as flags]:
+            return Active(partition_id, cursor, bool(flags & _SUSPECT), not flags & _UNLISTED)
         case [str() as partition_id, cursor, 1]:
             return Drained(partition_id, cursor)
         case [str() as partition_id, cursor, 1, [*children], watched] if _names(children) and _is_count(
             watched
         ):
             return Drained(partition_id, cursor, tuple(children), watched)
-        case [str() as partition_id, [_, *_] as said, 4, [_, *_] as parents] if _names(parents):
-            return Waiting(partition_id, tuple(said), tuple(parents))
+        case [str() as partition_id, [_, *_] as said, 4 | 12 as flags, [_, *_] as parents] if _names(parents):
+            return Waiting(partition_id, tuple(said), tuple(parents), listed=flags == _WAITING)
+        case [str() as partition_id, [_, *_] as said, 4, [_, *_] as parents, named_at] if _names(
+            parents
+        ) and is_micros(named_at):
+            return Waiting(partition_id, tuple(said), tuple(parents), named_at)
         case _:
             raise InvalidCursor("a partition has an unknown form")
 

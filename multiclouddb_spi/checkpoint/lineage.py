@@ -12,19 +12,20 @@ comes of it is covered. A lineage also keeps when the feed began and when its co
 
 A child starts when *every* parent has named it. A parent that is not in the lineage is one that
 has not been discovered yet, because every partition of the feed descends from its seeds: so an
-unknown parent is waited for, and the start of a child is never early. The exception is a partition
-that was lost to retention (`replace`, `strangers`). What may come of several that are gone waits for one of
-them as for a parent (`Retention`).
+unknown parent is waited for, and the start of a child is never early. The exceptions are a partition
+that was lost to retention (`replace`, `strangers`), and a parent that does not descend from what is read
+(`Strangers`). What may come of several that are gone waits for one of them as for a parent (`Retention`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
 
 from multiclouddb_spi.batch import Child
+from multiclouddb_spi.checkpoint.entries import Entries
 from multiclouddb_spi.checkpoint.entry import (
     Active,
     Audited,
@@ -32,10 +33,7 @@ from multiclouddb_spi.checkpoint.entry import (
     Entry,
     Waiting,
     audited_from_json,
-    audited_to_json,
     entry_from_json,
-    entry_to_json,
-    place_of,
     seeded,
 )
 from multiclouddb_spi.contract import Seed
@@ -47,7 +45,7 @@ __all__ = ["Join", "Lineage"]
 Join: TypeAlias = Callable[[str, Sequence[Cursor]], Cursor]
 
 
-class Lineage:
+class Lineage(Entries):
     """The partitions of one feed; its order is the fair queue. Not thread-safe.
 
     Args:
@@ -60,12 +58,11 @@ class Lineage:
     """
 
     def __init__(self, entries: Iterable[Entry], join: Join, audited: Audited | None = None) -> None:
-        self._entries: dict[str, Entry] = {entry.partition_id: entry for entry in entries}
+        super().__init__(entries, audited)
         self._join = join
-        self.audited = audited
         self._waiting_for: dict[str, set[str]] = {}
         for entry in self._entries.values():
-            if isinstance(entry, Waiting):
+            if type(entry) is Waiting:
                 self._index(entry)
 
     @classmethod
@@ -95,73 +92,26 @@ class Lineage:
         if not (isinstance(value, dict) and isinstance(value.get("p"), list)):
             raise InvalidCursor("the list of partitions is missing")
         audited = audited_from_json(value["a"]) if "a" in value else None
-        entries = [entry_from_json(item) for item in value["p"]]
+        entries = list(map(entry_from_json, value["p"]))
         if len({entry.partition_id for entry in entries}) != len(entries):
             raise InvalidCursor("a partition is listed twice")
         return cls(entries, join, audited)
-
-    def to_json(self) -> Cursor:
-        """JSON with six characters of ours for an active partition."""
-        value: dict[str, Cursor] = {"p": [entry_to_json(entry) for entry in self._entries.values()]}
-        if self.audited is not None:
-            value["a"] = audited_to_json(self.audited)
-        return value
-
-    def stands_like(self, other: Lineage) -> bool:
-        """Whether both hold the same partitions at the same positions; looks and audits do not count.
-
-        Args:
-            other: Another lineage of the feed.
-        """
-        if self._entries.keys() != other._entries.keys():
-            return False
-        return all(place_of(entry) == place_of(other._entries[name]) for name, entry in self._entries.items())
 
     def copy(self) -> Lineage:
         """The same, to be moved on apart."""
         return Lineage(self._entries.values(), self._join, self.audited)
 
-    def __iter__(self) -> Iterator[Entry]:
-        return iter(self._entries.values())
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, partition_id: object) -> bool:
-        return partition_id in self._entries
-
-    def active(self) -> list[Active]:
-        """Partitions to read, in the order of the queue."""
-        return [entry for entry in self._entries.values() if type(entry) is Active]
-
-    def drained(self) -> list[Drained]:
-        """Partitions that may have more children than are known."""
-        return [entry for entry in self if type(entry) is Drained]
-
-    def is_quiet(self, quiet: Collection[str]) -> bool:
-        """Whether all that is read is `quiet`, none waits, and each that has ended has a known child."""
-        if self.unnamed() or any(isinstance(entry, Waiting) for entry in self):
-            return False
-        return all(entry.partition_id in quiet for entry in self.active())
-
-    def ending(self, partition_id: str) -> Drained | None:
-        """The partition `partition_id` that has ended and may have more children; None when it is no such."""
-        entry = self._entries.get(partition_id)
-        return entry if type(entry) is Drained else None
-
-    def unnamed(self) -> list[Drained]:
-        """Those of them without a known child."""
-        return [entry for entry in self.drained() if not entry.children]
-
-    def cursor(self, partition_id: str) -> Cursor:
-        """Where an active or drained partition stands.
+    def start(self, partition_id: str) -> None:
+        """Wait no more for the parents of a child.
 
         Args:
-            partition_id: The service's own id.
+            partition_id: The child.
         """
         entry = self._entries[partition_id]
-        assert not isinstance(entry, Waiting)
-        return entry.cursor
+        assert type(entry) is Waiting
+        cursor = self._join(partition_id, entry.said)
+        del self._entries[partition_id]
+        self._entries[partition_id] = Active(partition_id, cursor, listed=entry.listed)
 
     def advance(self, partition_id: str, cursor: Cursor) -> None:
         """Everything up to the cursor has been delivered; an earlier suspicion is over.
@@ -170,7 +120,9 @@ class Lineage:
             partition_id: The service's own id.
             cursor: Behind what has been delivered.
         """
-        self._entries[partition_id] = Active(partition_id, cursor)
+        entry = self._entries[partition_id]
+        listed = entry.listed if type(entry) is Active else True
+        self._entries[partition_id] = Active(partition_id, cursor, listed=listed)
 
     def suspect(self, partition_id: str) -> None:
         """Read this partition first and alone next time.
@@ -178,7 +130,9 @@ class Lineage:
         Args:
             partition_id: The service's own id.
         """
-        self._entries[partition_id] = Active(partition_id, self.cursor(partition_id), suspect=True)
+        entry = self._entries[partition_id]
+        assert type(entry) is Active
+        self._entries[partition_id] = attrs.evolve(entry, suspect=True)
 
     def rotate(self, partition_ids: Iterable[str]) -> None:
         """These have had their turn: to the back of the queue.
@@ -256,18 +210,6 @@ class Lineage:
                     self._entries[parent] = attrs.evolve(entry, children=(*entry.children, child_id))
         return found
 
-    def strangers(self, partition_id: str, children: Sequence[Child]) -> set[str]:
-        """Parents, beside the partition, of children that it is the first to name, none known here.
-
-        They are not discovered yet, or they were lost to retention and can name nobody any more.
-
-        Args:
-            partition_id: The service's own id.
-            children: What it names.
-        """
-        fresh = [child for child in children if child.partition_id not in self._entries]
-        return {parent for child in fresh for parent in child.parents} - self._entries.keys() - {partition_id}
-
     def retire(
         self,
         partition_id: str,
@@ -275,6 +217,7 @@ class Lineage:
         lost: Collection[str] = frozenset(),
         *,
         complete: bool = True,
+        now: int | None = None,
     ) -> list[str]:
         """The partition is drained and names children.
 
@@ -283,6 +226,7 @@ class Lineage:
             children: Its children, as far as they are known. One that it has named before is left out.
             lost: Strangers among their parents that retention has taken: not waited for.
             complete: False to keep the partition here, because it may have more children.
+            now: The service's time, in µs since 1970: kept with children that wait for strangers.
 
         Returns:
             The ids that start now.
@@ -290,32 +234,23 @@ class Lineage:
         entry = self._entries.pop(partition_id)
         named = entry.children if type(entry) is Drained else ()
         assert not isinstance(entry, Waiting)
+        listed = isinstance(entry, Drained) or entry.listed
         for child in children:
             if child.partition_id not in named:
-                self._named(partition_id, child, lost)
+                self._named(partition_id, child, lost, now, listed=listed)
         waited = self._waiting_for.get(partition_id, ())
         if complete:
-            self._note_retired()
+            self._note_retired(listed=listed)
         else:
+            assert listed, "who looks for more children asks the service, which knows nothing of this one"
             freed = [name for name in sorted(waited) if isinstance(self._entries.get(name), Waiting)]
             known = dict.fromkeys((*named, *(child.partition_id for child in children), *freed))
             watched = entry.watched if type(entry) is Drained else 0
             self._entries[partition_id] = Drained(partition_id, entry.cursor, tuple(known), watched)
         return self.release(partition_id)
 
-    def fresh_children(self, partition_id: str, children: Sequence[Child]) -> list[Child]:
-        """The children that the partition has not named before.
-
-        Args:
-            partition_id: The partition.
-            children: What it names.
-        """
-        entry = self._entries[partition_id]
-        named = entry.children if type(entry) is Drained else ()
-        return [child for child in children if child.partition_id not in named]
-
-    def _note_retired(self) -> None:
-        if self.audited is not None and not self.audited.retired:
+    def _note_retired(self, *, listed: bool = True) -> None:
+        if listed and self.audited is not None and not self.audited.retired:
             self.audited = attrs.evolve(self.audited, retired=True)
 
     def replace(
@@ -354,21 +289,25 @@ class Lineage:
 
     def _hold(self, partition_id: str, leader: str) -> None:
         match self._entries[partition_id]:
-            case Active(_, cursor):
-                entry = Waiting(partition_id, (cursor,), (leader,))
-            case Waiting(_, said, parents) if leader not in parents:
-                entry = Waiting(partition_id, said, (*parents, leader))
+            case Active(_, cursor, _, listed):
+                entry = Waiting(partition_id, (cursor,), (leader,), listed=listed)
+            case Waiting(parents=parents) as waiting if leader not in parents:
+                entry = attrs.evolve(waiting, parents=(*parents, leader))
             case _:
                 return
         self._entries[partition_id] = entry
         self._index(entry)
 
-    def _named(self, parent: str, child: Child, lost: Collection[str]) -> None:
+    def _named(
+        self, parent: str, child: Child, lost: Collection[str], now: int | None, *, listed: bool
+    ) -> None:
         entry = self._entries.get(child.partition_id)
         if entry is None:
             drained = {parent, *lost, *self._watched_among(child.parents, child.partition_id)}
             others = tuple(other for other in child.parents if other not in drained)
-            entry = Waiting(child.partition_id, (child.cursor,), others)
+            led_to = self._entries.keys() >= set(others)
+            moment = None if led_to else now
+            entry = Waiting(child.partition_id, (child.cursor,), others, moment, listed)
             self._entries[child.partition_id] = entry
             self._index(entry)
             self._waiting_for.setdefault(parent, set()).add(child.partition_id)
@@ -390,8 +329,7 @@ class Lineage:
             if left:
                 self._entries[child_id] = attrs.evolve(entry, parents=left)
                 continue
-            del self._entries[child_id]
-            self._entries[child_id] = Active(child_id, self._join(child_id, entry.said))
+            self.start(child_id)
             started.append(child_id)
         return started
 

@@ -8,10 +8,20 @@ from typing import assert_never
 import attrs
 
 from multiclouddb_api import PartitionFoundLate
-from multiclouddb_spi.batch import Awaiting, Child, Continue, Drained, Ended, Outcome, Reached
+from multiclouddb_spi.batch import (
+    Awaiting,
+    Child,
+    Continue,
+    Drained,
+    Ended,
+    Outcome,
+    Reached,
+    children_of,
+)
 from multiclouddb_spi.checkpoint.coverage import add_uncovered, audit_failed, find_uncovered
 from multiclouddb_spi.checkpoint.entry import Drained as Ending
 from multiclouddb_spi.checkpoint.lineage import Lineage
+from multiclouddb_spi.checkpoint.moment import to_micros
 from multiclouddb_spi.checkpoint.retention import Retention
 from multiclouddb_spi.checkpoint.watching import due, settle
 from multiclouddb_spi.contract import Feed, Seed
@@ -41,12 +51,14 @@ class Waits:
     Attributes:
         fresh: Its children that are not known yet.
         named: The same, with what else each has to wait for.
-        lost: Parents of them that retention has taken: not waited for.
+        lost: Parents of them that retention has taken, or that nobody here leads to: not waited for.
+        now: The service's time, in µs since 1970, if they wait for strangers and nobody audits; else None.
     """
 
     fresh: tuple[Child, ...] = ()
     named: tuple[Child, ...] = ()
     lost: frozenset[str] = frozenset()
+    now: int | None = None
 
 
 @attrs.frozen
@@ -107,11 +119,17 @@ class Mover:
         Raises:
             Exception: What the provider raised.
         """
-        if not isinstance(outcome, Drained):
+        fresh = self._lineage.fresh_children(name, children_of(outcome))
+        if not fresh:
             return Waits()
-        fresh = self._lineage.fresh_children(name, outcome.children)
         named, lost = self._retention.named(self._lineage, name, fresh)
-        return Waits(tuple(fresh), tuple(named), frozenset(lost))
+        strangers = self._lineage.strangers(name, fresh) - lost
+        now = self._now() if strangers and self._lineage.audited is None else None
+        return Waits(tuple(fresh), tuple(named), frozenset(lost), now)
+
+    def _now(self) -> int | None:
+        now = self._call(lambda: self._feed.clock(self._deadline), self._deadline)
+        return None if now is None else to_micros(now)
 
     def end(self, name: str, outcome: Outcome, waits: Waits) -> Moved | None:
         """A partition is read up to an outcome. What fails here leaves the lineage useless.
@@ -126,7 +144,9 @@ class Mover:
         """
         match outcome:
             case Drained(complete=complete):
-                started = self._lineage.retire(name, waits.named, waits.lost, complete=complete)
+                started = self._lineage.retire(
+                    name, waits.named, waits.lost, complete=complete, now=waits.now
+                )
                 return Moved(waits.fresh, tuple(started))
             case Ended():
                 return Moved((), tuple(self._lineage.retire(name)))

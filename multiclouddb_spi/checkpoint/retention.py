@@ -24,6 +24,7 @@ from multiclouddb_spi.batch import Child
 from multiclouddb_spi.checkpoint.coverage import ancestors_read, tracked
 from multiclouddb_spi.checkpoint.entry import Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage
+from multiclouddb_spi.checkpoint.reach import parents_of, reach
 from multiclouddb_spi.contract import Partition, Seed
 from multiclouddb_spi.fault import Fault, ProviderFault
 
@@ -79,7 +80,7 @@ class Retention:
             return set(), {}
         listed = self._partitions()
         others = {entry.partition_id for entry in lineage} - {name}
-        gone, left = self._gone(others, listed)
+        gone, left = self._gone(lineage.listed() - {name}, listed)
         heirs = {seed.partition_id: seed.parents for seed in seeds if seed.partition_id not in others}
         parents = heirs | _waits_of(lineage)
         coming = left | _descendants(others | heirs.keys() | left, listed)
@@ -107,7 +108,7 @@ class Retention:
             return list(children), strangers
         listed = self._partitions()
         entries = {entry.partition_id for entry in lineage}
-        gone, left = self._gone(entries - {name}, listed)
+        gone, left = self._gone(lineage.listed() - {name}, listed)
         fresh = {child.partition_id: child.parents for child in children if child.partition_id not in entries}
         holds = _holds(fresh | _waits_of(lineage), left & fresh.keys(), gone)
         named = [
@@ -119,6 +120,8 @@ class Retention:
         leading = entries | left | self._oldest_of(_unlisted({name}, listed))
         still = self._oldest_of(_unlisted(strangers, listed))
         lost = strangers - leading - _descendants(leading, listed) - still
+        if lineage.audited is None:
+            return named, lost - self._unclear(lost, listed)
         return named, lost - _missed(lineage, lost, listed)
 
     def stranded(self, lineage: Lineage) -> list[str]:
@@ -136,7 +139,15 @@ class Retention:
         listed = self._partitions()
         unlisted = _unlisted(awaited, listed)
         lost = set(unlisted) - self._oldest_of(unlisted)
-        return sorted(lost) if lost and not self._gone(entries, listed)[0] else []
+        return sorted(lost) if lost and not self._gone(lineage.listed(), listed)[0] else []
+
+    def _unclear(self, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
+        """Of partitions that nobody leads to, those that may descend from one that is not listed yet."""
+        parents = parents_of(listed)
+        above = {name: reach([name], parents) for name in names}
+        unlisted = set[str]().union(*above.values()) - parents.keys()
+        late = self._oldest_of(sorted(unlisted)) & unlisted
+        return {name for name in names if not above[name].isdisjoint(late)}
 
     def _gone(self, names: Collection[str], listed: Sequence[Partition]) -> tuple[list[str], set[str]]:
         """Those that are gone, and what is left of all that came of them.
@@ -162,7 +173,7 @@ def _unlisted(names: Iterable[str], listed: Iterable[Partition]) -> list[str]:
 
 def _missed(lineage: Lineage, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
     """Of partitions that nobody leads to, those that were never read: an audit starts them."""
-    parents = {partition.partition_id: partition.parents for partition in listed}
+    parents = parents_of(listed)
     there = parents.keys() & names
     if lineage.audited is None or not there:
         return set()
@@ -185,21 +196,11 @@ def _holds(
     """
     holds: dict[str, str] = {}
     for name in sorted(names):
-        free = next((other for other in reversed(gone) if not _waits(parents, other, name)), None)
+        free = next((other for other in reversed(gone) if name not in reach([other], parents)), None)
         if free is not None:
             holds[name] = free
             parents[name] = (*parents.get(name, ()), free)
     return holds
-
-
-def _waits(parents: dict[str, tuple[str, ...]], one: str, other: str) -> bool:
-    """Whether one partition waits for another, or is it."""
-    seen, pending = {one}, [one]
-    while pending and other not in seen:
-        fresh = set(parents.get(pending.pop(), ())) - seen
-        seen |= fresh
-        pending += fresh
-    return other in seen
 
 
 def _descendants(roots: Iterable[str], listed: Iterable[Partition]) -> set[str]:
@@ -208,10 +209,4 @@ def _descendants(roots: Iterable[str], listed: Iterable[Partition]) -> set[str]:
     for partition in listed:
         for parent in partition.parents:
             children.setdefault(parent, []).append(partition.partition_id)
-    found: set[str] = set()
-    pending = list(roots)
-    while pending:
-        fresh = [child for child in children.get(pending.pop(), ()) if child not in found]
-        found.update(fresh)
-        pending += fresh
-    return found
+    return reach((child for root in roots for child in children.get(root, ())), children)

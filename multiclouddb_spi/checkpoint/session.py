@@ -81,17 +81,19 @@ class Session:
             )
         )
 
-    def partition_token(self, entry: Entry) -> str:
-        """A token for one physical partition of this feed; it tells of the records skipped there."""
+    def partition_token(self, entry: Entry, *, with_descendants: bool = False) -> str:
+        """A token for one physical partition of this feed; it tells of the records skipped there.
+
+        Args:
+            entry: The partition.
+            with_descendants: As in `PhysicalPartition`.
+        """
         public_id = self.feed.public_id(entry.partition_id)
         skipped = tuple(item for item in self.skipped if item[0] == public_id)
         alone = Lineage([entry], self.feed.join).to_json()
-        return self.token(alone, scope=_partition_scope(entry.partition_id), skipped=skipped)
+        scope = PhysicalPartition(public_id, with_descendants=with_descendants)
+        return self.token(alone, scope=scope_text(scope, entry.partition_id), skipped=skipped)
 
     def child_token(self, child: Child) -> str:
         """A token for a child partition, from where the parent says that it starts."""
         return self.partition_token(Active(child.partition_id, child.cursor))
-
-
-def _partition_scope(partition_id: str) -> str:
-    return scope_text(PhysicalPartition(partition_id), partition_id)

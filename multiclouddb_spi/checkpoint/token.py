@@ -39,6 +39,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_api.codec import JsonValue, encode_json
 from multiclouddb_spi.checkpoint.bounds import MAX_BYTES, MAX_LEVELS, beyond_bounds
+from multiclouddb_spi.checkpoint.moment import is_micros
 
 __all__ = ["Envelope", "decode_token", "encode_token", "scope_text"]
 
@@ -46,8 +47,6 @@ VERSION: Final = 1
 _MOST_CHARACTERS: Final = MAX_BYTES // 3 * 4 + 16
 # Memory for each byte of JSON: what the parser takes, and its values beside that, for each and in all.
 _PARSER_TAKES, _MOST_FOR_A_BYTE, _MOST_FOR_VALUES = 14, 32, 250_000_000
-_TIMES: Final = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
-"""Microseconds since 1970 of the years 1 to 9999."""
 _FIELD: Final = "continuation_token"
 _PLAIN, _DEFLATED = b"j", b"z"
 
@@ -96,8 +95,8 @@ def scope_text(scope: FeedScope, partition_id: str | None = None) -> str:
         case LogicalPartition(key):
             text = encode_json([[name, value] for name, value in key.partition_key.items()])
             return f"key:{hashlib.sha256(text).hexdigest()[:16]}"
-        case PhysicalPartition():
-            return f"partition:{partition_id}"
+        case PhysicalPartition(with_descendants=with_descendants):
+            return f"{'descendants' if with_descendants else 'partition'}:{partition_id}"
 
 
 def encode_token(envelope: Envelope) -> str:
@@ -244,7 +243,7 @@ def _address(database: str | None, collection: str | None) -> ResourceAddress:
 
 
 def _watermark(value: object) -> int | None:
-    if value is None or (type(value) is int and value in _TIMES):
+    if value is None or is_micros(value):
         return value
     raise _damaged("its watermark is no time")
 

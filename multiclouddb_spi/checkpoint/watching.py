@@ -16,7 +16,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from multiclouddb_spi.batch import Drained as DrainedOutcome
-from multiclouddb_spi.batch import Outcome
+from multiclouddb_spi.batch import Outcome, children_of
 from multiclouddb_spi.checkpoint.entry import Drained
 from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.contract import Feed
@@ -146,7 +146,7 @@ def settle(
         outcome, ending = outcomes[name], lineage.ending(name)
         # It is gone, and no more of its children can be named. An audit finds one that was missed; where none
         # is made, all that may be one is named instead.
-        gone = type(outcome) is DrainedOutcome and outcome.instead and lineage.audited is not None
+        gone = isinstance(outcome, DrainedOutcome) and outcome.instead and lineage.audited is not None
         if gone and ending is not None and ending.children:
             started += lineage.forget(name)
             continue
@@ -154,7 +154,8 @@ def settle(
         ending = lineage.ending(name)
         if ending is None or not is_over(ending, seconds):
             continue
-        children = outcome.children if type(outcome) is DrainedOutcome else ()
-        if not lineage.fresh_children(name, children):  # else it could not be taken up: look again for it
+        if not lineage.fresh_children(
+            name, children_of(outcome)
+        ):  # else it could not be taken up: look again for it
             started += lineage.forget(name)
     return started

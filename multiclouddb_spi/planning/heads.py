@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from multiclouddb_spi.batch import Continue
+from multiclouddb_spi.batch import Continue, goes_on
 from multiclouddb_spi.checkpoint.entry import Active
 from multiclouddb_spi.contract import Feed, Head
 from multiclouddb_spi.cursor import Cursor
@@ -31,7 +31,7 @@ def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str,
 
 def is_news(head: Head, moved: bool) -> bool:
     """True for records, for what may be some, and for an end: an idle position alone is none."""
-    return bool(head.records) or (head.records is None and moved) or not isinstance(head.outcome, Continue)
+    return bool(head.records) or (head.records is None and moved) or not goes_on(head.outcome)
 
 
 def records_before(head: Head, asked: Cursor, share: int) -> int:

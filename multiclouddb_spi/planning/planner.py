@@ -26,7 +26,7 @@ from multiclouddb_api import (
     PartitionFoundLate,
     SkipToOldest,
 )
-from multiclouddb_spi.batch import Continue, Outcome
+from multiclouddb_spi.batch import Continue, Outcome, goes_on
 from multiclouddb_spi.checkpoint.coverage import is_audit_due
 from multiclouddb_spi.checkpoint.entry import Active, Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage
@@ -268,7 +268,7 @@ class Planner:
 
     def _goes_on(self, name: str, head: Head, target: Target | None) -> bool:
         at_head = Active(name, head.cursor)
-        return isinstance(head.outcome, Continue) and within(self._feed, at_head, target)
+        return goes_on(head.outcome) and within(self._feed, at_head, target)
 
     def _ask(
         self, cursors: dict[str, Cursor], most: int | None, mover: Mover, deadline: Deadline
@@ -330,9 +330,7 @@ class Planner:
                 batch = reading.fetch(wanted, deadline)
                 count += len(batch)
                 cursor = batch.cursor_after(len(batch))
-                if not isinstance(batch.outcome, Continue) or (
-                    not len(batch) and batch.caught_up is not False
-                ):
+                if not goes_on(batch.outcome) or (not len(batch) and batch.caught_up is not False):
                     return Head(cursor, count, batch.outcome)
         except RecordFault:
             # What lies before a poison record is delivered first.

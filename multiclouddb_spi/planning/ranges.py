@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, assert_never
 
 import attrs
 
 from multiclouddb_api import ErrorCategory, Fail, OnExpired, SkipToOldest
-from multiclouddb_spi.batch import Batch, Continue, Reached
+from multiclouddb_spi.batch import Awaiting, Batch, Continue, Drained, Ended, Outcome, Reached
 from multiclouddb_spi.contract import Feed, Provider, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
@@ -43,7 +43,8 @@ class Range:
     Attributes:
         partition_id: The service's own id.
         start: Read behind this.
-        until: Up to and including this; None = to the end of the partition, which has ended.
+        until: Up to and including this; None = to the end, whatever it is. It has to come: this is a
+            partition that has ended, or a part of a scan.
     """
 
     partition_id: str
@@ -113,9 +114,7 @@ class RangeReading:
                 raise to_error(self._provider.provider_id, "read", fault, error) from cause_of(fault, error)
             if len(batch):
                 yield batch
-            if not isinstance(batch.outcome, Continue):
-                if not isinstance(batch.outcome, Reached) and self._is_short():
-                    raise self._fault(_ENDED)
+            if self._is_over(batch.outcome):
                 return
             if len(batch) or self._feed.compare(before, self._position) == -1:
                 still = Deadline.after(_STILL_SECONDS)
@@ -129,6 +128,20 @@ class RangeReading:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
+
+    def _is_over(self, outcome: Outcome) -> bool:
+        """Whether the range ends with a batch; raises when the partition has ended before it."""
+        match outcome:
+            case Continue():
+                return False
+            case Reached():
+                return True
+            case Drained() | Awaiting() | Ended():
+                if self._is_short():
+                    raise self._fault(_ENDED)
+                return True
+            case _:
+                assert_never(outcome)
 
     def _is_short(self) -> bool:
         """True unless the bound is reached: the partition has ended earlier than when it was planned."""

@@ -90,28 +90,22 @@ class Answers(Generic[T]):
 
     def take(self, turn: Turn, reader: PartitionReader, batch: Batch, stop: int) -> bool:
         """Hand out records up to `stop`; False when the provider cannot map its own records."""
-        first, result = reader.taken, self.result
-        try:
+        first, result, value = reader.taken, self.result, list[T]()
+        while stop > first and not value:
             try:
-                value = self._mapped(batch, first, stop)
+                with collector_paused():
+                    value = [self._view(batch, first, stop)]
             except RecordFault as fault:  # what precedes the poisoned record is handed out first
-                result.poison, stop = (turn.partition_id, fault), fault.index
-                value = self._mapped(batch, first, stop)
-        except Exception as error:  # noqa: BLE001 - a defect of the provider, reported like any failure
-            self.blame(turn, error)
-            return False
+                result.poison, stop = (turn.partition_id, fault), max(first, min(fault.index, stop - 1))
+            except Exception as error:  # noqa: BLE001 - a defect of the provider, reported like any failure
+                self.blame(turn, error)
+                return False
         if stop > first or not len(batch):
             reader.cursor, reader.taken = batch.cursor_after(stop), stop
             self._lineage.advance(turn.partition_id, reader.cursor)
         result.values += value
         result.count += stop - first
         return True
-
-    def _mapped(self, batch: Batch, first: int, stop: int) -> list[T]:
-        if stop <= first:
-            return []
-        with collector_paused():
-            return [self._view(batch, first, stop)]
 
     def finish(self, turn: Turn, batch: Batch) -> list[str] | None:
         """A batch is handed out whole: only now does it count how it ends.
@@ -224,7 +218,7 @@ class Answers(Generic[T]):
                     self._tell_retired(name, moved.fresh)
                 if not len(self._lineage):
                     self.result.over = _ALL_ENDED
-            case Ended(notice):
+            case Ended(notice) if notice is not None:
                 # All partitions of a dropped collection say so; that the feed is over, the last one does.
                 if notice not in self.result.notices and not isinstance(notice, FeedEnded):
                     self.result.tell(notice, name)
@@ -232,6 +226,9 @@ class Answers(Generic[T]):
                     self.result.over = str(notice)
                     if isinstance(notice, FeedEnded | Invalidated):
                         self.result.over = notice.reason
+            case Ended():
+                if not len(self._lineage):
+                    self.result.over = _ALL_ENDED
             case _:
                 pass
 

@@ -18,7 +18,10 @@ from multiclouddb_spi.reading.reader_cache import ReaderCache
 
 __all__ = ["FeedCache"]
 
-_MOST_FEEDS: Final = 64
+_MOST_FEEDS: Final = 16384
+_IDLE_SECONDS: Final = 600.0
+_RESTING_SECONDS: Final = 60.0
+_MOST_AT_ONCE: Final = 8
 _CLOCK_SECONDS: Final = 60.0
 _CLOCK_PATIENCE: Final = 1.0
 
@@ -26,7 +29,11 @@ _CLOCK_PATIENCE: Final = 1.0
 class FeedCache:
     """Opened feeds by spec, and what the service's clock says; shared by all calls of a client.
 
-    A feed is closed when nobody needs it: neither a later call, nor one that still runs.
+    A feed is closed when nobody needs it: neither a later call, nor one that still runs. Opening one costs
+    calls to the service, which check how the resource is provisioned. So a feed is kept for ten minutes after
+    its last use, and as many are kept as readers: with the scope of a partition key there is a feed for each
+    key, and a worker may read thousands of keys in turns. When there are more, those that were used in the
+    last minute stay, and a further one is closed after its call: in turns, the longest unused is needed next.
 
     Args:
         fetcher: Runs calls.
@@ -37,6 +44,7 @@ class FeedCache:
         self._fetcher, self._readers = fetcher, readers
         self._feeds: OrderedDict[FeedSpec, Feed] = OrderedDict()
         self._users: Counter[int] = Counter()
+        self._used_at: dict[int, float] = {}
         self._clocks: dict[int, tuple[float, datetime | None]] = {}
         self._mute: dict[int, float] = {}
         self._lock = threading.Lock()
@@ -47,24 +55,26 @@ class FeedCache:
         with self._lock:
             feed = self._feeds.get(spec)
             if feed is not None:
-                self._feeds.move_to_end(spec)
-                self._users[id(feed)] += 1
+                self._use(feed, 1)
                 return feed, False
         feed = open_feed()
         with self._lock:
-            kept = feed if self._closed else self._feeds.setdefault(spec, feed)
-            self._users[id(kept)] += 1
-            old = self._feeds.popitem(last=False)[1] if len(self._feeds) > _MOST_FEEDS else None
-        for unused in (None if kept is feed else feed, old):
-            if unused is not None:
+            old = self._unused_since(time.monotonic() - _RESTING_SECONDS, _MOST_FEEDS - 1)
+            is_kept = not self._closed and len(self._feeds) < _MOST_FEEDS
+            kept = self._feeds.setdefault(spec, feed) if is_kept else self._feeds.get(spec, feed)
+            self._use(kept, 1)
+        for unused in (feed, *old):
+            if unused is not kept:
                 self._close_unused(unused)
         return kept, True
 
     def release(self, feed: Feed) -> None:
         """A call is over."""
         with self._lock:
-            self._users[id(feed)] -= 1
-        self._close_unused(feed)
+            self._use(feed, -1)
+            old = self._unused_since(time.monotonic() - _IDLE_SECONDS)
+        for unused in (feed, *old):
+            self._close_unused(unused)
 
     def forget(self, feed: Feed) -> None:
         """Open it anew next time: it may be another resource by then."""
@@ -122,11 +132,32 @@ class FeedCache:
         for feed in feeds:
             self.forget(feed)
 
+    def _use(self, feed: Feed, more: int) -> None:
+        """A call begins or ends; with the lock held."""
+        self._users[id(feed)] += more
+        self._used_at[id(feed)] = time.monotonic()
+        if self._feeds.get(feed.spec) is feed:
+            self._feeds.move_to_end(feed.spec)
+
+    def _unused_since(self, moment: float, most: int = 0) -> list[Feed]:
+        """Take out what was not used since then, the longest unused first, while more than `most` are kept.
+
+        Some at a time only: closing costs the call that does it. With the lock held.
+        """
+        old: list[Feed] = []
+        while len(self._feeds) > most and len(old) < _MOST_AT_ONCE:
+            spec, feed = next(iter(self._feeds.items()))
+            if self._users[id(feed)] > 0 or self._used_at[id(feed)] > moment:
+                break
+            old.append(self._feeds.pop(spec))
+        return old
+
     def _close_unused(self, feed: Feed) -> None:
         with self._lock:
             if self._users[id(feed)] > 0 or self._feeds.get(feed.spec) is feed:
                 return
             self._users.pop(id(feed), None)
+            self._used_at.pop(id(feed), None)
             self._clocks.pop(id(feed), None)
             self._mute.pop(id(feed), None)
         self._readers.forget(feed)

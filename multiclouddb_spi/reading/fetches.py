@@ -101,7 +101,7 @@ class Fetches:
 
     def ask_held(self) -> None:
         """Ask those of which something is left: the page may have a place for it now."""
-        self._turns.release_held()
+        self._turns.ask(list(self._turns.held))
         self._sorted = False
 
     def take(self, partition_id: str, cursor: Cursor) -> PartitionReader:

@@ -163,7 +163,7 @@ class PartitionReader:
         future, self.future = self.future, None
         self.batch, self.taken = future.result(), 0
         self.fetches += 1
-        self.position = self.batch.cursor_after(len(self.batch))
+        self.position = self.batch.end
         self.hold_ask(0)
         self._hold_batch(self.batch.nbytes)
         return self.batch

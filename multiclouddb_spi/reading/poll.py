@@ -277,8 +277,8 @@ class Poll(Generic[T]):
     def _take(self, turn: Turn, reader: PartitionReader, batch: Batch) -> None:
         # 4. The head's place on the page is kept for it.
         kept = self._head is not None and turn is not self._head and not turn.failed_last
-        places = self._result.places() - kept
-        if not turn.noticed and reader.taken < len(batch) and not places:
+        places, count = self._result.places() - kept, len(batch)
+        if not turn.noticed and reader.taken < count and not places:
             self._context.cache.put(reader)
             self._turns.hold(turn)
             return
@@ -287,17 +287,17 @@ class Poll(Generic[T]):
             self._context.cache.put(reader)
             return
         try:
-            self._hand_out(turn, reader, batch, min(len(batch), reader.taken + places))
+            self._hand_out(turn, reader, batch, count, min(count, reader.taken + places))
         except BaseException:
             reader.discard()
             raise
 
-    def _hand_out(self, turn: Turn, reader: PartitionReader, batch: Batch, stop: int) -> None:
-        if stop == len(batch) > 0 and reader.has_more(batch):
+    def _hand_out(self, turn: Turn, reader: PartitionReader, batch: Batch, count: int, stop: int) -> None:
+        if stop == count > 0 and reader.has_more(batch):
             self._fetches.prefetch(reader)
         if not self._answers.take(turn, reader, batch, stop):
             reader.discard()
-        elif reader.taken == len(batch):
+        elif reader.taken == count:
             self._used_up(turn, reader, batch)
         else:
             self._context.cache.put(reader)

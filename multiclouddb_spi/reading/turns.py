@@ -4,7 +4,7 @@
     UNASKED ──────────▶ DUE ──────────────▶ ASKED ──────────▶ ANSWERED
                          ▲ │                                   │    │
                          │ └─ paced ─▶ PACED ─ its time ─┐     │    └─ hold ─▶ HELD ─┐
-                         └───────────────────────────────┴─ ask ◀─── release_held ───┘
+                         └───────────────────────────────┴─ ask ◀──── place again ───┘
 
 All of it happens in the caller's thread: other threads only say which fetch has landed (`Fetches`).
 """
@@ -168,10 +168,6 @@ class Turns:
     def hold(self, turn: Turn) -> None:
         """Leave the rest of what it brought for later."""
         self._move(turn, Stage.HELD)
-
-    def release_held(self) -> None:
-        """The page may have a place for them now."""
-        self.ask(list(self.held))
 
     def gone(self, turn: Turn) -> None:
         """It has left the lineage, so nothing is read of it."""

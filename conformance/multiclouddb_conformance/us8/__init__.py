@@ -12,7 +12,13 @@ from multiclouddb_conformance.us8.document import TestImages, TestKeys, TestValu
 from multiclouddb_conformance.us8.expiry import TestExpiry, TestPoison
 from multiclouddb_conformance.us8.faults import TestEndlessTrouble, TestTrimmedOnTheWay, TestTrouble
 from multiclouddb_conformance.us8.identity import TestEventIdentity, TestForeignTokens, TestRecreated
-from multiclouddb_conformance.us8.lineage import TestLateChildren, TestMerge, TestRetirement, TestSplit
+from multiclouddb_conformance.us8.lineage import (
+    TestDescendants,
+    TestLateChildren,
+    TestMerge,
+    TestRetirement,
+    TestSplit,
+)
 from multiclouddb_conformance.us8.loss import TestLoss
 from multiclouddb_conformance.us8.notices import TestNotices
 from multiclouddb_conformance.us8.propagation import TestPropagation, TestTransactions
@@ -35,6 +41,7 @@ __all__ = [
     "TestCheckpoint",
     "TestClosing",
     "TestDeadline",
+    "TestDescendants",
     "TestEndlessTrouble",
     "TestEventIdentity",
     "TestEveryStart",

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import attrs
 import pytest
 
-from multiclouddb_api import ChangeEvent, ChangeFeedPage, PhysicalPartition
+from multiclouddb_api import ChangeEvent, ChangeFeedPage, ErrorCategory, PhysicalPartition
 from multiclouddb_conformance.collection import Collection, ids
 from multiclouddb_conformance.faults import LateChildren
 from multiclouddb_conformance.plugged import open_client
 from multiclouddb_conformance.waiting import wait_until
 
-__all__ = ["TestLateChildren", "TestMerge", "TestRetirement", "TestSplit"]
+__all__ = ["TestDescendants", "TestLateChildren", "TestMerge", "TestRetirement", "TestSplit"]
 
 
 def _retired(collection: Collection, name: str, token: str, size: int = 0) -> ChangeFeedPage:
@@ -119,6 +119,65 @@ class TestRetirement:
         assert set(children) <= set(collection.partitions())
 
 
+@pytest.mark.needs("split")
+class TestDescendants:
+    """`PhysicalPartition(…, with_descendants=True)`: one token for a partition and all that comes of it."""
+
+    @pytest.mark.parametrize("size", [1, 3, 0])
+    def test_a_partition_is_read_on_in_its_children(self, collection: Collection, size: int) -> None:
+        name = collection.partitions()[0]
+        scope = PhysicalPartition(name, with_descendants=True)
+        token, alone = collection.now(scope=scope), collection.now(scope=PhysicalPartition(name))
+        collection.fill(20)
+        children = collection.split(name)
+        collection.fill(20, start=20)
+        collection.split(children[-1])
+        collection.fill(20, start=40)
+        pages = list(collection.pages(token, size, scope=scope))
+        got = [event for page in pages for event in page.events]
+        assert not any(page.partition_retired or page.child_partitions for page in pages)
+        assert sorted(ids(got)) == sorted(ids(collection.follow(name, alone)))
+        places = {
+            event.partition_id: number for number, event in enumerate(got) if event.partition_id == name
+        }
+        assert all(event.partition_id == name for event in got[: places.get(name, -1) + 1])
+
+    def test_it_may_be_ended_behind_every_page(self, collection: Collection) -> None:
+        name = collection.partitions()[0]
+        scope = PhysicalPartition(name, with_descendants=True)
+        token = collection.now(scope=scope)
+        collection.fill(12)
+        collection.split(name)
+        collection.fill(12, start=12)
+        whole = ids(collection.drain(token, 4, scope=scope))
+        got: list[str] = []
+        for page in collection.pages(token, 4, scope=scope):
+            got += ids(page.events)
+            collection.restart()
+            rest = ids(collection.drain(page.continuation_token, 4, scope=scope))
+            assert sorted(got + rest) == sorted(whole)
+
+    def test_a_plan_has_everything_together(self, collection: Collection) -> None:
+        request = collection.request(collection.begin)
+        plan = collection.client.plan_partitions(request, with_descendants=True)
+        collection.fill(20)
+        collection.split()
+        collection.fill(20, start=20)
+        events = [
+            event
+            for name, token in plan
+            for event in collection.drain(token, scope=PhysicalPartition(name, with_descendants=True))
+        ]
+        assert len(set(ids(events))) == 40
+
+    def test_tokens_of_the_two_forms_are_told_apart(self, collection: Collection) -> None:
+        name = collection.partitions()[0]
+        alone, whole = (PhysicalPartition(name, with_descendants=form) for form in (False, True))
+        for mine, other in ((alone, whole), (whole, alone)):
+            error = collection.refused(ErrorCategory.INVALID_REQUEST, collection.now(scope=mine), scope=other)
+            assert "descendants" in error.message
+
+
 def _token_before(collection: Collection, name: str) -> str:
     """A token of a partition from the feed's own start; its partition has ended by now."""
     plan = dict(collection.client.plan_partitions(collection.request(collection.begin)))
@@ -214,6 +273,20 @@ class TestMerge:
             (child,) = _retired(collection, name, tokens[name]).child_partitions
             assert child.partition_id == merged
             assert set(child.parents) == set(pair)
+
+    def test_followers_of_both_parents_read_the_merged_child(self, collection: Collection) -> None:
+        pair = collection.split()
+        scopes = [PhysicalPartition(name, with_descendants=True) for name in pair]
+        tokens = [collection.now(scope=scope) for scope in scopes]
+        collection.fill(20)
+        merged = collection.merge(pair)
+        collection.fill(20, start=20)
+        read = [collection.drain(token, scope=scope) for token, scope in zip(tokens, scopes, strict=True)]
+        theirs = [[event.event_id for event in events if event.partition_id == merged] for events in read]
+        assert theirs[0] == theirs[1] != []
+        for events in read:
+            child = [event.partition_id == merged for event in events]
+            assert child == sorted(child)
 
     def test_a_token_from_before_a_merge_is_good_behind_it(self, collection: Collection) -> None:
         pair = collection.split()

@@ -59,10 +59,12 @@ def test_so_it_is_where_the_children_are_followed():
         early = world.put_in(first, 3)
         world.script.split(first)
         client = world.client()
-        ((name, token),) = client.plan_partitions(ChangeFeedRequest(ADDRESS, Beginning()))
-        request = ChangeFeedRequest(ADDRESS, FromContinuationToken(token), PhysicalPartition(name))
+        planned = ChangeFeedRequest(ADDRESS, Beginning())
+        ((name, token),) = client.plan_partitions(planned, with_descendants=True)
+        scope = PhysicalPartition(name, with_descendants=True)
+        request = ChangeFeedRequest(ADDRESS, FromContinuationToken(token), scope)
         found = set()
-        changes = client.iterate_changes(request, follow_children=True, idle_backoff_seconds=0.01)
+        changes = client.iterate_changes(request, idle_backoff_seconds=0.01)
         for page, _ in zip(changes.pages(), range(PAGES), strict=False):
             found.update(markers(page.events))
             if found >= set(early):

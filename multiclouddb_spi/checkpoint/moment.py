@@ -1,0 +1,27 @@
+"""Moments as a token has them: microseconds since 1970."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeGuard
+
+__all__ = ["is_micros", "to_micros", "to_moment"]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_TIMES: Final = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
+"""The years 1 to 9999."""
+
+
+def to_micros(moment: datetime) -> int:
+    """A moment as a token has it."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def to_moment(micros: int) -> datetime:
+    """The inverse of `to_micros`."""
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+def is_micros(value: Any) -> TypeGuard[int]:
+    """Whether a value of a token's JSON is such a moment."""
+    return type(value) is int and value in _TIMES

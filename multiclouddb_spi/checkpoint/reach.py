@@ -1,0 +1,35 @@
+"""One walk over partitions, for all questions about who descends from whom."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+
+from multiclouddb_spi.contract import Partition
+
+__all__ = ["parents_of", "reach"]
+
+
+def reach(
+    starts: Iterable[str], edges: Mapping[str, Iterable[str]], ends: Container[str] = frozenset()
+) -> set[str]:
+    """All that one comes to from some partitions, these included; pure.
+
+    Args:
+        starts: Where to begin.
+        edges: From a partition on: to its parents, to its children, or to what it waits for.
+        ends: Partitions that are reached, and from which it does not go on.
+    """
+    found: set[str] = set()
+    pending = list(starts)
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found.add(name)
+            if name not in ends:
+                pending += edges.get(name, ())
+    return found
+
+
+def parents_of(listed: Iterable[Partition]) -> dict[str, tuple[str, ...]]:
+    """Each partition that a service lists → its parents."""
+    return {partition.partition_id: partition.parents for partition in listed}

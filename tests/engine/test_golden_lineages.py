@@ -1,0 +1,78 @@
+"""Tokens of version 1 with a lineage, one for each form of scope of a partition: they stay readable."""
+
+import pytest
+
+from multiclouddb_spi import Child, InvalidCursor
+from multiclouddb_spi.checkpoint.entry import Active, Audited, Drained, Waiting
+from multiclouddb_spi.checkpoint.lineage import Lineage
+from multiclouddb_spi.checkpoint.state import Retired, state_from_json, state_to_json
+from multiclouddb_spi.checkpoint.token import decode_token, encode_token
+
+# Never to be changed, only added to.
+GOLDEN = {
+    "one partition": (
+        "evoe6FBNjDsOgCAQRO8y9RaAgslehVAYY0HihwhqYby7u53Vm8y8zIMLbAkFjJrXcxlb3jcQDnDURmJu81qVFolQxSzj0bKKXIwMu1"
+        "SCJk9DGJzzwRjCBH70N0aoZV1KL-H-S9Z1vQ_vBw"
+    ),
+    "one that has ended": (
+        "egja8C5NjDsOxCAMRO8ytQvMJiBxFUQRJUhBygcRdreIcve1u63GejN-Nz4ITKgIuMr-3qZezgOEhhCVyFl63i9NRiJcsqxT60WHoRop"
+        "TkESXUzeeWtHZwxhRrjRci8tL_qjy3kt29LyIfKIOoCi8kRsk6i_U59XqdgSe61GpPQI_xezfQ2je34"
+    ),
+    "with its descendants": (
+        "euoVkeNNj70OhCAQhN9l6i0Ef1BexVAYpCBRNKJnYXz3W9BLrtrZYfLNcuEDLQgrNKKfj2nY_RJA2KD75LD0u5tjmgKGEDk5umhdGIew"
+        "R70W_LSwyWNnlmqUlHVTFAQLfSVy32OtQL0iaQzxUoOE5IV1tAPXXdiWE7q8qc2BBtSRyFJlSRlhSKhstolmqHpgD7TLDe3rihz-3SJk"
+        "WdVNjnlnHScLk054-w0TMPCh4ZgmUtx8E87_zzyA-ws"
+    ),
+}
+SCOPES = {
+    "one partition": "partition:p0",
+    "one that has ended": "partition:p0",
+    "with its descendants": "descendants:p0",
+}
+
+
+def last(child_id, cursors):
+    return cursors[-1]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_scope_and_state_come_back(name):
+    envelope = decode_token(GOLDEN[name])
+    assert envelope.scope == SCOPES[name]
+    assert state_to_json(state_from_json(envelope.state, last)) == envelope.state
+    assert encode_token(envelope) == GOLDEN[name]
+
+
+def test_one_partition():
+    lineage = state_from_json(decode_token(GOLDEN["one partition"]).state, last)
+    assert isinstance(lineage, Lineage)
+    assert list(lineage) == [Active("p0", 12)]
+    assert lineage.audited is None
+
+
+def test_one_that_has_ended():
+    state = state_from_json(decode_token(GOLDEN["one that has ended"]).state, last)
+    named = (Child("p4", ("p0",), 12),)
+    assert state == Retired("p0", named, Drained("p0", 12, ("p5", "p4"), 17))
+
+
+def test_every_form_of_an_entry():
+    lineage = state_from_json(decode_token(GOLDEN["with its descendants"]).state, last)
+    assert isinstance(lineage, Lineage)
+    assert list(lineage) == [
+        Active("p4", [7, 2]),
+        Active("p5", 12, suspect=True),
+        Active("scan", {"row": 3}, listed=False),
+        Drained("p6", 9),
+        Drained("p7", 9, ("p4",), 17),
+        Waiting("p8", (7,), ("p5",)),
+        Waiting("p9", (7, 8), ("p1",), 1767225600123456),
+        Waiting("piece", (0,), ("scan",), listed=False),
+    ]
+    assert lineage.audited == Audited(None, 7, retired=True)
+
+
+@pytest.mark.parametrize("moment", [True, 1.5, "now", None, 2**58, -(2**57), []], ids=repr)
+def test_a_child_that_was_named_at_no_time_is_refused(moment):
+    with pytest.raises(InvalidCursor):
+        Lineage.from_json({"p": [["m", [1], 4, ["z"], moment]]}, last)
