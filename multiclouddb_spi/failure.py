@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -13,16 +13,13 @@ from multiclouddb_spi.fault import Fault, InvalidCursor, ProviderFault, RecordFa
 if TYPE_CHECKING:
     from multiclouddb_spi.contract import Provider
 
-__all__ = ["cause_of", "fault_of", "to_error", "user_errors"]
+__all__ = ["cause_of", "classified", "fault_of", "to_error", "user_errors"]
 
 _CLASSIFIED: Final = "_multiclouddb_fault"
 
 
 def fault_of(provider: Provider, error: Exception) -> Fault:
-    """What a failure means: the provider's own words where it spoke, else its classification.
-
-    That is asked for once and stays with the error: retries, the page and the user's error need it.
-    """
+    """What a failure means: the provider's own words where it spoke, else its classification."""
     if isinstance(error, ProviderFault):
         return error.fault
     if isinstance(error, RecordFault):
@@ -36,13 +33,23 @@ def fault_of(provider: Provider, error: Exception) -> Fault:
             "pass a page's continuation_token unchanged",
         )
     try:
-        facts = vars(error)
-        if _CLASSIFIED not in facts:
-            facts[_CLASSIFIED] = provider.classify(error)
-        fault: Fault = facts[_CLASSIFIED]
-        return fault
+        return classified(provider.classify, error)
     except Exception:  # noqa: BLE001 - the failure itself is what the user must hear of
         return unexpected(error)
+
+
+def classified(classify: Callable[[Exception], Fault], error: Exception) -> Fault:
+    """What a vendor's error means; asked for once, for it stays with the error.
+
+    Args:
+        classify: `Provider.classify`, or what that calls.
+        error: The vendor's.
+    """
+    facts = vars(error)
+    if _CLASSIFIED not in facts:
+        facts[_CLASSIFIED] = classify(error)
+    fault: Fault = facts[_CLASSIFIED]
+    return fault
 
 
 def cause_of(fault: Fault, error: Exception) -> Exception | None:

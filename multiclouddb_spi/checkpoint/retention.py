@@ -19,14 +19,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import attrs
 
-from multiclouddb_api import ErrorCategory
 from multiclouddb_spi.batch import Child
 from multiclouddb_spi.checkpoint.coverage import ancestors_read, tracked
 from multiclouddb_spi.checkpoint.entry import Waiting
 from multiclouddb_spi.checkpoint.lineage import Lineage
 from multiclouddb_spi.checkpoint.reach import parents_of, reach
 from multiclouddb_spi.contract import Partition, Seed
-from multiclouddb_spi.fault import Fault, ProviderFault
+from multiclouddb_spi.fault import ProviderFault, expired
 
 __all__ = ["Retention", "stranded_fault"]
 
@@ -37,12 +36,8 @@ def stranded_fault(public_id: str) -> ProviderFault:
     Args:
         public_id: Its public id.
     """
-    return ProviderFault(
-        Fault(
-            ErrorCategory.CHECKPOINT_EXPIRED,
-            f"{public_id} was lost to retention before the service listed it: what it held was never read; "
-            "start again, or read with on_expired=SkipToOldest() to go on without it",
-        )
+    return expired(
+        f"{public_id} was lost to retention before the service listed it: what it held was never read"
     )
 
 

@@ -15,7 +15,7 @@ from multiclouddb_spi.contract import Feed, Provider, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.failure import cause_of, fault_of, to_error, user_errors
-from multiclouddb_spi.fault import Fault, ProviderFault
+from multiclouddb_spi.fault import ProviderFault
 from multiclouddb_spi.retry import Tries
 
 __all__ = ["Range", "RangeReading", "read_range"]
@@ -174,7 +174,7 @@ class RangeReading:
 
     def _fault(self, what: str) -> ProviderFault:
         message = f"{self._feed.public_id(self._part.partition_id)}: {what}"
-        return ProviderFault(Fault(ErrorCategory.TRANSIENT_FAILURE, message, retryable=True))
+        return ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, message, retryable=True)
 
     def _skip(self) -> bool:
         """Go on at the oldest record that is left in the range; False when none is."""

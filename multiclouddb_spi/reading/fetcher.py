@@ -172,12 +172,10 @@ class Fetcher:
 
 def closed_fault() -> ProviderFault:
     """A call that was in flight when the client was closed."""
-    return ProviderFault(
-        Fault(
-            ErrorCategory.TRANSIENT_FAILURE,
-            "the client was closed, or its process ends, while this call was in flight; nothing is lost: "
-            "connect again and go on from the token of the request",
-        )
+    return ProviderFault.of(
+        ErrorCategory.TRANSIENT_FAILURE,
+        "the client was closed, or its process ends, while this call was in flight; nothing is lost: "
+        "connect again and go on from the token of the request",
     )
 
 

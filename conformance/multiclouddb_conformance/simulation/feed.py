@@ -20,7 +20,6 @@ from multiclouddb_spi import (
     Continue,
     Cursor,
     Deadline,
-    Fault,
     Feed,
     FeedSpec,
     FeedStart,
@@ -228,11 +227,9 @@ class SimulationFeed(Feed):
 
     def _check_kept(self, partition: PartitionLog, commit: int) -> None:
         if max(commit, partition.born) < partition.trimmed:
-            raise ProviderFault(
-                Fault(
-                    ErrorCategory.CHECKPOINT_EXPIRED,
-                    f"the start is older than what {self.sim.address} keeps; start at Beginning()",
-                )
+            raise ProviderFault.of(
+                ErrorCategory.CHECKPOINT_EXPIRED,
+                f"the start is older than what {self.sim.address} keeps; start at Beginning()",
             )
 
     def _still_readable(self, partition_id: str) -> list[PartitionLog]:

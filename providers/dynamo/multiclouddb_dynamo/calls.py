@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import attrs
@@ -18,6 +19,7 @@ from multiclouddb_api import ErrorCategory
 from multiclouddb_dynamo.config import DynamoClients
 from multiclouddb_dynamo.errors import classify
 from multiclouddb_spi import Deadline, ProviderFault, collector_paused
+from multiclouddb_spi.failure import classified
 
 __all__ = ["Calls", "Pace", "Series", "Table"]
 
@@ -164,7 +166,7 @@ class Calls:
         if isinstance(error, ProviderFault):
             found = error.fault
         else:
-            found = classify(error, vendor_retried=self._vendor_retried)
+            found = classified(partial(classify, vendor_retried=self._vendor_retried), error)
         return found.retryable and not found.vendor_retried and not (at_once and found.retry_after)
 
     def now(self) -> datetime | None:

@@ -5,7 +5,7 @@ import random
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from datetime import UTC, datetime
 
 import pytest
@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError
 
 from multiclouddb_api import Beginning, ChangeFeedRequest, ErrorCategory, MulticloudDbError, Now, connect
 from multiclouddb_conformance.waiting import wait_until
-from multiclouddb_dynamo import DynamoClients, calls
+from multiclouddb_dynamo import DynamoClients, calls, errors
 from multiclouddb_dynamo.partitions import end_of
 from multiclouddb_dynamo.position import After
 from multiclouddb_dynamo.shards import Listing, ShardMap
@@ -392,3 +392,22 @@ def test_two_starts_share_nothing(world):
         world.journal.clear()
         client.plan_partitions(ChangeFeedRequest(ADDRESS, Now()), seconds(LONG))
         assert counts(world) == (2 * PAGES, SHARDS)
+
+
+@pytest.mark.parametrize("what", [Now(), Beginning()], ids=["now", "beginning"])
+def test_a_refusal_is_classified_once(monkeypatch, what):
+    """By whoever needs it first: the start, which goes on with the others, or the engine."""
+    seen = []
+    meaning = errors._service_fault
+
+    def noting(error, vendor_retried):
+        seen.append(error)
+        return meaning(error, vendor_retried)
+
+    monkeypatch.setattr(errors, "_service_fault", noting)
+    with World(shards=20, shards_per_page=5) as world:
+        world.troubles.fail(LATEST, REFUSAL, every=3)
+        world.troubles.fail(LISTING, REFUSAL, every=3)
+        world.client().plan_partitions(ChangeFeedRequest(ADDRESS, what), seconds(LONG))
+    assert seen
+    assert max(Counter(map(id, seen)).values()) == 1

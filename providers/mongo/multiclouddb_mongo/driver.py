@@ -29,6 +29,7 @@ from multiclouddb_api import EntireCluster, EntireDatabase, ErrorCategory, FeedS
 from multiclouddb_mongo.change import RawChange
 from multiclouddb_mongo.errors import classify
 from multiclouddb_spi import Deadline, ProviderFault
+from multiclouddb_spi.failure import classified
 
 __all__ = [
     "Closer",
@@ -145,7 +146,7 @@ def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
     try:
         return ask()
     except PyMongoError as error:
-        final = isinstance(error, ServerSelectionTimeoutError) or not classify(error).retryable
+        final = isinstance(error, ServerSelectionTimeoutError) or not classified(classify, error).retryable
         if final or not client.options.retry_reads:
             raise
     return ask()

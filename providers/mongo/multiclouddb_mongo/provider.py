@@ -39,6 +39,7 @@ from multiclouddb_spi import (
     ProviderPlugin,
 )
 from multiclouddb_spi.connection import checked_native
+from multiclouddb_spi.failure import classified
 
 __all__ = ["CAPABILITIES", "PLUGIN", "MongoPlugin", "MongoProvider"]
 
@@ -166,7 +167,7 @@ class MongoProvider(Provider):
         try:
             version = retried(self._client, self._client.server_info)["versionArray"]
         except OperationFailure as error:
-            if classify(error).retryable:
+            if classified(classify, error).retryable:
                 raise
             return False  # the Stable API has no such command
         return bool(tuple(version[:3]) >= _SPLITS_SINCE)
