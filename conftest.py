@@ -19,6 +19,10 @@ settings.register_profile(
 )
 settings.load_profile("busy")
 
+# Spark runs for seconds in a test: a compiler that is quick to start halves its work. Programs on pages say
+# nothing of it, and their JVM takes it from here.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+
 # How the node ids of tests that start a JVM begin.
 JVM_TESTS = (
     "demo/",

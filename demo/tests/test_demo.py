@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from demo.__main__ import main
 from demo.flights import KEY, load_flights
 
 ROOT = Path(__file__).parents[2]
 
 
-def run_demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "demo", "--rows", "1500", "--folder", str(folder), *options]
+def run_demo(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "demo", "--rows", "1500", "--folder", str(folder)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.timeout(900)
-def test_table_equals_the_store_after_a_kill(tmp_path: Path) -> None:
+def test_table_equals_the_store_after_a_kill_and_one_row_changed_by_hand_fails_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     ran = run_demo(tmp_path / "out")
     log = tmp_path / "out" / "pipeline.log"
     assert ran.returncode == 0, ran.stdout + ran.stderr + (log.read_text() if log.exists() else "")
@@ -27,13 +32,16 @@ def test_table_equals_the_store_after_a_kill(tmp_path: Path) -> None:
     assert "SIGKILL to the pipeline" in ran.stdout
     assert (tmp_path / "out" / "chart.png").read_bytes().startswith(b"\x89PNG")
 
+    def same_again(run: Any, progress: object) -> None:
+        """What the run before has left, without Spark."""
+        run._log.close()
+        shutil.copytree(tmp_path / "out", tmp_path / "again", dirs_exist_ok=True)
 
-@pytest.mark.timeout(900)
-def test_one_row_changed_by_hand_fails_the_demo(tmp_path: Path) -> None:
-    ran = run_demo(tmp_path / "out", "--tamper")
-    assert ran.returncode == 1
-    assert "NOT EQUAL" in ran.stdout
-    assert "0 are missing, 1 differ, 0 should not be there" in " ".join(ran.stdout.split())
+    monkeypatch.setattr("demo.__main__._Run.run", same_again)
+    assert main(["--rows", "1500", "--folder", str(tmp_path / "again"), "--tamper"]) == 1
+    told = capsys.readouterr().out
+    assert "NOT EQUAL" in told
+    assert "0 are missing, 1 differ, 0 should not be there" in " ".join(told.split())
 
 
 def test_flights_have_unique_keys_and_lives_of_all_kinds() -> None:

@@ -98,12 +98,6 @@ class TestResume:
         assert [ids(bench.page(token, size=6)) for _ in range(3)] == [ids(first)] * 3
         assert state(bench.page(token, size=6)) == state(first)
 
-    def test_one_token_gives_the_same_page_to_two_engines(self, bench, ids):
-        bench.fill(30)
-        token = bench.page(size=4).continuation_token
-        one, other = bench.connect(), bench.connect()
-        assert ids(bench.page(token, size=6, engine=one)) == ids(bench.page(token, size=6, engine=other))
-
     def test_one_token_gives_the_same_events_to_many_threads(self, make_bench, ids):
         bench = make_bench(partitions=3)
         bench.connect(threads=True)
@@ -120,15 +114,6 @@ class TestResume:
         for thread in threads:
             thread.join()
         assert came == [sorted(set(bench.written()) - set(ids(first)))] * 8
-
-    def test_page_size_may_change_from_page_to_page(self, bench, ids):
-        bench.fill(40)
-        came, place = [], Beginning()
-        for size in [1, 9, 2, 17, 1, 20, 3]:
-            page = bench.page(place, size)
-            came += ids(page)
-            place = page.continuation_token
-        assert came == bench.written()
 
     def test_order_is_the_order_of_commit_in_each_partition(self, make_bench):
         bench = make_bench(partitions=3)
@@ -182,11 +167,6 @@ class TestTokenMoves:
 
 
 class TestIdle:
-    def test_empty_collection_is_idle_at_once(self, bench):
-        page = bench.page()
-        assert page.idle
-        assert page.events == ()
-
     @pytest.mark.parametrize("caught_up", CaughtUp)
     def test_page_with_events_is_not_idle_and_the_one_behind_them_is(self, make_bench, caught_up):
         bench = make_bench(weather=Weather(caught_up=caught_up))
@@ -308,11 +288,6 @@ class TestNow:
 
 
 class TestAtTime:
-    def test_is_inclusive(self, bench, ids):
-        bench.fill(10)
-        moment = bench.sim.truth[4].timestamp
-        assert ids(bench.drain(AtTime(moment))[0]) == bench.written()[4:]
-
     def test_is_never_late_through_splits(self, make_bench, ids):
         bench = make_bench(partitions=2)
         bench.connect()

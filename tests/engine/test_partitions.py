@@ -6,9 +6,7 @@ from multiclouddb_api import (
     Beginning,
     ErrorCategory,
     Gap,
-    LogicalPartition,
     MulticloudDbError,
-    MulticloudDbKey,
     Now,
     PhysicalPartition,
     SkipToOldest,
@@ -82,27 +80,6 @@ class TestRetirement:
         assert {child.parents for child in last.child_partitions} == {(bench.sim.public_id("p0"),)}
         assert not last.idle
 
-    def test_partition_that_was_always_empty_retires(self, bench):
-        bench.sim.roll("p0")
-        page = bench.page(scope=scope(bench, "p0"))
-        assert page.partition_retired
-        assert len(page.child_partitions) == 1
-
-    def test_retired_token_repeats_it_for_ever(self, bench):
-        bench.fill(5)
-        bench.sim.split("p0")
-        last = list(bench.walk(scope=scope(bench, "p0")))[-1]
-        token = last.continuation_token
-        for _ in range(3):
-            bench.connect()
-            again = bench.page(token, scope=scope(bench, "p0"))
-            assert again.partition_retired
-            assert [c.partition_id for c in again.child_partitions] == [
-                c.partition_id for c in last.child_partitions
-            ]
-            assert not again.events
-            token = again.continuation_token
-
     def test_retired_token_needs_nothing_that_retention_may_take(self, bench):
         bench.fill(5)
         bench.sim.split("p0")
@@ -146,10 +123,6 @@ class TestRetirement:
         bench.fill(4)
         token = bench.page(token).continuation_token  # asked for, and not named yet
         assert len(bench.page(token).events) == 4
-
-    def test_open_partition_is_not_retired(self, bench):
-        bench.fill(2)
-        assert not any(page.partition_retired for page in bench.walk(scope=scope(bench, "p0")))
 
     def test_whole_collection_never_says_retired(self, bench):
         bench.fill(2)
@@ -210,32 +183,6 @@ class TestChildren:
         bench.fill_partition("p0", 3)
         assert ids(bench.page(scope=scope(bench, "p1"))) == own
         assert bench.page(Now(), scope=scope(bench, "p1")).idle
-
-
-class TestLogicalPartition:
-    def test_delivers_one_key_through_splits_and_merges(self, make_bench, ids):
-        bench = make_bench(partitions=2)
-        bench.connect()
-        bench.fill(20)
-        bench.sim.split("p0")
-        bench.fill(20)
-        bench.sim.merge(*bench.sim.open_partitions[:2])
-        bench.fill(20)
-        key = bench.sim.key("k3")
-        wanted = [item.event_id for item in bench.sim.truth if item.key == key]
-        assert ids(bench.drain(size=2, scope=LogicalPartition(key))[0]) == wanted
-
-    def test_another_key_gets_none_of_it(self, bench):
-        bench.fill(20)
-        key = MulticloudDbKey({"id": "nobody"})
-        assert bench.drain(scope=LogicalPartition(key))[0] == []
-
-    def test_token_of_one_key_is_refused_to_another(self, bench):
-        bench.fill(5)
-        token = bench.page(scope=LogicalPartition(bench.sim.key("k1"))).continuation_token
-        bench.refused(
-            ErrorCategory.INVALID_REQUEST, token, scope=LogicalPartition(bench.sim.key("k2")), match="scope"
-        )
 
 
 class TestPlan:
@@ -312,18 +259,6 @@ class TestPlan:
 
 
 class TestList:
-    def test_open_partitions_are_listed(self, make_bench):
-        bench = make_bench(partitions=2)
-        bench.connect()
-        bench.fill(10)
-        bench.sim.split("p0")
-        assert set(bench.partitions()) == {bench.sim.public_id(name) for name in ("p1", "p2", "p3")}
-
-    def test_listed_id_can_be_read(self, bench, ids):
-        bench.fill(3)
-        (name,) = bench.partitions()
-        assert ids(bench.page(scope=PhysicalPartition(name))) == bench.written()
-
     def test_listing_shares_the_feed_with_reading(self, bench):
         bench.page()
         bench.partitions()
