@@ -1,4 +1,4 @@
-"""Where a change feed is read."""
+"""The address of a change feed: database and collection."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The small protocols that the client calls; the SPI implements them.
 
-They stand here so that applications import no engine, and the engine is found by entry point.
+They are here so that applications do not import the engine; an entry point names it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Backend", "Plugin"]
 
 
 class Backend(Protocol):
-    """One connected database behind a client. Every method may be called from several threads."""
+    """One connected database, which a client calls. Every method may be called from several threads."""
 
     def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
         """One page; see `MulticloudDbClient.read_changes`."""
@@ -37,7 +37,7 @@ class Backend(Protocol):
     def plan_partitions(
         self, request: ChangeFeedRequest, options: OperationOptions, *, with_descendants: bool
     ) -> tuple[tuple[str, str], ...]:
-        """One token a partition; see `MulticloudDbClient.plan_partitions`."""
+        """One token per partition; see `MulticloudDbClient.plan_partitions`."""
         ...
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
@@ -55,15 +55,15 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """End calls in flight within a second and free everything; idempotent."""
+        """End running calls within a second and free everything; idempotent."""
         ...
 
 
 class Plugin(Protocol):
-    """What the entry point `multiclouddb.providers` of one provider names."""
+    """The object that a provider's entry point `multiclouddb.providers` names."""
 
     provider_id: str
 
     def open(self, config: ClientConfig, native_client: object | None, observer: Observer | None) -> Backend:
-        """Connect; raises `MulticloudDbError` for a configuration that cannot work."""
+        """Connect; raises `MulticloudDbError` for a configuration that is wrong."""
         ...

@@ -1,4 +1,4 @@
-"""What a thread waits on, and anybody may ring."""
+"""A signal that one thread waits for and any thread can send."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["Bell"]
 
 
 class Bell:
-    """Wakes the one thread that waits for it; rung while nobody waits, it ends the next wait at once.
+    """Wakes the one thread that waits for it. If no thread waits, the next wait ends at once.
 
-    Others ring it from any thread, from a signal handler in the thread that waits, or from a finalizer. The
-    lock of a `threading.Event` or a `queue.Queue` would deadlock then. `queue.SimpleQueue` would not, but its
-    `get` of Python 3.11 to 3.13 never ends when its timeout is over before it has begun to wait, as
-    a short one may be on a busy machine.
+    It can be rung from any thread, from a signal handler in the thread that waits, or from a finalizer. The
+    lock of a `threading.Event` or a `queue.Queue` could deadlock in these cases. `queue.SimpleQueue` could
+    not. But in Python 3.11 to 3.13 its `get` never ends when its timeout passes before it has begun to wait,
+    which a short timeout may do on a busy machine.
     """
 
     def __init__(self) -> None:
@@ -22,10 +22,10 @@ class Bell:
         self._silent.acquire()
 
     def ring(self) -> None:
-        """End the wait that runs, else the next one."""
-        with suppress(RuntimeError):  # it rings already
+        """End the wait that runs; if none runs, the next one."""
+        with suppress(RuntimeError):  # it was rung already
             self._silent.release()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for so long at most; True when it was rung."""
+        """Wait for at most so long; True when it was rung."""
         return self._silent.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX))

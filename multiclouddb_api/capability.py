@@ -1,4 +1,4 @@
-"""What a database can do, and where it needs help."""
+"""What a database can do, natively or emulated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Capability", "CapabilityNote", "CapabilitySet", "Support"]
 
 
 class Capability(Enum):
-    """Something that not every database can do. First-class ones first, then the gated."""
+    """Something that not every database can do. The first-class ones come first."""
 
     CHANGE_FEED = "change_feed"
     """Creates, updates and deletes, from now or from a token, of a collection or a physical partition."""
@@ -32,23 +32,23 @@ class Capability(Enum):
 
 
 class Support(Enum):
-    """How far a capability is there."""
+    """How far a capability is supported."""
 
     NATIVE = "native"
     """The service does it."""
     EMULATED = "emulated"
-    """We do it over the service: refused without the opt-in that the note names."""
+    """We emulate it: it is refused without the opt-in that the note names."""
     UNSUPPORTED = "unsupported"
     """Refused with `UNSUPPORTED_CAPABILITY`; the note says what to do instead."""
 
 
 @attrs.frozen
 class CapabilityNote:
-    """How far one capability is there, and what to know or do about it.
+    """How far one capability is supported, and what to know or do about it.
 
     Attributes:
         support: Native, emulated or not.
-        note: Precision, provisioning step, opt-in, or the way out; one line.
+        note: Precision, provisioning step, opt-in, or the alternative; one line.
     """
 
     support: Support
@@ -64,7 +64,7 @@ class CapabilitySet:
     """What one provider can do, when its resources are provisioned as documented.
 
     Attributes:
-        notes: Capability → how far it is there. One that is missing is `UNSUPPORTED`.
+        notes: Capability → how far it is supported. A missing capability is `UNSUPPORTED`.
     """
 
     notes: Mapping[Capability, CapabilityNote] = attrs.field(converter=_copied, hash=False)
@@ -76,7 +76,7 @@ class CapabilitySet:
         return iter(Capability)
 
     def is_supported(self, capability: Capability) -> bool:
-        """True when it works, natively or with the opt-in that its note names.
+        """Whether it works, natively or with the opt-in that its note names.
 
         Args:
             capability: Which one.

@@ -34,7 +34,7 @@ def _names(types: tuple[type, ...]) -> str:
 
 
 def is_a(*types: type) -> Validator:
-    """The value is an instance of one of the types; a bool does not pass for an int."""
+    """The value is an instance of one of the types; a bool does not count as an int."""
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if isinstance(value, types) and not (isinstance(value, bool) and bool not in types):
@@ -85,12 +85,12 @@ def one_of(*texts: str) -> Validator:
 
 
 def utf8(field: str, text: str) -> str:
-    """The text itself; one with a lone surrogate has no form in UTF-8 and is refused."""
+    """Returns the text; refuses one with a lone surrogate, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise invalid_request(
-            field, f"{text!r} is no valid Unicode", "use text without surrogates"
+            field, f"{text!r} is not valid Unicode", "use text without surrogates"
         ) from error
     return text
 
@@ -103,7 +103,7 @@ def to_dict(field: str, value: object) -> dict[Any, Any]:
 
 
 def to_utc(field: str, value: object) -> datetime:
-    """The moment in UTC; a naive datetime is refused, since its time zone would be a guess."""
+    """The time in UTC; refuses a naive datetime, because its time zone would be a guess."""
     if not isinstance(value, datetime):
         raise invalid_request(
             field, f"must be a datetime, not {type(value).__name__}", "pass an aware datetime"
@@ -116,12 +116,12 @@ def to_utc(field: str, value: object) -> datetime:
         return value.astimezone(UTC)
     except OverflowError as error:
         raise invalid_request(
-            field, f"is outside the years of UTC ({value.isoformat()})", "use a later or earlier moment"
+            field, f"is outside the years of UTC ({value.isoformat()})", "use a later or earlier time"
         ) from error
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """`did you mean 'x'?` when something close is known, else the list of what is."""
+    """`did you mean 'x'?` when a similar name is known, else the list of known names."""
     names = sorted(known)
     close = get_close_matches(name, names, n=1)
     if close:
@@ -130,5 +130,5 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> MulticloudDbError:
-    """The error for a name (of an option, a key, a table) that nobody reads."""
+    """The error for an unknown name of an option, a key or a table."""
     return invalid_request(kind, f"{name!r} is not known", suggestion(name, known))

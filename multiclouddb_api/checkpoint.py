@@ -1,4 +1,4 @@
-"""Where a worker keeps how far it has come, and a store of files for one machine."""
+"""Where a worker keeps its position, and a store of files for one machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Checkpoint:
 
     Attributes:
         token: A page's `continuation_token`, or `ChangeFeedIterator.continuation_token`.
-        version: The store's own name for this state, opaque; the next `save` passes it back.
+        version: The store's own name for this state, opaque; pass it to the next `save`.
     """
 
     token: str = attrs.field(
@@ -43,7 +43,7 @@ class Checkpoint:
 
 
 class CheckpointStore(Protocol):
-    """Keeps one checkpoint a name; implement it over a database to share work between machines.
+    """Keeps one checkpoint per name; implement it over a database to share work between machines.
 
     Methods may be called from several threads and processes.
     """
@@ -55,13 +55,13 @@ class CheckpointStore(Protocol):
             name: Which checkpoint.
 
         Raises:
-            MulticloudDbError: When there is one and it cannot be used; never None then, since the
-                reader would silently start over.
+            MulticloudDbError: When there is one and it cannot be used. It must not return None then, because
+                the reader would start again in silence.
         """
         ...
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
-        """Replace the checkpoint if it is still the expected one; durable when it returns.
+        """Replace the checkpoint if it is still the expected one; the new one is durable when this returns.
 
         Args:
             name: Which checkpoint.
@@ -72,33 +72,33 @@ class CheckpointStore(Protocol):
             The checkpoint with its new version.
 
         Raises:
-            MulticloudDbError: `CONFLICT` when it is another one by now: somebody else works on it.
+            MulticloudDbError: `CONFLICT` when it has changed: another worker uses the name.
         """
         ...
 
 
 class FileCheckpointStore:
-    """One file a name in a directory of a local disk, replaced atomically and flushed to the disk.
+    """One file per name in a directory of a local disk, replaced atomically and flushed to the disk.
 
     Several threads and processes may share the directory. The files are readable by their owner
     only, because a token may hold the key of a document.
 
     Args:
-        directory: Where the files are; made by the first `save`. A relative one is where the process stands
-            now, wherever it goes later.
+        directory: Where the files are; the first `save` creates it. A relative path is resolved now, so a
+            later change of the working directory has no effect.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = Path(directory).absolute()
 
     def path(self, name: str) -> Path:
-        """The file of one checkpoint, for a look at it or to delete it.
+        """The file of one checkpoint, to look at it or delete it.
 
         Args:
             name: Which checkpoint.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a name that is not fit for a file.
+            MulticloudDbError: `INVALID_REQUEST` for a name that a file cannot have.
         """
         check_name(name)
         return self._directory / f"{name}.checkpoint.json"
@@ -169,15 +169,15 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            # Closing would not do when a fork in between has given the child the same lock.
+            # Closing is not enough when a fork in between has given the child the same lock.
             fcntl.flock(handle, fcntl.LOCK_UN)
     finally:
         os.close(handle)
 
 
 def _replace(path: Path, draft: Path, text: bytes) -> None:
-    """After a crash at any point the old or the new file is there, whole."""
-    # The lock is held: a draft that exists was left behind by a crash.
+    """After a crash at any point either the old or the new file is there, complete."""
+    # The lock is held: a draft that exists was left by a crash.
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(text)
@@ -188,17 +188,17 @@ def _replace(path: Path, draft: Path, text: bytes) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and what is missing above it, each of them flushed to the disk in the one above."""
+    """Make a folder and its missing parents, and flush each to the disk in its parent."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
-    with suppress(PermissionError):  # Who may write in a folder need not be allowed to open it.
+    with suppress(PermissionError):  # A user who may write in a folder may not be allowed to open it.
         sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush to the disk which files and folders are in a folder."""
+    """Flush a folder's list of files and folders to the disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -207,7 +207,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def next_version(found: Checkpoint | None) -> str:
-    """A count for people, and a nonce: a file that was deleted and made again is not the expected one."""
+    """A count for people, and a nonce: a file that was deleted and created again is not the expected one."""
     count, _, _ = ("0" if found is None else found.version).partition("-")
     return f"{int(count) + 1 if count.isdecimal() else 1}-{secrets.token_hex(4)}"
 
@@ -284,9 +284,9 @@ def broken(
         code: The number or name of that error.
         busy: True when another process only holds the file at present.
     """
-    advice = "try again" if busy else "mend the disk or the permissions and go on"
+    advice = "try again" if busy else "fix the disk or the permissions and continue"
     return MulticloudDbError(
-        f"checkpoint file {path}: cannot be {verb} ({text}); {advice}: the position before stays good",
+        f"checkpoint file {path}: cannot be {verb} ({text}); {advice}: the position before stays valid",
         ErrorDetail(
             ErrorCategory.TRANSIENT_FAILURE if busy else ErrorCategory.PERMANENT_FAILURE,
             operation="checkpoint",
@@ -310,6 +310,6 @@ def conflict(path: Path, name: str, expected: str | None, found: Checkpoint | No
     before = "there should be none yet" if expected is None else f"expected was version {expected}"
     return MulticloudDbError(
         f"checkpoint file {path}: somebody else has written {name!r} ({before}, {now}); let one worker use "
-        "this name, or give each a name of its own; then load it again to go on from what is stored",
+        "this name, or give each a name of its own; then load it again to resume from what is stored",
         ErrorDetail(ErrorCategory.CONFLICT, operation="checkpoint"),
     )

@@ -1,6 +1,6 @@
 """One canonical JSON text for every value that a document or a key may hold.
 
-JSON's own types are written as they are. What JSON cannot say is an object with one key that
+JSON's own types are written as they are. A value of another type is written as an object with one key that
 starts with `$`, so that a round trip is exact:
 
     Decimal          {"$decimal": "1.50"}
@@ -14,7 +14,7 @@ starts with `$`, so that a round trip is exact:
     an object with a key that starts with "$"
                      {"$map": {...}}                           its keys mean themselves
 
-A `$` name that no loaded provider has registered is kept as `Tagged`, and written back the same.
+A `$` name that no loaded provider has registered is kept as `Tagged`, and written back unchanged.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ _decoders: dict[str, _Decoder] = {}
 
 
 def register_type(tag: str, cls: type, encode: _Encoder, decode: _Decoder) -> None:
-    """Teach the codec a vendor's type; for provider authors, called once when `mapping` is imported.
+    """Register a vendor's type with the codec; for provider authors, called once when `mapping` is imported.
 
     Args:
         tag: `"<provider id>.<type>"`, written as `{"$<tag>": …}`.
-        cls: The exact class (subclasses are not meant).
+        cls: The exact class, without subclasses.
         encode: Value to JSON value; pure.
         decode: JSON value back to an equal value; raises `ValueError` on anything else.
     """
@@ -117,7 +117,7 @@ def _encode(value: Any, depth: int) -> JsonValue:
 
 
 def _encode_rare(value: Any, depth: int) -> JsonValue:
-    """The types that documents hold less often, subclasses of the common ones included."""
+    """The types that documents hold less often, including subclasses of the common ones."""
     if isinstance(value, datetime):
         return _encode_datetime(value)
     if isinstance(value, Decimal):
@@ -158,7 +158,7 @@ def _dumps(value: Any, option: int) -> bytes:
     try:
         return orjson.dumps(_encode(value, 0), option=option)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        # A lone surrogate, an int of thousands of digits, a moment outside the years of UTC, deep nesting.
+        # A lone surrogate, an int of thousands of digits, a time outside the years of UTC, deep nesting.
         raise invalid_request(
             "value", f"cannot be written as JSON ({error})", "use valid Unicode text"
         ) from error
@@ -168,8 +168,7 @@ def encode_json(value: Any) -> bytes:
     """The value as JSON text in UTF-8, object keys in their own order.
 
     Args:
-        value: What JSON has, and bytes, datetimes, decimals and the other tagged types, nested in any
-            way.
+        value: JSON's types, bytes, datetimes, decimals and the other tagged types, nested in any way.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` when a part of it has no JSON form.

@@ -1,4 +1,4 @@
-"""How to reach a database: the one thing that changes when the database does."""
+"""How to reach a database: only this changes when you switch databases."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _redacted(connection: Mapping[str, Any]) -> str:
 
 
 def _copied(connection: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of which neither its own repr nor the one of a text in it shows a secret."""
+    """A copy whose repr shows no secret; neither does the repr of a text in it."""
     found = to_dict("ClientConfig.connection", connection)
     return {
         name: SecretText(value) if isinstance(value, str) and name not in _HARMLESS else value
@@ -52,25 +52,25 @@ def _copied(connection: Mapping[str, Any]) -> dict[str, Any]:
 class ClientConfig:
     """Which provider, how to reach it, and the bounds of the client.
 
-    It pickles when the values in `connection` do; a client never does. Its repr shows no secrets.
+    It can be pickled when the values in `connection` can; a client never can. Its repr shows no secrets.
 
     Attributes:
         provider: Provider id: `embedded`, `dynamo`, `spanner`, `mongo` or `cosmos`.
-        connection: What the provider's own configuration takes, name → value. Always understood:
-            `url`, the form that `connect` takes as text.
-        max_buffered_bytes: Bound on records that are fetched and not yet handed out, in bytes;
-            64 MiB by default.
-        max_concurrency: How many partitions of one call are read at once; 32 by default.
-        headroom_warning_seconds: `Observer.retention_headroom_low` is called below this; one hour
-            by default.
-        child_watch_seconds: For how long more children of a partition that has ended are looked for, in
-            seconds of running time; ten minutes by default. It matters where the service does not prove that
-            all children are known (DynamoDB).
+        connection: The provider's own settings, name → value. Every provider accepts `url`, the form that
+            `connect` takes as text.
+        max_buffered_bytes: Bound on records that are fetched and not yet delivered, in bytes; 64 MiB by
+            default.
+        max_concurrency: How many partitions one call reads at the same time; 32 by default.
+        headroom_warning_seconds: `Observer.retention_headroom_low` is called when the headroom is below this;
+            one hour by default.
+        child_watch_seconds: How long to look for more children of a partition that has ended, in seconds of
+            running time; ten minutes by default. It matters where the service does not prove that all
+            children are known (DynamoDB).
         coverage_audit_seconds: How often a feed of a whole collection is compared with what the service
-            lists, in seconds; every ten minutes by default, and a tenth of it after a partition has ended.
+            lists, in seconds; every ten minutes by default. After a partition has ended, a tenth of it.
         max_readers_per_partition: How many readers of one partition are kept open between calls; 64 by
-            default. Each consumer of a feed in this client needs one; without it, it opens a reader, and
-            with it a cursor of the service's, for each page.
+            default. Each consumer of a feed in this client needs one. A consumer without one opens a reader,
+            and with it a cursor of the service, for each page.
     """
 
     provider: str = attrs.field(validator=[is_a(str), not_blank("name one of the installed providers")])
@@ -122,10 +122,10 @@ class ClientConfig:
 
     @classmethod
     def from_url(cls, url: str) -> ClientConfig:
-        """The configuration that a URL stands for, for example `embedded:///data/store.db`.
+        """Make the configuration from a URL, for example `embedded:///data/store.db`.
 
         Args:
-            url: The URL, as the table in docs/configuration.md has it for each provider.
+            url: The URL, in the form that docs/configuration.md shows for each provider.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` when it has no scheme.
@@ -137,8 +137,8 @@ class ClientConfig:
     def from_toml(cls, path: str | os.PathLike[str]) -> ClientConfig:
         """Read a TOML file.
 
-        Top-level keys are the fields of this class; the table `[connection]` holds the provider's
-        own. A value `{ env = "NAME" }` there is taken from the environment, where secrets belong.
+        Top-level keys are the fields of this class; the table `[connection]` holds the provider's own
+        settings. A value `{ env = "NAME" }` there is read from the environment; use it for secrets.
 
         Args:
             path: The file.
@@ -176,7 +176,7 @@ def _from_toml(cls: type[ClientConfig], place: Path) -> ClientConfig:
     connection = table.pop("connection", {})
     if not isinstance(connection, dict):
         raise invalid_request(
-            f"file {place.name}", "has a connection that is no table", "write [connection] on a line"
+            f"file {place.name}", "has a connection that is not a table", "write [connection] on a line"
         )
     return cls(
         **table,

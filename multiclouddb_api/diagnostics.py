@@ -1,4 +1,4 @@
-"""What a call cost and how far behind it is."""
+"""What a call cost, and its lag."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ __all__ = ["OperationDiagnostics"]
 
 @attrs.frozen
 class OperationDiagnostics:
-    """Measures of one call; None where the service does not tell.
+    """Measures of one call; None where the service does not report them.
 
     Attributes:
-        watermark: No later event is older than this; the minimum over every partition in the
-            token, children that wait for their parents included. Never goes back. UTC.
-        lag_seconds: How far the watermark is behind the service's clock; 0 when idle.
-        retention_headroom_seconds: How long the oldest position in the token is still kept; the
-            smallest that this call was told.
+        watermark: No later event is older than this. It is the minimum over every partition in the token,
+            including children that wait for their parents. It never goes back. UTC.
+        lag_seconds: How far the watermark lags behind the service's clock; 0 when idle.
+        retention_headroom_seconds: How long the oldest position in the token is still kept; the smallest
+            value that the service reported in this call.
         requests: Calls to the service.
         native_charge: What the service charged, in its own unit (request units, read units).
-        retries: Calls that were made again after a failure.
-        open_watches: How many partitions have ended whose further children are still looked for. `idle` may
-            be true meanwhile. An event of a child that is found then may be older than the watermark.
+        retries: How often a call was repeated after a failure.
+        open_watches: How many ended partitions are still watched for more children. `idle` may be true
+            meanwhile. An event of a child that is found then may be older than the watermark.
         found_late: How many partitions an audit found in this call; each has a `PartitionFoundLate` notice.
-        partition_errors: Partition id → what went wrong there in this call; it stays at its position.
+        partition_errors: Partition id → what failed there in this call; its position stays.
         elapsed_seconds: Wall time of the call.
     """
 

@@ -1,21 +1,20 @@
 """The one error type that applications see, and its categories.
 
-Everything this project raises at its users is a `MulticloudDbError`; what to do about it is told
-by its category:
+Every error that this project raises to its users is a `MulticloudDbError`. Its category says what to do:
 
     INVALID_REQUEST          the call is wrong: change it, a retry fails again
-    UNSUPPORTED_CAPABILITY   this database cannot do that: the message names another way
-    AUTHENTICATION_FAILED    who you are could not be shown
-    AUTHORIZATION_FAILED     you may not do that
+    UNSUPPORTED_CAPABILITY   this database cannot do that: the message names an alternative
+    AUTHENTICATION_FAILED    the service could not authenticate you
+    AUTHORIZATION_FAILED     you are not allowed to do that
     NOT_FOUND                no such database, table, container or collection
-    CONFLICT                 somebody else changed it first
-    THROTTLED                too fast for the service: wait, then retry
+    CONFLICT                 another writer was first
+    THROTTLED                too many requests for the service: wait, then retry
     TRANSIENT_FAILURE        unavailable, or the deadline passed: retry
-    PERMANENT_FAILURE        the service failed in a way that a retry does not mend
-    PROVIDER_ERROR           a record cannot be decoded or is too large: `detail.skip_token` steps over it
+    PERMANENT_FAILURE        the service failed in a way that a retry does not fix
+    PROVIDER_ERROR           a record cannot be decoded or is too large: `detail.skip_token` skips it
     CHECKPOINT_EXPIRED       the position is older than what the service still keeps
 
-The page behind `MulticloudDbError.help_url` has causes and ways out for each of them.
+`MulticloudDbError.help_url` links to a page with the causes of each category and what to do.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ DOCS_URL: Final = "https://multiclouddb.readthedocs.io/"
 
 
 class ErrorCategory(str):
-    """What kind of failure this is, as upper-case text; open to values of later versions.
+    """What kind of failure this is, as upper-case text; later versions may add values.
 
-    Compare with the constants of this class (`error.category == ErrorCategory.THROTTLED`), and
-    treat a category that you do not know like `PERMANENT_FAILURE`.
+    Compare with the constants of this class (`error.category == ErrorCategory.THROTTLED`). Treat an unknown
+    category like `PERMANENT_FAILURE`.
     """
 
     __slots__ = ()
@@ -91,9 +90,9 @@ class ErrorDetail:
         native_class: Qualified class name of the vendor's exception, or None.
         native_code: The vendor's own code as text, or None.
         native_text: The vendor's own message, or None.
-        oldest_position: With `CHECKPOINT_EXPIRED`: the oldest position that the service still
-            has, as text for a person, or None where the service does not tell.
-        skip_token: With `PROVIDER_ERROR` on a record: a continuation token behind that record.
+        oldest_position: With `CHECKPOINT_EXPIRED`: the oldest position that the service still has, as text
+            for a person, or None where the service does not report it.
+        skip_token: With `PROVIDER_ERROR` on a record: a continuation token after that record.
     """
 
     category: ErrorCategory
@@ -110,18 +109,17 @@ class ErrorDetail:
 class MulticloudDbError(Exception):
     """Any failure of a call, with a message that says what to do about it.
 
-    The vendor's exception, where there was one, is `__cause__` in the process that raised it; it
-    is not pickled, `detail` is. A note (PEP 678) makes a traceback end with `help_url`; `str` is
-    the message alone.
+    The vendor's exception, where there was one, is `__cause__` in the process that raised it. It is not
+    pickled; `detail` is. A note (PEP 678) makes a traceback end with `help_url`; `str` is only the message.
 
     Args:
         message: One line: what is wrong, and the way out.
-        detail: The facts behind it.
+        detail: The facts of the failure.
     """
 
     def __init__(self, message: str, detail: ErrorDetail) -> None:
         super().__init__(message, detail)
-        # A copy or an unpickled error is made here too, and then gets the notes of the original in its place.
+        # A copy or an unpickled error is made here too; then the notes of the original replace this one.
         self.add_note(f"See {self.help_url}")
 
     @property
@@ -131,7 +129,7 @@ class MulticloudDbError(Exception):
 
     @property
     def detail(self) -> ErrorDetail:
-        """The facts behind the message."""
+        """The facts of the failure."""
         detail = self.args[1]
         assert isinstance(detail, ErrorDetail)
         return detail

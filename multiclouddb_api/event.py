@@ -23,23 +23,25 @@ class ChangeType(Enum):
 
     Portability:
         Services differ in what they call one change: Spanner sends a transaction's net effect on a row and
-        calls a replaced row `CREATE`. Cosmos DB tells the three apart only in its all-versions-and-deletes
-        mode. Consumers that upsert need not care. Warnings 1 and 18 in docs/configuration.md.
+        reports a replaced row as `CREATE`. Cosmos DB distinguishes the three only in its
+        all-versions-and-deletes mode. Consumers that upsert are not affected. Warnings 1 and 18 in
+        docs/configuration.md.
     """
 
     CREATE = "CREATE"
-    """It was not there before."""
+    """It did not exist before."""
     UPDATE = "UPDATE"
-    """It was there, and was changed or replaced."""
+    """It existed, and was changed or replaced."""
     DELETE = "DELETE"
-    """It is gone, by a delete or by its time-to-live."""
+    """It was removed, by a delete or by its time-to-live."""
 
 
 @attrs.frozen
 class ChangeEvent:
     """One create, update or delete of one document.
 
-    Events have no validators, because we build one for every change; their types hold all the same.
+    Events have no validators, because we build one for every change, but their fields always have the right
+    types.
 
     Attributes:
         event_id: The service's stable identity of this change: the same on every redelivery,
@@ -48,21 +50,20 @@ class ChangeEvent:
         type: Created, updated or deleted.
         timestamp: When the service says that it was committed; aware, UTC.
         new_item_state: The full document after the change; None on a delete, with `OMIT`, or
-            where the service does not have it. Never a part of it.
+            where the service does not have it. Never a partial document.
         old_item_state: The full document before the change, or None; see `OldItemStateMode`.
         order_key: Text: of two changes of one key the later one sorts higher, across partitions.
-        by_expiry: True for a delete by time-to-live, False for any other, None where the service
-            does not tell.
-        backfilled: True when the change was made up from the present state of a document.
+        by_expiry: True for a delete by time-to-live, False for any other change, None where the service does
+            not say.
+        backfilled: True when a backfill made the event from the present state of a document.
         address: Where the document is.
-        partition_id: The physical partition it came through; fit for `PhysicalPartition`.
-        native: The vendor's own record, with `include_native` only.
+        partition_id: The physical partition that it came from; can be passed to `PhysicalPartition`.
+        native: The vendor's own record, only with `include_native`.
 
     Portability:
-        `timestamp` has whole seconds on DynamoDB and Cosmos DB, milliseconds on MongoDB, and may step
-        back there: order changes of a key by `order_key`. `by_expiry` is told by DynamoDB and Cosmos
-        DB. `backfilled` is True only behind Cosmos DB's opt-in. Warnings 8, 16 and 17 in
-        docs/configuration.md.
+        `timestamp` has whole seconds on DynamoDB and Cosmos DB, milliseconds on MongoDB, and may go back
+        there: order changes of a key by `order_key`. Only DynamoDB and Cosmos DB report `by_expiry`.
+        `backfilled` is True only with Cosmos DB's opt-in. Warnings 8, 16 and 17 in docs/configuration.md.
     """
 
     event_id: str
@@ -83,9 +84,9 @@ _SETTERS: Final = [ChangeEvent.__dict__[field.name].__set__ for field in attrs.f
 
 
 def trusted_events(count: int, columns: Iterable[Iterable[Any]]) -> list[ChangeEvent]:
-    """Events from one column for each attribute, in their order; each has `count` values at least.
+    """Events from one column for each attribute, in their order; each column has at least `count` values.
 
-    For `mapping` modules only: by column it takes a third less time than a call for each event.
+    Only for `mapping` modules: columns take a third less time than a call for each event.
     """
     events = list(map(object.__new__, repeat(ChangeEvent, count)))
     for put, column in zip(_SETTERS, columns, strict=True):

@@ -1,4 +1,4 @@
-"""Passes an iterator's position to its checkpoint store."""
+"""Saves an iterator's position in its checkpoint store."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["Handoff"]
 
 
 class Handoff:
-    """Saves tokens whose events the caller is done with; does nothing without a store.
+    """Saves tokens whose events the caller has handled; does nothing without a store.
 
     Args:
         store: Where to save, or None.
         name: Which checkpoint of the store.
-        interval_seconds: Tokens of pages with nothing on them are not saved more often than this.
+        interval_seconds: Tokens of empty pages are not saved more often than this.
         timer: The iterator's clock.
     """
 
@@ -33,7 +33,7 @@ class Handoff:
         self._attempted: str | None = None
 
     def load(self) -> str | None:
-        """The stored token to go on from, or None."""
+        """The stored token to resume from, or None."""
         checkpoint = None if self._store is None else self._store.load(self._name)
         if checkpoint is None:
             return None
@@ -41,19 +41,19 @@ class Handoff:
         return checkpoint.token
 
     def done(self, token: str, *, at_once: bool) -> None:
-        """The caller is done with everything up to the token.
+        """The caller has handled everything up to the token.
 
         Args:
             token: The new position.
             at_once: True to save it now, False when it may wait for the interval.
         """
         self._pending = None if token == self._saved else token
-        # The very first is saved at once: a start like `Now` is durable only as a token.
+        # The first token is saved at once: a start like `Now` is durable only as a token.
         if at_once or self._saved is None or self._timer.now() - self._saved_at >= self._interval:
             self.flush()
 
     def flush(self) -> None:
-        """Save the last position if that is still to do."""
+        """Save the last position if it is not saved yet."""
         if self._store is None or self._pending is None:
             return
         token = self._pending
@@ -70,7 +70,7 @@ class Handoff:
         self._saved_at = self._timer.now()
 
     def _settle(self, store: CheckpointStore) -> None:
-        """A save that failed may have been done all the same: its version is then ours."""
+        """A save that raised an error may have succeeded: then its version is ours."""
         if self._attempted is None:
             return
         checkpoint = store.load(self._name)

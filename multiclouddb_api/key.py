@@ -1,4 +1,4 @@
-"""A document's key, whatever the database calls it."""
+"""A document's key, the same for every database."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["MulticloudDbKey"]
 
 
 def _plain(value: Any) -> Any:
-    """Decimals that are the same number have one text: databases store 1.50 and 1.5 under one key."""
+    """Equal decimals get one text: databases store 1.50 and 1.5 under one key."""
     if isinstance(value, Decimal) and value.is_finite():
-        # In a context of its own: the thread's would round it to 28 digits.
+        # In its own context: the thread's context would round it to 28 digits.
         digits = len(value.as_tuple().digits)
         return value.normalize(Context(prec=digits, Emin=MIN_EMIN, Emax=MAX_EMAX))
     return value
@@ -38,7 +38,7 @@ def _check_name(name: object) -> None:
 
 @attrs.frozen(eq=False, hash=False)
 class MulticloudDbKey:
-    """Ordered components that together name one document; the leading ones are the partition key.
+    """Ordered components that together identify one document; the leading ones are the partition key.
 
     Two keys are equal when their components have the same names, order, types and values: `True`,
     `1` and `1.0` are three keys, and so are MongoDB's `_id`s `{"a": 1, "b": 2}` and `{"b": 2, "a": 1}` two.
@@ -54,8 +54,8 @@ class MulticloudDbKey:
 
     Portability:
         Cosmos DB has up to three partition key components and then `id`; DynamoDB one and at most
-        one sort key; Spanner's primary key has no partition key, so one component leads there;
-        MongoDB has `_id` of any type, preceded by the shard key where there is one. Warning 21 in
+        one sort key; Spanner's primary key has no partition key, so there the first component is taken;
+        MongoDB has `_id` of any type, after the shard key where there is one. Warning 21 in
         docs/configuration.md.
     """
 
@@ -81,11 +81,11 @@ class MulticloudDbKey:
 
     @property
     def sort_key(self) -> dict[str, Any]:
-        """The components behind the partition key, name → value; empty when there are none."""
+        """The components after the partition key, name → value; empty when there are none."""
         return dict(list(self.components.items())[self.partition_components :])
 
     def canonical(self) -> bytes:
-        """One JSON text per key, the same in every process and version; what equality compares."""
+        """One JSON text per key, the same in every process and version; equality compares it."""
         pairs = [[name, _plain(value)] for name, value in self.components.items()]
         return encode_json([self.partition_components, pairs])
 
@@ -105,10 +105,10 @@ _count = MulticloudDbKey.__dict__["partition_components"].__set__
 def trusted_keys(
     components: Sequence[Mapping[str, Any]], partition_components: int = 1
 ) -> list[MulticloudDbKey]:
-    """Keys from records that the service sent: not checked, and `components` are not copied.
+    """Keys from records that the service sent: they are not checked, and `components` are not copied.
 
-    For `mapping` modules only: a key is built for every event, and the checks cost as much again. By
-    column, because that takes no call in Python for each.
+    Only for `mapping` modules: a key is built for every event, and the checks would double the cost. It works
+    by column, because that needs no Python call for each key.
     """
     keys = list(map(object.__new__, repeat(MulticloudDbKey, len(components))))
     deque(map(_components, keys, components), maxlen=0)

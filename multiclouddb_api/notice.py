@@ -1,4 +1,4 @@
-"""Facts about a feed that are no change of a document."""
+"""Facts about a feed that are not changes of a document."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Renamed:
 
 @attrs.frozen
 class Invalidated:
-    """The service ended the feed because what it watched is gone.
+    """The service ended the feed because what it followed is gone.
 
     Attributes:
         reason: The service's own words, or ours; one line.
@@ -56,7 +56,7 @@ class Invalidated:
 
 @attrs.frozen
 class FeedEnded:
-    """No change will ever come behind this token.
+    """No change will ever come after this token.
 
     Attributes:
         reason: Why; one line.
@@ -67,15 +67,15 @@ class FeedEnded:
 
 @attrs.frozen
 class Gap:
-    """Changes were lost to retention; the read went on behind them (`SkipToOldest`).
+    """Changes were lost to retention; the read continued after them (`SkipToOldest`).
 
     Attributes:
         partition_id: The partition whose position was too old.
         lost_from: That position, as text for a person.
-        resumed_at: Where the read went on, as text for a person.
+        resumed_at: Where the read continued, as text for a person.
 
     Portability:
-        Everywhere; how soon that happens is the service's. Warnings 3 and 10 in docs/configuration.md.
+        Everywhere; the service decides how soon that happens. Warnings 3 and 10 in docs/configuration.md.
     """
 
     partition_id: str
@@ -85,10 +85,10 @@ class Gap:
 
 @attrs.frozen
 class RecordSkipped:
-    """A record that could not be decoded was stepped over with a `skip_token`.
+    """A record that could not be decoded was skipped with a `skip_token`.
 
     Attributes:
-        partition_id: The partition it is in.
+        partition_id: The partition that it is in.
         position: Its position, as text for a person.
     """
 
@@ -100,16 +100,16 @@ class RecordSkipped:
 class PartitionFoundLate:
     """An audit found a partition that the feed did not cover; it is read from here on.
 
-    The service listed it so late that its parent was no longer asked for children. Its events come after
-    events of other partitions that are younger, and may be older than a watermark that was told before.
+    The service listed it so late that its parent was no longer watched for children. Its events come after
+    newer events of other partitions, and may be older than a watermark that was reported before.
 
     Attributes:
         partition_id: The partition.
-        starts_at: Where it is read from, as text for a person.
+        starts_at: The position that it is read from, as text for a person.
 
     Portability:
-        DynamoDB, which lists shards late and proves nothing; where a service names every child, no partition
-        is ever found late. Warning 22 in docs/configuration.md.
+        Only on DynamoDB, which may list shards late and does not prove that a listing is complete. Where a
+        service names every child, no partition is found late. Warning 22 in docs/configuration.md.
     """
 
     partition_id: str
@@ -118,13 +118,13 @@ class PartitionFoundLate:
 
 @attrs.frozen
 class BackfillDone:
-    """What came from present state is complete; from here on events are real changes.
+    """The backfill from present documents is complete; from here on events are real changes.
 
     Attributes:
         partition_id: The partition that is done.
 
     Portability:
-        Cosmos DB only, behind the opt-in into its backfill. Warning 8 in docs/configuration.md.
+        Only on Cosmos DB, with the opt-in into its backfill. Warning 8 in docs/configuration.md.
     """
 
     partition_id: str

@@ -1,4 +1,4 @@
-"""Where an application plugs in its metrics."""
+"""The hooks for an application's metrics."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["Observer"]
 
 
 class Observer:
-    """Told what happens inside a client; every method does nothing until it is overridden.
+    """Is called for what happens inside a client; every method does nothing until it is overridden.
 
     Methods are called from the thread that does the work, several at once: make them short and
-    thread-safe. An exception from one is logged and goes no further.
+    thread-safe. An exception from a method is logged and not raised.
     """
 
     def page(self, address: ResourceAddress, page: ChangeFeedPage) -> None:
@@ -27,14 +27,14 @@ class Observer:
     def retry(
         self, address: ResourceAddress, partition_id: str, attempt: int, wait_seconds: float, reason: str
     ) -> None:
-        """A call to the service failed and will be made again after `wait_seconds`.
+        """A call to the service failed and is retried after `wait_seconds`.
 
         Args:
             address: What is read.
             partition_id: The partition's public id.
             attempt: Which attempt has failed; the first is 1.
-            wait_seconds: How long is waited before the next one.
-            reason: What the failure was; one line.
+            wait_seconds: The wait before the next attempt.
+            reason: The failure; one line.
         """
 
     def reader_opened(self, address: ResourceAddress, partition_id: str) -> None:
@@ -56,16 +56,16 @@ class Observer:
     def partition_retired(
         self, address: ResourceAddress, partition_id: str, children: tuple[str, ...]
     ) -> None:
-        """A partition ended and was drained; its children follow.
+        """A partition ended and was drained; its children are read next.
 
         Args:
             address: What is read.
             partition_id: The partition's public id.
-            children: Public ids of what goes on; empty when nothing does.
+            children: Public ids of the children; empty when there are none.
         """
 
     def gap(self, address: ResourceAddress, gap: Gap) -> None:
-        """Changes were lost to retention and the read went on behind them.
+        """Changes were lost to retention, and the read continued after them.
 
         Args:
             address: What is read.
@@ -77,14 +77,14 @@ class Observer:
 
         Args:
             address: What is read.
-            found: Which one, and from where.
+            found: The partition, and where it is read from.
         """
 
     def retention_headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
-        """A partition's position is kept for less than the configured limit; told once a minute for a feed.
+        """A partition's position is kept for less than the configured limit; called once a minute for a feed.
 
         Args:
             address: What is read.
             partition_id: The public id of the partition that is kept for the shortest time.
-            seconds: For how long the position is still kept.
+            seconds: How long the position is still kept.
         """

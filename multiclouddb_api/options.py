@@ -19,11 +19,10 @@ class OperationOptions:
     """Time limits of one call.
 
     Attributes:
-        timeout_seconds: For the whole call, retries included; more than 0, 30 by default. A call
-            that made progress by then returns its page, one that made none raises
-            `TRANSIENT_FAILURE`.
+        timeout_seconds: For the whole call, retries included; more than 0, 30 by default. A call that has
+            made progress by then returns its page; a call without progress raises `TRANSIENT_FAILURE`.
         wait_seconds: How long to wait for a first event before an empty page is returned (long
-            poll); 0 by default: answer at once. Not more than `timeout_seconds` is waited.
+            poll); 0 by default: answer at once. The wait is never longer than `timeout_seconds`.
     """
 
     timeout_seconds: float = attrs.field(
@@ -31,20 +30,20 @@ class OperationOptions:
         validator=[is_a(int, float), at_least(0.001, "give the seconds that the whole call may take")],
     )
     wait_seconds: float = attrs.field(
-        default=0.0, validator=[is_a(int, float), at_least(0, "use 0 to be answered at once")]
+        default=0.0, validator=[is_a(int, float), at_least(0, "use 0 to get an answer at once")]
     )
 
 
 @attrs.frozen
 class ProviderOptions:
-    """Base of the options that one provider understands; each provider has a frozen subclass.
+    """Base class of one provider's options; each provider has a frozen subclass.
 
-    Fields whose metadata has `positions=True` change which changes a token stands for: a token
-    made with one value is refused with another.
+    Fields whose metadata has `positions=True` change what a position means: a token made with one value is
+    refused with another.
     """
 
     def position_digest(self) -> str:
-        """A short text that differs when an option that changes positions does; empty for none."""
+        """A digest of the options that change positions; empty when all have their defaults."""
         values: dict[str, Any] = {
             field.name: getattr(self, field.name)
             for field in attrs.fields(type(self))
@@ -55,7 +54,7 @@ class ProviderOptions:
         return hashlib.sha256(encode_json(values)).hexdigest()[:12]
 
     def opts_into(self, capability: Capability) -> bool:
-        """True when the caller has asked for this `EMULATED` capability; False by default.
+        """Whether the caller has opted into this `EMULATED` capability; False by default.
 
         Args:
             capability: Which one.

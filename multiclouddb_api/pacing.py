@@ -30,12 +30,12 @@ class Timer:
         return time.monotonic()
 
     def stop(self) -> None:
-        """End the wait that runs, and every later one; from any thread or a signal handler."""
+        """End the running wait and every later one; can be called from any thread or a signal handler."""
         self.stopped = True
         self._bell.ring()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep, unless or until stopped; True when it was not."""
+        """Sleep until the time is over or `stop` is called; True when it was not stopped."""
         if seconds > 0 and not self.stopped:
             self._bell.wait(seconds)
         return not self.stopped
@@ -55,7 +55,7 @@ class Backoff:
         self._doubled = 0
 
     def next(self) -> float:
-        """How long to wait now; more the next time."""
+        """How long to wait now; the next wait may be longer."""
         longest = max(self._least, min(self._most, self._first * 2**self._doubled))
         self._doubled = min(self._doubled + 1, _MOST_DOUBLED)
         return random.uniform(self._least, longest)
@@ -66,7 +66,7 @@ class Backoff:
 
 
 class Pace:
-    """When one feed is read again, and when its trouble has lasted too long.
+    """When one feed is read again, and when its failures have lasted too long.
 
     Args:
         timer: The iterator's clock.
@@ -77,7 +77,7 @@ class Pace:
     Attributes:
         due: When to read next, on the timer's clock.
         idle: True when the last read found nothing.
-        stuck: With the last page: the error for a partition that fails for too long, else None.
+        stuck: After the last page: the error for a partition that has failed for too long, else None.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Pace:
         self._partition_failing_since: dict[str, float] = {}
 
     def failed(self) -> bool:
-        """A read failed in a way that a retry may mend; False when that has gone on for too long."""
+        """A read failed in a way that a retry may fix; False when reads have failed for too long."""
         now = self._timer.now()
         self.idle = False
         if self._failing_since is None:
@@ -102,12 +102,12 @@ class Pace:
         left = self._failing_since + self._max_outage - now
         if left <= 0:
             return False
-        # The last try comes at the end of the time, not a backoff after it.
+        # The last try is at the end of the time, not one backoff later.
         self.due = now + min(self._retry_waits.next(), left)
         return True
 
     def succeeded(self, page: ChangeFeedPage, waited: float) -> None:
-        """A read returned a page; `waited` seconds of it may have gone into a long poll."""
+        """A read returned a page; it may have spent `waited` seconds in a long poll."""
         now = self._timer.now()
         errors = page.diagnostics.partition_errors
         self._failing_since = None
@@ -131,8 +131,8 @@ class Pace:
             if now - since > self._max_outage:
                 return MulticloudDbError(
                     f"partition {name} has failed on every page for {now - since:.0f} seconds: "
-                    f"{errors[name]}; the others were read on, and nothing is lost within retention: "
-                    "mend the cause and iterate again, or raise max_outage_seconds",
+                    f"{errors[name]}; the others were read, and nothing is lost within retention: "
+                    "fix the cause and iterate again, or raise max_outage_seconds",
                     ErrorDetail(ErrorCategory.TRANSIENT_FAILURE, operation="iterate_changes", retryable=True),
                 )
         return None

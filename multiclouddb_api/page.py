@@ -18,16 +18,16 @@ def _count(events: tuple[ChangeEvent, ...]) -> str:
 
 @attrs.frozen
 class ChildPartition:
-    """A partition that goes on where a retired one ended.
+    """A partition that continues where a retired one ended.
 
     Attributes:
-        partition_id: The child; fit for `PhysicalPartition`.
+        partition_id: The child; can be passed to `PhysicalPartition`.
         parents: Every parent, the retired partition included; read the child only after all of them.
-        continuation_token: Where to start reading it: an id alone cannot be started without loss.
+        continuation_token: Where to start reading it: a start from an id alone would lose changes.
 
     Portability:
         Partitions split on DynamoDB, Spanner, Cosmos DB and the embedded store, and merge on Spanner and
-        the embedded store; MongoDB's one never ends. Warnings 7 and 11 in docs/configuration.md.
+        the embedded store; MongoDB's only partition never ends. Warnings 7 and 11 in docs/configuration.md.
     """
 
     partition_id: str
@@ -37,26 +37,26 @@ class ChildPartition:
 
 @attrs.frozen
 class ChangeFeedPage:
-    """Events in the order of the service within each partition, and where to go on.
+    """Events in the order of the service within each partition, and where to resume.
 
     Attributes:
         events: The changes; possibly none.
-        continuation_token: Never None: resume here. It moves whenever the service's position
-            does, on empty pages too: store it after each page, or an idle feed falls out of
-            retention. Several kilobytes with many partitions: text or blob, never `varchar(255)`.
+        continuation_token: Where to resume; never None. It moves whenever the service's position does, on
+            empty pages too: store it after each page, or the position of an idle feed expires. It may have
+            several kilobytes with many partitions: store it as text or blob, never as `varchar(255)`.
         idle: True only when every active partition answered that it has nothing. A page may be
             empty and not idle.
         partition_retired: With `PhysicalPartition` alone: the partition has ended and everything in it
             has been delivered. Reading the token again repeats this.
-        child_partitions: Where to go on then.
-        notices: Facts that are no change of a document. Each has a place in the order of its partition: after
-            the partition's last event on this page, and before its first event on a later page. So this
-            page has no event of the partition that comes after the notice, and none that is read because
-            of it: with a `Gap`, none of what takes the place of the lost partition. Events of other
-            partitions may stand on the page. A read from a `skip_token` reads no events: its page has the
-            `RecordSkipped` alone. Every token before the page delivers its notices again, also after a
-            restart; the page's own token does not.
-        diagnostics: What the call cost and how far behind it is.
+        child_partitions: What to read next then.
+        notices: Facts that are not changes of a document. Each has a place in the order of its partition:
+            after the partition's last event on this page, and before its first event on a later page. So this
+            page has no event of the partition that comes after the notice, and no event that is read because
+            of it: with a `Gap`, none from the partitions that replace the lost one. The page may have events
+            of other partitions. A read from a `skip_token` reads no events: its page has only the
+            `RecordSkipped`. Every token before the page delivers its notices again, also after a restart; the
+            page's own token does not.
+        diagnostics: What the call cost, and its lag.
     """
 
     events: tuple[ChangeEvent, ...] = attrs.field(repr=_count)

@@ -18,24 +18,23 @@ class Beginning:
     """The oldest change that the service still has: the beginning of the *available* changes.
 
     Portability:
-        DynamoDB keeps 24 hours; Spanner the stream's retention, 1 day by default; MongoDB what the
-        oplog holds; the embedded store everything until `trim`. Cosmos DB cannot start an
-        all-versions-and-deletes feed in the past: `UNSUPPORTED_CAPABILITY` unless its backfill is
-        asked for. Gate on `Capability.CHANGE_FEED_BEGINNING`. Warnings 3, 8 and 10 in
-        docs/configuration.md.
+        DynamoDB keeps changes for 24 hours; Spanner for the stream's retention, 1 day by default; MongoDB as
+        long as they are in the oplog; the embedded store until `trim`. Cosmos DB cannot start an
+        all-versions-and-deletes feed in the past: it raises `UNSUPPORTED_CAPABILITY` unless you opt into its
+        backfill. Check `Capability.CHANGE_FEED_BEGINNING`. Warnings 3, 8 and 10 in docs/configuration.md.
     """
 
 
 @attrs.frozen
 class Now:
-    """Only what is committed after the first call returns.
+    """Only changes that are committed after the first call returns.
 
     The first page's token is durable, even when the page is empty: it later delivers everything
     committed after that call, across restarts.
 
     Portability:
-        On DynamoDB a reader that stops before its first event for more than 15 minutes may be given
-        changes of the last two minutes before its start, too. Warning 19 in docs/configuration.md.
+        On DynamoDB a reader that stops before its first event for more than 15 minutes may also get changes
+        of the last two minutes before its start. Warning 19 in docs/configuration.md.
     """
 
 
@@ -45,9 +44,9 @@ def _utc(value: object) -> datetime:
 
 @attrs.frozen
 class AtTime:
-    """The first change at or after a moment of the service's clock.
+    """The first change at or after a time of the service's clock.
 
-    Never late, and early by at most the precision in the note of
+    The start is never late, and early by at most the precision in the note of
     `Capability.CHANGE_FEED_POINT_IN_TIME`.
 
     Attributes:
@@ -59,9 +58,9 @@ class AtTime:
             `CHECKPOINT_EXPIRED` when it is older than the service's retention.
 
     Portability:
-        Not on DynamoDB; on Cosmos DB only with its backfill; in whole seconds there and on MongoDB.
-        Gate on `Capability.CHANGE_FEED_POINT_IN_TIME`, or store a token and start from that. Warnings
-        2, 8 and 9 in docs/configuration.md.
+        Not on DynamoDB; on Cosmos DB only with its backfill; in whole seconds on Cosmos DB and MongoDB. Check
+        `Capability.CHANGE_FEED_POINT_IN_TIME`, or store a token and start from it. Warnings 2, 8 and 9 in
+        docs/configuration.md.
     """
 
     utc: datetime = attrs.field(converter=_utc)
@@ -69,7 +68,7 @@ class AtTime:
 
 @attrs.frozen
 class FromContinuationToken:
-    """Behind everything that came with an earlier page.
+    """After everything that came with an earlier page.
 
     Attributes:
         token: A page's `continuation_token`, a child partition's, or an error's `skip_token`.
@@ -77,9 +76,9 @@ class FromContinuationToken:
             `varchar(255)` or a header.
 
     Portability:
-        Good for the provider, resource and scope that it came from, as long as the service keeps the
-        changes behind it: 24 hours on DynamoDB. A resource made anew under the same name refuses it,
-        except a whole database or cluster of MongoDB. Warnings 3, 7, 10 and 20 in
+        Valid for the provider, resource and scope that it came from, as long as the service keeps the changes
+        after it: 24 hours on DynamoDB. A resource that was deleted and created again with the same name
+        refuses it, except a whole database or cluster of MongoDB. Warnings 3, 7, 10 and 20 in
         docs/configuration.md.
     """
 

@@ -16,7 +16,7 @@ _OURS: Final = frozenset({"embedded", "dynamo", "spanner", "mongo", "cosmos"})
 
 
 def installed_providers() -> tuple[str, ...]:
-    """Ids of the providers that are installed, sorted; none is loaded."""
+    """Ids of the installed providers, sorted; none is loaded."""
     return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
 
 
@@ -25,7 +25,7 @@ def load_plugin(provider_id: str) -> Plugin:
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST`: unknown, not installed, installed twice, or its SDK
-            cannot be imported; the message names the command that mends it.
+            cannot be imported; the message names the command that fixes it.
     """
     points = list(
         {point.value: point for point in entry_points(group=GROUP) if point.name == provider_id}.values()

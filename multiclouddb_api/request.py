@@ -28,15 +28,15 @@ class NewItemStateMode(Enum):
 
     Portability:
         `REQUIRE` needs a stream with new images on DynamoDB, a change stream of full rows on Spanner
-        and pre- and post-images on MongoDB, else `UNSUPPORTED_CAPABILITY`. Without images MongoDB
-        looks the document of an update up when it is read. Warnings 4, 5 and 15 in
+        and pre- and post-images on MongoDB; otherwise it raises `UNSUPPORTED_CAPABILITY`. Without images
+        MongoDB looks up the document of an update when the update is read. Warnings 4, 5 and 15 in
         docs/configuration.md.
     """
 
     OMIT = "omit"
     """Never: cheaper where the service can leave it out."""
     INCLUDE_IF_AVAILABLE = "include_if_available"
-    """The full document where the service has it, else None; never a part of it."""
+    """The full document where the service has it, else None; never a partial document."""
     REQUIRE = "require"
     """The full document, or `UNSUPPORTED_CAPABILITY` before the first event."""
 
@@ -52,7 +52,7 @@ class OldItemStateMode(Enum):
     OMIT = "omit"
     """Never."""
     INCLUDE_IF_AVAILABLE = "include_if_available"
-    """The full old document where the service has it, else None; never a part of it."""
+    """The full old document where the service has it, else None; never a partial document."""
     REQUIRE = "require"
     """The full old document, or `UNSUPPORTED_CAPABILITY` before the first event."""
 
@@ -64,16 +64,16 @@ class Fail:
 
 @attrs.frozen
 class SkipToOldest:
-    """A position older than retention gives a `Gap` notice, and the read goes on at the oldest change.
+    """A position older than retention gives a `Gap` notice, and the read continues at the oldest change.
 
     Portability:
-        Everywhere; how soon a position is too old is the service's. Warnings 3 and 10 in
+        Everywhere; the service decides how soon a position is too old. Warnings 3 and 10 in
         docs/configuration.md.
     """
 
 
 OnExpired: TypeAlias = Fail | SkipToOldest
-"""What to do when changes behind the position are no longer kept."""
+"""What to do when changes after the position are no longer kept."""
 
 
 @attrs.frozen
@@ -82,14 +82,14 @@ class ChangeFeedRequest:
 
     Attributes:
         address: The collection, table or container.
-        start_position: Where to start; a token to go on.
+        start_position: Where to start; a token to resume.
         scope: How much of it; the entire collection by default.
         new_item_state_mode: Whether events carry the new document.
-        old_item_state_mode: Whether events carry the old document; gated.
-        max_page_size: Hard bound on `len(page.events)`; 0 = the provider's own page.
+        old_item_state_mode: Whether events carry the old document; needs a capability.
+        max_page_size: Hard bound on `len(page.events)`; 0 = the provider's own page size.
         on_expired: What to do when the position is older than retention.
         include_native: True to have the vendor's own record in `event.native`.
-        provider_options: A provider's own options, or None. Refused by other providers.
+        provider_options: A provider's own options, or None. Other providers refuse them.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` that names the field, when it is built.

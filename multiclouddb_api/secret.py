@@ -1,4 +1,4 @@
-"""Passwords stay out of what error reporters send: the local variables of our frames."""
+"""Keeps passwords out of the local variables of our frames, which error reporters send."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class SecretText(str):
 def outcome(parse: Callable[..., T], *values: Any) -> Any:
     """What a function returns, or the `MulticloudDbError` that it raises, for the caller to raise.
 
-    The frames of the function have ended then, and are in no traceback: they hold parts of what was parsed.
+    The frames of the function hold parts of what was parsed. This way they have ended and are in no
+    traceback.
 
     Args:
         parse: The function.
@@ -38,7 +39,7 @@ def outcome(parse: Callable[..., T], *values: Any) -> Any:
 
 
 def settled(parse: Callable[..., T], *values: Any) -> T:
-    """What a function returns; its error is raised here, without the function's frames.
+    """Returns what a function returns; raises its error here, without the function's frames.
 
     Args:
         parse: The function.

@@ -1,7 +1,7 @@
-"""Events and pages as JSON, out and in.
+"""Writes events and pages as JSON, and reads them.
 
 Documents and key values are written by `codec`. Key components are an array of `[name, value]`
-pairs, because their order counts. `ChangeEvent.native` is not written.
+pairs, because their order matters. `ChangeEvent.native` is not written.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class _Fields:
             if _MOMENT.fullmatch(text):
                 return datetime.fromisoformat(text).astimezone(UTC)
         except (ValueError, OverflowError) as error:
-            raise _damaged(self.path(name), f"is no moment ({error})") from error
+            raise _damaged(self.path(name), f"is not a valid time ({error})") from error
         raise _damaged(self.path(name), "is not RFC 3339 with a time zone")
 
 

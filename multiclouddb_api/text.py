@@ -10,12 +10,12 @@ __all__ = ["redact_url", "rfc3339", "shorten"]
 _VISIBLE = 12
 _HIDDEN = "***"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-# Behind a colon that no port follows there may be a password. PORT, … and brackets: as our own messages
-# write how a URL has to look.
+# A colon that is not followed by a port may be followed by a password. PORT, … and brackets are in our own
+# messages, which show the form of a URL.
 _HOSTS_PATTERN = r"(?:\[[0-9A-Fa-f:.]*\]|:(?:[0-9]{1,5}|PORT)?(?=[\],:/]|\Z)|%2[Ff]|[\w.,…\[\]-])*+"
 _HOSTS = re.compile(_HOSTS_PATTERN)
 _PATH = re.compile(r"(?:/[\w./ …\[\]-]*+:?)?")
-# Our messages name pages like this; a token in a fragment would have a name and a = before it.
+# Our messages link to pages in this form; a token in a fragment would have a name and a = before it.
 _PAGE = re.compile(r"https?://[\w.-]+/[\w./-]*+#[\w-]*")
 _PLACE = re.compile(r"([^/?#&;]*)([^?#&;]*)")
 _OPTION_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.]*")
@@ -28,7 +28,7 @@ _HARMLESS = {
     "retryreads": _SWITCH,
     "tls": _SWITCH,
 }
-# The one harmless option whose value may hold an @, and no other before it.
+# The only harmless option whose value may hold an @, with no other option before it.
 _ENDPOINT_USER = re.compile(r"[^?#&;@]*\?endpoint_url=[^?#&;=]*")
 
 
@@ -41,10 +41,10 @@ def shorten(value: object) -> str:
 
 
 def redact_url(url: str) -> str:
-    """The URL without user, password, fragment and values of options that may be secrets.
+    """The URL without user, password, fragment, and values of options that may be secrets.
 
-    When in doubt it shows less: of what is no URL nothing, and no host or path that may be a piece of a
-    password that somebody did not escape.
+    When in doubt it shows less: nothing of a text that is not a URL, and no host or path that may be a part
+    of an unescaped password.
     """
     found = _SCHEME.match(url)
     if found is None:
@@ -53,10 +53,10 @@ def redact_url(url: str) -> str:
         return url
     scheme, rest = found.group(), url[found.end() :]
     if scheme.lower() == "embedded://" and rest.startswith("/"):
-        # A file's name: nobody logs in there.
+        # A file's name: it has no user and no password.
         path = re.split("[?#]", rest, maxsplit=1)[0]
         return scheme + path + _redact_options(rest[len(path) :])
-    # To the last @, because people forget to escape the one in a password, or its / ? and #.
+    # Up to the last @, because users forget to escape @, /, ? and # in a password.
     front, at, behind = rest.rpartition("@")
     if at and _is_in_options(front):
         return scheme + _HIDDEN
@@ -69,7 +69,7 @@ def redact_url(url: str) -> str:
 
 
 def _is_in_options(front: str) -> bool:
-    """True when the @ behind `front` may belong to an option or a fragment, and so what follows it."""
+    """True when the @ after `front`, and what follows it, may belong to an option or a fragment."""
     place = _PLACE.match(front)
     assert place is not None
     options = front[place.end() :]
@@ -82,7 +82,7 @@ def _is_in_options(front: str) -> bool:
 def _redact_options(text: str) -> str:
     query, mark, fragment = text.partition("#")
     options = query[1:]
-    # As MongoDB separates them; in a value the other one is a letter like any other.
+    # MongoDB separates options by either character; in a value the other one is an ordinary character.
     separator = "&" if "&" in options else ";"
     shown = separator.join(map(_redact_option, options.split(separator)))
     return query[:1] + shown + mark + (_HIDDEN if fragment else "")

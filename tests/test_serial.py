@@ -261,8 +261,8 @@ class TestRefusal:
             (["extra"], 1, "event.extra: is not a known field"),
             (["type"], "UPSERT", "event.type: must be one of CREATE, UPDATE, DELETE"),
             (["timestamp"], "2026-01-31T12:00:00", "event.timestamp: is not RFC 3339"),
-            (["timestamp"], "2026-13-31T12:00:00Z", "event.timestamp: is no moment"),
-            (["timestamp"], "0001-01-01T00:00:00+23:59", "event.timestamp: is no moment"),
+            (["timestamp"], "2026-13-31T12:00:00Z", "event.timestamp: is not a valid time"),
+            (["timestamp"], "0001-01-01T00:00:00+23:59", "event.timestamp: is not a valid time"),
             (["timestamp"], "yesterday", "event.timestamp: is not RFC 3339"),
             (["by_expiry"], "no", "event.by_expiry: must be bool or null, not str"),
             (

@@ -139,7 +139,7 @@ class TestWords:
         assert "`comment` of `run_cursor_command` are **for `getMore` only**" in text()
 
     def test_rc_26_the_page_says_that_another_cursor_type_is_undefined(self):
-        assert re.search(r"`cursor_type` has to be what .* \*\*undefined behaviour\*\*", text())
+        assert re.search(r"`cursor_type` has to match .* \*\*undefined behaviour\*\*", text())
 
     def test_rc_28_the_page_says_that_two_timeouts_are_refused(self):
         assert "`timeout_ms` together with `max_time_ms` is not supported and refused" in text()
