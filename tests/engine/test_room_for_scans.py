@@ -28,10 +28,11 @@ from multiclouddb_spi import (
 from multiclouddb_spi.batch import Outcome, children_of, goes_on
 from multiclouddb_spi.checkpoint.coverage import find_uncovered, tracked
 from multiclouddb_spi.checkpoint.entry import Active, Audited, Waiting
-from multiclouddb_spi.checkpoint.mover import Moved, Mover, Waits, directly
+from multiclouddb_spi.checkpoint.mover import Moved, Mover, Waits
 from multiclouddb_spi.checkpoint.retention import Retention
 from multiclouddb_spi.checkpoint.state import lineage_from_json
 from multiclouddb_spi.planning.ranges import Range
+from multiclouddb_spi.retry import directly
 
 SOON = Deadline.after(30)
 AUDITED = Audited(since=None, at=1, retired=False)
