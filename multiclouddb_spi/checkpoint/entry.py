@@ -183,12 +183,11 @@ def entry_from_json(item: Any) -> Entry:
             watched
         ):
             return Drained(partition_id, cursor, tuple(children), watched)
-        case [str() as partition_id, [_, *_] as said, 4 | 12 as flags, [_, *_] as parents] if _names(parents):
-            return Waiting(partition_id, tuple(said), tuple(parents), listed=flags == _WAITING)
-        case [str() as partition_id, [_, *_] as said, 4, [_, *_] as parents, named_at] if _names(
+        case [str() as partition_id, [_, *_] as said, 4 | 12 as flags, [_, *_] as parents, *moment] if _names(
             parents
-        ) and is_micros(named_at):
-            return Waiting(partition_id, tuple(said), tuple(parents), named_at)
+        ) and (not moment or (len(moment) == 1 and is_micros(moment[0]))):
+            named_at = moment[0] if moment else None
+            return Waiting(partition_id, tuple(said), tuple(parents), named_at, flags == _WAITING)
         case _:
             raise InvalidCursor("a partition has an unknown form")
 

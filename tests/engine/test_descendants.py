@@ -11,6 +11,7 @@ from multiclouddb_api import (
     ErrorCategory,
     FileCheckpointStore,
     Gap,
+    MulticloudDbError,
     Now,
     OperationOptions,
     PhysicalPartition,
@@ -473,6 +474,31 @@ class TestTokens:
         assert waiting[2:4] == [4, ["p1"]]
         assert isinstance(waiting[4], int)
         assert "a" not in state
+
+
+class TestPoison:
+    def test_way_around_is_of_the_same_scope(self, bench):
+        one, other = bench.sim.split("p0")
+        fill(bench, one, other, count=2)
+        bench.sim.write(bench.key_in(one), {}, poison=True)
+        bench.fill_partition(one, 2)
+        token, errors, came = Beginning(), [], []
+        for _ in range(30):
+            try:
+                page = bench.page(token, scope=branch(bench))
+            except MulticloudDbError as error:
+                errors.append(error)
+                token = error.detail.skip_token
+                bench.refused(
+                    ErrorCategory.INVALID_REQUEST, token, scope=PhysicalPartition(bench.sim.public_id(one))
+                )
+                continue
+            came += [event.event_id for event in page.events]
+            token = page.continuation_token
+            if page.idle:
+                break
+        assert len(errors) == 1
+        assert len(came) == len(truth(bench.sim)) - 1
 
 
 class TestRetention:

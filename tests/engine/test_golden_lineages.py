@@ -1,6 +1,10 @@
 """Tokens of version 1 with a lineage, one for each form of scope of a partition: they stay readable."""
 
+import json
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from multiclouddb_spi import Child, InvalidCursor
 from multiclouddb_spi.checkpoint.entry import Active, Audited, Drained, Waiting
@@ -76,3 +80,22 @@ def test_every_form_of_an_entry():
 def test_a_child_that_was_named_at_no_time_is_refused(moment):
     with pytest.raises(InvalidCursor):
         Lineage.from_json({"p": [["m", [1], 4, ["z"], moment]]}, last)
+
+
+NAMES = st.text(max_size=4)
+CURSORS = st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
+SOME = st.lists(CURSORS, min_size=1, max_size=3).map(tuple)
+PARENTS = st.lists(NAMES, min_size=1, max_size=3).map(tuple)
+MOMENTS = st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999)
+ENTRIES = (
+    st.builds(Active, NAMES, CURSORS, st.booleans(), st.booleans())
+    | st.builds(Drained, NAMES, CURSORS)
+    | st.builds(Drained, NAMES, CURSORS, PARENTS, st.integers(0, 2**53))
+    | st.builds(Waiting, NAMES, SOME, PARENTS, st.none() | MOMENTS, st.booleans())
+)
+
+
+@given(st.lists(ENTRIES, unique_by=lambda entry: entry.partition_id))
+def test_any_entries_come_back(entries):
+    value = json.loads(json.dumps(Lineage(entries, last).to_json()))
+    assert list(Lineage.from_json(value, last)) == entries
