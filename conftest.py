@@ -77,6 +77,7 @@ COMPUTING = (
 WAITING_CLASSES = ("::TestDeadline::", "::TestEndlessTrouble::", "::TestLongPoll::", "::TestTrouble::")
 # What takes ten seconds and longer begins first: begun last, it would run alone when all others are done.
 LONG = (
+    "cli/tests/test_commands.py::TestProgram",
     "providers/mongo/tests/test_loss.py",
     "providers/mongo/tests/test_heads.py::TestLaggingMember::test_is_waited_for",
     "providers/dynamo/tests/test_command_line.py::TestTail",
@@ -86,6 +87,7 @@ LONG = (
     "providers/embedded/tests/test_fork.py",
     "providers/embedded/tests/test_loss.py",
     "providers/embedded/tests/test_processes.py",
+    "tests/engine/test_scale.py",
     "tests/engine/test_stateful.py",
     "tests/engine/test_token_bounds.py",
     "tests/test_wheels.py",

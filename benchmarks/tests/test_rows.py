@@ -3,6 +3,7 @@
 import json
 from functools import partial
 
+import attrs
 import pytest
 
 from benchmarks.measure import run_row
@@ -16,7 +17,8 @@ IN_PROCESS = [name for name in load_rows() if name != "spark"]
 class TestRows:
     @pytest.mark.parametrize("name", IN_PROCESS)
     def test_row_runs(self, name):
-        result = run_row(load_rows()[name], SMALL)
+        # One pair shows that the row works; see test_measure.py for what becomes of five.
+        result = run_row(attrs.evolve(load_rows()[name], pairs=1), SMALL)
         assert result.value > 0
         assert result.achieved > 0
 

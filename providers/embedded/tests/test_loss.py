@@ -88,7 +88,10 @@ def world() -> Iterator[World]:
 def test_a_consumer_killed_after_every_step_loses_nothing(
     start: StartPosition, consumer: Consumer, size: int
 ) -> None:
-    """Splits, merges and a trim are in the life; each value meets both starts or both consumers."""
+    """Splits, merges and a trim are in the life; a kill comes after each step of it.
+
+    `TestLoss` of the suite has other sizes of a page.
+    """
     report = LossOracle(
         world=world,
         client=World.client,
