@@ -61,7 +61,8 @@ def run_row(row: Row, scale: float = 1.0, told: Callable[[int, int], None] | Non
         told: Called after each pair with the number of finished pairs and the number of all pairs.
 
     Raises:
-        UnequalError: The sides have read different events. Exception: What a side raised.
+        UnequalError: The sides have read different events.
+        Exception: What a side raised.
     """
     with (
         tempfile.TemporaryDirectory(prefix="benchmarks-") as folder,

@@ -18,7 +18,8 @@ class Equivalent:
     """One entry of `equivalents.toml`: the identity of a mutant, and the reason why no test can find it.
 
     Attributes:
-        file: As `Mutant.file`. function: As `Mutant.function`.
+        file: As `Mutant.file`.
+        function: As `Mutant.function`.
         before: As `Mutant.before`.
         after: As `Mutant.after`.
         reason: Why a user of the module sees no difference.
