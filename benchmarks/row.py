@@ -148,6 +148,6 @@ def load_rows() -> dict[str, Row]:
 
 
 def _place(row: Row) -> tuple[str, int]:
-    # Whoever has imported a module before must not change the order.
+    # The order must not depend on which modules were imported before.
     setup: Any = row.setup
     return setup.__module__, setup.__wrapped__.__code__.co_firstlineno

@@ -43,7 +43,7 @@ class Settings:
 
     @classmethod
     def read(cls, path: Path, root: Path) -> Settings:
-        """Read a TOML file; a folder in it stands for every module below.
+        """Read a TOML file; a folder in it means every module below.
 
         Args:
             path: The file.

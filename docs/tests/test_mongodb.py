@@ -63,7 +63,7 @@ def started(folder, **options):
 
 @pytest.fixture
 def empty(tmp_path, monkeypatch):
-    """A deployment of its own, since its log tells of every other test; named in the environment."""
+    """A deployment of its own, because its log contains every other test; named in the environment."""
     monkeypatch.chdir(tmp_path)
     with started(tmp_path / "servers") as replica_set:
         monkeypatch.setenv("MONGODB_URI", replica_set.uri())
