@@ -1,1 +1,1 @@
-"""`make bench`: what reading through multiclouddb costs beside doing it by hand."""
+"""`make bench`: the cost of reading through multiclouddb compared with hand-written code."""

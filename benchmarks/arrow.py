@@ -1,4 +1,4 @@
-"""Reads pages as the Spark source does: their events are Arrow batches, with documents as JSON text."""
+"""Reads pages as the Spark source does: events are Arrow batches, with documents as JSON text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ArrowReader", "arrow_reader"]
 
 
 class ArrowReader:
-    """Reads pages, and keeps the ids of their events.
+    """Reads pages, and collects the ids of their events.
 
     Attributes:
         count: Events so far.
@@ -28,7 +28,7 @@ class ArrowReader:
         self._ids: list[Any] = []
 
     def read(self, request: ChangeFeedRequest) -> ChangeFeedPage:
-        """The next page; its events are counted, and it has none itself."""
+        """The next page, without its events: they are only counted."""
         reading = self._engine.read(request, OperationOptions(), lambda batch, i, j: batch.arrow(i, j))
         for arrow in reading.values:
             if arrow is not None:
@@ -37,13 +37,13 @@ class ArrowReader:
         return reading.page
 
     def done(self) -> Done:
-        """All that was read."""
+        """The result of all reads."""
         return Done(self.count, ids=(text for column in self._ids for text in column.to_pylist()))
 
 
 @contextmanager
 def arrow_reader(config: ClientConfig) -> Iterator[ArrowReader]:
-    """An engine for as long as it is read."""
+    """An engine that is open while it is read."""
     from multiclouddb_spi import open_provider
     from multiclouddb_spi.engine import Engine
 

@@ -1,4 +1,4 @@
-"""The recorded run as a picture: how far each row is over its goal, or short of it."""
+"""A chart of the recorded run: how far each row is above or below its goal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Theme:
     missed: str
 
 
-# Told apart without red and green; the grounds are those of the documentation's themes.
+# Colours that do not need red and green; the backgrounds are those of the documentation's themes.
 _THEMES: Final = {
     "light": _Theme("#ffffff", "#1f2328", "#d0d7de", "#1f77b4", "#d9730d"),
     "dark": _Theme("#1e2129", "#e2e4e9", "#3d4350", "#58a6e0", "#f0963c"),
@@ -34,7 +34,7 @@ _WIDEST: Final = 1000.0
 
 
 def draw(record: Record, theme: Literal["light", "dark"], file: Path) -> None:
-    """Write a PNG with one bar a row: 1 is the goal, more is better, whichever way the goal goes."""
+    """Write a PNG with one bar per row: 1 is the goal, and more is better for every kind of goal."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -82,7 +82,7 @@ def _frame(axes: Any, results: list[Result], colors: _Theme) -> None:
     axes.set_facecolor(colors.ground)
     axes.invert_yaxis()
     axes.set_xscale("log")
-    # Room behind the bars for the text.
+    # Room at the right of the bars for the text.
     axes.set_xlim(low, high * (high / low) ** 0.75)
     ticks = [tick for tick in _TICKS if low <= tick <= high]
     axes.set_xticks(ticks, ["goal" if tick == 1 else f"{tick:g} x" for tick in ticks])

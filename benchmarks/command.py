@@ -22,7 +22,7 @@ __all__ = ["app", "choose", "run_all"]
 
 _QUICK: Final = 0.01
 _QUIET: Final = 0.25
-"""A load for each core up to which figures are worth something."""
+"""The highest load per core at which figures are useful."""
 
 app = typer.Typer(
     add_completion=False,
@@ -35,20 +35,20 @@ app = typer.Typer(
 @app.command()
 def bench(
     only: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Run this row alone; give it again for more.")
+        list[str] | None, typer.Option(metavar="NAME", help="Run only this row; repeat it for more.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     record: Annotated[
         bool, typer.Option("--record", help="Write the page, the charts and the JSON of the documentation.")
     ] = False,
     redraw: Annotated[
-        bool, typer.Option("--redraw", help="Write page and charts anew from the JSON; measures nothing.")
+        bool, typer.Option("--redraw", help="Write page and charts again from the JSON; measures nothing.")
     ] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="A hundredth of the work, to see that the rows run.")
     ] = False,
 ) -> None:
-    """Measure multiclouddb beside doing it by hand; takes some minutes.
+    """Measure multiclouddb and compare it with hand-written code; takes some minutes.
 
     The exit code is 0 when all rows ran, whether they met their goals or not, and 1 when one broke.
     """
@@ -62,21 +62,19 @@ def bench(
     if kept is not None and len(rows) < len(load_rows()):
         _check(kept)
     if (load := os.getloadavg()[0]) > _QUIET * (os.cpu_count() or 1):
-        typer.echo(
-            f"warning: the machine is busy (load {load:.1f}); what runs on threads suffers most", err=True
-        )
+        typer.echo(f"warning: the machine is busy (load {load:.1f}); rows with threads suffer most", err=True)
     results = run_all(rows, _QUICK if quick else 1.0)
     try:
         if record:
             _keep(kept, results)
-    finally:  # minutes of measuring are not to be lost to a refusal
+    finally:  # a refusal must not lose minutes of measuring
         _tell(rows, results, as_json=as_json)
     if any(result.failed for result in results):
         raise typer.Exit(1)
 
 
 def choose(only: Sequence[str] | None) -> list[Row]:
-    """The rows that are wanted, in the order of the table; all by default."""
+    """The selected rows, in the order of the table; all by default."""
     known = load_rows()
     wanted = [name for names in only or [] for name in names.replace(",", " ").split()]
     for name in wanted:
@@ -86,7 +84,7 @@ def choose(only: Sequence[str] | None) -> list[Row]:
 
 
 def run_all(rows: Sequence[Row], scale: float = 1.0) -> list[Result]:
-    """Run rows one after the other; one that breaks does not keep the others from running."""
+    """Run rows one after the other; when one fails, the others still run."""
     results = []
     with progress(rows) as begin:
         for row in rows:
@@ -125,7 +123,7 @@ def _keep(kept: Record | None, results: Sequence[Result]) -> None:
     new = Record(setting(), dated)
     try:
         write_docs((kept or Record(new.setting)).merged(new, load_rows()))
-    except SettingError as error:  # a row broke: the others would stand beside an old one
+    except SettingError as error:  # a row failed: new rows would be mixed with an old one
         raise _refused(str(error)) from None
 
 

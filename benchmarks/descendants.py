@@ -1,4 +1,4 @@
-"""CPU time of the processes that this one has started, and of theirs."""
+"""CPU time of the child processes of this process, and of their children."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ __all__ = ["cpu_of_descendants"]
 
 
 def cpu_of_descendants() -> float:
-    """Seconds of every descendant that is alive, with what it has waited for; 0 where there is no `/proc`.
+    """Seconds of every living descendant and of the children that it has waited for; 0 without `/proc`.
 
-    The JVM of a local Spark session is one, with Python workers as its children. They live on between jobs.
+    The JVM of a local Spark session is one, with Python workers as its children. They stay alive between
+    jobs.
     """
     mine, total, parents = {os.getpid()}, 0, {}
     ticks: dict[int, int] = {}
@@ -31,7 +32,7 @@ def _processes() -> Iterator[tuple[int, int, int]]:
     """Id, parent and ticks of every process."""
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # The name, in parentheses, may hold anything.
+            # The name, in parentheses, may contain any character.
             fields = file.read_text().rpartition(")")[2].split()
         except OSError:  # it has ended meanwhile
             continue

@@ -21,7 +21,8 @@ __all__ = ["ADDRESS", "Local", "Scripted", "item", "local", "on_client_core", "o
 ADDRESS: Final = ResourceAddress(collection="items")
 _BATCH: Final = 25  # the service's bound on BatchWriteItem
 _START_SECONDS: Final = 60.0
-# With the thorough compiler too, unlike in the tests: the less the server takes, the more the client shows.
+# Uses the thorough compiler too, unlike the tests: the faster the server, the better the client can be
+# measured.
 _JAVA_OPTIONS: Final = ("-Xmx512m", "-XX:+UseSerialGC")
 
 
@@ -36,9 +37,9 @@ def item(number: int) -> dict[str, dict[str, str]]:
 
 @contextmanager
 def on_core(place: int) -> Iterator[None]:
-    """Let this thread, and the threads and processes that it starts inside, run on one core.
+    """Make this thread, and the threads and processes that it starts inside, run on one core.
 
-    Nothing where a process cannot choose, or there is one core only.
+    Does nothing where a process cannot choose its core, or where there is only one.
     """
     if sys.platform != "linux" or len(cores := sorted(os.sched_getaffinity(0))) < 2:
         yield
@@ -51,12 +52,12 @@ def on_core(place: int) -> Iterator[None]:
 
 
 def on_client_core() -> Any:
-    """For whatever reads."""
+    """The core for the readers."""
     return on_core(0)
 
 
 def on_server_core() -> Any:
-    """For whatever starts a server."""
+    """The core for a server and what starts it."""
     return on_core(-1)
 
 
@@ -68,7 +69,7 @@ class Local:
     """A table in DynamoDB Local whose stream has one shard.
 
     Attributes:
-        server: The server, of the provider's tests.
+        server: The server from the provider's tests.
         arn: The stream.
     """
 
@@ -82,7 +83,7 @@ class Local:
         return ClientConfig("dynamo", {"endpoint_url": endpoint, "session": session})
 
     def streams(self) -> Any:
-        """A new client of boto3 that retries as little as ours."""
+        """A new boto3 client that, like ours, does not retry."""
         from botocore.config import Config
 
         once = Config(retries={"mode": "standard", "total_max_attempts": 1})
@@ -95,7 +96,7 @@ def local(items: int) -> Iterator[Local]:
     """A server with so many items in `ADDRESS`, written once each.
 
     Raises:
-        ServerUnavailableError: There is no npm to fetch it with, or it did not start.
+        ServerUnavailableError: There is no npm to download it, or it did not start.
     """
     with on_server_core():
         server = server_module("dynamo", "local").LocalDynamo(java_options=_JAVA_OPTIONS)
@@ -109,7 +110,7 @@ def local(items: int) -> Iterator[Local]:
         yield Local(server, arn)
 
 
-# -- The scripted server, in a process of its own: boto3 and it would wait for each other's lock
+# -- The scripted server, in its own process: in one process boto3 and the server would wait for one lock
 
 
 @attrs.frozen
@@ -138,7 +139,7 @@ class Scripted:
         return ResourceAddress(collection=table)
 
     def fill(self, address: ResourceAddress, records: int) -> None:
-        """Write so many records more into each open shard."""
+        """Write this many more records into each open shard."""
         for shard in self.ask("open_shards", address.collection):
             self.ask("fill", shard, records)
 
@@ -151,7 +152,7 @@ class Scripted:
         return sum(call.records for call in self.ask("journal.calls", "GetRecords"))
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `ScriptedStreams`, also of what it has: `troubles.end`."""
+        """Call a method of `ScriptedStreams`, or of its attributes: `troubles.end`."""
         self._pipe.send((method, arguments))
         return self._pipe.recv()
 
@@ -175,7 +176,7 @@ def _session() -> Any:
 
 @contextmanager
 def scripted(width: int, **habits: Any) -> Iterator[Scripted]:
-    """A scripted server with these habits, for clients that read so many shards at once."""
+    """A scripted server with these habits, for clients that read this many shards at the same time."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, habits))
     with on_server_core():
@@ -187,5 +188,5 @@ def scripted(width: int, **habits: Any) -> Iterator[Scripted]:
         connection = {"endpoint_url": ours.recv(), "session": _session()}
         yield Scripted(ClientConfig("dynamo", connection, max_concurrency=width), ours)
     finally:
-        ours.close()  # it ends at that
+        ours.close()  # this ends the server
         process.join()

@@ -1,9 +1,9 @@
-"""How far one page's call goes: functions, changes of module and frames of the SPI, in the calling thread.
+"""Counts what one page call goes through in the calling thread: functions, module changes, SPI frames.
 
     python -m benchmarks.hops
 
-It reads the third page of 20 events of an embedded store with two partitions. Who reads the code has to
-follow each of these hops. A comprehension counts as a function: Python 3.11 calls it as one.
+It reads the third page of 20 events of an embedded store with two partitions. A reader of the code has to
+follow each of these steps. A comprehension counts as a function: Python 3.11 calls it as one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EVENTS: Final = 200
 
 @attrs.frozen
 class Hops:
-    """What one call went through.
+    """The counts of one call.
 
     Attributes:
         functions: Different functions.
@@ -65,10 +65,10 @@ class _Profile:
 
 
 def measure(folder: Path) -> Hops:
-    """Read three pages and look at the third.
+    """Read three pages and measure the third.
 
     Args:
-        folder: Where the store is made.
+        folder: Where the store is created.
     """
     with EmbeddedStore(folder / "hops.db") as store:
         address = store.create_collection("orders", partitions=2)

@@ -1,4 +1,4 @@
-"""Runs one row: the two sides in turns, medians, a verdict."""
+"""Measures one row: runs the two sides alternately, and computes medians and the verdict."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Sample", "UnequalError", "checksum", "failure", "run_row", "turns"]
 
 
 class UnequalError(Exception):
-    """The two sides have not read the same."""
+    """The two sides have not read the same events."""
 
 
 @attrs.frozen
@@ -30,8 +30,8 @@ class Sample:
     Attributes:
         value: Its figure.
         seconds: Wall time.
-        cpu: CPU time of this process, or what the side says.
-        done: What the side says.
+        cpu: CPU time of this process, or the value that the side reports.
+        done: The side's report.
         checksum: Of the ids that it read.
     """
 
@@ -43,12 +43,12 @@ class Sample:
 
 
 def checksum(ids: Iterable[str] | int) -> int:
-    """The same for the same ids in any order; a repeated or a missing one changes it."""
+    """A checksum that is the same for the same ids in any order; a repeated or missing id changes it."""
     return ids if isinstance(ids, int) else sum(zlib.crc32(text.encode()) for text in ids)
 
 
 def turns(pairs: int, *, warm_up: bool) -> Sequence[bool]:
-    """For each pair whether ours goes first: they alternate, the pair to warm up included."""
+    """For each pair whether our side runs first: the order alternates, the warm-up pair included."""
     return [number % 2 == 0 for number in range(pairs + warm_up)]
 
 
@@ -58,7 +58,7 @@ def run_row(row: Row, scale: float = 1.0, told: Callable[[int, int], None] | Non
     Args:
         row: The row.
         scale: 1 for a real run, less to see that the row works.
-        told: Called after each pair with how many are done and how many there are.
+        told: Called after each pair with the number of finished pairs and the number of all pairs.
 
     Raises:
         UnequalError: The sides have read different events.
@@ -76,7 +76,7 @@ def run_row(row: Row, scale: float = 1.0, told: Callable[[int, int], None] | Non
 
 
 def failure(row: Row, error: BaseException) -> Result:
-    """The line of a row that broke."""
+    """The line of a row that failed."""
     lines = str(error).strip().splitlines() or ["no message"]
     reason = f"{type(error).__name__}: {lines[0]}"
     return Result(row.name, row.unit, None, None, None, row.goal, row.at_most, False, reason, failed=True)
@@ -98,7 +98,7 @@ def _pairs(row: Row, sides: Sides, told: Callable[[int, int], None]) -> tuple[li
 
 
 def _sample(side: Side) -> Sample:
-    gc.collect()  # what the other side left is not this one's to clear away
+    gc.collect()  # this side must not pay for the garbage of the other side
     cpu, wall = time.process_time(), time.perf_counter()
     done = side()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -140,7 +140,7 @@ def _result(row: Row, ours: list[Sample], baseline: list[Sample]) -> Result:
 
 
 def _nobody(done: int, pairs: int) -> None:
-    """Nobody wants to know."""
+    """Ignore the progress."""
 
 
 def _reason(row: Row, side: Side) -> str:

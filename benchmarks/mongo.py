@@ -1,4 +1,4 @@
-"""A MongoDB replica set that rows read from, and what is known of the changes in it."""
+"""A MongoDB replica set that rows read from, and the facts about its changes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def document(number: int) -> dict[str, Any]:
 
 @attrs.frozen
 class Backlog:
-    """A collection whose changes nobody has read.
+    """A collection whose changes have not been read.
 
     Attributes:
         url: The connection string.
         size: How many changes there are.
-        token: Our position in front of the first.
-        resume_token: The server's.
+        token: Our position before the first change.
+        resume_token: The server's position before the first change.
         start_aggregates: How many aggregate commands it took to get `token`.
     """
 
@@ -49,28 +49,28 @@ class Backlog:
         return ClientConfig("mongo", {"url": self.url})
 
     def client(self) -> Any:
-        """A new client of PyMongo that decodes times as ours does: aware."""
+        """A new PyMongo client that decodes times as aware datetimes, as ours does."""
         from pymongo import MongoClient
 
         return MongoClient(self.url, tz_aware=True)
 
     def aggregates(self) -> int:
-        """How many aggregate commands the server has had from clients."""
+        """How many aggregate commands the server has received from clients."""
         return _aggregates(self._server)
 
 
 def _aggregates(server: Any) -> int:
-    # The server's own count: a listener in this process would cost every row behind this one.
+    # The server's own count: a listener in this process would slow down every later row.
     found: int = server.client().admin.command("serverStatus")["metrics"]["commands"]["aggregate"]["total"]
     return found
 
 
 @contextmanager
 def backlog(folder: Path, size: int) -> Iterator[Backlog]:
-    """A replica set of one node with so many inserts in `ADDRESS`, on a core of its own.
+    """A replica set of one node, on its own core, with this many inserts in `ADDRESS`.
 
     Raises:
-        ServerUnavailableError: The server could not be fetched, or did not start.
+        ServerUnavailableError: The server could not be downloaded, or did not start.
     """
     with on_server_core():
         server = server_module("mongo", "mongod").ReplicaSet(folder)

@@ -1,4 +1,4 @@
-"""The page of the documentation: made of the recorded run and of what the rows say about themselves."""
+"""The page of the documentation: made from the recorded run and the rows' own descriptions."""
 
 from __future__ import annotations
 
@@ -15,41 +15,44 @@ _HEAD: Final = """# Benchmarks
 
 Made by `python -m benchmarks --record`, table and chart of the same run.
 
-What does reading through multiclouddb cost beside doing it by hand? Each row runs our side and a baseline in
-turns on the same machine and compares them. A goal that is missed stays in the table as missed, with what a
-profile says about it; it blocks nothing.
+What does reading through multiclouddb cost, compared with hand-written code? Each row runs our side and a
+baseline alternately on the same machine and compares them. A missed goal is shown as missed in the table, and
+a profile shows where the time goes; a missed goal does not block a release.
 
 ![Each row's figure beside its goal](../assets/benchmarks-light.png#only-light)
 ![Each row's figure beside its goal](../assets/benchmarks-dark.png#only-dark)
 """
 _HOW: Final = """## How it is measured
 
-- Ours and the baseline run in turns in one run: one pair to warm up, which is not counted, then at least five
-  that are. Which side goes first alternates. Figures are medians; the ratio is that of the medians.
-- Wall time counts. CPU time of the client stands beside it: what is wall time and no CPU time is waiting.
-- Both sides say how many events they read and what their ids were. Where these differ, the row fails: nobody
-  is fast by reading less.
-- The garbage collector runs, as it does for users. Before each run what the other side left is collected.
-- Peak memory is that of one fresh process a side, and is not repeated. Tokens have no baseline, but a bound.
+- Our side and the baseline run alternately: first one pair to warm up, which is not counted, then at least
+  five pairs that are. The side that goes first alternates. Figures are medians; the ratio is that of the
+  medians.
+- Wall time counts. The table also shows the CPU time of the client: the difference is waiting.
+- Both sides report how many events they read, and the ids. Where these differ, the row fails: a side cannot
+  be fast by reading less.
+- The garbage collector runs, as it does for users. Before each run the garbage of the other side is
+  collected.
+- Peak memory is that of one fresh process per side, and is not repeated. Tokens have a bound instead of a
+  baseline.
 
-Absolute figures are those of one machine. Take the ratios with you, and measure the rest on yours.
+Absolute figures are those of one machine. Use the ratios, and measure the rest on your machine.
 """
 _AGAIN: Final = """## Run it again
 
 ```sh
 make bench                                     # all rows, some minutes
-python -m benchmarks --only embedded-events    # one row; give --only again for more
+python -m benchmarks --only embedded-events    # one row; repeat --only for more
 python -m benchmarks --json                    # for programs
-python -m benchmarks --quick                   # a hundredth of the work: do all rows still run?
+python -m benchmarks --quick                   # a hundredth of the work, to see that all rows run
 python -m benchmarks --record                  # write this page, its chart and its JSON
-python -m benchmarks --redraw                  # page and chart anew from the JSON
+python -m benchmarks --redraw                  # page and chart again from the JSON
 ```
 
-The exit code is 0 when all rows ran, whatever their verdict, and 1 when one broke. `--record` with `--only`
-exchanges those rows and keeps the others; on another machine, or with other versions, all have to be recorded
+The exit code is 0 when all rows ran, with any verdict, and 1 when one failed. `--record` with `--only`
+replaces those rows and keeps the others. On another machine, or with other versions, record all rows
 together.
 
-A further row is one decorated function in a module of `benchmarks/rows`; `benchmarks/row.py` shows one.
+To add a row, write one decorated function in a module of `benchmarks/rows`; `benchmarks/row.py` shows one.
 """
 
 

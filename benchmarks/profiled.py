@@ -1,4 +1,4 @@
-"""Where a side spends its time: the reason that stands beside a missed goal."""
+"""Where a side spends its time: the reason for a missed goal."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _SHOWN: Final = 5
 
 
 def where_time_goes(side: Callable[[], Any]) -> str:
-    """Run a side once more under the profiler; a sentence about its CPU time, waits left out.
+    """Run a side once more under the profiler; returns a sentence about its CPU time, without waits.
 
-    It sees the calling thread and those that are started meanwhile.
+    It measures the calling thread and the threads that start meanwhile.
     """
     profiles = [cProfile.Profile(time.thread_time)]
 
     def begin(*_: object) -> None:
         profiles.append(cProfile.Profile(time.thread_time))
-        profiles[-1].enable()  # takes this function's place in the thread
+        profiles[-1].enable()  # replaces this function as the thread's profiler
 
     threading.setprofile(begin)
     try:
@@ -43,7 +43,8 @@ def where_time_goes(side: Callable[[], Any]) -> str:
 def _own_times(profile: cProfile.Profile) -> dict[str, float]:
     """Function → CPU seconds in itself.
 
-    Calls that have not returned are left out: their threads go on, and another thread's clock is no help.
+    Calls that have not returned are left out: their threads still run, and this thread cannot read their
+    clock.
     """
     own: dict[str, float] = {}
     for entry in profile.getstats():

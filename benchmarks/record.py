@@ -1,4 +1,4 @@
-"""The recorded run: `docs/assets/benchmarks.json`, and what the documentation makes of it."""
+"""The recorded run: `docs/assets/benchmarks.json`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _PACKAGES: Final = ("orjson", "pyarrow", "pyspark")
 
 
 class SettingError(Exception):
-    """The record is of another machine or of other versions: figures of two would stand side by side."""
+    """The record is of another machine or other versions: their figures must not be mixed."""
 
 
 @attrs.frozen
 class Record:
-    """A run as it is kept.
+    """A run as it is stored.
 
     Attributes:
         setting: The machine and the versions.
@@ -40,7 +40,7 @@ class Record:
 
     @classmethod
     def read(cls, root: Path = ROOT) -> Record | None:
-        """The one that there is."""
+        """The stored record, if there is one."""
         file = _file(root)
         if not file.exists():
             return None
@@ -49,18 +49,18 @@ class Record:
         return cls(value["setting"], {result.name: result for result in results})
 
     def write(self, root: Path = ROOT) -> None:
-        """Keep it."""
+        """Store it."""
         rows = [result.to_json() for result in self.results.values()]
         text = json.dumps({"setting": self.setting, "rows": rows}, indent=2)
         _file(root).parent.mkdir(parents=True, exist_ok=True)
         _file(root).write_text(text + "\n", encoding="utf-8")
 
     def merged(self, new: Record, known: Iterable[str]) -> Record:
-        """This one with the rows of a new run in place of the old ones; rows that broke change nothing.
+        """This record with the rows of a new run instead of the old ones; rows that failed change nothing.
 
         Args:
             new: The new run.
-            known: Names of the rows that there are, in their order; others are dropped.
+            known: Names of the existing rows, in their order; others are dropped.
         """
         fresh = {name: result for name, result in new.results.items() if not result.failed}
         names = list(known)
@@ -71,10 +71,10 @@ class Record:
         return attrs.evolve(self, results={name: results[name] for name in names if name in results})
 
     def check(self, now: str) -> None:
-        """May rows of a run in this setting stand beside these?
+        """Check that rows of a run in this setting may be mixed with these.
 
         Raises:
-            SettingError: They may not.
+            SettingError: They must not be mixed.
         """
         if self.results and self.setting != now:
             raise SettingError(
@@ -94,7 +94,7 @@ def setting() -> str:
 
 
 def _cores() -> int | None:
-    """How many this process may use."""
+    """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 

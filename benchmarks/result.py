@@ -1,4 +1,4 @@
-"""What a row came to, and its form as JSON."""
+"""The result of a row, and its form as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Result:
         at_most: True when the bound is an upper one.
         ok: True when the goal is met.
         reason: Why it is not.
-        failed: True when the row broke, and `reason` is the error.
+        failed: True when the row failed, and `reason` is the error.
         pairs: How many pairs were counted.
         seconds: Wall time of one run of ours.
         cpu: CPU time of one run of ours.
@@ -59,12 +59,12 @@ class Result:
 
     @property
     def achieved(self) -> float | None:
-        """What the goal is about."""
+        """The figure that the goal bounds."""
         return self.value if self.ratio is None else self.ratio
 
     @property
     def score(self) -> float | None:
-        """1 where the goal is just met, more where it is exceeded, whichever way it goes."""
+        """1 where the goal is just met, more where it is exceeded, for upper and lower bounds."""
         if not self.achieved:
             return None
         return self.goal / self.achieved if self.at_most else self.achieved / self.goal
@@ -77,7 +77,7 @@ class Result:
 
     @property
     def achieved_text(self) -> str:
-        """What there is beside the goal."""
+        """The figure to compare with the goal."""
         if self.achieved is None:
             return "-"
         digits = 2 if self.ratio is not None and self.achieved < 100 else 1
@@ -85,7 +85,7 @@ class Result:
 
     @property
     def _measure(self) -> str:
-        # Without a figure it cannot be told whether there would have been a baseline.
+        # Without a figure we cannot know whether there would have been a baseline.
         return "x" if self.ratio is not None or self.value is None else self.unit
 
     def to_json(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Result:
 
 
 def figure(number: float | None, unit: str = "") -> str:
-    """A number as people read it, with its unit if that is wanted."""
+    """A number for people, with its unit if there is one."""
     if number is None:
         return "-"
     text = f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

@@ -1,6 +1,6 @@
-"""What a row is: two sides that do the same work, and the goal for one beside the other.
+"""A row: two sides that do the same work, and the goal for one compared with the other.
 
-A further row is one decorated function in a module of `benchmarks/rows`:
+To add a row, write one decorated function in a module of `benchmarks/rows`:
 
     @row(
         "dynamo-events",
@@ -10,7 +10,7 @@ A further row is one decorated function in a module of `benchmarks/rows`:
         against="A bare boto3 loop over the same shards.",
     )
     def dynamo_events(bench: Bench) -> Iterator[Sides]:
-        with server() as endpoint:  # what is around the yield is set up and torn down, off the clock
+        with server() as endpoint:  # set-up and tear-down around the yield are not measured
             fill(endpoint, bench.size(50_000))
             yield Sides(ours=lambda: ..., baseline=lambda: ...)
 """
@@ -33,14 +33,14 @@ EVENTS: Final = "events/s"
 
 @attrs.frozen
 class Done:
-    """What one side did.
+    """The report of one side.
 
     Attributes:
         count: How many units it has done: events, calls.
-        ids: Ids of what it read, in any order, looked through when the clock has stopped; or their
-            checksum, where it was made on the way.
-        value: The figure, where that is not `count` a second.
-        seconds: Wall time, where the clock's is not meant: an ideal is computed.
+        ids: Ids of the events that it read, in any order, which are read when the clock has stopped; or their
+            checksum, where the side computed it.
+        value: The figure, where it is not `count` per second.
+        seconds: Wall time, where it is not the measured one: an ideal is computed.
         cpu: CPU seconds, where another process did the work.
         notes: Further figures, name → number in the row's unit.
     """
@@ -58,11 +58,11 @@ Side: TypeAlias = Callable[[], Done]
 
 @attrs.frozen
 class Sides:
-    """What is run in turns.
+    """The two sides that run alternately.
 
     Attributes:
         ours: The work through this project.
-        baseline: The same without it; None where the goal is a plain number.
+        baseline: The same work without this project; None where the goal is a plain number.
     """
 
     ours: Side
@@ -74,7 +74,7 @@ class Bench:
     """Where a row does its work.
 
     Attributes:
-        folder: Empty at first, removed in the end.
+        folder: Empty at the start, removed at the end.
         scale: 1 for a real run; less to see that a row works.
     """
 
@@ -82,7 +82,7 @@ class Bench:
     scale: float = 1.0
 
     def size(self, full: int, least: int = 1) -> int:
-        """So much of a real run's amount."""
+        """This amount, scaled down from that of a real run."""
         return max(least, round(full * self.scale))
 
 
@@ -102,7 +102,7 @@ class Row:
         pairs: How many are counted.
         warm_up: False where every run is a process of its own.
         same_work: False when the two read different amounts on purpose; they check that themselves.
-        reason: Known to be behind a miss, from a profile.
+        reason: The known cause of a missed goal, from a profile.
         shown: Functions whose code the documentation shows.
     """
 
@@ -148,6 +148,6 @@ def load_rows() -> dict[str, Row]:
 
 
 def _place(row: Row) -> tuple[str, int]:
-    # Whoever has imported a module before must not change the order.
+    # The order must not depend on which modules were imported before.
     setup: Any = row.setup
     return setup.__module__, setup.__wrapped__.__code__.co_firstlineno

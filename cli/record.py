@@ -1,6 +1,6 @@
 """Makes the transcript of the command line for the documentation: `python cli/record.py FILE`.
 
-It fills a small store, runs the commands as a user would, and writes what they print as Markdown.
+It fills a small store, runs the commands as a user would, and writes their output as Markdown.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from multiclouddb_embedded import EmbeddedStore
 
 _HEAD: Final = """# The command line at work
 
-`pip install "multiclouddb[embedded,cli]"`, or with `mongo` or `dynamo` in place of `embedded`. A URL is what
+`pip install "multiclouddb[embedded,cli]"`, or with `mongo` or `dynamo` instead of `embedded`. A URL is what
 `connect` takes, or the path of a [TOML file](../configuration.md#connect), where a password can come from the
-environment; other users of the machine see what is typed. [All options](#all-options) are at the end, and
-[Errors](errors.md) tells what to do about each exit code.
+environment; other users of the machine can see what you type. [All options](#all-options) are at the end, and
+[Errors](errors.md) says what to do about each exit code.
 
-Made by `python cli/record.py`: a store with one split and one merge, and a consumer that stopped half-way.
+Made by `python cli/record.py`: a store with one split and one merge, and a consumer that stopped before the
+end.
 """
 _SHOWN: Final = "/data/shop.db"
 _URL: Final = f"embedded://{_SHOWN}"
 _STEPS: Final = (
-    ("Changes, and a second run that goes on where the first one's checkpoint is:",
+    ("Changes, and a second run that resumes at the checkpoint of the first one:",
      f"multiclouddb tail {_URL} main/orders --from beginning --checkpoint orders.pos --max-events 6",
      f"multiclouddb tail {_URL} main/orders --checkpoint orders.pos --until-idle --state omit --max-events 4",
      f"multiclouddb tail {_URL} main/orders --from beginning --max-events 1 --json"),
-    ("How partitions came from each other:",
+    ("The lineage of the partitions:",
      f"multiclouddb partitions {_URL} main/orders",
      f"multiclouddb partitions {_URL} main/orders --mermaid"),
-    ("What the consumer's checkpoint says by itself, and whether the store still goes on from there:",
+    ("What the consumer's checkpoint contains, and whether the store can still resume from it:",
      "multiclouddb token inspect @orders.pos",
      f"multiclouddb token check {_URL} @orders.pos"),
-    ("How far behind it is, measured for a second:",
+    ("The lag of the checkpoint, measured for a second:",
      f"multiclouddb top {_URL} main/orders --from @orders.pos --once"),
-    ("When changes behind it are trimmed away, the exit code is 6:",
+    ("When changes after the checkpoint are trimmed, the exit code is 6:",
      f"multiclouddb token check {_URL} @orders.pos"),
     ("What is installed, and what it can do:",
      "multiclouddb providers",
@@ -66,7 +67,7 @@ def _fill(path: Path) -> None:
 
 
 def _run(command: str, folder: Path) -> str:
-    """What a terminal would show, the exit code included when it is not 0."""
+    """What a terminal would show, and the exit code when it is not 0."""
     words = command.replace(_SHOWN, str(folder / "shop.db")).split()[1:]
     ran = subprocess.run(
         [sys.executable, "-m", "multiclouddb_cli", *words],
@@ -92,7 +93,7 @@ def _transcript(folder: Path) -> str:
 
 
 def main() -> None:
-    """Write the transcript to the file that is named."""
+    """Write the transcript to the file in the argument."""
     if len(sys.argv) != 2:
         sys.exit("usage: python cli/record.py FILE")
     with tempfile.TemporaryDirectory() as folder:

@@ -30,7 +30,7 @@ _EVENTS_PER_ROW: Final = 2
 
 
 class _Run:
-    """Writer and pipeline, side by side, and one kill."""
+    """Runs the writer and the pipeline at the same time, and kills the pipeline once."""
 
     def __init__(self, places: Places, rows: int) -> None:
         self._places, self._rows = places, rows
@@ -84,7 +84,7 @@ class _Run:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all it has started, and wait until it is gone."""
+    """Kill a process and all its children, and wait until it has ended."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -118,7 +118,7 @@ def _options(arguments: list[str] | None) -> Any:
     parser.add_argument(
         "--folder", type=Path, default=Path("demo-output"), help="where files go; emptied first"
     )
-    parser.add_argument("--tamper", action="store_true", help="spoil one row, to see the comparison fail")
+    parser.add_argument("--tamper", action="store_true", help="change one row, to see the comparison fail")
     return parser.parse_args(arguments)
 
 

@@ -1,4 +1,4 @@
-"""The run as a picture: how fast it went and how far the table was behind."""
+"""A chart of the run: its rate, and the lag of the table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["draw"]
 
 
 def draw(places: Places, killed_at: float | None) -> None:
-    """Write `places.chart`: rate and lag over time, with the moment of the kill."""
+    """Write `places.chart`: rate and lag over time, with the time of the kill."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -60,7 +60,7 @@ def _summed(merged: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _rate(lines: list[dict[str, Any]], name: str, began: float) -> tuple[list[float], list[float]]:
-    """Events a second between lines that are at least a second apart."""
+    """Events per second between lines that are at least a second apart."""
     times, rates = [], []
     at, total = began, 0
     for line in lines:

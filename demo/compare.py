@@ -1,4 +1,4 @@
-"""Is the table equal to its source? Row by row."""
+"""Compares the table with its source, row by row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN: Final = 5
 
 @attrs.frozen
 class Verdict:
-    """What the comparison found.
+    """The result of the comparison.
 
     Attributes:
         rows: Documents in the store.
@@ -72,7 +72,7 @@ def tamper(places: Places) -> str:
 def _rows(places: Places) -> Iterator[tuple[str, dict[str, Any]]]:
     """Key and document of each row; a document has no missing values."""
     dataset = DeltaTable(places.table).to_pyarrow_dataset()
-    # With its own threads, deltalake's reader now and then aborts the process when it ends.
+    # With its own threads, deltalake's reader sometimes aborts the process when it ends.
     for batch in dataset.scanner(use_threads=False).to_batches():
         for row in batch.to_pylist():
             name = row.pop("key")

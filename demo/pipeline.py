@@ -1,6 +1,6 @@
-"""The main job: a Structured Streaming query that merges each micro-batch into a Delta table.
+"""The pipeline: a Structured Streaming query that merges each micro-batch into a Delta table.
 
-`python -m demo.pipeline FOLDER` runs it as a process of its own, so that it can be killed.
+`python -m demo.pipeline FOLDER` runs it in its own process, so that it can be killed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _APP: Final = "demo-flights"
 _QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1"
 _MOST_RECORDS: Final = 60_000
 _BATCHES: Final = 10
-"""A micro-batch has no more than this part of the work, so that a kill comes in the middle."""
+"""A micro-batch has at most this fraction of the work, so that a kill comes in the middle."""
 _DOCUMENT: Final = """
     origin STRING, date STRING, carrier STRING, flight BIGINT, sched_dep_time BIGINT, sched_arr_time BIGINT,
     tailnum STRING, dest STRING, distance BIGINT, status STRING, dep_time BIGINT, dep_delay BIGINT,
@@ -36,16 +36,16 @@ def follow(places: Places, events: int) -> None:
 
     Args:
         places: The files of the run.
-        events: How many are expected, roughly.
+        events: About how many are expected.
     """
     records = min(_MOST_RECORDS, 1 + events // _BATCHES)
-    # A minute's run is over before the slower, better compiler pays.
+    # A run of a minute is too short for the slower, better compiler to be worth its time.
     with local_session("flights into Delta", **{"spark.driver.extraJavaOptions": _QUICK_JAVA}) as spark:
         query = _start(spark, places, records)
         while query.isActive and not _done(places):
             query.awaitTermination(1)
         _stop(query)
-        # What the writer did last: a run that ends by itself.
+        # A run that ends by itself merges what the writer did last.
         _start(spark, places, records, availableNow=True).awaitTermination()
 
 
@@ -81,7 +81,7 @@ def _done(places: Places) -> bool:
 
 
 def _stop(query: StreamingQuery) -> None:
-    """Stop between two batches; what is in a batch would only be done again."""
+    """Stop between two batches; a batch that is interrupted would only be repeated."""
     while query.isActive and query.status["isTriggerActive"]:
         time.sleep(0.05)
     query.stop()

@@ -19,7 +19,7 @@ class Places:
     """The files of one run, all below one folder.
 
     Attributes:
-        root: The folder; made anew for each run.
+        root: The folder; created again for each run.
     """
 
     root: Path = attrs.field(converter=Path)
@@ -41,12 +41,12 @@ class Places:
 
     @property
     def written(self) -> Path:
-        """What the writer has done: JSON lines of time and total events; the last has `done`."""
+        """The progress of the writer: JSON lines of time and total events; the last has `done`."""
         return self.root / "written.jsonl"
 
     @property
     def merged(self) -> Path:
-        """What the pipeline has done: JSON lines of time, batch, events and lag."""
+        """The progress of the pipeline: JSON lines of time, batch, events and lag."""
         return self.root / "merged.jsonl"
 
     @property
@@ -56,7 +56,7 @@ class Places:
 
 
 def append_line(path: Path, **facts: Any) -> None:
-    """Add one JSON line; whole or not at all, also when the process is killed."""
+    """Add one JSON line; the line is complete or absent, also when the process is killed."""
     line = json.dumps(facts).encode() + b"\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
@@ -73,5 +73,5 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def merged_batches(places: Places) -> list[dict[str, Any]]:
-    """One line a micro-batch that was merged: the first time that it came."""
+    """One line for each merged micro-batch: that of its first delivery."""
     return list({line["batch"]: line for line in reversed(read_lines(places.merged))}.values())[::-1]

@@ -1,4 +1,4 @@
-"""The application whose data is followed: creates, updates and deletes flights; `python -m demo.writer`.
+"""The application that writes the data: it creates, updates and deletes flights; `python -m demo.writer`.
 
 While it writes, partitions split and merge.
 """
@@ -20,11 +20,11 @@ __all__ = ["write"]
 
 _BATCH: Final = 1000
 _BEHIND: Final = 4
-"""A flight leaves so many batches after it was scheduled."""
+"""How many batches after it was scheduled a flight leaves."""
 
 
 def write(places: Places, rows: int) -> None:
-    """Write the life of `rows` flights."""
+    """Write the changes of `rows` flights."""
     with EmbeddedStore(places.store) as store:
         store.create_collection(COLLECTION, partitions=4, partition_key=KEY[:2])
         total = 0
@@ -39,7 +39,7 @@ def write(places: Places, rows: int) -> None:
 
 
 def _batches(flights: Iterator[Flight]) -> Iterator[list[Operation]]:
-    """Batches of creates, each followed by what became of an earlier batch."""
+    """Batches of creates, each followed by the updates and deletes of an earlier batch."""
     waiting: deque[list[Flight]] = deque()
     while scheduled := list(islice(flights, _BATCH)):
         yield [Put(flight.key, flight.scheduled) for flight in scheduled]
@@ -55,7 +55,7 @@ def _outcome(flight: Flight) -> Operation:
 
 
 def _reshapes(store: EmbeddedStore, rows: int) -> Iterator[object]:
-    """Split and merge in turn, each time it is asked."""
+    """Split and merge alternately, one step for each `next`."""
     del rows
     while True:
         first = store.partitions(COLLECTION)[0].partition_id

@@ -1,7 +1,7 @@
-"""Which small changes of a module are possible: the operators, and what they leave alone.
+"""The small changes that are possible in a module: the operators, and what they do not change.
 
-Left alone is what no test should look at, or what has no behaviour: docstrings and messages, annotations,
-`__repr__`, logging, `assert` (here for the type checker), what runs under `TYPE_CHECKING`, decorators.
+They do not change what no test should check, or what has no behaviour: docstrings and messages, annotations,
+`__repr__`, logging, `assert` (here for the type checker), code under `TYPE_CHECKING`, decorators.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _LOGGERS: Final = frozenset({"_log", "log", "logger", "_logger", "logging", "war
 _UNSWAPPED: Final = frozenset(
     {"cast", "isinstance", "issubclass", "getattr", "hasattr", "super", "TypeVar", "min", "max"}
 )
-# Above it, a number is a bound or a time: what matters is that there is one.
+# A number above it is a bound or a time: the exact value does not matter.
 _SMALL: Final = 10
-# An absent value that is not looked at, or only for being false.
+# An absent value that is not used, or only tested for being false.
 _DEFAULTING: Final = frozenset({"get", "pop", "next"})
 _SILENT: Final = frozenset({"__repr__", "__str__"})
 
@@ -57,7 +57,7 @@ class Change:
     """One way to break a module.
 
     Attributes:
-        node: What is replaced; it knows its place in the source.
+        node: The node that is replaced, with its position in the source.
         function: The qualified name of the function or class around it, or `<module>`.
         replacement: The new source text of the node.
         operator: The kind of the change.
@@ -70,7 +70,7 @@ class Change:
 
 
 def changes_of(tree: ast.Module) -> list[Change]:
-    """Every change that the operators know, in the order of the source.
+    """Every change that the operators can make, in the order of the source.
 
     Args:
         tree: A module.
@@ -81,7 +81,7 @@ def changes_of(tree: ast.Module) -> list[Change]:
 
 
 class _Finder:
-    """Walks over a tree and notes what can be changed."""
+    """Walks through a tree and records the possible changes."""
 
     def __init__(self) -> None:
         self.found: list[Change] = []
@@ -89,7 +89,7 @@ class _Finder:
         self._last: ast.stmt | None = None
 
     def block(self, body: Iterable[ast.stmt]) -> None:
-        """Changes of the statements of a block, and in them."""
+        """Changes of the statements of a block, and inside them."""
         for statement in body:
             self._statement(statement)
             self._walk(statement)
@@ -140,7 +140,7 @@ class _Finder:
                     self._walk(item)
 
     def _statement(self, node: ast.stmt) -> None:
-        """Statements that can be left out, and jumps that can go elsewhere."""
+        """Statements that can be removed, and jumps that can be changed."""
         match node:
             case ast.Break():
                 self._note(node, "jump", "continue")
@@ -265,7 +265,7 @@ def _is_none(node: ast.AST) -> bool:
 
 
 def _means_absent(node: ast.AST) -> bool:
-    """Whether another false value in place of None would make no difference around it."""
+    """Whether another false value instead of None would make no difference here."""
     match node:
         case ast.Compare() | ast.Assign(targets=[ast.Subscript()]):
             return True
@@ -280,7 +280,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _is_joined(node: ast.BinOp) -> bool:
-    """Whether text, tuples or lists are joined: nothing else can be done with them."""
+    """Whether text, tuples or lists are joined: there is no other operator for them."""
     joined = ast.Tuple | ast.List | ast.JoinedStr | ast.ListComp
     return any(
         isinstance(side, joined) or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes))
@@ -289,7 +289,7 @@ def _is_joined(node: ast.BinOp) -> bool:
 
 
 def _is_silent(node: ast.Call) -> bool:
-    """Whether a call tells a person something, or the type checker."""
+    """Whether a call only informs a person or the type checker."""
     match node.func:
         case ast.Attribute(value=ast.Name(id=name)) if name in _LOGGERS:
             return True

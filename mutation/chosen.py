@@ -1,4 +1,4 @@
-"""A pytest plugin: runs the chosen tests in their order, and ends the process at the first that fails."""
+"""A pytest plugin: runs the chosen tests in order, and ends the process at the first failure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 __all__ = ["KILLED", "TESTS"]
 
 TESTS: Final = "MULTICLOUDDB_CHOSEN_TESTS"
-"""The variable that names a JSON file with a list of node ids."""
+"""The environment variable with the path of a JSON file that lists node ids."""
 KILLED: Final = 117
-"""The exit code that says that a test failed, and no Python program's own."""
+"""The exit code for a failed test; no Python program uses it itself."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the chosen ones."""
+    """Keep only the chosen tests."""
     place = {name: number for number, name in enumerate(json.loads(Path(os.environ[TESTS]).read_text()))}
     unwanted = [item for item in items if item.nodeid not in place]
     items[:] = sorted((item for item in items if item.nodeid in place), key=lambda item: place[item.nodeid])
@@ -26,13 +26,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """A module that cannot be imported any more ends it too."""
+    """A module that can no longer be imported also ends the process."""
     if report.failed:
         _end(f"collection of {report.nodeid}")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Without tearing anything down: a defect may make that wait without end."""
+    """End without any tear-down: with a defect it may never end."""
     if report.failed:
         _end(report.nodeid)
 

@@ -29,24 +29,24 @@ app = typer.Typer(
 
 @app.command()
 def mutate(
-    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Processes at a time.")] = max(
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Processes at the same time.")] = max(
         1, (os.cpu_count() or 2) - 1
     ),
     seed: Annotated[int | None, typer.Option(help="Another seed plants other defects.")] = None,
     number: Annotated[int | None, typer.Option(min=1, help="How many defects are planted.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="When no further one is tried.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="After this time no further defect is tried.")] = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="Only defects whose name or file has this text.")
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Print the defects and try none.")] = False,
     equivalents: Annotated[
-        bool, typer.Option("--equivalents", help="Try those that are listed as equivalent, and no others.")
+        bool, typer.Option("--equivalents", help="Try only the defects that are listed as equivalent.")
     ] = False,
 ) -> None:
-    """Plant defects in the engine, the iterator, the stores and the embedded reader; count what tests find.
+    """Plant defects in the engine, the iterator, the stores and the embedded reader; count those found.
 
-    The exit code is 0 when at least the wanted share is killed, and 1 when it is not, when too few ran,
-    or when an entry of equivalents.toml is of no use any more.
+    The exit code is 0 when at least the required share is killed. It is 1 when less is killed, when too few
+    ran, or when an entry of equivalents.toml is stale.
     """
     settings = Settings.read(FOLDER / "mutation.toml", ROOT)
     began = time.monotonic()
@@ -96,7 +96,7 @@ def _told(
 
 
 def _sound(outcomes: dict[str, Outcome]) -> bool:
-    """Name those that are listed as equivalent and are killed."""
+    """Print the mutants that are listed as equivalent and were killed."""
     wrong = [f"{name}, by {outcome.by}" for name, outcome in outcomes.items() if outcome.killed]
     for text in wrong:
         console().print(f"listed as equivalent, and killed: {text}", markup=False, soft_wrap=True)
@@ -118,14 +118,14 @@ def _traced(settings: Settings, jobs: int) -> Traces:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
     for name in traces.failed:
-        typer.echo(f"does not pass while it is traced, looks for no defects: {name}", err=True)
+        typer.echo(f"does not pass while it is traced, so it is not used: {name}", err=True)
     return traces
 
 
 def _tried(
     settings: Settings, traces: Traces, mutants: list[Mutant], jobs: int, until: float
 ) -> dict[str, Outcome]:
-    """Outcomes; a kill counts only when the test that did it passes without the defect as well."""
+    """Outcomes; a kill counts only when its test passes without the defect."""
     runner = Runner(settings.root, traces.tests)
     slowest, seconds = settings.slowest_test_seconds, settings.tests_seconds
     work = [(mutant, traces.tests_of(mutant, slowest, seconds)) for mutant in mutants]

@@ -1,4 +1,4 @@
-"""Mutants that behave as the sound module does, each with a reason."""
+"""Mutants that behave like the original module, each with a reason."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Equivalent", "read_equivalents", "stale"]
 
 @attrs.frozen
 class Equivalent:
-    """One entry of `equivalents.toml`: the identity of a mutant, and why no test can find it.
+    """One entry of `equivalents.toml`: the identity of a mutant, and the reason why no test can find it.
 
     Attributes:
         file: As `Mutant.file`.
         function: As `Mutant.function`.
         before: As `Mutant.before`.
         after: As `Mutant.after`.
-        reason: Why nobody who uses the module sees a difference.
+        reason: Why a user of the module sees no difference.
         nth: As `Mutant.nth`: 1 for the second line in the function with the same text.
     """
 
@@ -46,7 +46,7 @@ def read_equivalents(path: Path) -> list[Equivalent]:
         path: A TOML file with `[[equivalent]]` tables.
 
     Raises:
-        ValueError: An entry lacks something, or is there twice.
+        ValueError: An entry is incomplete, or is there twice.
     """
     found: dict[tuple[str, str, str, str, int], Equivalent] = {}
     for number, entry in enumerate(tomllib.loads(path.read_text()).get("equivalent", []), 1):
@@ -61,7 +61,7 @@ def read_equivalents(path: Path) -> list[Equivalent]:
 
 
 def stale(equivalents: Iterable[Equivalent], mutants: Iterable[Mutant]) -> list[Equivalent]:
-    """Entries whose line or change is no longer there.
+    """Entries whose line or change no longer exists.
 
     Args:
         equivalents: All entries.

@@ -1,4 +1,4 @@
-"""A module with one change, what names it whatever else is edited, and the choice of some of many."""
+"""A module with one change, its stable name, and the choice of some of many."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Mutant:
     """One planted defect.
 
     Attributes:
-        file: Where, from the root.
-        function: The qualified name of what is around it.
-        before: The changed lines as they were, in one line.
+        file: Its path from the root.
+        function: The qualified name of the function or class around it.
+        before: The original lines, joined to one line.
         after: The same with the defect.
         operator: The kind of the change.
         nth: Counts mutants that are the same in all of the above.
@@ -42,12 +42,12 @@ class Mutant:
 
     @property
     def identity(self) -> tuple[str, str, str, str, int]:
-        """What stays the same when other lines are edited."""
+        """The identity, which stays the same when other lines are edited."""
         return (self.file, self.function, self.before, self.after, self.nth)
 
     @property
     def compiles(self) -> bool:
-        """Whether it is a program at all."""
+        """Whether the source is a valid program."""
         try:
             compile(self.source, self.file, "exec", dont_inherit=True)
         except SyntaxError:
@@ -56,11 +56,11 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """Eight characters that stand for it."""
+        """A name of eight characters."""
         return self.rank("")[:8]
 
     def rank(self, seed: object) -> str:
-        """Where it stands in the order that a seed gives; text that sorts."""
+        """Its rank in the order of a seed, as text that sorts."""
         text = "\0".join(map(str, (seed, *self.identity)))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -85,21 +85,21 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
 
 
 def sample(mutants: Iterable[Mutant], seed: object, number: int) -> list[Mutant]:
-    """Some of them: the same ones for the same source and seed, and mostly the same after an edit.
+    """Choose some mutants: the same for the same source and seed, and mostly the same after an edit.
 
     Args:
         mutants: To choose from.
-        seed: Gives each its rank, which depends on nothing but itself.
-        number: At most so many are chosen.
+        seed: Gives each mutant its rank, which depends on no other mutant.
+        number: The maximum number of chosen mutants.
     """
     return sorted(mutants, key=lambda mutant: mutant.rank(seed))[:number]
 
 
 def lines_of(mutant: Mutant) -> Iterator[list[int]]:
-    """The lines to run to meet a defect, from the best choice to the last.
+    """The lines that a test must run to find a defect, from the best choice to the last.
 
-    The changed lines; the function around them; where what they define is named, for what runs when the
-    module is imported; the whole module.
+    These are the changed lines; the function around them; for lines that run at import, the lines that use
+    what they define; the whole module.
 
     Args:
         mutant: A defect.

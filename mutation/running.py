@@ -1,4 +1,4 @@
-"""Runs the tests of each mutant in a process of its own, several at a time."""
+"""Runs the tests of each mutant in its own process, several at the same time."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ NOT_RUN: Final = "not run"
 _ARGUMENTS: Final = (*PYTEST, "-p", "mutation.chosen", "-p", "no:xdist", "--timeout=25")
 """The limit is for one test, which takes a few seconds without a defect."""
 _BROKEN: Final = (2, 3, 4)
-"""pytest's exit codes when the defect hits before a test does, as in a conftest; signals are negative."""
+"""pytest's exit codes when the defect fails before a test runs, as in a conftest; signals are negative."""
 _FORKS: Final = multiprocessing.get_context("forkserver")
-# What is loaded once for all of them: nothing that imports a module of the project.
+# Modules that are loaded once for all mutants: none of them imports a module of the project.
 _FORKS.set_forkserver_preload([warm.__name__, *warm.LOADED])
 _START_SECONDS: Final = 60
 _SLOWER: Final = 4
@@ -43,13 +43,13 @@ _FIRST_FILES: Final = 3
 
 @attrs.frozen
 class Outcome:
-    """What became of a mutant.
+    """The result of a mutant.
 
     Attributes:
         status: One of the constants of this module.
-        by: The test that failed, or what else ended it; empty for a survivor.
+        by: The test that failed, or another cause of the end; empty for a survivor.
         seconds: How long it took.
-        tests: How many tests were to look for it.
+        tests: How many tests were chosen to find it.
     """
 
     status: str
@@ -85,10 +85,10 @@ class Runner:
         """Outcomes by the names of the mutants.
 
         Args:
-            mutants: With the tests that look for each.
-            jobs: Processes at a time.
-            until: When to start no further one, on the monotonic clock.
-            done: Told of each.
+            mutants: Each with the tests that should find it.
+            jobs: Processes at the same time.
+            until: After this time, on the monotonic clock, no further mutant is started.
+            done: Called for each result.
         """
         found: dict[str, Outcome] = {}
 
@@ -103,11 +103,11 @@ class Runner:
         return found
 
     def run(self, mutant: Mutant, names: Sequence[str]) -> Outcome:
-        """Look for one defect: with a few tests of few files first, because those begin sooner.
+        """Try to find one defect: first with a few tests of few files, because those start sooner.
 
         Args:
             mutant: The defect.
-            names: Node ids, in their order.
+            names: Node ids, in order.
         """
         began = time.monotonic()
         first = _few(names)
@@ -119,7 +119,7 @@ class Runner:
         return attrs.evolve(outcome, seconds=time.monotonic() - began)
 
     def control(self, work: Sequence[tuple[Mutant, list[str]]]) -> str:
-        """Run one module of `work` without a defect as if it had one: a test that fails then, or nothing.
+        """Run the tests of one module of `work` without a defect; returns a failing test, or "".
 
         Args:
             work: Mutants with their tests.
@@ -157,7 +157,7 @@ class Runner:
             return _judged(self._finished(names, environment, limit), tests)
 
     def _finished(self, names: Sequence[str], environment: Mapping[str, str], seconds: float) -> int | None:
-        """The exit code of pytest; None when it took too long. Nothing that it started is left behind."""
+        """The exit code of pytest; None when it took too long. Every process that it started is ended."""
         files = sorted({name.partition("::")[0] for name in names})
         process = _FORKS.Process(target=warm.run, args=(self._root, environment, [*_ARGUMENTS, *files]))
         process.start()
@@ -167,7 +167,7 @@ class Runner:
         with suppress(ProcessLookupError):  # all of them have ended
             os.killpg(process.pid, signal.SIGKILL)
         if code is None:
-            process.kill()  # it may not have got as far as to lead a group
+            process.kill()  # it may have ended before it became a group leader
         process.join()
         process.close()
         return code

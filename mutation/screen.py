@@ -1,4 +1,4 @@
-"""What a person sees: progress while it runs, the survivors, the table in the end."""
+"""The output for a person: progress while it runs, the survivors, and the final table."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Tally:
 
     Attributes:
         planted: Mutants that were chosen.
-        compile: Of these, programs.
-        equivalent: Of these, listed as behaving the same.
+        compile: Of these, valid programs.
+        equivalent: Of these, listed as equivalent.
         killed: Found by a test.
         late: Of the killed, by a time limit.
         survived: Found by none.
-        not_run: Left when the time was over.
+        not_run: Not started when the time was over.
     """
 
     planted: int
@@ -44,7 +44,7 @@ class Tally:
 
     @property
     def rate(self) -> float:
-        """The share of those that ran and behave differently which was killed."""
+        """The killed share of the mutants that ran and are not equivalent."""
         ran = self.killed + self.survived
         return self.killed / ran if ran else 1.0
 
@@ -53,9 +53,9 @@ def tally(mutants: Sequence[Mutant], equivalent: set[str], outcomes: dict[str, O
     """Count.
 
     Args:
-        mutants: Those that were chosen.
-        equivalent: Names of those that are listed.
-        outcomes: Of the others that compile, by name.
+        mutants: The chosen mutants.
+        equivalent: Names of the mutants that are listed.
+        outcomes: The results of the others that compile, by name.
     """
     programs = [mutant for mutant in mutants if mutant.compiles]
     found = [outcomes[each.name] for each in programs if each.name in outcomes]
@@ -71,17 +71,17 @@ def tally(mutants: Sequence[Mutant], equivalent: set[str], outcomes: dict[str, O
 
 
 def console(*, stderr: bool = False) -> Console:
-    """As wide as the terminal; into a pipe plain text in lines that nobody has to wrap."""
+    """A console as wide as the terminal; in a pipe it prints plain text in long lines."""
     found = Console(stderr=stderr, highlight=False)
     return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=_PIPED_WIDTH)
 
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[Mutant, Outcome], None]]:
-    """Progress on stderr: a bar in a terminal, a line a mutant elsewhere.
+    """Progress on stderr: a bar in a terminal, one line per mutant elsewhere.
 
     Yields:
-        What to call when a mutant is done.
+        A function to call when a mutant is done.
     """
     screen = console(stderr=True)
     columns = (TextColumn("mutants"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -127,7 +127,7 @@ def _cells(figures: Tally) -> list[str]:
 
 
 def _entry(mutant: Mutant, outcome: Outcome) -> str:
-    """TOML, with the place and what has been tried as comments."""
+    """TOML, with the place and the number of tests as comments."""
     first, last = mutant.lines
     lines = [
         f"# survived {outcome.tests} tests: {mutant.name}, lines {first} to {last}, {mutant.operator}",
@@ -144,7 +144,7 @@ def _entry(mutant: Mutant, outcome: Outcome) -> str:
 
 
 def quoted(text: str) -> str:
-    """A TOML string, literal where that is possible.
+    """A TOML string, as a literal string where possible.
 
     Args:
         text: One line.

@@ -1,4 +1,4 @@
-"""What `mutation.toml` says: where defects are planted, which tests look for them, and the bounds."""
+"""The settings of `mutation.toml`: where to plant defects, which tests to run, and the bounds."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ FOLDER: Final = Path(__file__).parent
 
 @attrs.frozen
 class Settings:
-    """The bounds of a run, and the files it is about.
+    """The bounds of a run, and its files.
 
     Attributes:
         root: The folder that all paths are relative to.
         seed: Another seed plants other defects.
         number: How many defects are planted.
-        minutes: When no further mutant is started.
+        minutes: After this time no further mutant is started.
         goal: The share that has to be killed.
-        least: Fewer mutants than this that ran are no result.
-        slowest_test_seconds: A test that takes longer looks for no defects.
+        least: If fewer mutants than this ran, there is no result.
+        slowest_test_seconds: A test that takes longer is not used.
         tests_seconds: How long the tests of one mutant may take without the defect.
-        modules: Files to plant in.
+        modules: Files to plant defects in.
         tests: Test files.
     """
 
@@ -43,11 +43,11 @@ class Settings:
 
     @classmethod
     def read(cls, path: Path, root: Path) -> Settings:
-        """Read a TOML file; a folder in it stands for every module below.
+        """Read a TOML file; a folder in it means every module below.
 
         Args:
             path: The file.
-            root: What its paths are relative to.
+            root: The folder that its paths are relative to.
 
         Raises:
             ValueError: A path in it does not exist, or an entry is unknown or missing.

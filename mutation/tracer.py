@@ -1,4 +1,4 @@
-"""A pytest plugin: which lines of which modules each test runs, and how long it takes."""
+"""A pytest plugin that records which lines of which modules each test runs, and how long it takes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["FILES", "FOLDER"]
 FILES: Final = "MULTICLOUDDB_TRACED_FILES"
 FOLDER: Final = "MULTICLOUDDB_TRACES"
 
-# What runs so often in one test has shown its lines, and tracing is slow.
+# A function that runs this often in one test has shown its lines, and tracing is slow.
 _MOST_CALLS: Final = 100
 
 Tracer: TypeAlias = Callable[[FrameType, str, Any], Any]
 
 
 class _Traces:
-    """Collects while the tests run, in one process."""
+    """Collects the lines while the tests run, in one process."""
 
     def __init__(self, files: dict[str, str]) -> None:
         self._files = files
@@ -77,6 +77,6 @@ class _Traces:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collect where the tests run: in the workers, not in what starts them."""
+    """Collect where the tests run: in the workers, not in the process that starts them."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         config.pluginmanager.register(_Traces(json.loads(os.environ[FILES])), "multiclouddb-traces")

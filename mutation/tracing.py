@@ -1,4 +1,4 @@
-"""Runs the tests once without a defect: they have to pass, and it is noted which lines each of them runs."""
+"""Runs the tests once without a defect: they have to pass, and the lines that each runs are recorded."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ Kept: TypeAlias = dict[str, dict[str, Any]]
 
 
 class FailingTestsError(Exception):
-    """Tests fail without any defect of ours: nothing can be found out."""
+    """Tests fail without a planted defect, so a run would prove nothing."""
 
 
 @attrs.frozen
 class Traces:
-    """What each test runs.
+    """The lines that each test runs.
 
     Attributes:
         tests: Node id → seconds; in the order of the files in the settings.
         runs: File and line → the node ids of the tests that run it.
-        failed: Tests that do not pass while they are traced; they look for no defects.
+        failed: Tests that do not pass while they are traced; they are not used.
     """
 
     tests: dict[str, float]
@@ -47,14 +47,14 @@ class Traces:
     failed: tuple[str, ...]
 
     def tests_of(self, mutant: Mutant, slowest: float, seconds: float) -> list[str]:
-        """The tests that run the changed lines, of each test function its fastest case first.
+        """The tests that run the changed lines; of each test function the fastest case comes first.
 
-        Where none does, as for what runs when a module is imported, those that run what stands around.
+        When no test runs them, for example lines that run at import, the tests that run the code around them.
 
         Args:
             mutant: A defect.
             slowest: A test that takes longer is left out.
-            seconds: How long all together may take: the files that the settings name first go before others.
+            seconds: How long all tests together may take: the files that the settings name first come first.
         """
         levels: dict[str, int] = {}
         for level, lines in enumerate(lines_of(mutant)):
@@ -79,11 +79,11 @@ class Traces:
 
 
 def trace(settings: Settings, folder: Path, jobs: int) -> Traces:
-    """Trace the tests of the files that have changed since the last time, or all.
+    """Trace the tests of the files that have changed since the last run, or all.
 
     Args:
-        settings: What is traced.
-        folder: Where traces are kept from run to run.
+        settings: The files and tests.
+        folder: Where traces are stored between runs.
         jobs: Processes.
 
     Raises:
@@ -103,7 +103,7 @@ def trace(settings: Settings, folder: Path, jobs: int) -> Traces:
 
 
 def python_path(*first: Path) -> dict[str, str]:
-    """The variable that makes every Python process of a run look here first.
+    """The environment variable that makes every Python process of a run search these folders first.
 
     Args:
         first: Folders.
@@ -129,7 +129,7 @@ def _traces(files: Iterable[dict[str, Any]]) -> Traces:
 
 
 def _keys(settings: Settings) -> dict[str, str]:
-    """What the traces of each test file depend on: itself, and everything that is no test."""
+    """The inputs of each test file's traces: the file itself, and everything that is not a test."""
     shared = hashlib.sha256()
     ours = (PACKAGE, settings.root / ".venv")
     for path in sorted(settings.root.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""What runs in the process of a mutant, forked from one that has loaded pytest and no module of ours."""
+"""Runs in the process of a mutant, forked from one that has loaded pytest but none of our modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 __all__ = ["LOADED", "PYTEST_ENDED", "run"]
 
 PYTEST_ENDED: Final = 200
-"""Added to pytest's exit code, to tell it from those of a process that did not get as far."""
+"""Added to pytest's exit code, so that it differs from that of a process that failed before pytest."""
 LOADED: Final = (
     "attrs",
     "hypothesis.stateful",
@@ -40,11 +40,11 @@ def run(root: Path, environment: Mapping[str, str], arguments: Sequence[str]) ->
         os.dup2(nowhere, stream)
     sys.path[:0] = [str(root), *environment["PYTHONPATH"].split(os.pathsep)]
     if "MULTICLOUDDB_MUTANT_MODULE" in environment:
-        # Python imports it when it starts; this process has been forked from one that has started.
+        # Python imports it at its start; this process was forked from one that has already started.
         sys.modules.pop("sitecustomize", None)
         __import__("sitecustomize")
     import pytest
 
-    # A test that warns fails, and that modules are loaded already is a warning.
+    # A warning makes a test fail, and pytest warns that modules are loaded already.
     code = pytest.main([*arguments, "-W", "ignore:Module already imported"])
     os._exit(PYTEST_ENDED + code)

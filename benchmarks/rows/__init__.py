@@ -1,4 +1,4 @@
-"""The rows, one module a subject; what is found here is part of the table.
+"""The rows, one module per subject; every row that is found here is in the table.
 
-Whatever a row needs, a provider or Spark, is imported when the row runs.
+A row imports what it needs, a provider or Spark, when it runs.
 """

@@ -1,4 +1,4 @@
-"""The DynamoDB provider beside boto3 by hand, and on streams of many shards."""
+"""The DynamoDB provider compared with hand-written boto3 code, and on streams of many shards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOCAL: Final = (
 )
 _BARE: Final = (
     "A loop over boto3's `get_records` that decodes nothing: 1,000 records a call, each call from the "
-    "iterator that the one before has brought."
+    "iterator that the call before returned."
 )
 
 
@@ -38,7 +38,7 @@ _BARE: Final = (
 
 
 def bare_loop(streams: Any, arn: str) -> Done:
-    """Records as boto3 gives them."""
+    """Records as boto3 returns them."""
     (shard,) = streams.describe_stream(StreamArn=arn)["StreamDescription"]["Shards"]
     start = {"StreamArn": arn, "ShardId": shard["ShardId"], "ShardIteratorType": "TRIM_HORIZON"}
     iterator = streams.get_shard_iterator(**start)["ShardIterator"]
@@ -104,7 +104,7 @@ def _through_arrow(table: Local) -> Done:
     shown=(bare_loop,),
 )
 def dynamo_events(bench: Bench) -> Iterator[Sides]:
-    """Decoded events, where the loop has none."""
+    """Our side decodes events; the loop decodes nothing."""
     with local(bench.size(_ITEMS)) as table:
         yield Sides(lambda: _through_the_client(table), lambda: _by_hand(table, bare_loop))
 
@@ -115,7 +115,7 @@ def dynamo_events(bench: Bench) -> Iterator[Sides]:
     goal=2.5,
     about=f"The client reads {_LOCAL}",
     against=(
-        "What people write: the same loop, with boto3's `TypeDeserializer` for the key and the item of each "
+        "The usual code: the same loop, with boto3's `TypeDeserializer` for the key and the item of each "
         "record."
     ),
     shown=(decoding_loop,),
@@ -147,7 +147,7 @@ _PAGE_BYTES: Final = 64 * 1024  # some 100 records
 
 
 def _read_shards(server: Scripted, address: ResourceAddress, latency: float) -> tuple[Done, int]:
-    """Everything in a stream, and how many calls that took."""
+    """Read everything in a stream; returns also how many calls that took."""
     operations = ("GetShardIterator", "GetRecords", "DescribeStream", "DescribeTable")
     server.ask("troubles.end")
     if latency:
@@ -163,7 +163,7 @@ def _read_shards(server: Scripted, address: ResourceAddress, latency: float) -> 
 
 
 def ideal(server: Scripted, address: ResourceAddress) -> Done:
-    """Whichever is larger: what the latency costs on all threads, or what the CPU costs."""
+    """The larger of two times: the latency on all threads, or the CPU time."""
     done, calls = _read_shards(server, address, latency=0.0)
     assert done.cpu is not None
     return attrs.evolve(done, seconds=max(calls * _LATENCY / _SHARDS, done.cpu))
@@ -185,7 +185,7 @@ def ideal(server: Scripted, address: ResourceAddress) -> Done:
     shown=(ideal,),
 )
 def dynamo_fan_out(bench: Bench) -> Iterator[Sides]:
-    """What waiting for many shards costs."""
+    """The cost of waiting for many shards."""
     with scripted(_SHARDS, initial_shards=_SHARDS, page_bytes=_PAGE_BYTES) as server:
         address = server.create("items")
         server.fill(address, bench.size(500))
@@ -200,7 +200,7 @@ _RECORD_BYTES: Final = 1000
 
 
 def _sent_for_each(server: Scripted, address: ResourceAddress) -> float:
-    """How many records the server sends for each event that is delivered."""
+    """How many records the server sends for each delivered event."""
     before = server.records_sent()
     ids: list[str] = []
     with on_client_core(), connect(server.config) as client:
@@ -228,7 +228,7 @@ def _sent_for_each(server: Scripted, address: ResourceAddress) -> float:
     against="",
 )
 def dynamo_sent(bench: Bench) -> Iterator[Sides]:
-    """What is fetched is handed out."""
+    """Fetched records are delivered."""
     with ExitStack() as stack:
         tables = {}
         for shards in (16, _SHARDS):
@@ -245,13 +245,13 @@ def dynamo_sent(bench: Bench) -> Iterator[Sides]:
 
 
 class _Follower:
-    """Follows a table's stream from now on, through one client.
+    """Follows a table's stream from now on, with one client.
 
     Args:
         server: Has the table.
         client: Reads it.
         table: Its name.
-        listed: So many shards it has, 64 of them open.
+        listed: How many shards it has, 64 of them open.
     """
 
     def __init__(self, server: Scripted, client: MulticloudDbClient, table: str, listed: int) -> None:
@@ -262,7 +262,7 @@ class _Follower:
             self._token = client.read_changes(ChangeFeedRequest(self._address, Now())).continuation_token
 
     def cost_of_pages(self, records: int) -> Done:
-        """The CPU time of a page call, over pages of 64 events, with so many events from each shard."""
+        """The CPU time of a page call, with pages of 64 events and this many events from each shard."""
         self._server.fill(self._address, records)
         listings = self._server.calls("DescribeStream")
         cpu, calls, events = time.process_time(), 0, 0
@@ -302,14 +302,14 @@ class _Follower:
     goal=1.5,
     at_most=True,
     about=(
-        "CPU time of a page call that goes on from a token, with 64 open shards that all have news, in a "
-        "stream that lists 5,000 shards. Pages have 64 events. It is checked that no call lists shards."
+        "CPU time of a page call that resumes from a token, with 64 open shards that all have new records, "
+        "in a stream that lists 5,000 shards. Pages have 64 events. The row checks that no call lists shards."
     ),
-    against="The same in a stream that lists those 64 alone.",
+    against="The same in a stream that lists only those 64.",
     same_work=False,
 )
 def dynamo_active(bench: Bench) -> Iterator[Sides]:
-    """A page call costs by the shards that are read, not by those that are listed."""
+    """The cost of a page call depends on the shards that are read, not on those that are listed."""
     records = bench.size(100)
     with (
         scripted(_SHARDS, initial_shards=_SHARDS) as server,
@@ -329,15 +329,15 @@ def dynamo_active(bench: Bench) -> Iterator[Sides]:
     at_most=True,
     about=(
         "DescribeStream calls for each shard that rolls over, in a stream of 5,000 shards, whose list has 50 "
-        "pages; the service takes ten calls a second. Children are asked for by their parent; where there is "
-        "one, it may be half of a split, and the other half is looked for during a second. Only the start "
-        "reads the list: twice at `Now`, lest it misses what ends meanwhile. The goal leaves one look, two "
-        "more in that second, and one to spare."
+        "pages; the service allows ten calls a second. Children are requested by their parent. Where there "
+        "is one, it may be half of a split, so the other half is looked for during a second. Only the start "
+        "reads the list: twice at `Now`, to miss no shard that ends meanwhile. The goal allows one search, "
+        "two more in that second, and one in reserve."
     ),
     against="",
 )
 def dynamo_discovery(bench: Bench) -> Iterator[Sides]:
-    """Behind the start, children alone are asked for."""
+    """After the start only children are requested."""
     with scripted(_SHARDS, initial_shards=_SHARDS) as server, connect(server.config) as client:
         follower = _Follower(server, client, "many", bench.size(5000, _SHARDS))
         notes = {"at the start": float(server.calls("DescribeStream"))}

@@ -1,4 +1,4 @@
-"""The embedded provider beside a loop over its file."""
+"""The embedded provider compared with a loop over its file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BARE: Final = (
 
 
 def bare_loop(path: Path) -> Done:
-    """What nobody can do much faster in Python."""
+    """About the fastest loop that is possible in Python."""
     seqs = []
     with closing(sqlite3.connect(path)) as connection:
         for seq, _ts, _type, _key, doc in connection.execute("SELECT seq, ts, type, key, doc FROM log"):
@@ -33,7 +33,7 @@ def bare_loop(path: Path) -> Done:
 
 
 def through_the_client(path: Path) -> Done:
-    """As an application reads: pages of the provider's own size, until there is nothing more."""
+    """Read as an application does: pages of the provider's own size, until there is nothing more."""
     ids: list[str] = []
     with connect(url(path)) as client:
         for page in pages(client.read_changes, ADDRESS):
@@ -42,7 +42,7 @@ def through_the_client(path: Path) -> Done:
 
 
 def through_arrow(path: Path, max_page_size: int) -> Done:
-    """The same as Arrow batches: documents stay JSON text, as Spark takes them."""
+    """The same as Arrow batches: documents stay JSON text, as Spark expects them."""
     with arrow_reader(ClientConfig.from_url(url(path))) as reader:
         for _ in pages(reader.read, ADDRESS, max_page_size):
             pass
@@ -92,7 +92,7 @@ def embedded_arrow(bench: Bench) -> Iterator[Sides]:
     against=_BARE,
 )
 def embedded_arrow_1000(bench: Bench) -> Iterator[Sides]:
-    """What a page costs shows here."""
+    """This row shows the cost of a page."""
     yield from _arrow(bench, 1000)
 
 

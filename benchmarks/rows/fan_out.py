@@ -1,4 +1,4 @@
-"""Reads of many partitions that each take their time."""
+"""Reads of many partitions with a latency each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from multiclouddb_spi.engine import Engine
 
 _PARTITIONS: Final = 64
 _LATENCY: Final = 0.02
-# As many as can be read at once: the engine has one read of a partition in flight.
+# As many as can be read at once: the engine has at most one running read per partition.
 _WIDTH: Final = _PARTITIONS
 _IDEAL: Final = (
     "The ideal, computed from a run of the same reads with no latency. It is the larger of two times: "
@@ -30,12 +30,12 @@ def _engine(provider: Any) -> Engine:
 
 
 def _read(sim: Any, latency: float) -> tuple[Done, int]:
-    """Everything in a simulated collection; what was done, and how many reads that took."""
+    """Read everything in a simulated collection; returns the report, and how many reads that took."""
     from multiclouddb_conformance.simulation import SimulationProvider
     from multiclouddb_conformance.wrapped import WrappedProvider, WrappedReader
 
     class Distant(WrappedProvider):
-        """Answers late, as a service on a network does: a wait, which takes no CPU and no lock."""
+        """Answers late, as a service on a network does: it waits, without CPU time and without a lock."""
 
         def fetch(self, reader: WrappedReader, *wishes: Any) -> Batch:
             if latency:
@@ -55,7 +55,7 @@ def _read(sim: Any, latency: float) -> tuple[Done, int]:
 
 
 def ideal(sim: Any) -> Done:
-    """Whichever is larger: what the latency costs on all threads, or what the CPU costs."""
+    """The larger of two times: the latency on all threads, or the CPU time."""
     cpu = time.process_time()
     done, reads = _read(sim, latency=0.0)
     cpu = time.process_time() - cpu
@@ -83,7 +83,7 @@ def _sides(bench: Bench, records: int) -> Iterator[Sides]:
     shown=(ideal,),
 )
 def fan_out_25(bench: Bench) -> Iterator[Sides]:
-    """A feed that is read as it is written: short reads."""
+    """A feed that is read while it is written: short reads."""
     yield from _sides(bench, 25)
 
 

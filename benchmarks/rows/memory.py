@@ -20,7 +20,7 @@ _STATUS: Final = Path("/proc/self/status")
 
 
 def read_all(path: Path) -> dict[str, Any]:
-    """Read a store through the client, keeping nothing, and tell what that took."""
+    """Read a store through the client, keep nothing, and return the figures."""
     from multiclouddb_api import connect
 
     count = total = 0
@@ -62,8 +62,8 @@ def _fresh_process(path: Path, events: int) -> Done:
     at_most=True,
     about=(
         "The peak resident memory of a fresh process that reads 5 million events from the embedded store. "
-        "The events are real and each has its own id: 500,000 are written, and SQLite copies them behind "
-        "themselves."
+        "The events are real and each has its own id: 500,000 are written, and SQLite appends copies of "
+        "them."
     ),
     against="The same program over the 500,000 events, in a fresh process.",
     pairs=1,
@@ -72,7 +72,7 @@ def _fresh_process(path: Path, events: int) -> Done:
     shown=(read_all,),
 )
 def memory(bench: Bench) -> Iterator[Sides]:
-    """What grows with the length of a feed would show here."""
+    """This row would show memory that grows with the length of a feed."""
     small, large = bench.folder / "small.db", bench.folder / "large.db"
     events = bench.size(_EVENTS)
     fill(small, events, make=small_document)

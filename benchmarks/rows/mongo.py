@@ -1,4 +1,4 @@
-"""The MongoDB provider beside PyMongo by hand."""
+"""The MongoDB provider compared with hand-written PyMongo code."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _SMALL_PAGE: Final = 10
 BATCH_SIZE: Final = 500
 _READ: Final = (
     "40,000 inserts of 300 bytes, from the change stream of one mongod. The client has one core and the "
-    "server another, for both sides alike; both connect, go on from a position in front of the first, and "
-    "stop behind the last."
+    "server another, for both sides alike; both connect, resume from a position before the first, and "
+    "stop after the last."
 )
 _EMPTY: Final = (
     "PyMongo's `for change in collection.watch()` with nothing in the loop, in batches of 500, its best "
@@ -41,7 +41,7 @@ _TYPES: Final = {"insert": ChangeType.CREATE, "update": ChangeType.UPDATE, "dele
 
 
 def empty_loop(client: Any, resume_token: Any, size: int) -> Done:
-    """Changes as PyMongo gives them, counted."""
+    """Changes as PyMongo returns them, counted."""
     collection = client[ADDRESS.database][ADDRESS.collection]
     with collection.watch(start_after=resume_token, batch_size=BATCH_SIZE) as stream:
         for _ in islice(stream, size):
@@ -73,7 +73,7 @@ def dict_loop(client: Any, resume_token: Any, size: int) -> Done:
 
 
 def stream_a_page(client: Any, resume_token: Any, pages: int) -> Done:
-    """What a program without an open stream does: one for each page, from the page before."""
+    """A program without an open stream: it opens one for each page, from the page before."""
     collection = client[ADDRESS.database][ADDRESS.collection]
     count = 0
     for _ in range(pages):
@@ -95,7 +95,7 @@ def _by_hand(changes: Backlog, loop: Callable[[Any, Any, int], Done], size: int)
 def _pages(
     read: Callable[[ChangeFeedRequest], ChangeFeedPage], changes: Backlog, max_page_size: int = 0
 ) -> Iterator[ChangeFeedPage]:
-    """Pages behind the backlog's token, without end."""
+    """Pages after the backlog's token, without end."""
     token = changes.token
     while True:
         page = read(ChangeFeedRequest(ADDRESS, FromContinuationToken(token), max_page_size=max_page_size))
@@ -114,10 +114,10 @@ def _through_the_client(changes: Backlog, max_page_size: int = 0) -> Done:
 
 
 def _counted(changes: Backlog, done: Done) -> Done:
-    """The loop beside it keeps no ids to compare.
+    """The loop keeps no ids to compare, so our side checks what it read.
 
     Raises:
-        ValueError: It has not read all, or something twice.
+        ValueError: It has not read all changes, or has read one twice.
     """
     assert not isinstance(done.ids, int)
     if (different := len(set(done.ids))) != changes.size or done.count != changes.size:
@@ -166,7 +166,7 @@ def mongo_events(bench: Bench) -> Iterator[Sides]:
     shown=(empty_loop,),
 )
 def mongo_events_empty(bench: Bench) -> Iterator[Sides]:
-    """Events, where the loop has none."""
+    """Our side makes events; the loop makes none."""
     with backlog(bench.folder, bench.size(_EVENTS)) as changes:
         yield Sides(
             lambda: _counted(changes, _through_the_client(changes)),
@@ -200,8 +200,8 @@ def mongo_arrow(bench: Bench) -> Iterator[Sides]:
         "the page before."
     ),
     against=(
-        "A program that opens a change stream for each page, behind the page before, and closes it. It reads "
-        "the first 60 pages: how long one takes does not depend on how far it is."
+        "A program that opens a change stream for each page, after the page before, and closes it. It reads "
+        "the first 60 pages: the time for a page does not depend on its position."
     ),
     same_work=False,
     shown=(stream_a_page,),
@@ -236,9 +236,9 @@ def cursors(changes: Backlog, calls: int) -> Done:
     at_most=True,
     about=(
         "Change streams that 100 calls of `read_changes` open, one after the other, each by the token of the "
-        "call before, in one process: pages of 10, the second half of them behind the last change. The "
-        "server counts the `aggregate` commands that it gets; each opens one. How many the start took, which "
-        "got the first token, is told beside it."
+        "call before, in one process: pages of 10, the second half of them after the last change. The "
+        "server counts the `aggregate` commands; each opens one stream. The number for the start, which "
+        "got the first token, is given separately."
     ),
     against="",
     warm_up=False,

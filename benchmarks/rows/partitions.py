@@ -1,4 +1,4 @@
-"""What many partitions cost: a call that finds nothing, and the token."""
+"""The cost of many partitions: a call that finds nothing, and the token."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from multiclouddb_spi.checkpoint.token import decode_token, encode_token
 
 _MANY: Final = 10_000
 _SWEPT: Final = 20_000
-"""Partitions asked in one run, however many there are a call."""
+"""Partitions that are read in one run, for any number of partitions per call."""
 
 _AGAINST: Final = "The same call with 1,000 partitions, ten times as often."
 
 
 class Poller:
-    """A consumer of an idle feed: each call asks every partition and goes on from the token before.
+    """A consumer of an idle feed: each call reads every partition and resumes from the token before.
 
     Args:
         read: Reads a page.
-        address: Of what.
+        address: The collection.
         partitions: How many it has.
-        swept: How many partitions are asked in one run, over all calls.
+        swept: How many partitions are read in one run, over all calls.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ def _sizes(bench: Bench) -> tuple[int, int, int, int]:
     at_most=True,
     same_work=False,
     about=(
-        "The mean time of a page call that asks 10,000 partitions and finds nothing. The service is "
+        "The mean time of a page call that reads 10,000 partitions and finds nothing. The service is "
         "simulated and answers at once: the time is the engine's, with its threads."
     ),
     against=_AGAINST,
@@ -125,7 +125,7 @@ def page_call(bench: Bench) -> Iterator[Sides]:
     against=_AGAINST,
 )
 def page_call_embedded(bench: Bench) -> Iterator[Sides]:
-    """As an application meets it."""
+    """The cost for an application."""
     sizes = _sizes(bench)
     with ExitStack() as stack:
 
@@ -148,8 +148,8 @@ def page_call_embedded(bench: Bench) -> Iterator[Sides]:
     warm_up=False,
     about=(
         "The length of a continuation token of the embedded store over 10,000 partitions, divided by their "
-        "number. Each partition stands at a change of its own, which is the longest that a token gets; a "
-        "page is read from it to see that it is a good one."
+        "number. Each partition is at a change of its own, which gives the longest token; a "
+        "page is read from it to check that it is valid."
     ),
     against="",
 )
@@ -169,9 +169,10 @@ def token(bench: Bench) -> Iterator[Sides]:
 
 
 def _token_in_the_middle(path: Path) -> str:
-    """A token whose positions are those of some change in each partition.
+    """A token whose positions are those of a change in each partition.
 
-    Reading would get there in as many calls as there are partitions; the positions are put in instead.
+    Reading up to there would take as many calls as there are partitions, so the positions are written into
+    it.
     """
     with closing(sqlite3.connect(path)) as connection:
         changes = dict(

@@ -1,4 +1,4 @@
-"""The Spark data source beside DataFrames made by hand."""
+"""The Spark data source compared with DataFrames that are made by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SETTINGS: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
 
 
 def job(frame: DataFrame) -> tuple[int, int]:
-    """The work for each DataFrame: how many rows it has, and the checksum of their ids."""
+    """The work for each DataFrame: count its rows, and compute the checksum of their ids."""
     from pyspark.sql import functions
 
     found = frame.agg(functions.count("*"), functions.sum(functions.crc32("event_id")))

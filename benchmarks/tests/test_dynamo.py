@@ -15,7 +15,7 @@ from multiclouddb_api import Beginning, ChangeFeedRequest, connect
 
 
 def cores(pid=0):
-    """Where a process may run; nothing where the system does not tell."""
+    """The cores that a process may run on; nothing where the system does not report them."""
     return sorted(getattr(os, "sched_getaffinity", lambda _: ())(pid))
 
 

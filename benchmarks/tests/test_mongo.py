@@ -1,4 +1,4 @@
-"""What the rows of MongoDB stand on: a server on its core, sides that read the same, counts that tell."""
+"""The basis of MongoDB's rows: a server on its core, sides that read the same, counts that are right."""
 
 import os
 from functools import partial
@@ -29,7 +29,7 @@ CALLS = 2 * SIZE // 10
 
 
 def cores(pid=0):
-    """Where a process may run; nothing where the system does not tell."""
+    """The cores that a process may run on; nothing where the system does not report them."""
     return sorted(getattr(os, "sched_getaffinity", lambda _: ())(pid))
 
 

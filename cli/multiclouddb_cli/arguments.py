@@ -1,4 +1,4 @@
-"""What is typed, as values; a wrong one is a usage error that names the option."""
+"""Turns arguments into values; a wrong argument is a usage error that names the option."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def to_address(text: str) -> ResourceAddress:
 
 
 def to_target(where: str | None, scope: str) -> tuple[ResourceAddress, FeedScope]:
-    """What is followed, and how much of it: a collection as a rule, a database or a cluster by `--scope`."""
+    """What to follow, and how much of it: a collection, or with `--scope` a database or a cluster."""
     kind = _to_scope(scope)
     match kind:
         case EntireCluster():

@@ -15,7 +15,7 @@ _SUFFIX: Final = ".checkpoint.json"
 class Bookmark(FileCheckpointStore):
     """A `FileCheckpointStore` for one file of any name.
 
-    One that an application keeps in its `FileCheckpointStore` is read and continued as well.
+    It can also read and continue a file of an application's `FileCheckpointStore`.
 
     Args:
         file: The file; it need not exist.
@@ -30,7 +30,7 @@ class Bookmark(FileCheckpointStore):
         """The file.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a name that is not fit for a checkpoint.
+            MulticloudDbError: `INVALID_REQUEST` for a name that a checkpoint cannot have.
         """
         super().path(name)
         return self._file

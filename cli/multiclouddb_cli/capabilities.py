@@ -29,7 +29,7 @@ _NEEDS_URL: Final = "needs a URL: run multiclouddb capabilities URL"
 
 @runtime_checkable
 class TellsCapabilities(Protocol):
-    """A plugin that says what its provider can do without a configuration."""
+    """A plugin that reports what its provider can do without a configuration."""
 
     def capabilities(self) -> CapabilitySet:
         """What the service can do when provisioned as documented; no I/O."""
@@ -43,7 +43,7 @@ class Column:
     Attributes:
         provider: Its id.
         known: What it can do, or None.
-        problem: Why that is not known.
+        problem: Why its capabilities are not known.
     """
 
     provider: str
@@ -59,7 +59,7 @@ def capabilities(config: ClientConfig | None, *, as_json: bool) -> None:
         as_json: One JSON object, by provider.
 
     Raises:
-        MulticloudDbError: What is wrong with the configuration.
+        MulticloudDbError: The configuration is wrong.
     """
     columns = [_connected(config)] if config else [_installed(name) for name in installed_providers()]
     if as_json:

@@ -1,7 +1,7 @@
 """`multiclouddb token check`: whether a token still resumes, and for how long.
 
-The token is read as its reader would read it, one event and no document, and then each of its
-partitions alone: one that has expired can hide behind another that still has events.
+First it reads the whole token as its reader would, with one event and no document. Then it reads each
+partition alone, because events of one partition can hide that another has expired.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _AT_ONCE: Final = 8
 
 @attrs.frozen
 class Answer:
-    """What the service said to one partition of the token.
+    """The service's answer for one partition of the token.
 
     Attributes:
         standing: The partition.
-        page: What came, or None when it was not asked or refused.
-        error: Why it was refused, or None.
+        page: The page, or None when the partition was not read or the read was refused.
+        error: Why the read was refused, or None.
     """
 
     standing: Standing
@@ -73,7 +73,7 @@ class Answer:
 
     @property
     def headroom(self) -> float | None:
-        """Seconds until its position falls out of retention, where the service tells."""
+        """Seconds until its position expires, where the service reports it."""
         return None if self.page is None else self.page.diagnostics.retention_headroom_seconds
 
 
@@ -83,9 +83,9 @@ class Verdict:
 
     Attributes:
         envelope: The token.
-        whole: What reading it gave: a page, or the error that it has expired.
-        answers: What reading its partitions one by one gave.
-        missed: Open partitions that the token neither holds nor leads to; None when nobody can tell.
+        whole: The result of reading it: a page, or the error that it has expired.
+        answers: The results of reading its partitions one by one.
+        missed: Open partitions that the token neither holds nor leads to; None when that cannot be known.
     """
 
     envelope: Envelope
@@ -112,12 +112,12 @@ class Verdict:
 
     @property
     def lag(self) -> float | None:
-        """Seconds that the watermark is behind the service's clock."""
+        """Seconds that the watermark lags behind the service's clock."""
         return None if self.page is None else self.page.diagnostics.lag_seconds
 
     @property
     def changes(self) -> str:
-        """Whether there is something to read."""
+        """Whether there are changes to read."""
         if self.page is None:
             return "lost to retention"
         return "waiting" if self.page.events else "none at present" if self.page.idle else "maybe"
@@ -126,12 +126,12 @@ class Verdict:
     def covers(self) -> str:
         """Whether every open partition of the service is in the token or descends from one that is."""
         if self.missed is None:
-            return "cannot be told"
+            return "unknown"
         return f"no, {len(self.missed)} missed: {', '.join(self.missed[:3])}" if self.missed else "yes"
 
     @property
     def headroom(self) -> float | None:
-        """Seconds until its oldest position falls out of retention, where the service tells."""
+        """Seconds until its oldest position expires, where the service reports it."""
         told = [answer.headroom for answer in self.answers]
         if self.page is not None:
             told.append(self.page.diagnostics.retention_headroom_seconds)
@@ -143,7 +143,7 @@ def check(config: ClientConfig, token: str, key: MulticloudDbKey | None, *, as_j
 
     Raises:
         MulticloudDbError: What reading from it would raise; `INVALID_REQUEST` for a foreign token.
-        typer.BadParameter: The token is of one partition key, and `key` is not that one.
+        typer.BadParameter: The token is of one partition key, and `key` is another key.
     """
     envelope = decode_token(token)
     _check_provider(config, envelope)
@@ -164,7 +164,7 @@ def check(config: ClientConfig, token: str, key: MulticloudDbKey | None, *, as_j
         raise verdict.error
     if verdict.missed:
         typer.echo(
-            "error: [NOT_COVERED] the token does not lead to every open partition; a consumer that reads on "
+            "error: [NOT_COVERED] the token does not lead to every open partition; a consumer that continues "
             "from it starts them after its next audit, with a PartitionFoundLate notice",
             err=True,
         )
@@ -172,7 +172,7 @@ def check(config: ClientConfig, token: str, key: MulticloudDbKey | None, *, as_j
 
 
 def _missed(session: Session, envelope: Envelope) -> list[str] | None:
-    """What the token does not cover; only a feed of a whole collection is asked."""
+    """Partitions that the token does not cover; only a feed of a whole collection can report them."""
     lineage = lineage_of(envelope)
     if lineage is None or lineage.audited is None:
         return None
@@ -216,7 +216,7 @@ def _check_provider(config: ClientConfig, envelope: Envelope) -> None:
         )
     if envelope.options_digest:
         raise MulticloudDbError(
-            "the token was made with provider options that mean other positions, which the command line "
+            "the token was made with provider options that change positions, which the command line "
             "cannot set; read one page from it in the application",
             ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, config.provider, "token check"),
         )
@@ -245,7 +245,7 @@ def _ask_each(
     if not isinstance(request.scope, EntireCollection | PhysicalPartition):
         return [Answer(item) for item in standings]
 
-    feed = session.feed  # opened once, not by every thread
+    feed = session.feed  # opened once, not in every thread
 
     def ask(item: Standing) -> Answer:
         if item.state != "active":
@@ -278,7 +278,7 @@ def _print(session: Session, verdict: Verdict) -> None:
         ("covers", verdict.covers),
         ("watermark", "-" if watermark is None else ago(watermark)),
         ("lag", duration(verdict.lag)),
-        ("kept for", "the service does not tell" if headroom is None else duration(headroom)),
+        ("kept for", "the service does not say" if headroom is None else duration(headroom)),
     ]
     if end is not None:
         fields.append(("ended", scrub(end)))

@@ -1,4 +1,4 @@
-"""Exit codes: one a kind of failure, so that a script can tell what to do."""
+"""Exit codes: one for each kind of failure, so that a script knows what to do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CODES: Final = {
 }
 
 TABLE: Final = {
-    OK: "done, or the reader of a pipe has gone",
+    OK: "done, or the reader of the pipe has ended",
     FAILURE: "the output cannot be written, or a defect: --debug shows where",
     USAGE: "wrong command line",
     3: "INVALID_REQUEST",
@@ -38,9 +38,9 @@ TABLE: Final = {
     NOT_COVERED: "token check: the token resumes, but does not cover every partition",
     INTERRUPTED: "interrupted by ctrl-C (143: by SIGTERM)",
 }
-"""Exit code → what it means; the help and the README have it."""
+"""Exit code → its meaning; the help and the README show this table."""
 
 
 def exit_code(category: str) -> int:
-    """The exit code of an error's category; 9 for one that has none of its own."""
+    """The exit code of an error's category; 9 for a category without its own code."""
     return _CODES.get(category, OTHER)

@@ -1,4 +1,4 @@
-"""A failure as one line on stderr and an exit code; a person at a terminal gets a link, too."""
+"""Reports a failure as one line on stderr and an exit code; at a terminal also with a link."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["report", "scrub"]
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 _BEGIN: Final = "Traceback (most recent call last):\n"
-_BEHIND: Final = "\nwhich led to\n\n"
+_BEHIND: Final = "\nwhich caused\n\n"
 _ENDS: Final = re.compile(r"['\"`)\].,;]*$")
 
 
 def report(error: Exception, *, debug: bool) -> int:
-    """Tell the user, and return the exit code.
+    """Print the error for the user, and return the exit code.
 
     Args:
         error: What a command raised.
@@ -37,16 +37,16 @@ def report(error: Exception, *, debug: bool) -> int:
             typer.echo(scrub(_traces(error).rstrip()), err=True)
         typer.echo(f"error: {printable(scrub(' '.join(line.split())))}", err=True)
         if isinstance(error, MulticloudDbError) and not debug and sys.stderr.isatty():
-            # A log keeps its one line; a traceback has the link already.
+            # In a log an error stays one line; a traceback has the link already.
             typer.echo(_dim(error.help_url), err=True)
     return code
 
 
 def _traces(error: BaseException) -> str:
-    """The traceback of an error and of all behind it, in Python's form.
+    """The traceback of an error and of its causes, in Python's form.
 
-    What a vendor says is in our message where it is fit to be shown. Its exception has the class alone: the
-    text may quote the request that it refused, with a session token in it.
+    Our message contains the vendor's text where it is safe to show. Of the vendor's exception only the class
+    is printed: its text may quote the request that was refused, with a session token in it.
     """
     told = isinstance(error, MulticloudDbError)
     parts: list[str] = []
@@ -69,13 +69,13 @@ def _line(error: Exception) -> tuple[int, str]:
     if isinstance(error, MulticloudDbError):
         message = error.message
         if error.category == ErrorCategory.PROVIDER_ERROR and error.detail.skip_token is not None:
-            message += "; tail --skip-poison steps over it"
+            message += "; tail --skip-poison skips it"
         return exit_code(error.category), f"[{error.category}] {message}"
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "multiclouddb"
         return USAGE, f"[USAGE] {error.format_message().rstrip('.')}; see {command} --help"
-    if isinstance(error, OSError):  # the library wraps its own: this is our output's
+    if isinstance(error, OSError):  # the library wraps its own errors: this one is of our output
         return FAILURE, f"[OUTPUT] cannot be written: {error.strerror or error}"
     return FAILURE, f"[UNEXPECTED] {type(error).__name__}: {error}; run it again with --debug and report it"
 

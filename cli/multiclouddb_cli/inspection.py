@@ -1,7 +1,7 @@
-"""`multiclouddb token inspect`: what a token says by itself.
+"""`multiclouddb token inspect`: what a token contains.
 
-Cursors are opaque without their provider and may hold a document's key: only their size and a
-digest are shown, which is enough to see whether two tokens stand at the same place.
+Cursors are opaque without their provider and may hold a document's key. So only their size and a digest are
+shown, which is enough to see whether two tokens have the same position.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def inspect(token: str, *, as_json: bool) -> None:
-    """Print whose token it is, how old, and what it covers.
+    """Print which feed the token belongs to, its age, and what it covers.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` for text that is no token.
+        MulticloudDbError: `INVALID_REQUEST` for text that is not a token.
     """
     envelope = decode_token(token)
     standings = read_standings(envelope)
@@ -48,14 +48,14 @@ def inspect(token: str, *, as_json: bool) -> None:
 
 
 def watermark_of(envelope: Envelope) -> datetime | None:
-    """Nothing behind the token is older than this, where it was told."""
+    """Nothing after the token is older than this; None where the service did not report it."""
     if envelope.watermark is None:
         return None
     return _EPOCH + timedelta(microseconds=envelope.watermark)
 
 
 def ago(time_then: datetime) -> str:
-    """A moment, and how long ago that is by the clock of this machine."""
+    """A time, and how long ago that is by the clock of this machine."""
     return f"{moment(time_then)} ({duration(time.time() - time_then.timestamp())} ago)"
 
 
@@ -121,7 +121,7 @@ def _facts(token: str, envelope: Envelope, standings: list[Standing]) -> dict[st
 
 
 def _name(envelope: Envelope, standing: Standing) -> str:
-    """A service may name the partition of one key by the key."""
+    """The partition's name; a digest for a token of one key, because the name may be the key itself."""
     if not envelope.scope.startswith("key:"):
         return standing.partition_id
     return f"#{_digest(standing.partition_id.encode())}"

@@ -1,4 +1,4 @@
-"""Ctrl-C that ends between two pages, so that the checkpoint is behind what was printed."""
+"""Ctrl-C that ends between two pages, so that the checkpoint is after what was printed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """Takes SIGINT and SIGTERM while it is entered.
+    """Handles SIGINT and SIGTERM while it is entered.
 
-    The first one asks the loop to stop, and breaks off a read that is waiting. The second one breaks
-    off whatever goes on: printing into a pipe that nobody empties, for instance.
+    The first signal asks the loop to stop, and interrupts a read that is waiting. The second one interrupts
+    anything that runs: for example printing into a pipe that nobody reads.
     """
 
     def __init__(self) -> None:
@@ -42,12 +42,12 @@ class Interrupt:
 
     @property
     def exit_code(self) -> int | None:
-        """As a shell counts it: 130 for ctrl-C; None when there was no signal."""
+        """The exit code that a shell uses: 130 for ctrl-C; None when there was no signal."""
         return None if self.signal is None else 128 + self.signal
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Breaking off here loses nothing."""
+        """An interrupt in this block loses nothing."""
         if self.signal is not None:
             raise KeyboardInterrupt
         self._reading = True
@@ -65,11 +65,11 @@ class Interrupt:
 
 
 class InterruptibleReader:
-    """A client whose reads a signal may break off.
+    """A client whose reads a signal may interrupt.
 
     Args:
         client: Reads the pages.
-        interrupt: Takes the signals.
+        interrupt: Handles the signals.
     """
 
     def __init__(self, client: MulticloudDbClient, interrupt: Interrupt) -> None:

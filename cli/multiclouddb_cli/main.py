@@ -1,4 +1,4 @@
-"""The commands, and what happens around each of them."""
+"""The commands, and the error handling around them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Commands(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run what the arguments say and exit."""
+        """Run the command of the arguments and exit."""
         words = list(sys.argv[1:] if args is None else args)
         debug = _take_debug(words)
         self._main_shell_completion(extra, _NAME, complete_var)
@@ -58,19 +58,19 @@ class Commands(TyperGroup):
     def _leave(self, code: int) -> int:
         try:
             sys.stdout.flush()
-        except OSError:  # it was told already
+        except OSError:  # it was reported already
             _silence()
         return code
 
 
 def _silence() -> None:
-    """What is still in the buffer has no reader; the interpreter must not complain about that."""
+    """The rest of the buffer has no reader; the interpreter must not report an error for it."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _take_debug(words: list[str]) -> bool:
-    """`--debug` may stand anywhere."""
+    """Remove `--debug`, which may be anywhere on the line."""
     ours = words[: words.index("--")] if "--" in words else words
     if "--debug" not in ours:
         return False
@@ -86,7 +86,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="\b\nExit codes:\n" + "\n".join(f"{code:5}  {meaning}" for code, meaning in TABLE.items()),
 )
-token_app = typer.Typer(rich_markup_mode=None, help="Look into a continuation token.")
+token_app = typer.Typer(rich_markup_mode=None, help="Inspect and check a continuation token.")
 app.add_typer(token_app, name="token")
 
 _Url = Annotated[
@@ -147,25 +147,23 @@ def tail(
     start: _From = "now",
     checkpoint: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Go on from this file, if it is there, and keep it up to date."),
+        typer.Option(metavar="FILE", help="Resume from this file if it exists, and save to it."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON event a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON event per line.")] = False,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="End when there is nothing more.")] = False,
     scope: _Scope = "collection",
     state: Annotated[
         str, typer.Option(metavar="STATE", help="Show documents: omit, include or require.")
     ] = "include",
-    max_events: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="End after so many events.")
-    ] = None,
+    max_events: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after N events.")] = None,
     skip_poison: Annotated[
-        bool, typer.Option("--skip-poison", help="Step over records that cannot be decoded.")
+        bool, typer.Option("--skip-poison", help="Skip records that cannot be decoded.")
     ] = False,
 ) -> None:
     """Print changes as they happen.
 
-    The checkpoint is saved when the events before it are printed: a run that was ended in any way is
-    continued without a gap. START counts when there is no checkpoint yet.
+    The checkpoint is saved after the events before it are printed: the next run resumes without a gap,
+    however this one ended. START applies when there is no checkpoint yet.
     """
     from multiclouddb_cli import tail as command
     from multiclouddb_cli.arguments import to_config, to_start, to_state, to_target
@@ -186,13 +184,13 @@ def top(
     collection: _Target = None,
     start: _From = "now",
     scope: _Scope = "collection",
-    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often to look.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often to update.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one table and end.")] = False,
 ) -> None:
     """Show partitions, events/s, lag, watermark and retention headroom.
 
-    With --from @FILE it shows how far behind a stored position is and for how long it is still kept.
-    Nothing is changed or saved.
+    With --from @FILE it shows the lag of a stored position and how long it is still kept. Nothing is changed
+    or saved.
     """
     from multiclouddb_cli import top as command
     from multiclouddb_cli.arguments import to_config, to_start, to_target
@@ -207,23 +205,23 @@ def partitions(
     mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a Mermaid flowchart.")] = False,
     as_json: _Json = False,
 ) -> None:
-    """Show which partitions there are and which came from which."""
+    """Show the partitions and their lineage."""
     from multiclouddb_cli import partitions as command
     from multiclouddb_cli.arguments import to_address, to_config
 
     if mermaid and as_json:
-        raise typer.BadParameter("give one of them", param_hint="--mermaid and --json")
+        raise typer.BadParameter("give only one of them", param_hint="--mermaid and --json")
     command.partitions(to_config(url), to_address(collection), mermaid=mermaid, as_json=as_json)
 
 
-@app.command(short_help="Show what each provider can do, and the way out.")
+@app.command(short_help="Show what each provider can do, and the alternatives.")
 def capabilities(
     url: Annotated[
         str | None, typer.Argument(metavar="URL", help="One database; all installed providers without it.")
     ] = None,
     as_json: _Json = False,
 ) -> None:
-    """Show what each provider can do, and what to do where it cannot; connects to nothing."""
+    """Show what each provider can do, and the alternative where it cannot; connects to nothing."""
     from multiclouddb_cli import capabilities as command
     from multiclouddb_cli.arguments import to_config
 
@@ -238,28 +236,28 @@ def providers(as_json: _Json = False) -> None:
     command.providers(as_json=as_json)
 
 
-@token_app.command(short_help="Show whose it is and where it stands, offline.")
+@token_app.command(short_help="Show which feed it belongs to and its positions, offline.")
 def inspect(token: _Token, as_json: _Json = False) -> None:
-    """Show whose token it is, how old, and its partitions; connects to nothing, shows no document's key."""
+    """Show the feed of a token, its age and its partitions; connects to nothing, shows no document's key."""
     from multiclouddb_cli import inspection
     from multiclouddb_cli.arguments import to_token
 
     inspection.inspect(to_token(token), as_json=as_json)
 
 
-@token_app.command(short_help="Find out whether it still resumes, and for how long.")
+@token_app.command(short_help="Show whether it still resumes, and for how long.")
 def check(
     url: _Url,
     token: _Token,
     key: Annotated[
-        str | None, typer.Option(metavar="JSON", help="The partition key, for a token of one.")
+        str | None, typer.Option(metavar="JSON", help="The partition key, for a token of one key.")
     ] = None,
     as_json: _Json = False,
 ) -> None:
-    """Find out whether a token still resumes, for how long, and whether it covers every partition.
+    """Show whether a token still resumes, for how long, and whether it covers every partition.
 
-    Nothing is changed. The exit code is 0 when it does, 10 when it resumes but does not lead to every open
-    partition, else the one of the error.
+    Nothing is changed. The exit code is 0 when it resumes and covers all, 10 when it resumes but does not
+    lead to every open partition, and otherwise that of the error.
     """
     from multiclouddb_cli import checking
     from multiclouddb_cli.arguments import to_config, to_key, to_token
@@ -270,11 +268,11 @@ def check(
 
 def run() -> None:
     """The script `multiclouddb`."""
-    # Libraries that log into the void would do it on stderr.
+    # Without a handler, libraries would log to stderr.
     logging.getLogger().addHandler(logging.NullHandler())
     if sys.stdout is None:  # closed by the shell: >&-
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        # What a terminal's encoding lacks is written as an escape.
+        # A character that the terminal's encoding lacks is written as an escape.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     app()

@@ -1,4 +1,4 @@
-"""`multiclouddb partitions`: which partitions there are and which came from which."""
+"""`multiclouddb partitions`: the partitions and their lineage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Branch:
 
     Attributes:
         partition: The partition.
-        lead: What stands before it on its line.
+        lead: The text before it on its line.
         again: True when its descendants were printed above, because it has several parents.
     """
 
@@ -37,7 +37,7 @@ class Branch:
 
 
 class Family:
-    """The partitions of a feed and how they descend from each other; a merge makes it more than a tree.
+    """The partitions of a feed and their lineage; with merges it is not a tree.
 
     Args:
         listed: What the service lists, in any order.
@@ -52,7 +52,7 @@ class Family:
                     self.children[parent].append(item)
 
     def tree(self, *, lines: bool) -> Iterator[Branch]:
-        """Each partition below its parents; its descendants below the first of them only.
+        """Each partition below its parents; its descendants only below the first parent.
 
         Args:
             lines: True to lead with lines, False with spaces.
@@ -60,7 +60,7 @@ class Family:
         elbow, bar = _LINES if lines else _SPACES
         seen: set[str] = set()
         roots = [item for item in self.members.values() if not set(item.parents) & self.members.keys()]
-        # From a stack: a lineage of thousands of splits is deeper than Python's.
+        # With a stack: a lineage of thousands of splits is deeper than Python's recursion limit.
         stack = [(item, "", "") for item in reversed(roots)]
         while stack:
             item, lead, indent = stack.pop()

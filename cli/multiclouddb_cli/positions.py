@@ -1,4 +1,4 @@
-"""A token's partitions, and where each of them stands."""
+"""A token's partitions, and the position of each."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Standing:
         state: `active`, `drained` (its children are not named yet), `watched` (some of its children are
             named, and others are looked for), `waiting` (for its parents), or `next` (a child of a retired
             partition).
-        cursors: Where it stands; several when its parents differ.
-        parents: What it waits for.
-        entry: The partition as the lineage has it, or None for a child of a retired one.
+        cursors: Its position; several when its parents differ.
+        parents: The parents that it waits for.
+        entry: The partition's entry in the lineage, or None for a child of a retired one.
     """
 
     partition_id: str
@@ -37,7 +37,7 @@ class Standing:
     entry: Entry | None = None
 
     def describe(self, feed: Feed) -> tuple[str, datetime | None]:
-        """Its position for a person, and the time that nothing behind it is older than."""
+        """Its position for a person, and a time: nothing after the position is older than that."""
         try:
             told = [feed.describe(cursor) for cursor in self.cursors]
         except InvalidCursor:
@@ -64,18 +64,18 @@ def read_standings(envelope: Envelope) -> list[Standing]:
 
 
 def lineage_of(envelope: Envelope) -> Lineage | None:
-    """The partitions of a feed that goes on; None for an end."""
+    """The partitions of a feed that continues; None for a feed that has ended."""
     state = _state(envelope)
     return state if isinstance(state, Lineage) else None
 
 
 def ending(envelope: Envelope) -> str | None:
-    """How reading ended at this token, or None when it goes on."""
+    """How reading ended at this token, or None when it continues."""
     match _state(envelope):
         case FeedOver(reason):
             return f"the feed is over: {reason}"
         case Retired(partition_id):
-            return f"partition {partition_id} has ended; its children go on"
+            return f"partition {partition_id} has ended; its children continue it"
         case _:
             return None
 
@@ -110,7 +110,7 @@ def _standing(entry: Entry) -> Standing:
 
 
 def _never_joined(child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-    """Nothing is retired while looking."""
+    """Is never called: nothing is retired while a token is only inspected."""
     del child_id
     return cursors[0]
 

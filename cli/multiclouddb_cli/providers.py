@@ -34,7 +34,7 @@ class Installed:
 
 
 def providers(*, as_json: bool) -> None:
-    """Print one line a provider."""
+    """Print one line per provider."""
     found = sorted((_look(point) for point in _points()), key=lambda item: item.provider)
     if as_json:
         typer.echo(orjson.dumps([attrs.asdict(item) for item in found]))
@@ -45,7 +45,7 @@ def providers(*, as_json: bool) -> None:
 
 
 def _points() -> list[EntryPoint]:
-    """An editable distribution can be found twice."""
+    """The entry points, each once: an editable distribution can be found twice."""
     return list({(point.name, point.value): point for point in entry_points(group=GROUP)}.values())
 
 

@@ -22,7 +22,7 @@ def event_line(event: ChangeEvent, columns: int, *, colour: bool, address: bool 
 
     Args:
         event: The change.
-        columns: What the line should fit into; the key is never cut.
+        columns: The width for the line; the key is never cut.
         colour: True to colour the type.
         address: True to say where the document is.
     """

@@ -1,4 +1,4 @@
-"""What is printed: tables in a terminal, plain columns in a pipe."""
+"""The output: tables in a terminal, plain columns in a pipe."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ Cell: TypeAlias = str | tuple[str, str]
 """Text, or text and a style of rich."""
 
 _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0))}
-# A longer text may be folded in a table; shorter ones, a moment among them, stay on one line.
+# A longer text may be folded in a table; shorter ones, for example a time, stay on one line.
 _UNFOLDED: Final = 24
 _PARTS: Final = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
 def is_terminal() -> bool:
-    """True when a person sees the output at once."""
+    """Whether the output goes to a terminal."""
     return sys.stdout.isatty()
 
 
@@ -59,7 +59,7 @@ def width() -> int:
 
 
 def printable(text: str) -> str:
-    """One line that cannot steer a terminal, whatever a database has sent."""
+    """One line without control characters: text from a database must not control the terminal."""
     return text.translate(_CONTROLS)
 
 
@@ -89,33 +89,33 @@ def duration(seconds: float | None) -> str:
 
 
 def moment(time: datetime | None) -> str:
-    """A moment to the millisecond; `-` when it is not known."""
+    """A time to the millisecond; `-` when it is not known."""
     if time is None:
         return "-"
     return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def check_reader() -> None:
-    """Find out that whoever read our output has gone, with nothing to print.
+    """Check that our output still has a reader, without printing anything.
 
     Raises:
-        BrokenPipeError: It has.
+        BrokenPipeError: It has no reader.
     """
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
         gone = any(state & (select.POLLERR | select.POLLNVAL) for _, state in poll.poll(0))
-    except (OSError, ValueError):  # no file behind it: a test, an embedding program
+    except (OSError, ValueError):  # stdout is not a file: a test, an embedding program
         return
     if gone:
         raise BrokenPipeError
 
 
 def emit(data: bytes) -> None:
-    """Write to stdout; when it returns, everything has left this process.
+    """Write to stdout; when it returns, all data has left this process.
 
-    A signal may cut a write to a pipe short, and with PYTHONUNBUFFERED neither typer nor the text
-    layer notices: the rest would be lost.
+    A signal may interrupt a write to a pipe. With PYTHONUNBUFFERED neither typer nor the text layer notices
+    that, and the rest would be lost.
 
     Raises:
         BrokenPipeError: Nobody reads it.
@@ -124,14 +124,14 @@ def emit(data: bytes) -> None:
     stream, rest = sys.stdout.buffer, memoryview(data)
     while rest:
         written: int | None = stream.write(rest)
-        if written is None:  # somebody has made the pipe non-blocking, and it is full
+        if written is None:  # the pipe is non-blocking, and it is full
             select.select([], [stream], [])
         rest = rest[written or 0 :]
     stream.flush()
 
 
 def print_text(text: str) -> None:
-    """A sentence or a row of facts: broken between words in a terminal, one line elsewhere."""
+    """Print a sentence: wrapped between words in a terminal, one line elsewhere."""
     if is_terminal():
         text = textwrap.fill(
             text, width(), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
@@ -140,12 +140,12 @@ def print_text(text: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: Sequence[str] = ()) -> None:
-    """A table: with lines and colours in a terminal, aligned columns elsewhere.
+    """Print a table: with lines and colours in a terminal, aligned columns elsewhere.
 
     Args:
         columns: Their headings.
         rows: A cell for each of them.
-        spare: Headings of columns that a narrow terminal can do without.
+        spare: Headings of columns that are left out in a narrow terminal.
     """
     if not is_terminal():
         typer.echo("\n".join(_plain(columns, rows)))
@@ -156,7 +156,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: S
 
 
 def print_fields(fields: Sequence[tuple[str, str]]) -> None:
-    """Names and values, one pair a line."""
+    """Print names and values, one pair per line."""
     wide = max(len(name) for name, _ in fields)
     for name, value in fields:
         label = typer.style(name.ljust(wide), bold=True) if with_colour() else name.ljust(wide)
@@ -164,9 +164,9 @@ def print_fields(fields: Sequence[tuple[str, str]]) -> None:
 
 
 def rich_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: Sequence[str] = ()) -> Table:
-    """The table as rich draws it, as wide as the terminal at most; nothing in it is read as markup.
+    """The table as rich draws it, at most as wide as the terminal; rich reads no markup in it.
 
-    Columns in which nothing is said are left out. Only long texts are folded.
+    Empty columns are left out. Only long texts are folded.
     """
     from rich import box
     from rich.table import Table
@@ -184,7 +184,7 @@ def rich_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: Se
 
 
 def _shown(columns: Sequence[str], rows: Sequence[Sequence[Cell]], spare: Sequence[str]) -> list[int]:
-    """The places of the columns that fit and say something."""
+    """The indexes of the columns that fit and are not empty."""
     places = range(len(columns))
     shown = [place for place in places if not rows or any(_text(row[place]) for row in rows)]
     for name in spare:

@@ -1,4 +1,4 @@
-"""One database with its engine and one opened feed, for what a client does not show."""
+"""One database with its engine and one opened feed, for facts that a client does not offer."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Session:
 
     Args:
         config: How to reach it.
-        request: Whose feed it is.
-        observer: Told what the engine does.
+        request: The request whose feed is opened.
+        observer: Is called by the engine.
     """
 
     def __init__(

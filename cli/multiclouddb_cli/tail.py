@@ -44,15 +44,15 @@ class Wish:
     """What to follow and how to print it.
 
     Attributes:
-        address: The collection, or what is wider.
+        address: The collection, database or cluster.
         start: Where to start when there is no checkpoint.
         scope: How much of it.
         state: Whether events carry documents.
-        checkpoint: Where the position is kept, or None.
-        as_json: One JSON event a line.
+        checkpoint: The file that keeps the position, or None.
+        as_json: Print one JSON event per line.
         until_idle: End after the first idle page.
-        max_events: End after so many events, or None.
-        skip_poison: Step over records that cannot be decoded.
+        max_events: End after this many events, or None.
+        skip_poison: Skip records that cannot be decoded.
     """
 
     address: ResourceAddress
@@ -77,11 +77,11 @@ class Wish:
 
 
 def tail(config: ClientConfig, wish: Wish) -> None:
-    """Print events until the feed is idle, ends, or the user has enough.
+    """Print events until the feed is idle, ends, or the user stops it.
 
     Raises:
-        MulticloudDbError: Of the reads and of the checkpoint.
-        BrokenPipeError: Nobody reads what is printed.
+        MulticloudDbError: A read or the checkpoint failed.
+        BrokenPipeError: Nobody reads the output.
         typer.Exit: A signal ended it.
     """
     request, grumbler = wish.request(), _Grumbler()
@@ -109,7 +109,7 @@ def _changes(
         request,
         wait_seconds=0.0 if wish.until_idle else _WAIT_SECONDS,
         until_idle=wish.until_idle,
-        # The engine retries each call; a run that should end does not wait out an outage on top.
+        # The engine retries each call; a run that should end does not also wait for the end of an outage.
         max_outage_seconds=0.0 if wish.until_idle else _OUTAGE_SECONDS,
         checkpoint_store=bookmark,
         checkpoint_name=None if bookmark is None else bookmark.name,
@@ -118,7 +118,7 @@ def _changes(
 
 
 def _follow(changes: ChangeFeedIterator, wish: Wish) -> None:
-    """The iterator saves the position behind a page when it is asked for the next one."""
+    """Print pages. The iterator saves the position after a page when it is asked for the next one."""
     wide = isinstance(wish.scope, EntireDatabase | EntireCluster)
     printer = _Printer(as_json=wish.as_json, address=wide)
     left = wish.max_events
@@ -137,7 +137,7 @@ def _page_size(events: int | None) -> int:
 
 
 class _Printer:
-    """Prints pages; what was printed has left this process."""
+    """Prints pages; the output has left this process when `print` returns."""
 
     def __init__(self, *, as_json: bool, address: bool) -> None:
         self._as_json, self._address = as_json, address
@@ -162,7 +162,7 @@ class _Printer:
         self._complain(page)
 
     def _complain(self, page: ChangeFeedPage) -> None:
-        """Each trouble of a partition once, not with every page."""
+        """Report each error of a partition once, not with every page."""
         troubles = dict(page.diagnostics.partition_errors)
         for name, text in troubles.items():
             if self._troubles.get(name) != text:
@@ -171,10 +171,10 @@ class _Printer:
 
 
 class _Grumbler(Observer):
-    """Tells of retries, so that an outage does not look like silence.
+    """Reports retries, so that an outage does not look like a feed without changes.
 
     Attributes:
-        muted: Set at the end: closing cancels reads, whose retries are nobody's concern.
+        muted: Set at the end: closing cancels reads, and their retries need no report.
     """
 
     muted = False
@@ -182,7 +182,7 @@ class _Grumbler(Observer):
     def retry(
         self, address: ResourceAddress, partition_id: str, attempt: int, wait_seconds: float, reason: str
     ) -> None:
-        """On stderr."""
+        """Print the retry on stderr."""
         if self.muted:
             return
         line = f"{partition_id}: {reason}; trying again in {wait_seconds:.1f}s"

@@ -1,4 +1,4 @@
-"""`multiclouddb top`: what a feed does, measured while it is read."""
+"""`multiclouddb top`: the activity of a feed, measured while it is read."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _LINES_AROUND: Final = 8
 
 
 class Meter(Observer):
-    """Collects what the engine tells on the way."""
+    """Collects what the engine reports while it reads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -78,8 +78,8 @@ class Board:
 
     Args:
         session: The database.
-        request: Where reading stands.
-        meter: Told by the engine.
+        request: The next read.
+        meter: Collects the engine's reports.
     """
 
     def __init__(self, session: Session, request: ChangeFeedRequest, meter: Meter) -> None:
@@ -95,7 +95,7 @@ class Board:
         """Read for a while.
 
         Raises:
-            MulticloudDbError: That cannot be mended by trying again.
+            MulticloudDbError: A retry does not fix it.
         """
         began = time.monotonic()
         self._before = Counter(self._counts)
@@ -123,7 +123,7 @@ class Board:
         self.over = any(isinstance(notice, FeedEnded) for notice in page.notices)
 
     def summary(self) -> str:
-        """The whole feed on one line."""
+        """The summary of the whole feed on one line."""
         told = self._diagnostics
         new = self._counts.total() - self._before.total()
         names = [self._session.feed.public_id(item.partition_id) for item in self._standings()]
@@ -143,12 +143,12 @@ class Board:
         return "  ".join(facts)
 
     def rows(self) -> list[list[Cell]]:
-        """One row a partition, the busiest first."""
+        """One row per partition, the busiest first."""
         rows = [(self._new(item), self._row(item)) for item in self._standings()]
         return [row for _, row in sorted(rows, key=lambda pair: -pair[0])]
 
     def general_trouble(self) -> str:
-        """What keeps the whole feed from being read, or nothing."""
+        """The error that prevents reading the whole feed, or an empty text."""
         return self._troubles.get("", "")
 
     def _standings(self) -> list[Standing]:
@@ -191,7 +191,7 @@ def top(
     *,
     once: bool,
 ) -> None:
-    """Show the feed until it is over or the user has enough.
+    """Show the feed until it is over or the user stops it.
 
     Args:
         config: How to reach the database.
@@ -201,8 +201,8 @@ def top(
         once: One table only.
 
     Raises:
-        MulticloudDbError: That cannot be mended by trying again.
-        BrokenPipeError: Nobody reads what is printed.
+        MulticloudDbError: A retry does not fix it.
+        BrokenPipeError: Nobody reads the output.
     """
     address, scope = target
     request = ChangeFeedRequest(address, start, scope, new_item_state_mode=NewItemStateMode.OMIT)
@@ -242,7 +242,7 @@ def _screenful(board: Board, lines: int) -> Any:
     rows = board.rows()
     parts: list[Any] = [Text(board.summary(), style="bold"), rich_table(_COLUMNS, rows[:lines], _SPARE)]
     if len(rows) > lines:
-        parts.append(Text(f"… and {len(rows) - lines} partitions more"))
+        parts.append(Text(f"… and {len(rows) - lines} more partitions"))
     if trouble := board.general_trouble():
         parts.append(Text(printable(trouble), style="red"))
     parts.append(Text("ctrl-C ends", style="dim"))

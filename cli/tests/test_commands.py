@@ -274,7 +274,7 @@ class TestCheck:
             (_, token), *_ = client.plan_partitions(ChangeFeedRequest(ORDERS, Beginning()))
         result = run("token", "check", url, token)
         assert result.exit_code == 0
-        assert re.search(r"^covers +cannot be told$", result.stdout, re.MULTILINE)
+        assert re.search(r"^covers +unknown$", result.stdout, re.MULTILINE)
 
     def test_of_every_scope(self, run, url, store):
         key = MulticloudDbKey({"id": "o-4"})

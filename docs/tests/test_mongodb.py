@@ -64,7 +64,7 @@ def started(folder, **options):
 
 @pytest.fixture
 def empty(tmp_path, monkeypatch):
-    """A deployment of its own, since its log tells of every other test; named in the environment."""
+    """A deployment of its own, because its log contains every other test; named in the environment."""
     monkeypatch.chdir(tmp_path)
     with started(tmp_path / "servers") as replica_set:
         monkeypatch.setenv("MONGODB_URI", replica_set.uri())
@@ -615,8 +615,8 @@ class TestOptions:
 
     def test_the_page_says_which_ones_a_token_is_bound_to(self):
         bound = {field.name for field in attrs.fields(MongoOptions) if field.metadata.get("positions")}
-        named = re.search(r"the\s+options (.*?), and\s+refused", PAGE.text, re.DOTALL)[1]
-        assert set(words_of(named)) == bound
+        said = re.search(r"the options (.*?), and refused", " ".join(PAGE.text.split()))[1]
+        assert set(words_of(said)) == bound
 
     def opened(self, one, database, options):
         """The streams that a request and the one after it open, each with all of its options."""

@@ -1,4 +1,4 @@
-"""The batch: a feed from its start to its end, through every split and merge."""
+"""The batch: it reads a feed from its start to its end, through every split and merge."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ __all__ = ["ChangeFeedReader"]
 
 
 class ChangeFeedReader(DataSourceReader):
-    """Reads a feed once. Each action of a DataFrame plans anew, and may see a later end.
+    """Reads a feed once. Each action of a DataFrame plans again, and may see a later end.
 
-    The tasks run in any order, and a child of a split may be in another task than its parent: it is
-    `order_key` that tells which of two changes of one key is the later, not the order of rows.
+    The tasks run in any order, and a child of a split may be in another task than its parent. So `order_key`,
+    not the order of rows, says which of two changes of one key is the later.
 
     Args:
-        settings: The options, fit for a batch.
+        settings: The options, checked for a batch.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
     def partitions(self) -> list[InputPartition]:
-        """Resolve the start and the end, and deal out what lies between."""
+        """Resolve the start and the end, and distribute the ranges between them."""
         with told():
             connection = connection_for(self._settings)
-            # Spark keeps the process that plans: its feed may be of a resource that was recreated.
+            # Spark reuses the process that plans: its open feed may be of a resource that was recreated
+            # since.
             connection.opened.renew()
             start = connection.start(self._settings.start)
             end = self._settings.end

@@ -1,7 +1,7 @@
-"""A provider and its feed, one for each set of options in each of Spark's worker processes.
+"""A provider and its feed: one for each set of options in each of Spark's worker processes.
 
-Spark unpickles a reader anew for every task, but keeps the process: what is opened here is used by
-the tasks that follow. Nothing is opened at import, because workers are forked.
+Spark unpickles a new reader for every task, but keeps the process: later tasks use what is opened here.
+Nothing is opened at import, because workers are forked.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _pid = 0
 
 
 class Connection:
-    """One provider and one feed of it. Used by one thread.
+    """One provider and one feed of it. Only one thread uses it.
 
-    An outage of up to two minutes is waited out, since Spark retries nothing.
+    It retries through an outage of up to two minutes, because Spark retries nothing.
 
     Args:
         settings: The options.
@@ -65,7 +65,7 @@ class Connection:
 
     @property
     def incarnation(self) -> str | None:
-        """Which incarnation of the resource the feed is of."""
+        """The incarnation of the feed's resource."""
         return self.feed.identity.incarnation
 
     def start(self, position: FeedStart) -> Lineage:
@@ -76,18 +76,18 @@ class Connection:
         )
 
     def target_at(self, moment: datetime) -> Target:
-        """The end of the feed as it was at a moment, if the database can tell."""
+        """The end of the feed at a given time, if the database supports that."""
         self.opened.check_start(AtTime(moment))
         return self.plan(
             "plan", lambda planner, deadline: planner.target_at(moment, deadline, "endingPosition")
         )
 
     def plan(self, operation: str, ask: Callable[[Planner, Deadline], T]) -> T:
-        """Ask a planner over the feed.
+        """Call a function with a planner over the feed.
 
         Args:
-            operation: What is asked, for errors.
-            ask: Gets the planner; may be called several times.
+            operation: The name of the call, for errors.
+            ask: The function; may be called several times.
         """
         config = self._settings.config
         planner = Planner(
@@ -112,10 +112,10 @@ class Connection:
 
 
 def connection_for(settings: Settings) -> Connection:
-    """The connection of this process for these options, made at the first use."""
+    """The connection of this process for these options, opened at the first use."""
     global _pid
     if _pid != os.getpid():
-        # Of the parent process: not ours to close.
+        # They belong to the parent process, which closes them.
         _open.clear()
         _pid = os.getpid()
     connection = _open.get(settings)
@@ -125,7 +125,7 @@ def connection_for(settings: Settings) -> Connection:
 
 
 def close_connections() -> None:
-    """Close the connections of this process; the next use opens others."""
+    """Close the connections of this process; the next use opens new ones."""
     while _open:
         _, connection = _open.popitem()
         if _pid == os.getpid():

@@ -1,7 +1,7 @@
-"""Errors that survive the way through Spark.
+"""Errors whose category can still be found after Spark has passed them on.
 
-An exception of a data source crosses two processes as the text of a traceback: its class and its
-fields are lost. So every message begins with a marker that can be found in the text again:
+Spark passes an exception of a data source through two processes as the text of a traceback: its class and its
+fields are lost. So every message begins with a marker that can be found in the text:
 
     [MULTICLOUDDB:CHECKPOINT_EXPIRED] the position is older than what the store keeps; …
 """
@@ -20,20 +20,20 @@ __all__ = ["SourceError", "error_from_query", "told"]
 
 _MARKER: Final = re.compile(r"\[MULTICLOUDDB:([A-Z_]+)\]")
 _SKIP_TO_OLDEST: Final = (
-    "start a new checkpoint directory, or set failOnDataLoss=false to go on at the oldest change that is left"
+    "start a new checkpoint directory, or set failOnDataLoss=false to resume at the oldest change left"
 )
 
 
 class SourceError(Exception):
-    """What the data source raises: one line that begins with the marker of its category."""
+    """The error that the data source raises: one line that begins with the marker of its category."""
 
 
 def error_from_query(error: BaseException | None) -> ErrorCategory | None:
-    """The category of a failure of this source, out of what Spark raised.
+    """The category of a failure of this source, from the exception that Spark raised.
 
     Args:
-        error: What an action, `query.awaitTermination()` or `query.exception()` gave; None is passed
-            through.
+        error: The exception from an action, `query.awaitTermination()` or `query.exception()`; None gives
+            None.
 
     Returns:
         The category, or None when the failure is not of this source.
@@ -51,10 +51,10 @@ def error_from_query(error: BaseException | None) -> ErrorCategory | None:
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Let failures out with the marker.
+    """Add the marker to failures.
 
     Raises:
-        SourceError: For every error of ours and every fault of a provider.
+        SourceError: For each of our errors and each fault of a provider.
     """
     try:
         yield

@@ -25,18 +25,18 @@ def pages_to_dataframe(
 ) -> DataFrame:
     """The events of some pages as a DataFrame with the columns of the data source.
 
-    The thin way from `client.read_changes` or a `ChangeFeedIterator` to Spark, for what fits into the
-    memory of the driver. The stream is the other way, for what does not.
+    Use it to pass events from `client.read_changes` or a `ChangeFeedIterator` to Spark when they fit into the
+    memory of the driver. When they do not, use the stream.
 
     Args:
         spark: The session.
-        pages: Read to the end, so it has to have one: `iterate_changes(…, until_idle=True)`.
-        schema: What documents look like, as `StructType` or DDL: `new_item_state` is then a struct.
-            By default it stays JSON text. Values that JSON has no form for are objects there, such
-            as `{"$decimal": "1.50"}`.
+        pages: They are read to the end, so they must end: `iterate_changes(…, until_idle=True)`.
+        schema: The schema of documents, as `StructType` or DDL: `new_item_state` is then a struct. By default
+            it stays JSON text. There, values that JSON has no type for are objects, such as
+            `{"$decimal": "1.50"}`.
 
     Returns:
-        One row an event; no row for pages without events. `sequence` counts them by partition.
+        One row per event; no row for pages without events. `sequence` counts the rows of each partition.
 
     Examples:
         >>> with connect(url) as client:

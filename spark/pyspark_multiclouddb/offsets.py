@@ -1,16 +1,16 @@
-"""What stands in a query's checkpoint.
+"""The offsets in a query's checkpoint.
 
-Two forms, both canonical JSON (sorted keys), since Spark takes another text for new data:
+There are two forms, both canonical JSON (sorted keys), because Spark takes a different text for new data:
 
     {"from": "beginning", "src": "3b1f…", "v": 1}
     {"c": {"p": [["p0", 17], …], …}, "e": {"p3": 9}, "empty": true, "inc": "…", "src": "3b1f…", "v": 1}
 
-The first is where a new query starts. Spark asks for it several times and does not keep it, so it is
-not resolved in it: the first micro-batch has no rows and pins the start in the second form. There `c`
-is the lineage as it stands in a continuation token, and `e` says where partitions ended that the step
-to this offset has used up, so that the step can be read again with the same result. `empty` is there
-when only the positions of an idle feed have moved: such a step needs no reading, also when the log behind
-it is gone by the time of a replay.
+The first form is where a new query starts. Spark asks for it several times and does not store it, so it holds
+no resolved position. The first micro-batch has no rows and fixes the start in the second form. There `c` is
+the lineage as in a continuation token. `e` says where the partitions ended that the step to this offset has
+read to their end, so that the step can be read again with the same result. `empty` is there when only the
+positions of an idle feed have moved. Such a step needs no reading, so it can be replayed also when the
+service has deleted the log after it.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Symbolic:
 
 @attrs.frozen
 class Pinned:
-    """Where every partition stands.
+    """The position of every partition.
 
     Attributes:
-        incarnation: Which incarnation of the resource.
+        incarnation: The incarnation of the resource.
         cursors: The lineage as JSON.
         ends: Where partitions ended in the step to this offset.
-        empty: True when no record lies in that step.
+        empty: True when that step has no record.
     """
 
     incarnation: str | None
@@ -63,10 +63,10 @@ class Pinned:
         """Refuse an offset of a resource that was recreated.
 
         Args:
-            opened: The feed that it is to go on in.
+            opened: The feed that the query should resume.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` when the resource is another one by now.
+            MulticloudDbError: `INVALID_REQUEST` when the resource was recreated since.
         """
         way_out = f"what the old one held is gone; {_NEW_CHECKPOINT}"
         opened.check_resumes(self.incarnation, "checkpoint", way_out)
@@ -76,7 +76,7 @@ Offset: TypeAlias = Symbolic | Pinned
 
 
 def offset_to_json(settings: Settings, offset: Offset) -> dict[str, Any]:
-    """An offset as Spark keeps it."""
+    """An offset as Spark stores it."""
     value: dict[str, Any] = {"v": _VERSION, "src": settings.source}
     match offset:
         case Symbolic(position):
@@ -95,8 +95,8 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
     """The inverse of `offset_to_json`.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` for an offset of another source, of a later version,
-            or that is none.
+        MulticloudDbError: `INVALID_REQUEST` for an offset of another source or a later version, or for a
+            value that is not an offset.
     """
     match value:
         case {"v": int(version)} if version > _VERSION:
@@ -122,7 +122,7 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
 
 
 def ranges_of(start: Offset, end: Offset) -> list[Range]:
-    """What lies between two offsets of one query; pure, and the same whenever it is asked.
+    """The ranges between two offsets of one query; pure, with the same result on every call.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` when the end cannot have been planned from the start.
@@ -135,7 +135,7 @@ def ranges_of(start: Offset, end: Offset) -> list[Range]:
                 raise _damaged("mixes two incarnations of the resource")
             return [] if end.empty else ranges_between(_lineage(start), _lineage(end), end.ends)
         case _:
-            raise _damaged("goes back behind its own start")
+            raise _damaged("goes back before its own start")
 
 
 def _lineage(offset: Pinned) -> Lineage:

@@ -1,32 +1,32 @@
 """The options of the data source.
 
-Names are case-insensitive. What begins with `connection.` goes to the provider's own configuration.
+Names are case-insensitive. Options that begin with `connection.` go to the provider's own configuration.
 
 | option | values | default |
 |---|---|---|
-| `url` | as for `connect`: `embedded:///data/store.db` | one of `url` and `provider` is needed |
-| `provider`, `connection.*` | provider id, and what its configuration takes | |
-| `database`, `collection` | where the documents are | the provider's; `collection` is needed |
+| `url` | as for `connect`: `embedded:///data/store.db` | `url` or `provider` is required |
+| `provider`, `connection.*` | provider id, and its settings | |
+| `database`, `collection` | where the documents are | the provider's; `collection` is required |
 | `startingPosition` | `beginning`, `now`, or an ISO time with a zone | `beginning` |
 | `endingPosition` | `latest`, or an ISO time with a zone; batch only | `latest` |
 | `maxRecordsPerTrigger` | hard bound on the rows of a micro-batch; stream only | none |
-| `maxPartitionsPerBatch` | tasks of a batch at most | the driver's cores |
-| `failOnDataLoss` | `false` to skip what retention has taken | `true` |
+| `maxPartitionsPerBatch` | maximum number of tasks of a batch | the driver's cores |
+| `failOnDataLoss` | `false` to skip changes that have expired | `true` |
 | `newItemState` | `omit`, `include_if_available`, `require` | `include_if_available` |
-| `oldItemState` | the same | `omit` |
-| `pollInterval` | how often an idle feed is asked: `1 second`, `500 ms`; stream only | `1 second` |
+| `oldItemState` | the same values | `omit` |
+| `pollInterval` | how often an idle feed is polled: `1 second`, `500 ms`; stream only | `1 second` |
 | `idleCheckpointInterval` | how often an idle position is saved; stream only | `5 minutes` |
 
-The start is `beginning` for streams as well as for batches, so that nothing is left out unless it is
-asked for (Kafka's source starts a stream at the end). It counts for a new query only: a checkpoint
-goes on where it is. Known from Kafka: `startingOffsets` and `endingOffsets` (`earliest`, `latest`),
-`startingTimestamp` and `endingTimestamp` (milliseconds since 1970), `maxOffsetsPerTrigger`.
+The default start is `beginning` for streams and for batches, so that nothing is left out unless you ask for
+it (Kafka's source starts a stream at the end). It applies only to a new query: a query with a checkpoint
+resumes from the checkpoint. The names of Kafka's source work too: `startingOffsets` and `endingOffsets`
+(`earliest`, `latest`), `startingTimestamp` and `endingTimestamp` (milliseconds since 1970),
+`maxOffsetsPerTrigger`.
 
-The position of a feed in which nothing happens moves along with the service's log, and one that is left
-in the checkpoint is lost when the log is cut behind it. So a query saves it when it goes on from a
-checkpoint, and then once an `idleCheckpointInterval`: in a micro-batch without rows that reads nothing.
-Where the position stands still there is none. Durations have a unit: `ms`, `seconds`, `minutes`, `hours`;
-without one they are seconds.
+The position of an idle feed moves with the service's log, and an old position in the checkpoint expires. So a
+query saves the new position when it resumes from a checkpoint, and then once per `idleCheckpointInterval`, in
+a micro-batch without rows that reads nothing. When the position has not moved, there is no such micro-batch.
+Durations have a unit: `ms`, `seconds`, `minutes`, `hours`; without a unit they are seconds.
 """
 
 from __future__ import annotations
@@ -115,13 +115,13 @@ class Settings:
         config: How to reach the database.
         address: The collection.
         start: Where a new query or a batch starts.
-        end: Where a batch ends; None = at the present end.
+        end: Where a batch ends; None = at the current end.
         max_records: Hard bound on the rows of a micro-batch, or None.
-        max_tasks: Bound on the tasks of a batch, or None for the driver's cores.
-        fail_on_data_loss: False to skip what retention has taken.
+        max_tasks: Maximum number of tasks of a batch, or None for the driver's cores.
+        fail_on_data_loss: False to skip changes that have expired.
         new_item_state: Whether rows have the new document.
         old_item_state: Whether rows have the old document.
-        poll_seconds: How often an idle feed is asked.
+        poll_seconds: How often an idle feed is polled.
         idle_checkpoint_seconds: How often a position that moved without a record is saved.
         given: Lower-case names of the options that were given.
     """
@@ -146,12 +146,12 @@ class Settings:
 
     @property
     def source(self) -> str:
-        """A short digest of what is read; differs when a checkpoint belongs to something else."""
+        """A short digest of the source; it shows when a checkpoint belongs to another source."""
         what = [self.config.provider, self.address.database, self.address.collection]
         return hashlib.sha256(canonical_json(what)).hexdigest()[:12]
 
     def request(self) -> ChangeFeedRequest:
-        """The request that opens the feed; its start does not count."""
+        """The request that opens the feed; its start position is not used."""
         return ChangeFeedRequest(
             self.address,
             Now(),
@@ -160,45 +160,45 @@ class Settings:
         )
 
     def for_stream(self) -> Settings:
-        """These settings, fit for a stream.
+        """These settings, checked for a stream.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` when an option is for batches.
+            MulticloudDbError: `INVALID_REQUEST` when an option is only for batches.
         """
         self._refuse(_ONLY_BATCH, "a stream", "end it with trigger(availableNow=True), or use spark.read")
         return self
 
     def for_batch(self) -> Settings:
-        """These settings, fit for a batch.
+        """These settings, checked for a batch.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` when an option is for streams, or nothing can lie
-                between the start and the end.
+            MulticloudDbError: `INVALID_REQUEST` when an option is only for streams, or nothing can be between
+                the start and the end.
         """
         self._refuse(_ONLY_STREAM, "a batch", "leave it out, or use spark.readStream")
         if isinstance(self.start, Now):
             raise invalid_request(
                 "startingPosition",
-                "is now, behind which a batch finds nothing",
+                "is now, after which a batch finds nothing",
                 "start at beginning or a time",
             )
         if self.end is not None and isinstance(self.start, AtTime) and self.end < self.start.utc:
             raise invalid_request(
-                "endingPosition", "lies before startingPosition", "let the end be the later of the two"
+                "endingPosition", "is before startingPosition", "make the end the later of the two"
             )
         return self
 
     def _refuse(self, names: Iterable[str], where: str, way_out: str) -> None:
         for name in names:
             if name.lower() in self.given:
-                raise invalid_request(name, f"means nothing in {where}", way_out)
+                raise invalid_request(name, f"has no meaning in {where}", way_out)
 
 
 def parse_options(options: Mapping[str, str]) -> Settings:
     """Check options.
 
     Args:
-        options: Names in any case; values are text, as Spark hands them over.
+        options: Names in any case; values are text, as Spark passes them.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` that names the option and the way out.
@@ -234,7 +234,7 @@ def position_from_text(text: str) -> FeedStart:
 
 
 def position_text(position: FeedStart) -> str:
-    """A start as it stands in an offset."""
+    """A start as it is written in an offset."""
     match position:
         case Beginning():
             return "beginning"
@@ -245,7 +245,7 @@ def position_text(position: FeedStart) -> str:
 
 
 def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Our own options by their lower-case names, aliases resolved, and the provider's."""
+    """Our own options by their lower-case names, with aliases resolved, and the provider's options."""
     given: dict[str, str] = {}
     connection: dict[str, str] = {}
     for name, value in options.items():
@@ -272,7 +272,7 @@ def _unknown(name: str) -> MulticloudDbError:
     close = get_close_matches(name.lower(), known, n=1)
     hint = f"did you mean {known[close[0]]}?" if close else f"known are {', '.join(_NAMES.values())}."
     return invalid_request(
-        name, "is no option of this source", f"{hint} The provider's own begin with connection."
+        name, "is not an option of this source", f"{hint} The provider's own options begin with connection."
     )
 
 

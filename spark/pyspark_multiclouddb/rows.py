@@ -1,4 +1,4 @@
-"""From ranges of a feed to rows: what Spark's tasks run."""
+"""Reads ranges of a feed as rows: Spark's tasks run it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pyspark_multiclouddb.options import Settings
 __all__ = ["ROW_SCHEMA", "SPARK_SCHEMA", "Work", "read_work", "with_sequence", "work_of"]
 
 ROW_SCHEMA: Final = EVENT_SCHEMA.append(pa.field("sequence", pa.int64()))
-"""The columns of an event, and `sequence`: the place of a row in its partition and batch."""
+"""The columns of an event, and `sequence`: the number of a row in its partition and batch."""
 
 _SPARK_TYPES: Final[dict[pa.DataType, DataType]] = {
     pa.string(): StringType(),
@@ -44,10 +44,10 @@ SPARK_SCHEMA: Final = StructType([StructField(field.name, _SPARK_TYPES[field.typ
 
 @attrs.frozen
 class Work:
-    """What one task reads; the value of an `InputPartition`.
+    """The work of one task; the value of an `InputPartition`.
 
     Attributes:
-        incarnation: Which incarnation of the resource it was planned on.
+        incarnation: The incarnation of the resource that it was planned for.
         ranges: What to read, in this order.
     """
 
@@ -56,7 +56,7 @@ class Work:
 
 
 def work_of(settings: Settings, incarnation: str | None, ranges: Sequence[Range]) -> list[InputPartition]:
-    """Deal ranges out to as few tasks as make sense: each costs some 35 ms, however small it is."""
+    """Distribute ranges to as few tasks as is useful: each task costs some 35 ms, however small it is."""
     most = settings.max_tasks or os.cpu_count() or 1
     tasks = min(len(ranges), most)
     return [InputPartition(Work(incarnation, tuple(ranges[first::tasks]))) for first in range(tasks)]
@@ -67,7 +67,7 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
 
     Args:
         settings: The options.
-        partition: As `work_of` made it, or with the value None when there is nothing to read.
+        partition: From `work_of`, or with the value None when there is nothing to read.
 
     Raises:
         SourceError: With the marker of its category.

@@ -1,4 +1,4 @@
-"""A Spark session on this machine, quiet and ready for the data source."""
+"""A Spark session on this machine that prints only errors and is ready for the data source."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _LOG_OPTION: Final = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log
 
 
 def local_session(app_name: str, **conf: object) -> SparkSession:
-    """Start Spark in this process, or get the session that runs.
+    """Start Spark in this process, or return the running session.
 
-    It finds a Java (`ensure_java`), lets Spark's workers use this Python, listens on the loopback only,
-    has UTC as its time zone, and prints nothing but errors: no progress bars, no web interface.
+    It finds a Java (`ensure_java`), makes Spark's workers use this Python, listens only on the loopback
+    interface, uses the time zone UTC, and prints only errors. It has no progress bars and no web interface.
 
     Args:
-        app_name: How Spark calls it.
-        conf: Settings of Spark; they win over those made here, and None leaves one unset. Names
-            have dots: `local_session("demo", **{"spark.master": "local[4]"})`. Java options are
-            added to those made here; `-XX:TieredStopAtLevel=1` halves the work of a short run.
+        app_name: The name of the application in Spark.
+        conf: Spark settings; they override the settings made here, and None leaves a setting unset. Names
+            have dots: `local_session("demo", **{"spark.master": "local[4]"})`. Java options are added to
+            those made here; `-XX:TieredStopAtLevel=1` halves the work of a short run.
 
     Returns:
-        The session. Its master is `local[*]` with a second try for a task that fails.
+        The session. Its master is `local[*]`, and a task that fails is tried a second time.
 
     Raises:
         RuntimeError: There is no Java.
@@ -61,7 +61,7 @@ def _settings() -> dict[str, object]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # Streams refuse it with a warning, and it gives a small machine nothing.
+        # Streams disable it with a warning, and it has no use on a small machine.
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.shuffle.partitions": cores,
         "spark.sql.session.timeZone": "UTC",

@@ -1,8 +1,8 @@
-"""What `foreachBatch` does with a micro-batch: keep a table equal to the collection.
+"""Sinks for `foreachBatch`: they keep a table equal to the collection.
 
-A micro-batch can come twice: a query that is killed behind the sink's commit and in front of Spark's
-own delivers it again, with the same number and the same rows. And a key can change several times in
-one batch. Hence two steps, each of them safe to repeat:
+A micro-batch can come twice: a query that is killed after the sink's commit and before Spark's own commit
+delivers it again, with the same number and the same rows. Also, a key can change several times in one batch.
+So there are two steps, and each is safe to repeat:
 
     def merge(frame, batch_id):
         merge_into_delta(frame, batch_id, "/data/orders", app_id="orders-1")
@@ -45,11 +45,11 @@ def latest_by_key(events: pa.Table) -> pa.Table:
     """Keep the last change of each key.
 
     Args:
-        events: Has the columns `key` and `order_key`, and any others.
+        events: With the columns `key` and `order_key`, and any others.
 
     Returns:
-        The row with the highest `order_key` of each `key`, sorted by `key`. Of an event that came
-        twice, one row.
+        The row with the highest `order_key` of each `key`, sorted by `key`. An event that came twice gives
+        one row.
     """
     if not events.num_rows:
         return events
@@ -66,28 +66,28 @@ def latest_by_key(events: pa.Table) -> pa.Table:
 def merge_into_delta(
     batch: DataFrame | pa.Table, batch_id: int, table_path: str | os.PathLike[str], app_id: str
 ) -> bool:
-    """Merge a micro-batch into a Delta table: one row a document, none for a deleted one.
+    """Merge a micro-batch into a Delta table: one row per document, none for a deleted one.
 
-    A row is written when its `order_key` is higher than the table's, and removed by a `DELETE` in the
-    same way. Together with the rows, in one commit, the table learns the batch's number, and a batch
-    that it knows already is left out: a replay changes nothing.
+    A row is written when its `order_key` is higher than the table's, and a `DELETE` removes a row under the
+    same condition. The table stores the batch's number in the same commit as the rows. A batch whose number
+    it has already is left out: a replay changes nothing.
 
-    A deleted row takes its `order_key` along, so that an *older* change of the same key would bring it
-    back. None comes behind a delete: of one key a stream delivers in order, across batches and through
-    splits and merges, and a replay repeats whole batches. The same does not hold for two queries on
-    one table.
+    When a row is deleted, its `order_key` is lost, so an *older* change of the same key would bring the row
+    back. No older change comes after a delete: a stream delivers the changes of one key in order, across
+    batches and through splits and merges, and a replay repeats whole batches. With two queries on one table
+    this is not guaranteed.
 
-    The table is made at the first merge, with the columns `key`, `order_key`, `timestamp` and
-    `new_item_state`. Columns that the batch has besides those of an event are kept too, so documents
-    can be parsed before: `frame.withColumn("total", get_json_object("new_item_state", "$.total"))`.
+    The first merge creates the table, with the columns `key`, `order_key`, `timestamp` and `new_item_state`.
+    Additional columns of the batch are kept too, so you can parse documents before:
+    `frame.withColumn("total", get_json_object("new_item_state", "$.total"))`.
 
     Args:
-        batch: What `foreachBatch` is given, or its table. A DataFrame is collected once, to the
-            driver; bound it with `maxRecordsPerTrigger`.
-        batch_id: The number that Spark gives it.
-        table_path: A folder, or a URL that `deltalake` knows. One process writes at a time.
-        app_id: Names the query, and its checkpoint: with a new checkpoint directory the numbers begin
-            anew, so it needs another `app_id`, or its first batches are taken for replays.
+        batch: The DataFrame that `foreachBatch` passes, or its table. A DataFrame is collected once, to the
+            driver; limit its size with `maxRecordsPerTrigger`.
+        batch_id: The number that Spark passes.
+        table_path: A folder, or a URL that `deltalake` supports. Only one process may write at a time.
+        app_id: Identifies the query and its checkpoint. With a new checkpoint directory the numbers begin
+            again, so use another `app_id`. Otherwise the first batches count as replays and are left out.
 
     Returns:
         True when the batch was merged; False when it was empty or the table had it already.

@@ -31,7 +31,7 @@ class DefaultSource(DataSource):
         return "multiclouddb"
 
     def schema(self) -> StructType:
-        """The columns, the same for every provider; the options are checked here already."""
+        """The columns, the same for every provider; this also checks the options."""
         with told():
             load_plugin(parse_options(self.options).config.provider)
         return SPARK_SCHEMA
@@ -40,7 +40,7 @@ class DefaultSource(DataSource):
         """A reader of micro-batches.
 
         Args:
-            schema: What `schema` gave; Spark passes it.
+            schema: The result of `schema`; Spark passes it.
         """
         with told():
             _check_schema(schema)
@@ -50,7 +50,7 @@ class DefaultSource(DataSource):
         """A reader of one batch.
 
         Args:
-            schema: What `schema` gave; Spark passes it.
+            schema: The result of `schema`; Spark passes it.
         """
         with told():
             _check_schema(schema)

@@ -1,4 +1,4 @@
-"""The stream: which micro-batch comes next, and what is in it."""
+"""The stream: it plans the micro-batches and reads them."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _NAP_SECONDS: Final = 0.1
 
 
 class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches in one long-lived process a query, and reads them in Spark's tasks.
+    """Plans micro-batches in one long-lived process per query, and reads them in Spark's tasks.
 
-    Making one does no I/O, and only the settings are pickled. Nothing of importance happens in `commit`
-    and `stop`, which Spark does not always call.
+    The constructor does no I/O, and only the settings are pickled. `commit` and `stop` do nothing important,
+    because Spark does not always call them.
 
     Args:
-        settings: The options, fit for a stream.
+        settings: The options, checked for a stream.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -68,9 +68,10 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """The query ends by itself, at the end that the feed has when the first batch is planned.
+        """Make the query end by itself, at the end that the feed has when the first batch is planned.
 
-        It is looked up then, since only a position of the checkpoint leads to it through all splits.
+        The end is looked up at that time, because only a position of the checkpoint leads to it through all
+        splits.
         """
         self._ends_by_itself = True
 
@@ -82,9 +83,9 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             limit: The bound on its rows.
 
         Returns:
-            `start` itself when there is nothing to read. Spark asks without pause then: the answer
-            holds for `pollInterval`. Once an `idleCheckpointInterval`, and at first, a position that moved
-            without a record is an end too, before the service forgets the one in the checkpoint.
+            `start` itself when there is nothing to read. Spark then asks again without a pause, so this
+            answer is reused for `pollInterval`. At first, and once per `idleCheckpointInterval`, a position
+            that moved without a record is an end too, so that the position in the checkpoint does not expire.
         """
         if self._is_idle(start):
             time.sleep(min(_NAP_SECONDS, self._settings.poll_seconds))
@@ -92,7 +93,7 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         with told():
             end = self._plan(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
         now = time.monotonic()
-        # Behind a position that moved without a record there is as little as in front of it.
+        # A position that moved without a record has nothing after it either.
         self._idle = (end, now) if end is start or "empty" in end else None
         if end is not start:
             self._moved = now
@@ -103,7 +104,7 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return self._report
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """What a micro-batch reads: the same whenever it is asked, without a call to the database."""
+        """The work of a micro-batch: the same on every call, without a call to the database."""
         with told():
             before = offset_from_json(self._settings, start)
             after = offset_from_json(self._settings, end)
@@ -118,7 +119,7 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return read_work(self._settings, partition)
 
     def _is_idle(self, start: dict[str, Any]) -> bool:
-        """True when the same was asked a moment ago, and there was nothing."""
+        """True when the same start was asked for a moment ago, and there was nothing."""
         if self._idle is None or self._ends_by_itself:
             return False
         asked, when = self._idle
@@ -139,7 +140,7 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         nothing = step.empty or not step.moved
         self._describe(connection.feed, step.after, idle=nothing)
         if nothing and not self._is_worth_saving(before, step.after):
-            # The next question begins here: what was looked through is not looked through again.
+            # The next call begins here, so that the same records are not scanned again.
             self._ahead = start, step.after
             return start
         self._ahead = None
@@ -147,14 +148,14 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return offset_to_json(self._settings, end)
 
     def _standing(self, start: dict[str, Any], before: Lineage) -> Lineage:
-        """Where reading stands behind an offset: further on, where nothing was found behind it so far."""
+        """Where to read on after an offset: further ahead, where earlier calls found nothing after it."""
         return self._ahead[1] if self._ahead is not None and self._ahead[0] == start else before
 
     def _is_worth_saving(self, before: Lineage, stands: Lineage) -> bool:
-        """Whether positions without a record between them are to be an offset."""
+        """Whether to save positions that moved without a record as an offset."""
         then, now = _entries(before), _entries(stands)
         if then.keys() != now.keys() or any(type(then[name]) is not type(now[name]) for name in now):
-            return True  # the ranges of a batch are those of the partitions in its first offset
+            return True  # the ranges of a batch come from the partitions in its first offset
         due = time.monotonic() - self._moved >= self._settings.idle_checkpoint_seconds
         return due and then != now
 
@@ -188,7 +189,7 @@ def _entries(lineage: Lineage) -> dict[str, object]:
 
 def _ended(settings: Settings) -> MulticloudDbError:
     return MulticloudDbError(
-        f"the feed of {settings.address} has ended, everything in it is delivered; "
+        f"the feed of {settings.address} has ended, and all its changes are delivered; "
         "if the resource was recreated, start a query with a checkpointLocation of its own",
         ErrorDetail(ErrorCategory.NOT_FOUND),
     )

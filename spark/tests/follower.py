@@ -1,4 +1,5 @@
-"""The program that `test_kill.py` kills: follows the feed into a Delta table until it is told to end.
+"""The program that `test_kill.py` kills: it follows the feed into a Delta table until it gets the order to
+end.
 
     python follower.py FOLDER [DIE_AT]
 

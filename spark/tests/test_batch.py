@@ -52,7 +52,7 @@ def test_end_at_a_moment(source):
 
 
 def test_end_at_a_moment_right_before_a_split(source):
-    """The parent ends at the very bound, and what its children hold lies behind the moment."""
+    """The parent ends exactly at the bound, and its children's changes are after that time."""
     source.write(20)
     moment = datetime.now(UTC)
     for _ in range(3):

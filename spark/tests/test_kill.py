@@ -71,7 +71,7 @@ def test_table_equals_the_source_after_kills_at_every_stage(source, tmp_path):
     follower.wait_for("offsets/0")
     follower.kill()
 
-    # In front of the sink, then behind it: the next start delivers that batch again.
+    # Before the sink, then after it: the next start delivers that batch again.
     for place, batch in (("before-sink", 2), ("after-sink", 4)):
         source.split(batch)
         source.write(60, seed=place)

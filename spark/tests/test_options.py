@@ -125,9 +125,9 @@ def test_connection_options_come_along_with_a_url():
         ({"url": None}, r"url: is missing; add .option\(.*or provider"),
         ({"url": "store.db"}, r"url: .*has no scheme"),
         ({"provider": "mongo"}, r"provider: is mongo, but url is of embedded; leave it out"),
-        ({"colection": "x"}, r"colection: is no option of this source; did you mean collection\?"),
+        ({"colection": "x"}, r"colection: is not an option of this source; did you mean collection\?"),
         ({"maxrecordspertriger": "1"}, r"did you mean maxRecordsPerTrigger\?"),
-        ({"path": "x"}, r"path: is no option of this source; known are url, provider, .*connection\."),
+        ({"path": "x"}, r"path: is not an option of this source; known are url, provider, .*connection\."),
         (
             {"startingPosition": "yesterday"},
             r"startingPosition: is 'yesterday'; write beginning, now, or a time",
@@ -162,26 +162,26 @@ def test_wrong_value_says_which_option_and_the_way_out(options, message):
 
 @pytest.mark.parametrize("options", [{"endingPosition": "latest"}, {"endingTimestamp": "1"}])
 def test_end_means_nothing_in_a_stream(options):
-    with pytest.raises(MulticloudDbError, match=r"endingPosition: means nothing in a stream.*availableNow"):
+    with pytest.raises(MulticloudDbError, match=r"endingPosition: has no meaning in a stream.*availableNow"):
         parse(**options).for_stream()
 
 
 @pytest.mark.parametrize("name", ["maxRecordsPerTrigger", "maxOffsetsPerTrigger"])
 def test_limit_means_nothing_in_a_batch(name):
-    with pytest.raises(MulticloudDbError, match=r"maxRecordsPerTrigger: means nothing in a batch"):
+    with pytest.raises(MulticloudDbError, match=r"maxRecordsPerTrigger: has no meaning in a batch"):
         parse(**{name: "5"}).for_batch()
 
 
 @pytest.mark.parametrize("name", ["pollInterval", "idleCheckpointInterval"])
 def test_interval_means_nothing_in_a_batch(name):
-    with pytest.raises(MulticloudDbError, match=rf"{name}: means nothing in a batch"):
+    with pytest.raises(MulticloudDbError, match=rf"{name}: has no meaning in a batch"):
         parse(**{name: "5 s"}).for_batch()
 
 
 def test_batch_starts_before_its_end():
     with pytest.raises(MulticloudDbError, match=r"startingPosition: is now"):
         parse(startingPosition="now").for_batch()
-    with pytest.raises(MulticloudDbError, match=r"endingPosition: lies before startingPosition"):
+    with pytest.raises(MulticloudDbError, match=r"endingPosition: is before startingPosition"):
         parse(startingPosition="2026-02-01T00:00:00Z", endingPosition="2026-01-31T00:00:00Z").for_batch()
 
 

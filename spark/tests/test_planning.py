@@ -46,7 +46,7 @@ class Headless:
 
 
 class Consumer:
-    """Plans steps over a simulation and reads what lies between."""
+    """Plans steps over a simulation and reads the ranges between them."""
 
     def __init__(self, sim, position=BEGINNING, *, heads=True, on_expired=None):
         self.sim = sim

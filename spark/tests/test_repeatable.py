@@ -57,7 +57,7 @@ def events(batches):
 
 
 def live(source, query, limit):
-    """Writes, splits and merges between the micro-batches, and some of them behind a backlog."""
+    """Writes, splits and merges between the micro-batches, and some of them after a backlog."""
     source.write(60)
     query.plan(limit)
     for turn in range(6):

@@ -277,7 +277,7 @@ class TestErrors:
         [
             (
                 {"maxRecords": "5"},
-                "maxrecords: is no option of this source; did you mean maxRecordsPerTrigger?",
+                "maxrecords: is not an option of this source; did you mean maxRecordsPerTrigger?",
             ),
             ({"startingPosition": "later"}, "startingPosition: is 'later'; write beginning, now, or"),
             ({"url": "embeded:///x.db"}, "provider: 'embeded' is not known; did you mean 'embedded'?"),

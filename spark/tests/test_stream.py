@@ -38,7 +38,7 @@ def rows(reader, start, end):
 
 @pytest.fixture
 def simulation(monkeypatch):
-    """A simulated database behind the options `url=simulation://`."""
+    """A simulated database for the option `url=simulation://`."""
     sim = Simulation(partitions=2)
     sim.provider = SimulationProvider(sim)
     monkeypatch.setattr(connection, "open_provider", lambda config: sim.provider)
@@ -354,7 +354,7 @@ class TestIdleFeedOverRetention:
         return {**pinned, "c": {"p": [entry for entry in pinned["c"]["p"] if entry[0] == "p0"]}}
 
     def days(self, simulation, offset, **options):
-        """A run each night, and the log is cut behind it."""
+        """A run each night, after which the log is cut."""
         for _ in range(3):
             simulation.write(simulation.owners["p1"], {"n": 1})
             reader = simulated(**options)
@@ -374,7 +374,7 @@ class TestIdleFeedOverRetention:
             simulated().latestOffset(offset, ALL)
 
     def test_a_batch_of_it_outlives_what_it_went_over(self, simulation, offset):
-        """The driver died behind the plan, and by its restart the log is cut in front of the end."""
+        """The driver died after the plan, and by its restart the log is cut before the end."""
         simulation.write(simulation.owners["p1"], {"n": 1})
         end = simulated().latestOffset(offset, ALL)
         simulation.trim()

@@ -1,10 +1,10 @@
-"""A scripted DynamoDB with streams: over the wire, for the unmodified boto3.
+"""A scripted DynamoDB with streams: a server for the unmodified boto3.
 
-habits      what it does in its own way        clock      its clock
-troubles    what goes wrong on demand          journal    what was asked of it
-server      `ScriptedStreams`, all of it       http       what it listens with
+habits      what it does by itself             clock      its clock
+troubles    failures on demand                 journal    the calls that it received
+server      `ScriptedStreams`, all of it       http       its HTTP server
 
-It imports nothing of the kit: what it had in common with a provider, both could get wrong alike.
+It imports nothing else of this project: an error in shared code could be in the emulator and in a provider.
 """
 
 from multiclouddb_dynamo_emulator.habits import ChildFilter, Habits, Order, Remains

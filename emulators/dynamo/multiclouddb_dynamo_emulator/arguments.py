@@ -15,7 +15,7 @@ class Arguments:
     """The JSON body of a request.
 
     Args:
-        body: As it came.
+        body: The received bytes.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -24,20 +24,20 @@ class Arguments:
         except orjson.JSONDecodeError:
             fields = None
         if not isinstance(fields, dict):
-            raise ServiceError("SerializationException", "The body is no JSON object")
+            raise ServiceError("SerializationException", "The body is not a JSON object")
         self._fields: dict[str, Any] = fields
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An argument as it is."""
+        """An argument, unchecked."""
         return self._fields.get(name, default)
 
     def only(self, *names: str) -> None:
-        """Refuse what the script would otherwise leave out in silence."""
+        """Refuse arguments that the server would otherwise ignore in silence."""
         if unknown := sorted(self._fields.keys() - set(names)):
             raise invalid(f"The scripted server does not know {', '.join(unknown)}")
 
     def text(self, name: str, shortest: int, longest: int) -> str:
-        """A text that has to be there."""
+        """A required text."""
         value = self._fields.get(name)
         if value is None:
             raise _refused(name, value, "Member must not be null")
@@ -50,7 +50,7 @@ class Arguments:
         return value
 
     def optional_text(self, name: str, shortest: int, longest: int) -> str | None:
-        """A text that may be left out."""
+        """An optional text."""
         return None if self._fields.get(name) is None else self.text(name, shortest, longest)
 
     def limit(self, most: int) -> int:

@@ -1,4 +1,4 @@
-"""The errors of DynamoDB and DynamoDB Streams, as they come over the wire."""
+"""The errors of DynamoDB and DynamoDB Streams, in the form of the protocol."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _VALIDATE: Final = "com.amazon.coral.validate"
 
 @attrs.frozen
 class Known:
-    """What an error is like.
+    """The properties of an error.
 
     Attributes:
         message: Its usual message.
         status: Its HTTP status.
-        namespace: What stands before its code on the wire.
+        namespace: The text before its code in an answer.
     """
 
     message: str
@@ -60,14 +60,14 @@ KNOWN: Final[Mapping[str, Known]] = {
     ),
     "MissingAuthenticationTokenException": Known("Request is missing Authentication Token", namespace=_CORAL),
 }
-"""Code → what it is like."""
+"""Code → its properties."""
 
 
 class ServiceError(Exception):
     """An answer that is an error.
 
     Args:
-        code: As `ThrottlingException`; one that is not in `KNOWN` is sent all the same.
+        code: For example `ThrottlingException`; a code that is not in `KNOWN` is sent too.
         message: None for the usual one.
         status: None for the usual one.
         retry_after: Seconds for a `Retry-After` header; AWS sends none.

@@ -1,4 +1,4 @@
-"""What a scripted DynamoDB does in its own way, without being asked for trouble."""
+"""The settings of a scripted DynamoDB: what it does by itself, without a requested failure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["ChildFilter", "Habits", "Order", "Remains"]
 
 
 class Order(Enum):
-    """In which order shards are listed."""
+    """The order in which shards are listed."""
 
     PARENTS_FIRST = "parents first"
     CHILDREN_FIRST = "children first"
@@ -20,17 +20,17 @@ class Order(Enum):
 
 
 class ChildFilter(Enum):
-    """What becomes of `ShardFilter` in `DescribeStream`."""
+    """The answer to `ShardFilter` in `DescribeStream`."""
 
     APPLIED = "applied"
     IGNORED = "ignored"
-    """All shards come back, as from DynamoDB Local."""
+    """All shards are returned, as by DynamoDB Local."""
     REFUSED = "refused"
     """`ValidationException`."""
 
 
 class Remains(Enum):
-    """What is left of a shard that fell out of retention."""
+    """What remains of a shard that is older than the retention."""
 
     UNLISTED = "unlisted"
     """Nothing: `ResourceNotFoundException`."""
@@ -42,34 +42,34 @@ class Remains(Enum):
 
 @attrs.define
 class Habits:
-    """The ways of a server; any may be changed at any time.
+    """The settings of a server; each may be changed at any time.
 
     Attributes:
         initial_shards: How many open shards a new stream has.
-        order: In which order shards are listed.
-        shards_per_page: How many shards a page of `DescribeStream` has at most.
-        child_filter: What becomes of `ShardFilter`.
-        late_children: A new child is listed after so many calls of `DescribeStream` for its stream.
-        start_after_last: True when a listing may start after the last shard; by default that is a
+        order: The order in which shards are listed.
+        shards_per_page: The maximum number of shards on a page of `DescribeStream`.
+        child_filter: The answer to `ShardFilter`.
+        late_children: A new child is listed after this many calls of `DescribeStream` for its stream.
+        start_after_last: True when a listing may start after the last shard; by default the answer is a
             `ResourceNotFoundException`, as from DynamoDB Local.
-        page_bytes: How large a page of `GetRecords` is at most; one record always fits.
+        page_bytes: The maximum size of a page of `GetRecords`; one record always fits.
         null_iterator: True when the end of a shard is `NextShardIterator: null`, not its absence.
         separate_end: True when the last records of a closed shard come with an iterator, and its end
             on an empty page of its own.
-        empty_pages: Behind an iterator of `GetShardIterator` so many pages come without records before those
-            that are there; not behind one of `LATEST`. The way has to be gone again with a new iterator.
-        tells_time: True when answers have a `Date`.
-        retention_seconds: When `ScriptedStreams.advance` trims.
+        empty_pages: After an iterator of `GetShardIterator`, this many pages without records come before the
+            records; not after an iterator of `LATEST`. A new iterator has to read these pages again.
+        tells_time: True when answers have a `Date` header.
+        retention_seconds: The age at which `ScriptedStreams.advance` trims records.
         iterator_seconds: How long an iterator lives.
-        remains: What is left of a shard that `advance` trims.
+        remains: What remains of a shard that `advance` trims.
         readable_after_delete: True when the stream of a deleted table can be read to its end; by default
-            its shards are at their end at once, as those of DynamoDB Local.
+            its shards end at once, as those of DynamoDB Local do.
         timestamp_seconds: `ApproximateCreationDateTime` is rounded down to a multiple; DynamoDB Local has 60.
         lower_case_identity: True when `userIdentity` is spelled `principalId` and `type`.
-        readers_per_shard: So many `GetRecords` of one shard may be under way together.
-        describes_per_second: So many `DescribeStream` of one stream may come in a second.
-        enforce_limits: True when these two limits are answered with `LimitExceededException`; they are
-            recorded in any case.
+        readers_per_shard: How many `GetRecords` calls of one shard may run at the same time.
+        describes_per_second: How many `DescribeStream` calls of one stream may come in a second.
+        enforce_limits: True when a call over one of these two limits gets `LimitExceededException`; such
+            calls are always recorded.
     """
 
     initial_shards: int = 1

@@ -1,7 +1,7 @@
-"""HTTP/1.1 for scripted servers: a thread a connection, kept alive, and stopped in a moment.
+"""HTTP/1.1 for scripted servers: one thread per connection, keep-alive, and a fast stop.
 
-The standard library's `http.server` parses headers as e-mail, which costs more than the whole rest of a
-small answer; and it cannot break off in the middle of one.
+The standard library's `http.server` parses headers as e-mail, which costs more than the rest of a small
+answer. It also cannot break off in the middle of an answer.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["Handler", "HttpServer", "Reply", "Request"]
 
 _JOIN_SECONDS: Final = 60.0
 _BACKLOG: Final = 1024
-_RESET: Final = struct.pack("ii", 1, 0)  # linger for no time at all
+_RESET: Final = struct.pack("ii", 1, 0)  # do not linger
 
 
 @attrs.frozen
 class Request:
-    """What a client sent.
+    """A client's request.
 
     Attributes:
-        method: As `POST`.
+        method: For example `POST`.
         path: With the query.
         headers: By name in lower case.
         body: All of it.
@@ -42,15 +42,15 @@ class Request:
 
 @attrs.frozen
 class Reply:
-    """What is answered.
+    """An answer.
 
     Attributes:
-        status: As 200.
+        status: For example 200.
         headers: Without `Content-Length`.
         body: All of it.
-        cut_after: Break the connection off after so many bytes of the body; None to send all.
-        reset: True to break off with a reset, which no client overlooks; False to close as if all had
-            been sent.
+        cut_after: Break the connection off after this many bytes of the body; None to send all.
+        reset: True to break off with a reset, which every client notices; False to close as if all had been
+            sent.
     """
 
     status: int
@@ -68,11 +68,11 @@ class Reply:
 
 
 Handler: TypeAlias = Callable[[Request], Reply | None]
-"""Answers a request; None breaks the connection off without a word. Called by many threads."""
+"""Answers a request; None breaks the connection off without an answer. Called by many threads."""
 
 
 def _read_request(reader: BinaryIO) -> Request | None:
-    """The next request of a connection, or None at its end or where it makes no sense."""
+    """The next request of a connection, or None at its end or when it is not valid HTTP."""
     first = reader.readline().split()
     if len(first) != 3:
         return None
@@ -99,7 +99,7 @@ class HttpServer:
 
     Attributes:
         url: Where it listens.
-        crashes: What the handler raised; each was answered by breaking the connection off.
+        crashes: The exceptions of the handler; for each the connection was broken off.
     """
 
     def __init__(self, handler: Handler) -> None:
@@ -122,19 +122,19 @@ class HttpServer:
             return len(self._open)
 
     def break_connections(self) -> None:
-        """Break every connection off, at whatever it is."""
+        """Break every connection off, also in the middle of an answer."""
         with self._lock:
             for connection in self._open:
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
 
     def stop(self) -> None:
-        """Break everything off and wait for the threads; again does nothing."""
+        """Break everything off and wait for the threads; a second call does nothing."""
         with self._lock:
             if self._stopping:
                 return
             self._stopping = True
-        # Closing a listener wakes a waiting accept on Linux only; a connection does so everywhere.
+        # Closing a listener wakes a waiting accept only on Linux; a new connection does so everywhere.
         with suppress(OSError):
             socket.create_connection(self._address, timeout=_JOIN_SECONDS).close()
         self._acceptor.join(_JOIN_SECONDS)

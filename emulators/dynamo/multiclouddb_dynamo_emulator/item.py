@@ -109,7 +109,7 @@ def _value(value: Any) -> dict[str, Any]:
 
 
 def normalised(item: Any) -> Item:
-    """An item as the service keeps it: `1.50` is `1.5`; the members of a set have no order."""
+    """An item as the service stores it: `1.50` is `1.5`; the members of a set have no order."""
     if not isinstance(item, dict):
         raise ServiceError("SerializationException", f"{item!r} is not an item")
     return {name: _value(value) for name, value in item.items()}
@@ -151,7 +151,7 @@ class KeySchema:
     def parse(
         cls, schema: Sequence[Mapping[str, str]], definitions: Sequence[Mapping[str, str]]
     ) -> KeySchema:
-        """From the members of `CreateTable`."""
+        """The key from the arguments of `CreateTable`."""
         tags = {each["AttributeName"]: each["AttributeType"] for each in definitions}
         kinds = [each["KeyType"] for each in schema]
         names = [each["AttributeName"] for each in schema]
@@ -192,12 +192,12 @@ class KeySchema:
         return {name: item[name] for name in self.types}
 
     def exactly(self, key: Item) -> Item:
-        """A key that was given as such."""
+        """A key that was given as an argument."""
         if key.keys() != self.types.keys():
             raise invalid("The provided key element does not match the schema")
         return self.key_of(key)
 
     def hash_of(self, key: Item) -> int:
-        """Where in the space of hashes a key is; keys with the same partition key are together."""
+        """The hash of a key; keys with the same partition key have the same hash."""
         name = next(iter(self.types))
         return int.from_bytes(blake2b(orjson.dumps(key[name]), digest_size=8).digest())

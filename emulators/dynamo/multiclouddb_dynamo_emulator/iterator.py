@@ -1,4 +1,4 @@
-"""Shard iterators: the server keeps nothing of them, so they can be used again."""
+"""Shard iterators: the server stores nothing for them, so they can be used again."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from multiclouddb_dynamo_emulator.errors import invalid
 
 __all__ = ["ShardIterator"]
 
-# The service's own are longer than what is in ours.
+# The service's own iterators are longer than the content of ours.
 _SHORTEST: Final = 215
 
 
 @attrs.frozen
 class ShardIterator:
-    """Where to go on in a shard.
+    """Where to continue in a shard.
 
     Attributes:
-        arn: The stream's.
-        shard_id: The shard's.
-        after: The records behind this number come next.
-        horizon: True to start at the oldest record that is left, whatever was trimmed.
-        issued: When, in seconds since 1970.
-        epoch: How often all iterators had been expired by hand by then.
+        arn: The stream's ARN.
+        shard_id: The shard's id.
+        after: The records after this number come next.
+        horizon: True to start at the oldest record that is left, also after a trim.
+        issued: Its time, in seconds since 1970.
+        epoch: How often all iterators had been expired by the test by then.
         renewed: True when it came from `GetRecords`.
-        empty: So many pages without records are still in front of it.
+        empty: How many pages without records still come before its records.
     """
 
     arn: str

@@ -1,4 +1,4 @@
-"""What was asked of a scripted server, and whether a client kept to the service's limits."""
+"""The calls of a scripted server, and the limits that a client exceeded."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _KEPT: Final = 100_000
 
 @attrs.frozen
 class Call:
-    """One request that was served, or broken off.
+    """One request that was answered or broken off.
 
     Attributes:
-        operation: As `GetRecords`.
+        operation: For example `GetRecords`.
         shard: Its shard's id; None where it has none.
         stream: Its stream's ARN; None where it has none.
         code: The error's code; `dropped` for a broken connection; None when all was well.
@@ -46,12 +46,12 @@ class Call:
 
 @attrs.frozen
 class Violation:
-    """A limit of the service that a client did not keep to.
+    """A limit of the service that a client exceeded.
 
     Attributes:
         operation: `GetRecords` or `DescribeStream`.
         target: The shard or the stream.
-        count: How many calls there were together, or in one second.
+        count: How many calls ran at the same time, or came in one second.
     """
 
     operation: str
@@ -60,11 +60,11 @@ class Violation:
 
 
 class Journal:
-    """Counts every request; remembers the last 100,000. For several threads.
+    """Counts every request; keeps the last 100,000. It can be used by several threads.
 
     Args:
-        habits: Has the limits.
-        monotonic: Tells the seconds.
+        habits: The settings, with the limits.
+        monotonic: Returns the seconds.
     """
 
     def __init__(self, habits: Habits, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -74,7 +74,7 @@ class Journal:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all but what is under way."""
+        """Forget all calls except those that run."""
         with self._lock:
             self._calls: deque[Call] = deque(maxlen=_KEPT)
             self._counts: Counter[tuple[str, str | None]] = Counter()
@@ -84,13 +84,13 @@ class Journal:
             self._most_describes: Counter[str] = Counter()
 
     def calls(self, operation: str | None = None, shard: str | None = None) -> list[Call]:
-        """The requests that ended, oldest first; None stands for any."""
+        """The requests that ended, oldest first; None means any."""
         with self._lock:
             calls = list(self._calls)
         return [call for call in calls if operation in (None, call.operation) and shard in (None, call.shard)]
 
     def count(self, operation: str | None = None, shard: str | None = None) -> int:
-        """How many requests came; None stands for any."""
+        """How many requests came; None means any."""
         with self._lock:
             return sum(
                 count
@@ -100,19 +100,19 @@ class Journal:
 
     @property
     def violations(self) -> list[Violation]:
-        """The limits that were not kept to."""
+        """The limits that were exceeded."""
         with self._lock:
             return list(self._violations)
 
     @property
     def most_readers(self) -> int:
-        """The most `GetRecords` of one shard that were under way together."""
+        """The highest number of `GetRecords` calls of one shard that ran at the same time."""
         with self._lock:
             return max(self._most_readers.values(), default=0)
 
     @property
     def most_describes(self) -> int:
-        """The most `DescribeStream` of one stream within a second."""
+        """The highest number of `DescribeStream` calls of one stream within a second."""
         with self._lock:
             return max(self._most_describes.values(), default=0)
 

@@ -9,12 +9,12 @@ __all__ = ["Poison"]
 
 
 class Poison(Enum):
-    """What is wrong with a record."""
+    """The defect of a record."""
 
     NUMBER = "number"
-    """A number that is none."""
+    """A number that is not a number."""
     TAG = "tag"
-    """A value of a type that nobody knows."""
+    """A value of an unknown type."""
     BINARY = "binary"
     """Bytes that are not base64."""
     EVENT_NAME = "event name"
@@ -23,7 +23,7 @@ class Poison(Enum):
     """No keys."""
 
     def spoil(self, record: dict[str, Any]) -> None:
-        """Make a record so."""
+        """Make a record undecodable."""
         change = record["dynamodb"]
         match self:
             case Poison.NUMBER:
@@ -41,7 +41,7 @@ class Poison(Enum):
 
     @staticmethod
     def _spoil_image(change: dict[str, Any], value: dict[str, Any]) -> None:
-        # Where the view has no images, the keys have to do.
+        # Where the view has no images, the keys are changed instead.
         image = change.get("NewImage") or change.get("OldImage")
         if image is None:
             image = change["Keys"] = dict(change["Keys"])

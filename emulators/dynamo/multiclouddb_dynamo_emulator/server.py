@@ -1,4 +1,4 @@
-"""The scripted server: DynamoDB and DynamoDB Streams over the wire, and what a test does to them."""
+"""The scripted server: DynamoDB and DynamoDB Streams over HTTP, and the methods that a test calls."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ __all__ = ["ScriptedStreams", "ShardState"]
 
 @attrs.frozen
 class ShardState:
-    """A shard as it is, listed or not.
+    """The real state of a shard, listed or not.
 
     Attributes:
         shard_id: Its id.
         parent: Its parent's id, also when that is gone.
         start: `StartingSequenceNumber`.
         end: `EndingSequenceNumber`; None while it is open.
-        records: How many are left in it.
-        last: The number of the newest of these.
+        records: How many records are left in it.
+        last: The number of the newest of these records.
         trimmed_to: The number of the last trimmed record; 0 for none.
         remains: None unless the shard itself was trimmed.
     """
@@ -70,24 +70,24 @@ class ShardState:
 
 
 class ScriptedStreams:
-    """A DynamoDB with streams for an unmodified boto3, and a script for it. For several threads.
+    """A DynamoDB with streams for an unmodified boto3, controlled by a test. Several threads can use it.
 
         with ScriptedStreams() as server:
             client = boto3.client("dynamodbstreams", endpoint_url=server.endpoint_url, …)
 
-    Any credentials do. `stream` arguments are a table's name, for its latest stream, or a stream's ARN.
+    Any credentials work. A `stream` argument is a table's name, for its latest stream, or a stream's ARN.
 
     Args:
-        start: What the server's clock shows at first; None for the real time.
-        region: Named in ARNs and records; clients may sign for any other.
-        habits: The ways of the server; they may be changed at any time.
+        start: The server's time at the start; None for the real time.
+        region: The region in ARNs and records; clients may sign for another one.
+        habits: The settings of the server; they may be changed at any time.
 
     Attributes:
         endpoint_url: Where it listens: a free port of 127.0.0.1.
-        habits: The ways of the server.
+        habits: The settings of the server.
         clock: The server's clock; `advance` moves it.
-        troubles: What goes wrong, on demand.
-        journal: What was asked of it.
+        troubles: Failures on demand.
+        journal: The calls that it received.
     """
 
     def __init__(
@@ -109,13 +109,13 @@ class ScriptedStreams:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        # A test that failed already says more than what it broke here.
+        # The failure of the test itself says more than an error that it causes here.
         if error is None and self._http.crashes:
             raise self._http.crashes[0]
 
     def stop(self) -> None:
-        """End everything, also what hangs, and wait for the threads."""
-        # First of all, or what hangs would be answered now.
+        """End everything, also hanging calls, and wait for the threads."""
+        # This comes first, or hanging calls would be answered now.
         self._http.break_connections()
         self._service.stop()
         self._http.stop()
@@ -137,7 +137,7 @@ class ScriptedStreams:
             return self._stream(table).arn
 
     def shards(self, stream: str) -> list[ShardState]:
-        """All shards but those that are unlisted for ever, parents first."""
+        """All shards except those that are unlisted for ever, parents first."""
         with self._store.lock:
             return [ShardState.of(shard) for shard in self._stream(stream).shards.values()]
 
@@ -147,7 +147,7 @@ class ScriptedStreams:
             return ShardState.of(self._store.home(shard_id)[1])
 
     def open_shards(self, stream: str) -> list[str]:
-        """The ids of those that take records."""
+        """The ids of the shards that take records."""
         with self._store.lock:
             return [shard.shard_id for shard in self._stream(stream).open_shards]
 
@@ -163,7 +163,7 @@ class ScriptedStreams:
             stream, shard = self._store.home(shard_id)
         ((name, tag),) = islice(stream.keys.types.items(), 1)
         if tag == "B":
-            raise ValueError("keys_of makes keys that are texts or numbers")
+            raise ValueError("keys_of makes only keys that are texts or numbers")
 
         def candidates() -> Iterator[Item]:
             for each in count():
@@ -175,7 +175,7 @@ class ScriptedStreams:
     # -- Lineage
 
     def split(self, shard_id: str) -> tuple[str, str]:
-        """Close an open shard and share its keys between two children."""
+        """Close an open shard and divide its keys between two children."""
         with self._store.lock:
             stream, shard = self._store.home(shard_id)
             first, second = stream.split(shard)
@@ -183,7 +183,7 @@ class ScriptedStreams:
             return first.shard_id, second.shard_id
 
     def roll_over(self, shard_id: str) -> str:
-        """Close an open shard and go on with one child."""
+        """Close an open shard and continue with one child."""
         with self._store.lock:
             stream, shard = self._store.home(shard_id)
             child = stream.roll_over(shard)
@@ -199,13 +199,13 @@ class ScriptedStreams:
             return children
 
     def grow(self, stream: str, total: int, open_shards: int, records: int = 0) -> None:
-        """Split until so many shards are open, then roll over until there are so many in all.
+        """Split until the wanted number of shards is open, then roll over until the total is reached.
 
         Args:
-            stream: Which.
-            total: How many shards it has in the end.
+            stream: The stream.
+            total: How many shards it has at the end.
             open_shards: How many of them are open.
-            records: `fill` each shard with so many, those apart that were split.
+            records: How many records `fill` writes into each shard, except those that were split.
         """
         with self._store.lock:
             home = self._stream(stream)
@@ -228,13 +228,13 @@ class ScriptedStreams:
             home.next_generation()
 
     def hide(self, shard_id: str, calls: int = 0, seconds: float = 0.0) -> None:
-        """Leave a shard out of so many answers of `DescribeStream`, and of all for so long by the clock."""
+        """Hide a shard in the next `calls` of `DescribeStream`, and for `seconds` of the server's clock."""
         with self._store.lock:
             stream, shard = self._store.home(shard_id)
             stream.hide(shard, calls, seconds)
 
     def hide_children(self, shard_id: str, calls: int) -> None:
-        """Leave the children of a shard out; `Habits.late_children` does so for all to come."""
+        """Hide the children of a shard; `Habits.late_children` does so for all later children."""
         with self._store.lock:
             stream, _ = self._store.home(shard_id)
             for shard in stream.shards.values():
@@ -244,23 +244,23 @@ class ScriptedStreams:
     # -- Time and retention
 
     def advance(self, seconds: float) -> None:
-        """Move the clock on; iterators expire and what is out of retention is trimmed."""
+        """Move the clock forward; iterators expire and records older than the retention are trimmed."""
         with self._store.lock:
             self.clock.advance(seconds)
             self._store.retain()
 
     def expire_iterators(self) -> None:
-        """Let every iterator expire that was handed out so far."""
+        """Expire every iterator that was returned so far."""
         with self._store.lock:
             self._store.epoch += 1
 
     def trim(self, stream: str, older_than: float = 0.0, remains: Remains = Remains.UNLISTED) -> None:
-        """Trim records that are older than so many seconds, and shards that were closed by then."""
+        """Trim records that are older than this many seconds, and shards that were closed by then."""
         with self._store.lock:
             self._store.trim(self._stream(stream), older_than, remains)
 
     def trim_records(self, shard_id: str, up_to: int | None = None) -> None:
-        """Trim the records of one shard up to a sequence number, itself included; None for all."""
+        """Trim the records of one shard up to and including a sequence number; None for all."""
         with self._store.lock:
             _, shard = self._store.home(shard_id)
             if up_to is None:
@@ -269,14 +269,14 @@ class ScriptedStreams:
                 shard.trim_to(up_to)
 
     def drop_shards(self, shard_ids: Sequence[str], remains: Remains = Remains.UNLISTED) -> None:
-        """Trim closed shards altogether."""
+        """Trim closed shards completely."""
         with self._store.lock:
             for shard_id in shard_ids:
                 stream, shard = self._store.home(shard_id)
                 stream.drop(shard, remains)
 
     def drop_oldest(self, stream: str, number: int, remains: Remains = Remains.UNLISTED) -> list[str]:
-        """Trim the oldest closed shards altogether; returns their ids."""
+        """Trim the oldest closed shards completely; returns their ids."""
         with self._store.lock:
             closed = [shard for shard in self._stream(stream).shards.values() if shard.end is not None]
             shard_ids = [shard.shard_id for shard in closed[:number]]
@@ -286,12 +286,12 @@ class ScriptedStreams:
     # -- Records that no client writes
 
     def fill(self, shard_id: str, records: int, record_bytes: int = 300) -> None:
-        """Write inserts straight into an open shard, for measurements; the table keeps no items.
+        """Write inserts directly into an open shard, for measurements; the table stores no items.
 
         Args:
-            shard_id: Where.
-            records: How many.
-            record_bytes: About how large the item of each is.
+            shard_id: The shard.
+            records: How many records.
+            record_bytes: The approximate size of each item.
         """
         with self._store.lock:
             stream, shard = self._store.home(shard_id)
@@ -317,7 +317,7 @@ class ScriptedStreams:
     def write_record(
         self, stream: str, key: Mapping[str, Any], change: Callable[[dict[str, Any]], None]
     ) -> int:
-        """Write an insert after changing the record, as it goes over the wire, in place.
+        """Write an insert after changing its record, in the form of the protocol, in place.
 
         Returns:
             Its sequence number.

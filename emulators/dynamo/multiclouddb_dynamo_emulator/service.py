@@ -1,4 +1,4 @@
-"""From a request over HTTP to its answer, with the troubles on the way."""
+"""Answers HTTP requests, and applies the requested troubles."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _STREAMS: Final = "DynamoDBStreams_20120810"
 
 
 class _DroppedError(Exception):
-    """The connection is to be broken off without an answer."""
+    """The connection must be broken off without an answer."""
 
 
 def _text(arguments: Arguments, name: str) -> str | None:
-    """An argument that may be of any type yet."""
+    """An argument whose type is not checked yet."""
     value = arguments.get(name)
     return value if isinstance(value, str) else None
 
 
 @attrs.define
 class _Running:
-    """A call that is being served."""
+    """A call in progress."""
 
     operation: str
     arguments: Arguments
@@ -61,7 +61,7 @@ class _Running:
 
     @classmethod
     def of(cls, request: Request) -> _Running:
-        """What a request asks for; a wrong one finds out later."""
+        """The call of a request; errors in it are reported later."""
         service, _, operation = request.headers.get("x-amz-target", "").partition(".")
         known = {_TABLES: TABLE_CALLS.keys(), _STREAMS: STREAM_CALLS.keys() | {"GetRecords"}}
         if operation not in known.get(service, ()):
@@ -81,12 +81,12 @@ class _Running:
 
 
 class Service:
-    """Answers requests; for several threads.
+    """Answers requests; several threads can use it.
 
     Args:
         store: All the state.
-        troubles: What goes wrong.
-        journal: Where each request is noted.
+        troubles: The requested failures.
+        journal: Records each request.
     """
 
     def __init__(self, store: Store, troubles: Troubles, journal: Journal) -> None:
@@ -94,7 +94,7 @@ class Service:
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """Wait for nothing any more."""
+        """End all waits."""
         self._stopped.set()
         self._troubles.end()
 
@@ -142,7 +142,7 @@ class Service:
         return reply
 
     def _meet(self, trouble: Trouble) -> bool:
-        """Have a trouble before the answer; True for an empty page."""
+        """Apply the troubles that come before the answer; True for an empty page."""
         match trouble.action:
             case Fail(error):
                 raise error

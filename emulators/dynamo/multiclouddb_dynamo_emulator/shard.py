@@ -21,8 +21,8 @@ _MOST_DIGITS: Final = 38
 class Numbers:
     """The sequence numbers of a stream: 21 digits and more.
 
-    As integers they grow; as texts they do not, because their length varies. Each generation of shards
-    starts a few numbers before the next power of ten.
+    They ascend as integers but not as texts, because their length varies. Each generation of shards starts a
+    few numbers before the next power of ten.
     """
 
     def __init__(self) -> None:
@@ -30,12 +30,12 @@ class Numbers:
         self.leap()
 
     def next(self) -> int:
-        """A greater one."""
+        """A greater number."""
         self.last += _STEP
         return self.last
 
     def leap(self) -> None:
-        """Go on just before the next power of ten."""
+        """Continue just before the next power of ten."""
         digits = len(str(self.last))
         if digits < _MOST_DIGITS:
             self.last = max(self.last, 10**digits - _AHEAD)
@@ -48,7 +48,7 @@ class Page:
     Attributes:
         bodies: The records as JSON.
         last: The number of the last one; None on an empty page.
-        more: True when more records lie behind.
+        more: True when more records follow.
     """
 
     bodies: Sequence[bytes]
@@ -60,10 +60,10 @@ class Shard:
     """A shard; its stream's lock guards it.
 
     Attributes:
-        shard_id: As in the service, 37 characters.
-        parent: The parent's id, also when the parent is long gone.
-        low: Where its part of the space of hashes starts.
-        high: Where that ends, itself excluded.
+        shard_id: 37 characters, as in the service.
+        parent: The parent's id, also when the parent no longer exists.
+        low: The start of its range of hashes.
+        high: The end of its range, excluded.
         start: `StartingSequenceNumber`.
         end: `EndingSequenceNumber`; None while it is open.
         closed_at: When it was closed.
@@ -104,7 +104,7 @@ class Shard:
         self._times.append(now)
 
     def close(self, numbers: Numbers, now: float) -> None:
-        """Take no more records. As in the service, an empty shard ends where it starts."""
+        """Accept no more records. As in the service, an empty shard ends where it starts."""
         written = bool(self._numbers) or self.trimmed_to > 0
         self.end = numbers.next() if written else self.start
         self.closed_at = now
@@ -121,11 +121,11 @@ class Shard:
         return Page(self._bodies[first:stop], self._numbers[stop - 1], stop < len(self._numbers))
 
     def trim_to(self, number: int) -> None:
-        """Forget the records up to a number, itself included."""
+        """Forget the records up to and including a number."""
         self._forget(bisect_right(self._numbers, number))
 
     def trim_before(self, cutoff: float) -> None:
-        """Forget the records that are as old as that or older."""
+        """Forget the records of this age or older."""
         self._forget(bisect_right(self._times, cutoff))
 
     def trim_all(self) -> None:
@@ -133,12 +133,12 @@ class Shard:
         self._forget(len(self._numbers))
 
     def clear(self) -> None:
-        """Be at the end: nothing is left to read, and nothing counts as trimmed."""
+        """End the shard: nothing is left to read, and nothing counts as trimmed."""
         self.trim_all()
         self.trimmed_to = 0
 
     def described(self) -> bytes:
-        """What `DescribeStream` says of it."""
+        """Its description in `DescribeStream`."""
         if self._described is None:
             numbers = {"StartingSequenceNumber": str(self.start)}
             if self.end is not None:

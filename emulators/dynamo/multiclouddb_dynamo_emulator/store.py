@@ -24,15 +24,15 @@ class Store:
     """Tables and streams.
 
     Args:
-        habits: The ways of the server.
+        habits: The settings of the server.
         clock: Its clock.
-        region: Named in ARNs and records.
+        region: The region in ARNs and records.
 
     Attributes:
-        lock: Held by whoever looks or writes here.
+        lock: Must be held to read or write the state.
         tables: By name.
-        streams: By ARN, the disabled ones and those of deleted tables too, oldest first.
-        epoch: How often all iterators were expired by hand.
+        streams: By ARN, including disabled streams and those of deleted tables, oldest first.
+        epoch: How often all iterators were expired by the test.
     """
 
     def __init__(self, habits: Habits, clock: Clock, region: str) -> None:
@@ -50,7 +50,7 @@ class Store:
         return self.tables[name]
 
     def create(self, name: str, keys: KeySchema, specification: Mapping[str, Any]) -> Table:
-        """Create a table, with a stream if the specification says so."""
+        """Create a table, with a stream if the specification asks for one."""
         if name in self.tables:
             raise ServiceError("ResourceInUseException", f"Table already exists: {name}")
         arn = f"arn:aws:dynamodb:{self.region}:{_ACCOUNT}:table/{name}"
@@ -94,7 +94,7 @@ class Store:
         raise KeyError(f"there is no shard {shard_id}")
 
     def retain(self) -> None:
-        """Trim what is out of retention."""
+        """Trim records older than the retention."""
         cutoff = self.clock.seconds() - self.habits.retention_seconds
         for arn, stream in list(self.streams.items()):
             stream.trim(cutoff, self.habits.remains)
@@ -102,11 +102,11 @@ class Store:
                 del self.streams[arn]
 
     def trim(self, stream: Stream, older_than: float, remains: Remains) -> None:
-        """Trim what is older than so many seconds."""
+        """Trim records older than this many seconds."""
         stream.trim(self.clock.seconds() - older_than, remains)
 
     def _label(self) -> str:
-        # It names one stream, so two of the same millisecond must differ.
+        # It identifies one stream, so two streams of the same millisecond must differ.
         self._newest_label = max(self._newest_label + 1, int(self.clock.seconds() * 1000))
         when = datetime.fromtimestamp(self._newest_label / 1000, UTC)
         return f"{when:%Y-%m-%dT%H:%M:%S}.{self._newest_label % 1000:03d}"

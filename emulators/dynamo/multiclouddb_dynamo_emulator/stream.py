@@ -19,7 +19,7 @@ from multiclouddb_dynamo_emulator.shard import Numbers, Shard
 __all__ = ["Stream"]
 
 _SHARDS: Final = count(1)
-# Odd, hence one to one modulo a power of two: ids that differ and whose order is arbitrary.
+# An odd factor is one-to-one modulo a power of two: the ids differ and their order is arbitrary.
 _SCRAMBLE: Final = 2654435761
 _NEW_VIEWS: Final = {"NEW_IMAGE", "NEW_AND_OLD_IMAGES"}
 _OLD_VIEWS: Final = {"OLD_IMAGE", "NEW_AND_OLD_IMAGES"}
@@ -29,14 +29,14 @@ class Stream:
     """A stream; the lock of the store guards it.
 
     Attributes:
-        arn: Names one incarnation of one table's stream.
+        arn: Identifies one incarnation of one table's stream.
         label: The last part of the ARN.
         table_name: The table's name.
         view: `KEYS_ONLY`, `NEW_IMAGE`, `OLD_IMAGE` or `NEW_AND_OLD_IMAGES`.
         keys: The table's key.
         created: Seconds since 1970.
-        disabled_at: The same; None while it is enabled.
-        shards: Id → shard, parents first; what is out of retention and unlisted is not here.
+        disabled_at: Seconds since 1970; None while it is enabled.
+        shards: Id → shard, parents first; without expired shards that are unlisted.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Stream:
         self.numbers = Numbers()
         self._habits, self._clock = habits, clock
         self._region = self.arn.split(":")[3]
-        self._hidden: dict[str, int] = {}  # for how many more calls
+        self._hidden: dict[str, int] = {}  # shard → the number of calls that still hide it
         self._hidden_until: dict[str, float] = {}
-        self._open: list[Shard] = []  # by their part of the space of hashes
+        self._open: list[Shard] = []  # ordered by their ranges of hashes
         self._lows: list[int] = []
         self._listing: tuple[Order, list[Shard], Mapping[str, int]] | None = None
         initial = habits.initial_shards
@@ -67,22 +67,22 @@ class Stream:
 
     @property
     def open_shards(self) -> Sequence[Shard]:
-        """Those that take records, by their part of the space of hashes."""
+        """The shards that take records, ordered by their ranges of hashes."""
         return self._open
 
     def split(self, shard: Shard) -> tuple[Shard, Shard]:
-        """Close a shard and share its part between two children."""
+        """Close a shard and divide its range between two children."""
         middle = (shard.low + shard.high) // 2
         first, second = self._replace(shard, [(shard.low, middle), (middle, shard.high)])
         return first, second
 
     def roll_over(self, shard: Shard) -> Shard:
-        """Close a shard and go on with one child."""
+        """Close a shard and continue with one child."""
         (child,) = self._replace(shard, [(shard.low, shard.high)])
         return child
 
     def next_generation(self) -> None:
-        """Let the numbers grow by a digit, where they can."""
+        """Make the numbers one digit longer, where possible."""
         self.numbers.leap()
 
     def disable(self) -> None:
@@ -116,7 +116,7 @@ class Stream:
     # -- Listing
 
     def listing(self) -> tuple[list[Shard], Mapping[str, int]]:
-        """The shards in the order in which they are listed, and where each one is."""
+        """The shards in the order in which they are listed, and the index of each."""
         order, now = self._habits.order, self._clock.seconds()
         for shard_id in [name for name, until in self._hidden_until.items() if until <= now]:
             del self._hidden_until[shard_id]
@@ -136,7 +136,7 @@ class Stream:
         return self._listing[1:]
 
     def hide(self, shard: Shard, calls: int, seconds: float = 0.0) -> None:
-        """Do not list a shard for so many calls and so many seconds of the server's clock."""
+        """Do not list a shard for a number of calls and a number of seconds of the server's clock."""
         self._hidden.pop(shard.shard_id, None)
         self._hidden_until.pop(shard.shard_id, None)
         if calls:
@@ -146,7 +146,7 @@ class Stream:
         self._listing = None
 
     def called(self) -> None:
-        """`DescribeStream` was called: what was hidden comes closer."""
+        """`DescribeStream` was called: count down the calls that hide a shard."""
         for shard_id, calls in list(self._hidden.items()):
             if calls > 1:
                 self._hidden[shard_id] = calls - 1
@@ -157,7 +157,7 @@ class Stream:
     # -- Retention
 
     def trim(self, cutoff: float, remains: Remains) -> None:
-        """Forget what is as old as that or older, and the shards that were closed by then."""
+        """Forget records of this age or older, and the shards that were closed by then."""
         for shard in list(self.shards.values()):
             shard.trim_before(cutoff)
             if shard.closed_at is not None and shard.closed_at <= cutoff:
@@ -191,12 +191,12 @@ class Stream:
         """Write a record.
 
         Args:
-            key: The item's.
+            key: The item's key.
             new: The item; None for a delete.
-            old: The item before; None for a new one.
+            old: The old item; None for a new one.
             expired: True for a delete because the time to live is over.
-            change: Spoils the record on its way.
-            shard: Where it goes; None for where the key belongs.
+            change: Changes the record before it is stored.
+            shard: The shard that takes it; None for the shard of its key.
 
         Returns:
             Its sequence number.
@@ -207,7 +207,7 @@ class Stream:
             names = ("principalId", "type") if self._habits.lower_case_identity else ("PrincipalId", "Type")
             record["userIdentity"] = dict(zip(names, ("dynamodb.amazonaws.com", "Service"), strict=True))
         if change is not None:
-            # A deep copy would not do: the keys are in the images too.
+            # A deep copy is not enough: the keys are in the images too.
             record = orjson.loads(orjson.dumps(record))
             change(record)
         home = self.shard_of(key) if shard is None else shard

@@ -49,7 +49,7 @@ def _list_streams(store: Store, arguments: Arguments) -> bytes:
 
 
 def _children_of(store: Store, arguments: Arguments) -> str | None:
-    """The shard whose children alone are asked for; None to list all."""
+    """The shard whose children are requested; None to list all shards."""
     wanted = arguments.get("ShardFilter")
     match store.habits.child_filter:
         case ChildFilter.IGNORED:
@@ -66,7 +66,7 @@ def _children_of(store: Store, arguments: Arguments) -> str | None:
 
 
 def _shards_after(store: Store, stream: Stream, start: str | None, parent: str | None) -> list[Shard]:
-    """The shards to list, of one parent or all, from where a page starts."""
+    """The shards to list, of one parent or all, from the start of a page on."""
     shards, places = stream.listing()
     if parent is not None:
         shards = [shard for shard in shards if shard.parent == parent]
@@ -103,7 +103,7 @@ def _describe_stream(store: Store, arguments: Arguments) -> bytes:
 
 
 def _position(stream: Stream, shard: Shard, arguments: Arguments) -> tuple[int, bool]:
-    """After which number to read, and whether from the horizon on."""
+    """The number to read after, and whether to start at the oldest record."""
     match arguments.get("ShardIteratorType"):
         case "TRIM_HORIZON":
             return 0, True
@@ -140,7 +140,7 @@ def _get_shard_iterator(store: Store, arguments: Arguments) -> bytes:
 
 
 def _readable(store: Store, iterator: ShardIterator) -> Shard:
-    """The shard of an iterator that is still good."""
+    """The shard of a valid iterator."""
     too_old = store.clock.seconds() - iterator.issued > store.habits.iterator_seconds
     if too_old or iterator.epoch < store.epoch:
         raise ServiceError("ExpiredIteratorException")
@@ -159,8 +159,8 @@ def get_records(store: Store, arguments: Arguments, empty: bool = False) -> tupl
 
     Args:
         store: Where to read.
-        arguments: Of the call.
-        empty: True to show nothing, whatever there is.
+        arguments: The arguments of the call.
+        empty: True to return no records even if there are some.
     """
     limit = arguments.limit(_MOST_RECORDS)
     iterator = ShardIterator.decoded(arguments.text("ShardIterator", 1, 2048))
@@ -171,7 +171,7 @@ def get_records(store: Store, arguments: Arguments, empty: bool = False) -> tupl
     if page.last is not None:
         iterator = attrs.evolve(iterator, after=page.last, horizon=False)
     elif iterator.horizon:
-        # What is trimmed from now on is lost to it.
+        # Records that are trimmed from now on are lost to it.
         iterator = attrs.evolve(iterator, after=shard.trimmed_to, horizon=False)
     apart = store.habits.separate_end and bool(page.bodies)
     return _answer(store, page, iterator, goes_on=shard.end is None or page.more or apart), len(page.bodies)
@@ -192,4 +192,4 @@ STREAM_CALLS: Final[Mapping[str, Callable[[Store, Arguments], bytes]]] = {
     "DescribeStream": _describe_stream,
     "GetShardIterator": _get_shard_iterator,
 }
-"""Operation → its answer as JSON, `GetRecords` apart; the store's lock is held."""
+"""Operation → its answer as JSON, except `GetRecords`; the store's lock is held."""

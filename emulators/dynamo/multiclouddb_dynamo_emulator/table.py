@@ -24,7 +24,7 @@ class Table:
     Attributes:
         arn: Its ARN.
         keys: Its primary key.
-        stream: The latest stream, also when that is disabled; None if there never was one.
+        stream: The latest stream, also when it is disabled; None if there never was one.
     """
 
     def __init__(self, arn: str, keys: KeySchema, clock: Clock) -> None:
@@ -40,7 +40,7 @@ class Table:
         return self.stream if self.stream is not None and self.stream.disabled_at is None else None
 
     def put(self, item: Item) -> Item | None:
-        """Put an item and return the old one; the same item again writes no record."""
+        """Put an item and return the old one; an unchanged item writes no record."""
         key = self.keys.key_of(item)
         place = orjson.dumps(key)
         old = self._items.get(place)
@@ -51,7 +51,7 @@ class Table:
         return old
 
     def delete(self, key: Item, expired: bool = False) -> Item | None:
-        """Delete an item and return it; one that is not there writes no record."""
+        """Delete an item and return it; a missing item writes no record."""
         key = self.keys.exactly(key)
         old = self._items.pop(orjson.dumps(key), None)
         if old is not None and self.live_stream is not None:
@@ -59,7 +59,7 @@ class Table:
         return old
 
     def disable_stream(self, specification: Mapping[str, Any]) -> None:
-        """Do what a `StreamSpecification` that disables asks for."""
+        """Apply a `StreamSpecification` that disables the stream."""
         if "StreamViewType" in specification:
             raise invalid("StreamViewType must not be specified when StreamEnabled is false")
         if self.live_stream is None:
@@ -67,7 +67,7 @@ class Table:
         self.live_stream.disable()
 
     def wanted_view(self, specification: Mapping[str, Any]) -> str:
-        """The view type of a `StreamSpecification` that enables."""
+        """The view type of a `StreamSpecification` that enables a stream."""
         if self.live_stream is not None:
             raise invalid(f"Table already has an enabled stream: {self.live_stream.arn}")
         view = specification.get("StreamViewType")
@@ -76,7 +76,7 @@ class Table:
         return str(view)
 
     def described(self) -> dict[str, Any]:
-        """As `DescribeTable` answers."""
+        """The table's description in `DescribeTable`."""
         described: dict[str, Any] = {
             "TableName": self.arn.rpartition("/")[2],
             "TableArn": self.arn,

@@ -1,4 +1,4 @@
-"""The operations of `DynamoDB_20120810`: as much as it takes to write."""
+"""The operations of `DynamoDB_20120810` that a test needs to write."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RETURNED: Final = ("ReturnValues", "ReturnConsumedCapacity", "ReturnItemCollect
 
 
 def _table(store: Store, arguments: Arguments) -> Table:
-    # An ARN does as well.
+    # An ARN is accepted too.
     return store.table(arguments.text("TableName", 3, 1024).rpartition("/")[2])
 
 
@@ -74,7 +74,7 @@ def _delete_item(store: Store, arguments: Arguments) -> dict[str, Any]:
 
 
 def _apply(requests: list[tuple[Table, Item, bool]], most: int, refusal: str) -> None:
-    """Write all or, where one request is wrong, nothing."""
+    """Write all items, or nothing when one request is wrong."""
     if not 0 < len(requests) <= most:
         raise invalid(f"1 to {most} requests are allowed, and these are {len(requests)}")
     keys = {
@@ -132,4 +132,4 @@ TABLE_CALLS: Final[Mapping[str, Callable[[Store, Arguments], dict[str, Any]]]] =
     "BatchWriteItem": _batch_write_item,
     "TransactWriteItems": _transact_write_items,
 }
-"""Operation → what it does; the store's lock is held."""
+"""Operation → its function; the store's lock is held."""

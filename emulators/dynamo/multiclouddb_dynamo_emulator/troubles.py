@@ -1,4 +1,4 @@
-"""Troubles on demand: the next so many calls of an operation do not go as they should."""
+"""Troubles on demand: a number of the next calls of an operation fail in some way."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Hang:
 
 @attrs.frozen
 class Empty:
-    """A page without the records that there are."""
+    """A page without records, although there are some."""
 
 
 @attrs.frozen
 class Act:
-    """Something happens between the reading and the answer."""
+    """A function is called between the reading and the answer."""
 
     act: Callable[[], object]
 
@@ -60,19 +60,19 @@ AFTER: Final = (Drop, Act)
 
 @attrs.define(eq=False)
 class Trouble:
-    """A trouble that was asked for.
+    """A requested trouble.
 
     Attributes:
         action: What happens.
-        operation: To which calls; None for all.
-        shard: To those of which shard; None for all.
-        times: So often; None for ever.
-        every: 1 for each call; 2 spares every other one, beginning with the first.
+        operation: The calls that it affects; None for all.
+        shard: The shard whose calls it affects; None for all.
+        times: How often; None for ever.
+        every: 1 for each call; 2 for every second call, not the first.
         each_shard: True to count for each shard by itself.
-        renewed_only: True to spare iterators fresh from `GetShardIterator`.
-        with_records: True to spare pages without records.
-        happened: So often it did.
-        over: Set when it is.
+        renewed_only: True to leave out new iterators from `GetShardIterator`.
+        with_records: True to leave out pages without records.
+        happened: How often it has happened.
+        over: Set when it has ended.
     """
 
     action: Action
@@ -89,7 +89,7 @@ class Trouble:
     _done: Counter[str | None] = attrs.field(factory=Counter, init=False)
 
     def end(self) -> None:
-        """No more of it; what hangs goes on."""
+        """End it; hanging calls continue."""
         self.over.set()
 
     def strikes(self, operation: str, shard: str | None, renewed: bool, records: int | None) -> bool:
@@ -110,7 +110,7 @@ class Trouble:
 
 
 class Troubles:
-    """The troubles of a server; each method asks for one more. For several threads.
+    """The troubles of a server; each method adds one. Several threads can use it.
 
     Their arguments are those of `Trouble`. `operation=None` means every operation of both services.
     """
@@ -139,7 +139,7 @@ class Troubles:
         )
 
     def expire(self, times: int | None = 1, *, shard: str | None = None, every: int = 1) -> Trouble:
-        """Let iterators expire that `GetRecords` handed out; fresh ones work."""
+        """Expire the iterators that `GetRecords` returned; new ones work."""
         return self.fail(
             "GetRecords", "ExpiredIteratorException", times, shard=shard, every=every, renewed_only=True
         )
@@ -157,8 +157,8 @@ class Troubles:
     ) -> Trouble:
         """Break the connection off, before the answer or in the middle of it.
 
-        The middle is nasty: botocore does not compare the length with `Content-Length`, and takes JSON that
-        it cannot parse for an answer without members. With `reset` it raises.
+        The middle is dangerous: botocore does not compare the length with `Content-Length`, and treats JSON
+        that it cannot parse as an answer without members. With `reset` it raises an error.
         """
         if (with_records or reset) and not mid_body:
             raise ValueError("with_records and reset go with mid_body")
@@ -177,7 +177,7 @@ class Troubles:
         return self._add(Trouble(Hang(), operation, shard, times))
 
     def empty_pages(self, times: int | None, *, shard: str | None = None) -> Trouble:
-        """Show no records on the next so many pages of each shard; the iterator stays where it is."""
+        """Return no records on a number of the next pages of each shard; the iterator does not move."""
         return self._add(Trouble(Empty(), "GetRecords", shard, times, each_shard=True))
 
     def act(
@@ -188,7 +188,7 @@ class Troubles:
         operation: str = "GetRecords",
         shard: str | None = None,
     ) -> Trouble:
-        """Call something when an answer is ready and not sent yet; of `GetRecords`, one with records."""
+        """Call a function when an answer is ready and not sent yet; for `GetRecords`, one with records."""
         with_records = operation == "GetRecords"
         return self._add(Trouble(Act(act), operation, shard, times, with_records=with_records))
 
@@ -207,7 +207,7 @@ class Troubles:
         renewed: bool,
         records: int | None = None,
     ) -> list[Trouble]:
-        """What happens to a call, in the order it was asked for: nothing behind what ends the call."""
+        """The troubles of a call, in the order of request; the one that ends the call is the last."""
         struck: list[Trouble] = []
         after = records is not None
         with self._lock:
