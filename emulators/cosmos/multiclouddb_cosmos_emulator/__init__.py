@@ -1,10 +1,11 @@
 """A Cosmos DB that runs on your machine, for the unmodified azure-cosmos.
 
-server      `CosmosEmulator`, all of it         commands    what can be done to it, control serves it over HTTP
-http        what it listens with                service     from a request to its answer
-account     databases, offers, containers       query       the subset of SQL
-container, partition    items and change logs   feed        the change feed
-faults      what goes wrong on demand           journal     what was asked of it
+server      `CosmosEmulator`, all of it             http       what it listens with
+service     from a request to its answer            query      the subset of SQL
+account     databases, containers, offers           feed       the change feed
+container   its items, its partitions               hashing    where a partition key lies
+commands    what can be done to it                  control    the same over HTTP
+faults      what goes wrong on demand               journal    what was asked of it
 
 It imports nothing else of multiclouddb: what it had in common with a provider, both could get wrong alike.
 """

@@ -17,7 +17,7 @@ __all__ = ["main"]
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m multiclouddb_cosmos_emulator",
-        description="A Cosmos DB account for azure-cosmos. What is stored is in memory, and gone with the process.",
+        description="A Cosmos DB account for azure-cosmos. It is in memory, and gone with the process.",
     )
     parser.add_argument("--host", default="localhost", help="where to listen (default: localhost)")
     parser.add_argument("--port", type=int, default=8081, help="0 for a free one (default: 8081)")

@@ -48,8 +48,8 @@ class Guard:
             if hmac.compare_digest(base64.b64encode(digest).decode(), fields["sig"]):
                 return
         raise _unauthorized(
-            "The input authorization token can't serve the request. The wrong key is being used or the expected "
-            "payload is not built as per the protocol."
+            "The input authorization token can't serve the request. The wrong key is being used or the "
+            "expected payload is not built as per the protocol."
         )
 
 

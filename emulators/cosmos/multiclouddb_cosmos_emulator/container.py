@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 from typing import Any, Final
 
 import attrs
@@ -128,7 +129,9 @@ class Container:
         if ttl is not None and not _is_ttl(ttl):
             raise bad_request("The input ttl is invalid. Ttl value must be -1 or a positive integer.")
         effective = default if ttl is None else ttl
-        return None if default is None or effective == _FOREVER else float(ts + effective)
+        if default is None or effective is None or effective == _FOREVER:
+            return None
+        return float(ts + effective)
 
     def apply(self, key: Key, effects: Sequence[Effect]) -> Partition:
         """Commit a transaction inside one logical partition."""
@@ -214,7 +217,7 @@ class Container:
         edges = [(whole.low, whole.span[0]), *cuts, (whole.high, whole.span[1])]
         self.partitions = [
             Partition(self._next_range(), low, high, (start, end))
-            for (low, start), (high, end) in zip(edges, edges[1:], strict=False)
+            for (low, start), (high, end) in pairwise(edges)
         ]
 
     def split(self, range_id: str, boundary: str | None = None, completing: int = 0) -> tuple[str, str]:

@@ -75,7 +75,6 @@ def _upsert_item(call: Call) -> Reply:
 
 def _replace_item(call: Call) -> Reply:
     container, transaction = _transaction(call)
-    transaction.key  # noqa: B018 - refuses a request without one
     item = transaction.replace(call.route.last, call.request.json(), call.condition)
     return call.item(item, 200, container, transaction.commit())
 

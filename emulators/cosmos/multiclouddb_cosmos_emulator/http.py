@@ -48,7 +48,7 @@ class Front:
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
         """Listen; returns the port."""
         self._scheme = "http" if tls is None else "https"
-        server = web.Server(self._handle, access_log=None)  # type: ignore[arg-type]
+        server = web.Server(self._handle, access_log=None)
         self._runner = web.ServerRunner(server, shutdown_timeout=0.0)
         await self._runner.setup()
         listening = _sockets(host, port)

@@ -25,7 +25,7 @@ def database_rid() -> str:
 
 
 def container_rid(database: str) -> str:
-    """The database's bytes, and four more; the first of them has its highest bit set, as the service's has."""
+    """The database's bytes, and four more, whose first bit is set as in the service."""
     first, *rest = secrets.token_bytes(4)
     return _text(_bytes(database) + bytes([first | 0x80, *rest]))
 

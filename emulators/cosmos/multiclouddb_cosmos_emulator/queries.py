@@ -24,8 +24,9 @@ _NOT_SERVABLE: Final = (
     "(internal) exception that all newer clients will know how to handle gracefully."
 )
 _DISABLED: Final = (
-    "Cross partition query is required but disabled. Please set x-ms-documentdb-query-enablecrosspartition to "
-    "true, specify x-ms-documentdb-partitionkey, or revise your query to avoid this exception."
+    "Cross partition query is required but disabled. Please set "
+    "x-ms-documentdb-query-enablecrosspartition to true, specify x-ms-documentdb-partitionkey, or revise your "
+    "query to avoid this exception."
 )
 
 

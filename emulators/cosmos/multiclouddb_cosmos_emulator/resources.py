@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from multiclouddb_cosmos_emulator.call import Call
-from multiclouddb_cosmos_emulator.container import Container
 from multiclouddb_cosmos_emulator.errors import bad_request, precondition_failed
 from multiclouddb_cosmos_emulator.message import Reply, Request
 from multiclouddb_cosmos_emulator.offers import Throughput

@@ -31,7 +31,7 @@ from multiclouddb_cosmos_emulator.query.tree import (
 )
 from multiclouddb_cosmos_emulator.values import UNDEFINED
 
-__all__ = ["ROWS", "Compiler", "Row"]
+__all__ = ["ROWS", "Compiled", "Compiler", "Row"]
 
 Row: TypeAlias = Mapping[str, Any]
 Compiled: TypeAlias = Callable[[Row], Any]
@@ -132,8 +132,8 @@ class Compiler:
                 return lambda row: given
             case Name(name):
                 return lambda row: row.get(name, UNDEFINED)
-            case Member(base, name):
-                return _member(self.compiled(base), self.compiled(name))
+            case Member(base, member):
+                return _member(self.compiled(base), self.compiled(member))
             case Unary(operator, operand):
                 return _unary(operator, self.compiled(operand))
             case Binary(operator, left, right):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
 from multiclouddb_cosmos_emulator.query.comparing import canonical, sort_key
-from multiclouddb_cosmos_emulator.query.evaluation import ROWS, Compiler, Row
+from multiclouddb_cosmos_emulator.query.evaluation import ROWS, Compiled, Compiler, Row
 from multiclouddb_cosmos_emulator.query.tokens import query_error
 from multiclouddb_cosmos_emulator.query.tree import Node, Select
 from multiclouddb_cosmos_emulator.values import UNDEFINED
@@ -45,7 +45,7 @@ class Execution:
     def streams(self) -> bool:
         """True when the results of a document do not depend on other documents."""
         select = self.select
-        whole = self._grouped or select.distinct or select.order or select.joins
+        whole = self._grouped or select.distinct or select.order or select.joins or select.source is None
         return not (whole or select.top is not None or select.limit is not None)
 
     def results(self, documents: Iterable[Any]) -> Iterator[Any]:
@@ -115,7 +115,7 @@ class Execution:
         found = list(rows)
         # Sorting is stable: the last term goes first.
         for term, descending in reversed(self._order):
-            found.sort(key=lambda row: sort_key(term(row)), reverse=descending)  # noqa: B023
+            found.sort(key=_key(term), reverse=descending)
         return found
 
     # -- Results
@@ -141,6 +141,10 @@ class Execution:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise query_error("SC2062", "TOP, OFFSET and LIMIT need a number that is not negative.")
         return value
+
+
+def _key(term: Compiled) -> Callable[[Row], Any]:
+    return lambda row: sort_key(term(row))
 
 
 def _names(path: Node | None, document: Any) -> dict[str, Any]:

@@ -79,11 +79,11 @@ def _checked(select: Select) -> Select:
 
 
 def _count(words: Words) -> Node:
-    token = words.take()
+    token = words.next
     if token.kind == "parameter":
-        return Parameter(token.text)
+        return Parameter(words.take().text)
     if token.kind == "number" and isinstance(token.value, int):
-        return Literal(token.value)
+        return Literal(words.take().value)
     raise words.error()
 
 
@@ -97,9 +97,7 @@ def _columns(words: Words, value: bool) -> tuple[Column, ...] | None:
         node = expression(words)
         text = words.since(first)
         name = _name_of(node)
-        if words.takes("AS"):
-            name = words.name()
-        elif words.next.kind == "name" and not value:
+        if words.takes("AS") or (words.next.kind == "name" and not value):
             name = words.name()
         if name is None:
             unnamed += 1

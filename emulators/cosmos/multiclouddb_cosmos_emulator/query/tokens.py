@@ -12,10 +12,11 @@ from multiclouddb_cosmos_emulator.errors import ServiceError, bad_request
 
 __all__ = ["KEYWORDS", "Token", "query_error", "syntax_error", "tokens_of"]
 
-KEYWORDS: Final = frozenset(
+_WORDS: Final = (
     "SELECT DISTINCT TOP VALUE AS FROM IN JOIN WHERE GROUP BY ORDER ASC DESC OFFSET LIMIT AND OR NOT "
-    "BETWEEN LIKE ESCAPE EXISTS NULL TRUE FALSE UNDEFINED".split()
+    "BETWEEN LIKE ESCAPE EXISTS NULL TRUE FALSE UNDEFINED"
 )
+KEYWORDS: Final = frozenset(_WORDS.split())
 _PATTERN: Final = re.compile(
     r"""
     (?P<space>\s+|--[^\n]*)
@@ -72,7 +73,8 @@ def _unquoted(text: str) -> str:
 
 def tokens_of(text: str) -> list[Token]:
     """All words of a query, and one that says that it ends."""
-    found, place = [], 0
+    found: list[Token] = []
+    place = 0
     while place < len(text):
         match = _PATTERN.match(text, place)
         if match is None:
@@ -85,10 +87,9 @@ def tokens_of(text: str) -> list[Token]:
             value = int(word) if word.isdigit() else float(word)
         elif kind == "text":
             value = _unquoted(word)
-        elif kind == "name" and word.upper() in KEYWORDS:
-            # A keyword behind a dot is the name of a property.
-            if not (found and found[-1].text == "."):
-                kind, word = "keyword", word.upper()
+        # A keyword behind a dot is the name of a property.
+        elif kind == "name" and word.upper() in KEYWORDS and not (found and found[-1].text == "."):
+            kind, word = "keyword", word.upper()
         found.append(Token(kind, word, start, place, value))
     found.append(Token("end", "end of query", len(text), len(text)))
     return found
