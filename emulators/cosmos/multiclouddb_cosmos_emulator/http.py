@@ -27,7 +27,10 @@ _COMMON: Final = {
     "x-ms-serviceversion": "multiclouddb-cosmos-emulator",
 }
 _WAITING: Final = 4096
-_LARGEST_BODY: Final = 16 * 1024 * 1024
+# Zero would mean to wait for ever.
+_SHUTDOWN: Final = 0.01
+# To accept a connection, or to abort a TLS handshake, takes so many turns of the event loop.
+_TURNS: Final = 5
 
 
 class Front:
@@ -42,25 +45,38 @@ class Front:
 
     def __init__(self, service: Service, faults: Faults, journal: Journal, control: Control) -> None:
         self._service, self._faults, self._journal, self._control = service, faults, journal, control
+        self._server: web.Server | None = None
         self._runner: web.ServerRunner | None = None
+        self._listening: list[socket.socket] = []
         self._scheme = "http"
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
         """Listen; returns the port."""
         self._scheme = "http" if tls is None else "https"
-        server = web.Server(self._handle, access_log=None)
-        self._runner = web.ServerRunner(server, shutdown_timeout=0.0)
+        self._server = web.Server(self._handle, access_log=None)
+        self._runner = web.ServerRunner(self._server, shutdown_timeout=_SHUTDOWN)
         await self._runner.setup()
-        listening = _sockets(host, port)
-        for each in listening:
+        self._listening = _sockets(host, port)
+        for each in self._listening:
             await web.SockSite(self._runner, each, ssl_context=tls, backlog=_WAITING).start()
-        taken: int = listening[0].getsockname()[1]
+        taken: int = self._listening[0].getsockname()[1]
         return taken
 
     async def stop(self) -> None:
-        """Break off every connection."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+        """Break off every connection, also those that are being accepted, and end what is under way."""
+        if self._runner is None or self._server is None:
+            return
+        # A connection that is being accepted while the server closes is lost, and its socket stays open.
+        for each in self._listening:
+            asyncio.get_running_loop().remove_reader(each)
+        await _turns()
+        await self._runner.cleanup()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._server.shutdown(_SHUTDOWN)
+        await _turns()
 
     async def _handle(self, raw: web.BaseRequest) -> web.StreamResponse:
         request = Request(
@@ -127,6 +143,11 @@ def _sockets(host: str, port: int) -> list[socket.socket]:
         address = ("::1", found[0].getsockname()[1])
         found.append(socket.create_server(address, family=socket.AF_INET6, backlog=_WAITING))
     return found
+
+
+async def _turns() -> None:
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
 
 
 class _DroppedError(Exception):

@@ -37,8 +37,10 @@ class TestAccount:
 
     def test_it_is_reached_by_address_as_well(self, server):
         with CosmosClient(server.endpoint.replace("localhost", "127.0.0.1"), server.key) as client:
-            assert client.get_database_account().WritableLocations[0]["databaseAccountEndpoint"].startswith(
-                "http://127.0.0.1:"
+            assert (
+                client.get_database_account()
+                .WritableLocations[0]["databaseAccountEndpoint"]
+                .startswith("http://127.0.0.1:")
             )
 
 
@@ -107,7 +109,9 @@ class TestContainers:
     def test_one_that_is_there_is_not_created_again(self, shop, container):
         again = shop.database.create_container_if_not_exists("orders", PartitionKey("/pk"))
         assert again.read()["_rid"] == container.read()["_rid"]
-        assert shop.database.create_container_if_not_exists("more", PartitionKey("/pk")).read()["id"] == "more"
+        assert (
+            shop.database.create_container_if_not_exists("more", PartitionKey("/pk")).read()["id"] == "more"
+        )
 
     def test_they_are_listed_and_queried(self, shop, container):
         shop.create("books")

@@ -28,7 +28,9 @@ class TestLatestVersion:
         assert numbers(found) == [0, 1, 2, 3, 4]
         lsns = [each["_lsn"] for each in found]
         assert lsns == sorted(set(lsns))
-        assert {name: value for name, value in found[2].items() if name != "_lsn"} == container.read_item("2", "a")
+        assert {name: value for name, value in found[2].items() if name != "_lsn"} == container.read_item(
+            "2", "a"
+        )
 
     def test_an_item_comes_once_where_it_was_written_last(self, container):
         fill(container, 3)
@@ -134,7 +136,8 @@ class TestLatestVersion:
         fill(container, 1)
         headers = {}
         pages = container.query_items_change_feed(
-            start_time="Now", response_hook=lambda found, _: headers.update(raw=found["etag"], lsn=found["lsn"])
+            start_time="Now",
+            response_hook=lambda found, _: headers.update(raw=found["etag"], lsn=found["lsn"]),
         )
         assert list(pages) == []
         assert [each.status for each in server.journal.entries("ReadChangeFeed")] == [304]

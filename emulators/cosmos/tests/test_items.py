@@ -123,7 +123,9 @@ class TestPartitionKeys:
         container = shop.create(key=PartitionKey("/pk", version=version), partitions=2)
         container.create_item({"id": "1", "pk": value})
         assert container.read_item("1", value)["pk"] == value
-        assert [each["pk"] for each in container.query_items("SELECT * FROM c", partition_key=value)] == [value]
+        assert [each["pk"] for each in container.query_items("SELECT * FROM c", partition_key=value)] == [
+            value
+        ]
 
     def test_null_is_one(self, container):
         container.create_item({"id": "1", "pk": None})

@@ -181,10 +181,13 @@ class TestMerges:
     def test_it_can_split_again(self, shop, follow):
         container = shop.create(partitions=2)
         fill(container, 10)
-        reader = follow(container, start_time="Beginning")
-        found = reader.all()
+        readers = [
+            follow(container, start_time="Beginning", feed_range=each)
+            for each in container.read_feed_ranges()
+        ]
+        found = [item for reader in readers for item in reader.page()]
         child = shop.merge("0", "1")
         shop.split(child)
         fill(container, 10, first=10)
-        found += reader.all()
-        assert set(numbers(found)) == set(range(20))
+        found += [item for reader in readers for item in reader.all()]
+        assert numbers(found) == list(range(20))

@@ -20,14 +20,18 @@ def range_of(feed_range):
 
 class TestHashing:
     @pytest.mark.parametrize("version", [1, 2])
-    @pytest.mark.parametrize("value", VALUES, ids=lambda value: f"{str(value)[:8]}-{type(value).__name__}-{len(str(value))}")
+    @pytest.mark.parametrize(
+        "value", VALUES, ids=lambda value: f"{str(value)[:8]}-{type(value).__name__}-{len(str(value))}"
+    )
     def test_a_key_lies_where_the_client_says(self, shop, version, value):
         container = shop.create(key=PartitionKey("/pk", version=version))
         low, _ = range_of(container.feed_range_from_partition_key(value))
         assert low == shop.server.effective_key(value, version=version)
 
     @pytest.mark.parametrize("version", [1, 2])
-    @pytest.mark.parametrize(("given", "value"), [(NullPartitionKeyValue, None), (NonePartitionKeyValue, UNDEFINED)])
+    @pytest.mark.parametrize(
+        ("given", "value"), [(NullPartitionKeyValue, None), (NonePartitionKeyValue, UNDEFINED)]
+    )
     def test_null_and_nothing_do(self, shop, version, given, value):
         container = shop.create(key=PartitionKey("/pk", version=version))
         low, _ = range_of(container.feed_range_from_partition_key(given))
