@@ -70,12 +70,15 @@ class Front:
         for each in self._listening:
             asyncio.get_running_loop().remove_reader(each)
         await _turns()
+        open_ones = [each.transport for each in self._server.connections if each.transport is not None]
         await self._runner.cleanup()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._server.shutdown(_SHUTDOWN)
+        # To close a TLS connection would be to wait for the client.
+        for transport in open_ones:
+            transport.abort()
         await _turns()
 
     async def _handle(self, raw: web.BaseRequest) -> web.StreamResponse:

@@ -25,8 +25,8 @@ _NOT_SERVABLE: Final = (
 )
 _DISABLED: Final = (
     "Cross partition query is required but disabled. Please set "
-    "x-ms-documentdb-query-enablecrosspartition to true, specify x-ms-documentdb-partitionkey, or revise your "
-    "query to avoid this exception."
+    "x-ms-documentdb-query-enablecrosspartition to true, specify x-ms-documentdb-partitionkey, "
+    "or revise your query to avoid this exception."
 )
 
 

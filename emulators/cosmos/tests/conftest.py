@@ -108,6 +108,14 @@ def container(shop):
 
 
 @pytest.fixture
+def direct(shop, container):
+    """The database and the container through a client that tries no other region: that takes 1.5 s."""
+    with shop.connect(enable_endpoint_discovery=False) as client:
+        database = client.get_database_client("shop")
+        yield database, database.get_container_client("orders")
+
+
+@pytest.fixture
 def make_shop():
     """Makes shops of other settings, and closes them."""
     made = []

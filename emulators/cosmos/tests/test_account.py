@@ -198,11 +198,11 @@ class TestThroughput:
 
 
 NOT_OFFERED = {
-    "list_users": (lambda shop, _: list(shop.database.list_users()), "users"),
-    "create_user": (lambda shop, _: shop.database.create_user({"id": "u"}), "users"),
-    "read_user": (lambda shop, _: shop.database.get_user_client("u").read(), "users"),
+    "list_users": (lambda database, _: list(database.list_users()), "users"),
+    "create_user": (lambda database, _: database.create_user({"id": "u"}), "users"),
+    "read_user": (lambda database, _: database.get_user_client("u").read(), "users"),
     "list_permissions": (
-        lambda shop, _: list(shop.database.get_user_client("u").list_permissions()),
+        lambda database, _: list(database.get_user_client("u").list_permissions()),
         "users",
     ),
     "list_stored_procedures": (
@@ -228,9 +228,9 @@ NOT_OFFERED = {
 
 class TestNotOffered:
     @pytest.mark.parametrize("name", NOT_OFFERED)
-    def test_it_is_501_and_named(self, shop, container, name):
+    def test_it_is_501_and_named(self, direct, name):
         call, what = NOT_OFFERED[name]
         with pytest.raises(CosmosHttpResponseError) as caught:
-            call(shop, container)
+            call(*direct)
         assert caught.value.status_code == 501
         assert f"does not offer {what}." in caught.value.message

@@ -141,7 +141,7 @@ class TestLatestVersion:
         )
         assert list(pages) == []
         assert [each.status for each in server.journal.entries("ReadChangeFeed")] == [304]
-        assert headers["raw"] == f'"{headers["lsn"]}"'
+        assert headers["etag"] == f'"{headers["lsn"]}"'
 
 
 class TestAllVersions:
@@ -201,9 +201,8 @@ class TestAllVersions:
         assert reader.all() == []
 
     def test_it_cannot_begin_in_the_past(self, container):
-        for start in ("Beginning", None):
-            with pytest.raises(ValueError, match="AllVersionsAndDeletes|start_time"):
-                list(container.query_items_change_feed(mode=ALL, start_time=start or timedelta))
+        with pytest.raises(ValueError, match="AllVersionsAndDeletes"):
+            container.query_items_change_feed(mode=ALL, start_time="Beginning")
 
     def test_the_server_refuses_that_as_well(self, shop, container, follow):
         """A continuation of the other mode, changed by hand, is what gets past the client."""

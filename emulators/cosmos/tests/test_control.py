@@ -64,7 +64,7 @@ class TestControl:
     def test_faults_are_added_and_cleared(self, container, control):
         container.create_item({"id": "1", "pk": "a"})
         control("fault", action="fail", status=449, operation="ReadItem", times=None)
-        with pytest.raises(CosmosHttpResponseError, match="449|RetryWith"):
+        with pytest.raises(CosmosHttpResponseError, match="RetryWith"):
             container.read_item("1", "a")
         control("clear_faults")
         assert container.read_item("1", "a")["id"] == "1"

@@ -83,9 +83,9 @@ class TestSplits:
         assert shop.partitions()[1]["low"] == boundary
         assert shop.server.partition_of("shop", "orders", "k5") == "2"
 
-    @pytest.mark.parametrize("boundary", ["", "FF", "ZZ"])
+    @pytest.mark.parametrize("boundary", ["", "FF"])
     def test_one_outside_is_refused(self, shop, container, boundary):
-        with pytest.raises(ValueError, match="does not lie between|invalid literal"):
+        with pytest.raises(ValueError, match="does not lie between"):
             shop.split(boundary=boundary)
 
     def test_while_it_completes_requests_are_tried_again(self, shop, container, server):

@@ -309,8 +309,8 @@ class TestRefused:
             ("SELECT TOP 1 * FROM c ORDER BY RANK FullTextScore(c.t, 'x')", "ORDER BY RANK"),
         ],
     )
-    def test_what_the_service_has_and_this_has_not_is_501(self, container, query, what):
+    def test_what_the_service_has_and_this_has_not_is_501(self, direct, query, what):
         with pytest.raises(CosmosHttpResponseError) as caught:
-            list(container.query_items(query, partition_key="a"))
+            list(direct[1].query_items(query, partition_key="a"))
         assert caught.value.status_code == 501
         assert f"does not offer {what}." in caught.value.message
