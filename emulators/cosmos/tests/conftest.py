@@ -1,5 +1,7 @@
 """A server for each test, and the unmodified azure-cosmos connected to it."""
 
+import threading
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 
 import pytest
@@ -9,7 +11,21 @@ from azure.cosmos.exceptions import CosmosHttpResponseError
 from multiclouddb_cosmos_emulator import CosmosEmulator
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
-ALL_VERSIONS = "AllVersionsAndDeletes"
+
+
+@contextmanager
+def connect(endpoint, credential, **settings):
+    """A client, which is closed behind its first look at the account.
+
+    The SDK takes that look in a thread, and if the client is closed meanwhile, leaves a socket open.
+    """
+    with CosmosClient(endpoint, credential, **settings) as client:
+        try:
+            yield client
+        finally:
+            for thread in threading.enumerate():
+                if thread.name == "cosmos-endpoint-refresh":
+                    thread.join()
 
 
 class Shop:
@@ -17,14 +33,15 @@ class Shop:
 
     def __init__(self, **settings):
         self.server = CosmosEmulator(start=START, **settings)
-        self.client = self.connect()
+        self._open = ExitStack()
+        self.client = self._open.enter_context(self.connect())
         self.database = self.client.create_database("shop")
 
     def connect(self, **settings):
-        return CosmosClient(self.server.endpoint, self.server.key, **settings)
+        return connect(self.server.endpoint, self.server.key, **settings)
 
     def close(self):
-        self.client.close()
+        self._open.close()
         self.server.stop()
 
     def create(self, name="orders", partitions=1, key="/pk", **more):
@@ -86,6 +103,11 @@ class Reader:
         while page := self.page(**more):
             found += page
         return found
+
+
+@pytest.fixture
+def connected():
+    return connect
 
 
 @pytest.fixture

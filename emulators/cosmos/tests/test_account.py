@@ -35,8 +35,8 @@ class TestAccount:
         assert shop.server.key == key
         assert shop.database.read()["id"] == "shop"
 
-    def test_it_is_reached_by_address_as_well(self, server):
-        with CosmosClient(server.endpoint.replace("localhost", "127.0.0.1"), server.key) as client:
+    def test_it_is_reached_by_address_as_well(self, server, connected):
+        with connected(server.endpoint.replace("localhost", "127.0.0.1"), server.key) as client:
             assert (
                 client.get_database_account()
                 .WritableLocations[0]["databaseAccountEndpoint"]

@@ -33,10 +33,10 @@ def started(*arguments):
 
 
 @pytest.mark.parametrize("arguments", [(), ("--https",)], ids=["http", "https"])
-def test_it_prints_endpoint_and_key_and_serves(arguments):
+def test_it_prints_endpoint_and_key_and_serves(arguments, connected):
     with started(*arguments) as (_, printed), warnings.catch_warnings():
         warnings.simplefilter("ignore", InsecureRequestWarning)
-        with CosmosClient(printed["endpoint"], printed["key"]) as client:
+        with connected(printed["endpoint"], printed["key"]) as client:
             container = client.create_database("shop").create_container("orders", PartitionKey("/pk"))
             container.create_item({"id": "1", "pk": "a"})
             assert len(list(container.query_items_change_feed(start_time="Beginning"))) == 1

@@ -38,9 +38,9 @@ def secure():
         yield server
 
 
-def test_the_sdk_connects_to_localhost_without_more(secure):
+def test_the_sdk_connects_to_localhost_without_more(secure, connected):
     assert secure.endpoint.startswith("https://localhost:")
-    with unverified(), CosmosClient(secure.endpoint, secure.key) as client:
+    with unverified(), connected(secure.endpoint, secure.key) as client:
         container = client.create_database("shop").create_container("orders", PartitionKey("/pk"))
         container.create_item({"id": "1", "pk": "a"})
         assert [each["id"] for each in container.query_items_change_feed(start_time="Beginning")] == ["1"]
@@ -79,8 +79,8 @@ def test_plain_http_is_not_spoken(secure):
     assert not isinstance(caught.value, CosmosHttpResponseError)
 
 
-def test_a_bearer_token_is_taken_as_it_is(secure):
-    with unverified(), CosmosClient(secure.endpoint, Credential()) as client:
+def test_a_bearer_token_is_taken_as_it_is(secure, connected):
+    with unverified(), connected(secure.endpoint, Credential()) as client:
         database = client.create_database("shop")
         container = database.create_container("orders", PartitionKey("/pk"))
         container.create_item({"id": "1", "pk": "a"})
