@@ -10,7 +10,7 @@ import attrs
 from multiclouddb_cosmos_emulator.errors import ServiceError, not_offered
 from multiclouddb_cosmos_emulator.message import Request
 
-__all__ = ["CONTROL", "Route", "segments_of"]
+__all__ = ["CONTROL", "OPERATIONS", "Route", "segments_of"]
 
 CONTROL: Final = "_emulator"
 """The path of the control API begins with this."""
@@ -44,6 +44,11 @@ _QUERIES: Final = {
     "CreateContainer": "QueryContainers",
     "CreateItem": "QueryItems",
 }
+OPERATIONS: Final = frozenset(
+    {*_SIMPLE.values(), *_QUERIES.values(), "UpsertItem", "Batch", "ReadQueryPlan", "ReadChangeFeed"}
+)
+"""Every operation's name."""
+
 _NOT_OFFERED: Final = {
     "users": "users",
     "permissions": "permissions",

@@ -183,6 +183,13 @@ class TestThroughput:
         database.create_container("orders", PartitionKey("/pk")).create_item({"id": "1", "pk": "a"})
         assert len(shop.server.partitions("shared", "orders")) == 1
 
+    def test_read_offer_is_get_throughput_by_its_old_name(self, shop, container):
+        with pytest.warns(DeprecationWarning, match="read_offer"):
+            assert container.read_offer().offer_throughput == 10_000
+        database = shop.client.create_database("shared", offer_throughput=1000)
+        with pytest.warns(DeprecationWarning, match="read_offer"):
+            assert database.read_offer().offer_throughput == 1000
+
     def test_autoscale_has_a_most(self, shop):
         most = ThroughputProperties(auto_scale_max_throughput=4000, auto_scale_increment_percent=0)
         container = shop.database.create_container("auto", PartitionKey("/pk"), offer_throughput=most)
@@ -195,42 +202,3 @@ class TestThroughput:
     def test_a_partition_serves_10000_units(self, shop, units, partitions):
         shop.database.create_container("large", PartitionKey("/pk"), offer_throughput=units)
         assert len(shop.partitions("large")) == partitions
-
-
-NOT_OFFERED = {
-    "list_users": (lambda database, _: list(database.list_users()), "users"),
-    "create_user": (lambda database, _: database.create_user({"id": "u"}), "users"),
-    "read_user": (lambda database, _: database.get_user_client("u").read(), "users"),
-    "list_permissions": (
-        lambda database, _: list(database.get_user_client("u").list_permissions()),
-        "users",
-    ),
-    "list_stored_procedures": (
-        lambda _, container: list(container.scripts.list_stored_procedures()),
-        "stored procedures",
-    ),
-    "execute_stored_procedure": (
-        lambda _, container: container.scripts.execute_stored_procedure("s", "a"),
-        "stored procedures",
-    ),
-    "create_trigger": (
-        lambda _, container: container.scripts.create_trigger({"id": "t", "body": "b"}),
-        "triggers",
-    ),
-    "list_triggers": (lambda _, container: list(container.scripts.list_triggers()), "triggers"),
-    "list_user_defined_functions": (
-        lambda _, container: list(container.scripts.list_user_defined_functions()),
-        "user-defined functions",
-    ),
-    "list_conflicts": (lambda _, container: list(container.list_conflicts()), "the conflict feed"),
-}
-
-
-class TestNotOffered:
-    @pytest.mark.parametrize("name", NOT_OFFERED)
-    def test_it_is_501_and_named(self, direct, name):
-        call, what = NOT_OFFERED[name]
-        with pytest.raises(CosmosHttpResponseError) as caught:
-            call(*direct)
-        assert caught.value.status_code == 501
-        assert f"does not offer {what}." in caught.value.message
