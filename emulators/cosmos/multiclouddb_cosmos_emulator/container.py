@@ -154,7 +154,7 @@ class Container:
             effect.kind,
             key,
             some.item_id,
-            new.body if new is not None else b"",
+            new.head if new is not None else b"",
             int(self.clock.seconds()),
             previous,
             effect.expired,

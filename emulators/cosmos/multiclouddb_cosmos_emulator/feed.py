@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import attrs
@@ -47,30 +47,43 @@ class FeedPage:
     """What came of it.
 
     Attributes:
-        items: As JSON.
+        text: The items as JSON, between commas.
+        count: How many.
         lsn: The position behind the page.
     """
 
-    items: list[bytes]
+    text: bytes
+    count: int
     lsn: int
 
 
 def read_feed(container: Container, request: FeedRequest) -> FeedPage:
     """One page."""
-    partition = request.partition
-    if request.after is None:
-        return FeedPage([], partition.lsn)
-    items: list[bytes] = []
-    size, last = 0, request.after
-    for change in _wanted(request, request.after):
-        full = len(items) >= request.limit or size >= _PAGE_BYTES
-        # What has one LSN is never cut: the position could not say where.
-        if full and change.lsn != last:
-            return FeedPage(items, last)
-        item = _version(container, change) if request.all_versions else _latest(change)
-        items.append(item)
-        size, last = size + len(item), change.lsn
-    return FeedPage(items, max(partition.lsn, request.after))
+    partition, after = request.partition, request.after
+    if after is None:
+        return FeedPage(b"", 0, partition.lsn)
+    wanted, all_versions, limit = _filter(request), request.all_versions, request.limit
+    parts: list[bytes] = []
+    size, count, last, tail = 0, 0, after, b""
+    for change in partition.after(after):
+        if not (all_versions or change.latest) or (wanted is not None and not wanted(change)):
+            continue
+        if change.lsn != last:
+            # What has one LSN is never cut: the position could not say where.
+            if count >= limit or size >= _PAGE_BYTES:
+                return FeedPage(b"".join(parts)[:-1], count, last)
+            last, tail = change.lsn, b',"_lsn":%d},' % change.lsn
+        parts += _version(container, change) if all_versions else (change.head, tail)
+        size, count = size + len(change.head), count + 1
+    return FeedPage(b"".join(parts)[:-1], count, max(partition.lsn, after))
+
+
+def _filter(request: FeedRequest) -> Callable[[Change], bool] | None:
+    """Which changes to look at; None for all of the partition."""
+    low, high, since = request.low, request.high, request.since
+    if since is None and low <= request.partition.low and request.partition.high <= high:
+        return None
+    return lambda change: low <= change.key.epk < high and (since is None or change.seconds >= since)
 
 
 def check_retention(partition: Partition, after: int | None, before: float) -> None:
@@ -83,33 +96,18 @@ def check_retention(partition: Partition, after: int | None, before: float) -> N
         )
 
 
-def _wanted(request: FeedRequest, after: int) -> Iterator[Change]:
-    for change in request.partition.after(after):
-        if not (request.all_versions or change.latest):
-            continue
-        if request.since is not None and change.seconds < request.since:
-            continue
-        if request.low <= change.key.epk < request.high:
-            yield change
-
-
-def _latest(change: Change) -> bytes:
-    """The document with the number of its transaction."""
-    return change.body[:-1] + b',"_lsn":%d}' % change.lsn
-
-
-def _version(container: Container, change: Change) -> bytes:
-    """An entry of the log."""
+def _version(container: Container, change: Change) -> tuple[bytes, ...]:
+    """An entry of the log, with a comma behind it."""
     metadata: dict[str, Any] = {"operationType": change.kind, "lsn": change.lsn, "crts": change.seconds}
     if change.previous is not None:
         metadata["previousImageLSN"] = change.previous
     if change.kind != "delete":
-        return b'{"current":' + change.body + b',"metadata":' + orjson.dumps(metadata) + b"}"
+        return b'{"current":', change.head, b'},"metadata":', orjson.dumps(metadata), b"},"
     if change.expired:
         metadata["timeToLiveExpired"] = True
     metadata["id"] = change.item_id
     metadata["partitionKey"] = _named(container, change.key)
-    return b'{"current":{},"metadata":' + orjson.dumps(metadata) + b"}"
+    return b'{"current":{},"metadata":', orjson.dumps(metadata), b"},"
 
 
 def _named(container: Container, key: Key) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from aiohttp import web
 from multiclouddb_cosmos_emulator.control import Control
 from multiclouddb_cosmos_emulator.errors import ServiceError
 from multiclouddb_cosmos_emulator.faults import Act, Drop, Fail, Faults, Slow
-from multiclouddb_cosmos_emulator.journal import Entry, Journal
+from multiclouddb_cosmos_emulator.journal import Journal
 from multiclouddb_cosmos_emulator.message import Reply, Request
 from multiclouddb_cosmos_emulator.routing import CONTROL, Route
 from multiclouddb_cosmos_emulator.service import Service, refusal
@@ -119,20 +119,15 @@ class Front:
         return False
 
     def _note(self, request: Request, route: Route | None, reply: Reply | None) -> None:
-        self._journal.note(
-            Entry(
-                "Unknown" if route is None else route.operation,
-                request.method,
-                request.path,
-                0 if reply is None else reply.status,
-                0 if reply is None else int(reply.headers.get("x-ms-substatus", "0")),
-                {
-                    name.lower(): value
-                    for name, value in request.headers.items()
-                    if name.lower() != "authorization"
-                },
+        operation = "Unknown" if route is None else route.operation
+        # A body is not kept, and neither is whatever it could hold.
+        request.body = b""
+        if reply is None:
+            self._journal.note(operation, request, 0, 0)
+        else:
+            self._journal.note(
+                operation, request, reply.status, int(reply.headers.get("x-ms-substatus", "0"))
             )
-        )
 
 
 def _sockets(host: str, port: int) -> list[socket.socket]:

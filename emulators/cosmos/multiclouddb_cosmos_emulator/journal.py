@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import attrs
 
+from multiclouddb_cosmos_emulator.message import Request
+
 __all__ = ["Entry", "Journal"]
 
 _KEPT: Final = 10_000
@@ -33,6 +35,13 @@ class Entry:
     substatus: int
     headers: dict[str, str]
 
+    @classmethod
+    def of(cls, operation: str, request: Request, status: int, substatus: int) -> Entry:
+        """The entry of a request."""
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        headers.pop("authorization", None)
+        return cls(operation, request.method, request.path, status, substatus, headers)
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return attrs.asdict(self)
@@ -43,23 +52,26 @@ class Journal:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: deque[Entry] = deque(maxlen=_KEPT)
+        # Entries are made when they are looked at: that costs more than a point read.
+        self._ended: deque[tuple[str, Request, int, int]] = deque(maxlen=_KEPT)
 
-    def note(self, entry: Entry) -> None:
-        """A request has ended."""
+    def note(self, operation: str, request: Request, status: int, substatus: int) -> None:
+        """A request has ended; the arguments are as in `Entry`."""
         with self._lock:
-            self._entries.append(entry)
+            self._ended.append((operation, request, status, substatus))
 
     def entries(self, operation: str | None = None) -> list[Entry]:
         """The requests that ended, oldest first; None stands for any operation."""
         with self._lock:
-            return [entry for entry in self._entries if operation in (None, entry.operation)]
+            ended = [each for each in self._ended if operation in (None, each[0])]
+        return [Entry.of(*each) for each in ended]
 
     def count(self, operation: str | None = None) -> int:
         """How many requests ended; None stands for any operation."""
-        return len(self.entries(operation))
+        with self._lock:
+            return sum(operation in (None, each[0]) for each in self._ended)
 
     def clear(self) -> None:
         """Forget them."""
         with self._lock:
-            self._entries.clear()
+            self._ended.clear()

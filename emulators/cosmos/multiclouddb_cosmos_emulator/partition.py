@@ -32,7 +32,7 @@ class Item:
         item_id: Its `id`.
         number: Counts the documents of a container; the order of a scan.
         document: With the system's properties.
-        body: The same as JSON.
+        head: The same as JSON, without the brace at the end: the change feed goes on there.
         etag: With its quotes.
         ts: `_ts`.
         expires: When its time to live is over; None for never.
@@ -43,11 +43,16 @@ class Item:
     item_id: str
     number: int
     document: dict[str, Json]
-    body: bytes
+    head: bytes
     etag: str
     ts: int
     expires: float | None
     change: Change | None = None
+
+    @property
+    def body(self) -> bytes:
+        """The document as JSON."""
+        return self.head + b"}"
 
 
 @attrs.define(eq=False, slots=True)
@@ -59,7 +64,7 @@ class Change:
         kind: `create`, `replace` or `delete`.
         key: The partition key of the item.
         item_id: The item's `id`.
-        body: The new version as JSON; empty for a delete.
+        head: Of the new version; empty for a delete.
         seconds: When, `crts`.
         previous: The LSN of the version before; None for a create.
         expired: True for a delete because the time to live was over.
@@ -70,7 +75,7 @@ class Change:
     kind: str
     key: Key
     item_id: str
-    body: bytes
+    head: bytes
     seconds: int
     previous: int | None
     expired: bool

@@ -180,7 +180,7 @@ class Transaction:
         if len(body) > LARGEST:
             raise ServiceError(413, "Request size is too large")
         expires = container.expiry(document.get("ttl"), ts)
-        new = Item(self.key, document["id"], number, document, body, etag, ts, expires)
+        new = Item(self.key, document["id"], number, document, body[:-1], etag, ts, expires)
         self._effects.append(Effect("create" if old is None else "replace", old, new))
         self._staged[new.item_id] = new
         return new
