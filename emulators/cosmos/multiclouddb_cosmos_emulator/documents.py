@@ -11,7 +11,7 @@ import orjson
 
 from multiclouddb_cosmos_emulator.call import Call, charge
 from multiclouddb_cosmos_emulator.container import Container
-from multiclouddb_cosmos_emulator.errors import ServiceError, bad_request, gone
+from multiclouddb_cosmos_emulator.errors import ServiceError, bad_request
 from multiclouddb_cosmos_emulator.feed import FeedRequest, check_retention, read_feed
 from multiclouddb_cosmos_emulator.keys import Key
 from multiclouddb_cosmos_emulator.message import Reply, Request
@@ -181,7 +181,7 @@ def _read_change_feed(call: Call) -> Reply:
     container, headers = call.container(), call.request.headers
     reach = Reach.of(call.request, container)
     if len(reach.partitions) != 1:
-        raise gone(1002, "The change feed is read from one partition at a time.")
+        raise bad_request("The change feed is read from one partition, which the request has to name.")
     (partition,) = reach.partitions
     all_versions = headers["a-im"] == "Full-Fidelity Feed"
     after, since = _position(headers.get("if-none-match"), partition.lsn), _since(headers)

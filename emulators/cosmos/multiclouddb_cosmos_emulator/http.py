@@ -41,10 +41,14 @@ class Front:
         faults: What goes wrong.
         journal: Where each request is noted.
         control: Serves the control API.
+
+    Attributes:
+        crashes: What was raised that is no answer of the service; each was answered with 500.
     """
 
     def __init__(self, service: Service, faults: Faults, journal: Journal, control: Control) -> None:
         self._service, self._faults, self._journal, self._control = service, faults, journal, control
+        self.crashes: list[Exception] = []
         self._server: web.Server | None = None
         self._runner: web.ServerRunner | None = None
         self._listening: list[socket.socket] = []
@@ -98,6 +102,9 @@ class Front:
         except _DroppedError:
             self._note(request, route, None)
             return await _dropped(raw, None)
+        except Exception as error:  # noqa: BLE001 - a mistake of the server; its owner looks here
+            self.crashes.append(error)
+            reply = refusal(request, ServiceError(500, f"The emulator has failed: {error!r}"))
         self._note(request, route, None if cut else reply)
         return await _dropped(raw, reply) if cut else _response(reply)
 

@@ -120,6 +120,12 @@ def _page(
     reply = Reply(200, body, {"x-ms-item-count": str(len(found))}, charge(len(body), 2.28))
     if more is not None:
         reply.headers["x-ms-continuation"] = base64.b64encode(orjson.dumps(more)).decode()
+    if call.request.flag("x-ms-documentdb-populatequerymetrics"):
+        there = sum(len(partition.items) for partition in reach.partitions)
+        reply.headers["x-ms-documentdb-query-metrics"] = (
+            f"totalExecutionTimeInMs=0.00;retrievedDocumentCount={there};outputDocumentCount={len(found)};"
+            f"outputDocumentSize={len(body)}"
+        )
     return call.seen(reply, container, reach.partitions)
 
 

@@ -89,7 +89,17 @@ def _create_container(call: Call) -> Reply:
 
 def _read_container(call: Call) -> Reply:
     container = call.container()
-    return call.seen(Reply.of(container.properties), container, container.partitions)
+    reply = call.seen(Reply.of(container.properties), container, container.partitions)
+    if call.request.flag("x-ms-documentdb-populatequotainfo"):
+        sizes = [len(item.head) + 1 for item in container.items()]
+        reply.headers["x-ms-resource-quota"] = (
+            "documentsSize=10485760;documentsCount=-1;collectionSize=10485760;"
+        )
+        reply.headers["x-ms-resource-usage"] = (
+            f"documentsSize={sum(sizes) // 1024};documentsCount={len(sizes)};"
+            f"collectionSize={sum(sizes) // 1024};"
+        )
+    return reply
 
 
 def _replace_container(call: Call) -> Reply:

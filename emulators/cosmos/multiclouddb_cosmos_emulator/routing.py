@@ -88,6 +88,7 @@ class Route:
         simple = _SIMPLE.get((request.method, shape))
         if simple is None:
             raise _unknown(request, segments)
+        _refuse_triggers(request)
         return cls(_refined(simple, request), segments)
 
     @property
@@ -104,6 +105,12 @@ class Route:
     def last(self) -> str:
         """The last part, an item's or an offer's id."""
         return self.segments[-1]
+
+
+def _refuse_triggers(request: Request) -> None:
+    for name in ("x-ms-documentdb-pre-trigger-include", "x-ms-documentdb-post-trigger-include"):
+        if name in request.headers:
+            raise not_offered("triggers")
 
 
 def _refined(operation: str, request: Request) -> str:

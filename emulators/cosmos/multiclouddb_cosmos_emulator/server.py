@@ -88,6 +88,9 @@ class CosmosEmulator(Commands):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+        # A test that failed already says more than what it broke here.
+        if error is None and self._front.crashes:
+            raise self._front.crashes[0]
 
     def stop(self) -> None:
         """Break off every connection and end; what was stored is gone."""

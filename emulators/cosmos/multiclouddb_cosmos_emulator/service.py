@@ -13,7 +13,7 @@ from multiclouddb_cosmos_emulator.account import Account
 from multiclouddb_cosmos_emulator.auth import Guard
 from multiclouddb_cosmos_emulator.call import Call
 from multiclouddb_cosmos_emulator.documents import DOCUMENT_CALLS
-from multiclouddb_cosmos_emulator.errors import ServiceError
+from multiclouddb_cosmos_emulator.errors import ServiceError, bad_request
 from multiclouddb_cosmos_emulator.message import Reply, Request
 from multiclouddb_cosmos_emulator.queries import QUERY_CALLS
 from multiclouddb_cosmos_emulator.resources import RESOURCE_CALLS
@@ -44,8 +44,18 @@ class Service:
         self.guard.check(request, segments)
         return Route.of(request, segments)
 
+    def _check_consistency(self, request: Request) -> None:
+        level = request.headers.get("x-ms-consistency-level")
+        if level in ("Strong", "BoundedStaleness"):
+            raise bad_request(
+                f"ConsistencyLevel {level} specified in the request is invalid when service is configured "
+                "with consistency level Session. Ensure the request consistency level is not stronger than "
+                "the service consistency level."
+            )
+
     def answer(self, request: Request, route: Route) -> Reply:
         """The answer; errors are raised."""
+        self._check_consistency(request)
         with self.lock:
             reply = _CALLS[route.operation](Call(self.account, request, route))
         reply.headers["x-ms-activity-id"] = _activity(request)

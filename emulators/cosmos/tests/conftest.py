@@ -32,8 +32,9 @@ class Shop:
     """A server, a client, the database `shop`, and what every test does with them."""
 
     def __init__(self, **settings):
-        self.server = CosmosEmulator(start=START, **settings)
         self._open = ExitStack()
+        # Behind the client, because what the server failed at is raised then.
+        self.server = self._open.enter_context(CosmosEmulator(start=START, **settings))
         self.client = self._open.enter_context(self.connect())
         self.database = self.client.create_database("shop")
 
@@ -42,7 +43,6 @@ class Shop:
 
     def close(self):
         self._open.close()
-        self.server.stop()
 
     def create(self, name="orders", partitions=1, key="/pk", **more):
         if not isinstance(key, PartitionKey):

@@ -129,6 +129,13 @@ class TestContainers:
         assert shop.database.replace_container("orders", key, default_ttl=5).read()["defaultTtl"] == 5
         assert "defaultTtl" not in shop.database.replace_container("orders", key).read()
 
+    def test_its_usage_is_told_when_asked_for(self, container):
+        for number in range(3):
+            container.create_item({"id": str(number), "pk": "a"})
+        told = container.read(populate_quota_info=True).get_response_headers()
+        assert "documentsCount=3;" in told["x-ms-resource-usage"]
+        assert told["x-ms-resource-quota"]
+
     def test_its_partition_key_stays(self, shop, container):
         assert shop.fails(shop.database.replace_container, "orders", PartitionKey("/other")) == (400, 0)
 

@@ -109,6 +109,10 @@ class TestPointOperations:
         with pytest.raises(CosmosResourceExistsError):
             container.create_item({**ORDER, "id": "4"})
 
+    def test_triggers_are_not_offered(self, shop, container):
+        assert shop.fails(container.create_item, ORDER, pre_trigger_include="check") == (501, 0)
+        assert list(container.read_all_items()) == []
+
     def test_a_charge_is_told(self, container):
         made = container.create_item({"id": "1", "pk": "a", "text": "x" * 3000})
         assert float(made.get_response_headers()["x-ms-request-charge"]) > 10
@@ -192,6 +196,10 @@ class TestConditions:
         container.upsert_item(ORDER, **missing)
         with pytest.raises(CosmosAccessConditionFailedError):
             container.upsert_item(ORDER, **missing)
+
+    def test_upsert_if_not_modified_creates_what_is_not_there(self, container):
+        stale = {"etag": '"other"', "match_condition": MatchConditions.IfNotModified}
+        assert container.upsert_item(ORDER, **stale)["n"] == 1
 
     def test_replace_if_present(self, container):
         container.create_item(ORDER)

@@ -68,6 +68,7 @@ class TestFilters:
             ("LOWER(CONCAT(c.pk, '-X')) = 'p0-x'", [0, 5, 10, 15]),
             ("REGEXMATCH(c.name, '0[12]$')", [1, 2]),
             ("c.deep = {'x': 1}", [2]),
+            ("c.deep != {'x': 1} OR c.tags != []", []),
             ("c.tags = ['a', 'b']", [2, 6, 10, 14, 18]),
             ("c.n = 1 -- a comment", [1]),
         ],
@@ -196,6 +197,19 @@ class TestOverPartitions:
         statuses = [(each.status, each.substatus) for each in server.journal.entries("QueryItems")]
         assert statuses == [(400, 1004), (200, 0), (200, 0), (200, 0)]
         assert server.journal.count("ReadQueryPlan") == 1
+
+
+class TestMetrics:
+    def test_they_come_when_asked_for(self, stocked):
+        told = []
+        found = stocked.query_items(
+            "SELECT * FROM c WHERE c.n = 6",
+            partition_key="p1",
+            populate_query_metrics=True,
+            response_hook=lambda headers, _: told.append(headers["x-ms-documentdb-query-metrics"]),
+        )
+        assert [each["n"] for each in found] == [6]
+        assert "outputDocumentCount=1" in told[0]
 
 
 class TestPages:

@@ -121,6 +121,12 @@ class TestSessions:
         (read,) = server.journal.entries("ReadItem")
         assert "x-ms-session-token" not in read.headers
 
+    @pytest.mark.parametrize("level", ["Strong", "BoundedStaleness"])
+    def test_a_stronger_consistency_than_the_account_s_is_refused(self, shop, container, level):
+        with shop.connect(consistency_level=level) as other:
+            strong = other.get_database_client("shop").get_container_client("orders")
+            assert shop.fails(strong.read_item, "1", "a") == (400, 0)
+
     def test_sessions_go_on_over_a_split(self, shop, container):
         for number in range(10):
             container.create_item({"id": str(number), "pk": f"k{number}"})

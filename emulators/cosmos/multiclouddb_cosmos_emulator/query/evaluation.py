@@ -67,8 +67,9 @@ def _ordering(accepts: Callable[[int], bool]) -> Callable[[Any, Any], Any]:
 
 
 def _different(left: Any, right: Any) -> Any:
-    found = equal(left, right)
-    return found if found is UNDEFINED else not found
+    # As the service's documentation says, this is not the contrary of equality for objects and arrays.
+    found = compare(left, right)
+    return UNDEFINED if found is None else found != 0
 
 
 def _joined(left: Any, right: Any) -> Any:
