@@ -77,8 +77,7 @@ class Container:
 
     def describe(self, properties: dict[str, Any]) -> None:
         """Take over what a client says of the container."""
-        if properties.get("defaultTtl") is not None and not _is_ttl(properties["defaultTtl"]):
-            raise bad_request("The input ttl is invalid. Ttl value must be -1 or a positive integer.")
+        _check(properties)
         self.properties = {
             **properties,
             "_rid": self.rid,
@@ -262,6 +261,26 @@ class Container:
                 return place, partition
         live = ", ".join(partition.range_id for partition in self.partitions)
         raise ValueError(f"there is no partition {range_id!r}; live are {live}")
+
+
+def _check(properties: dict[str, Any]) -> None:
+    """Refuse what could not be followed."""
+    default = properties.get("defaultTtl")
+    if default is not None and not _is_ttl(default):
+        raise bad_request("The input ttl is invalid. Ttl value must be -1 or a positive integer.")
+    feed = properties.get("changeFeedPolicy") or {}
+    if not isinstance(feed, dict) or not isinstance(feed.get("retentionDuration", 0), int):
+        raise bad_request("The change feed policy needs a retentionDuration in minutes.")
+    unique = properties.get("uniqueKeyPolicy") or {}
+    keys = unique.get("uniqueKeys", []) if isinstance(unique, dict) else None
+    if not isinstance(keys, list) or not all(
+        isinstance(key, dict) and _are_paths(key.get("paths")) for key in keys
+    ):
+        raise bad_request("The unique key policy needs uniqueKeys, each with paths.")
+
+
+def _are_paths(paths: Any) -> bool:
+    return isinstance(paths, list) and all(isinstance(path, str) and path.startswith("/") for path in paths)
 
 
 def _is_ttl(value: Any) -> bool:

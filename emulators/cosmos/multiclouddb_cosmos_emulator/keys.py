@@ -56,8 +56,10 @@ class KeyDefinition:
     version: int = 2
 
     @classmethod
-    def parsed(cls, definition: Mapping[str, Any]) -> KeyDefinition:
+    def parsed(cls, definition: Any) -> KeyDefinition:
         """From a container's document."""
+        if not isinstance(definition, Mapping):
+            raise bad_request("The partition key has to be an object.")
         paths, kind = definition.get("paths"), definition.get("kind", "Hash")
         version = definition.get("version", 1)
         if not isinstance(paths, list) or not paths or not all(str(path).startswith("/") for path in paths):

@@ -35,15 +35,14 @@ class Throughput:
     def of_headers(cls, fixed: str | None, autoscale: str | None) -> Throughput | None:
         """What a request that creates something asks for; None for nothing."""
         if autoscale is not None:
-            settings = orjson.loads(autoscale)
-            return cls(_least(settings.get("maxThroughput"), _LEAST_AUTOSCALE), settings)
-        return None if fixed is None else cls(_least(int(fixed), DEFAULT_THROUGHPUT))
+            return cls.of_content({"offerAutopilotSettings": _parsed(autoscale)})
+        return None if fixed is None else cls.of_content({"offerThroughput": _parsed(fixed)})
 
     @classmethod
     def of_content(cls, content: dict[str, Any]) -> Throughput:
         """What an offer says."""
         settings = content.get("offerAutopilotSettings")
-        if settings:
+        if isinstance(settings, dict):
             return cls(_least(settings.get("maxThroughput"), _LEAST_AUTOSCALE), settings)
         return cls(_least(content.get("offerThroughput"), DEFAULT_THROUGHPUT))
 
@@ -51,6 +50,13 @@ class Throughput:
     def partitions(self) -> int:
         """How many physical partitions it takes."""
         return -(-self.units // RU_PER_PARTITION)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        raise bad_request(f"The throughput {text!r} is no JSON.") from None
 
 
 def _least(units: Any, least: int) -> int:

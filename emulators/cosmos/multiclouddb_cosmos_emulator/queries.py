@@ -70,7 +70,7 @@ def _streamed(
     call: Call, container: Container, reach: Reach, results_of: Callable[[Any], list[Any]]
 ) -> Reply:
     """A page that ends behind an item: the continuation names it."""
-    behind = _continuation(call, "s")
+    behind = _continuation(call, "s", list)
     found: list[bytes] = []
     size, limit, last = 0, page_size(call.request), behind
     more = False
@@ -91,7 +91,7 @@ def _streamed(
 
 def _counted(call: Call, container: Container, reach: Reach, query: Execution) -> Reply:
     """A page of what has to be computed as a whole: the continuation counts results."""
-    done = _continuation(call, "n") or 0
+    done = _continuation(call, "n", int) or 0
     limit = page_size(call.request)
     results = list(query.results(item.document for _, item in _visible(container, reach)))
     found = [orjson.dumps(result) for result in results[done : done + limit]]
@@ -99,14 +99,17 @@ def _counted(call: Call, container: Container, reach: Reach, query: Execution) -
     return _page(call, container, reach, found, {"n": done + limit} if more else None)
 
 
-def _continuation(call: Call, field: str) -> Any:
+def _continuation(call: Call, field: str, kind: type) -> Any:
     text = call.request.headers.get("x-ms-continuation")
     if text is None:
         return None
     try:
-        return orjson.loads(base64.b64decode(text, validate=True))[field]
+        found = orjson.loads(base64.b64decode(text, validate=True))[field]
     except (ValueError, KeyError, TypeError):
-        raise bad_request("The continuation token is not one of this query.") from None
+        found = None
+    if not isinstance(found, kind):
+        raise bad_request("The continuation token is not one of this query.")
+    return found
 
 
 def _page(

@@ -139,6 +139,10 @@ class TestContainers:
     def test_its_partition_key_stays(self, shop, container):
         assert shop.fails(shop.database.replace_container, "orders", PartitionKey("/other")) == (400, 0)
 
+    @pytest.mark.parametrize("policy", [{"uniqueKeys": [{"paths": ["name"]}]}, {"uniqueKeys": "/name"}])
+    def test_unique_keys_have_paths(self, shop, policy):
+        assert shop.fails(shop.create, unique_key_policy=policy) == (400, 0)
+
     def test_a_time_to_live_is_minus_one_or_positive(self, shop):
         assert shop.fails(shop.create, default_ttl=-5) == (400, 0)
 

@@ -1,5 +1,7 @@
 """Queries, through the unmodified azure-cosmos."""
 
+import random
+
 import pytest
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
@@ -297,6 +299,25 @@ class TestRefused:
             list(container.query_items(query, partition_key="a"))
         assert caught.value.status_code == 400
         assert f"incorrect syntax near '{near}'" in caught.value.message
+
+    def test_any_words_have_an_answer(self, direct):
+        """It is a result, 400 or 501; a mistake of the server would be 500 and raised at its end."""
+        words = (
+            "* c.n c.tags ( ) , = != < + - AND OR NOT IN BETWEEN LIKE 'x' 1 2.5 @p TOP OFFSET LIMIT VALUE AS z "
+            "DISTINCT JOIN t GROUP BY ORDER [ ] { } : ? ?? COUNT(1) SUM(c.n) MIN( LOWER( null true undefined . %"
+        ).split()
+        chosen = random.Random(15)
+        statuses = set()
+        for _ in range(200):
+            some = " ".join(chosen.choices(words, k=chosen.randint(1, 6)))
+            form = chosen.choice(["SELECT {} FROM c", "SELECT * FROM c WHERE {}", "SELECT VALUE {}"])
+            try:
+                list(direct[1].query_items(form.format(some), partition_key="a"))
+                statuses.add(200)
+            except CosmosHttpResponseError as error:
+                statuses.add(error.status_code)
+        assert statuses <= {200, 400, 501}
+        assert {200, 400} <= statuses
 
     @pytest.mark.parametrize(
         ("query", "message"),

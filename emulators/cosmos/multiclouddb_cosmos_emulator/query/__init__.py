@@ -24,6 +24,8 @@ def _parts(body: Any) -> tuple[str, dict[str, Any]]:
     if not isinstance(text, str):
         raise bad_request("The body has no query.")
     given = body.get("parameters") or []
+    if not isinstance(given, list) or not all(isinstance(each, dict) and "name" in each for each in given):
+        raise bad_request("The parameters of a query have to be a list of names and values.")
     return text, {str(each["name"]): each.get("value") for each in given}
 
 
