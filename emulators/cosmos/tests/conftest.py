@@ -63,14 +63,6 @@ class Shop:
     def merge(self, first, second, name="orders"):
         return self.server.merge("shop", name, first, second)
 
-    def key_in(self, partition, name="orders", prefix="k"):
-        """A partition key whose items go to a partition."""
-        return next(
-            key
-            for key in (f"{prefix}{number}" for number in range(10_000))
-            if self.server.partition_of("shop", name, key) == partition
-        )
-
     def fails(self, call, *arguments, **named):
         """The status and the substatus of an error."""
         with pytest.raises(CosmosHttpResponseError) as caught:

@@ -19,6 +19,11 @@ ITEMS = [
     for number in range(20)
 ]
 
+WORDS = (
+    "* c.n c.tags ( ) , = != < + - AND OR NOT IN BETWEEN LIKE 'x' 1 2.5 @p TOP OFFSET LIMIT VALUE AS z "
+    "DISTINCT JOIN t GROUP BY ORDER [ ] { } : ? ?? COUNT(1) SUM(c.n) MIN( LOWER( null true undefined . %"
+)
+
 
 @pytest.fixture
 def stocked(shop):
@@ -302,14 +307,10 @@ class TestRefused:
 
     def test_any_words_have_an_answer(self, direct):
         """It is a result, 400 or 501; a mistake of the server would be 500 and raised at its end."""
-        words = (
-            "* c.n c.tags ( ) , = != < + - AND OR NOT IN BETWEEN LIKE 'x' 1 2.5 @p TOP OFFSET LIMIT VALUE AS z "
-            "DISTINCT JOIN t GROUP BY ORDER [ ] { } : ? ?? COUNT(1) SUM(c.n) MIN( LOWER( null true undefined . %"
-        ).split()
         chosen = random.Random(15)
         statuses = set()
         for _ in range(200):
-            some = " ".join(chosen.choices(words, k=chosen.randint(1, 6)))
+            some = " ".join(chosen.choices(WORDS.split(), k=chosen.randint(1, 6)))
             form = chosen.choice(["SELECT {} FROM c", "SELECT * FROM c WHERE {}", "SELECT VALUE {}"])
             try:
                 list(direct[1].query_items(form.format(some), partition_key="a"))
