@@ -1,0 +1,177 @@
+"""The Cosmos emulator and a fixed answer of its HTTP framework, in processes, and a client for both."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import multiprocessing
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from multiprocessing.connection import Connection
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
+
+from benchmarks.dynamo import on_server_core
+
+__all__ = ["CONTAINER", "PIPELINED", "Wire", "emulator", "fixed"]
+
+CONTAINER: Final = "dbs/shop/colls/orders"
+PIPELINED: Final = 32
+_START_SECONDS: Final = 60.0
+_DATE: Final = "sun, 01 mar 2026 12:00:00 gmt"
+_BATCH: Final = 100
+
+
+# -- Servers
+
+
+def _serve_emulator(pipe: Connection, items: int) -> None:
+    from azure.cosmos import CosmosClient, PartitionKey
+
+    from multiclouddb_cosmos_emulator import CosmosEmulator
+
+    with CosmosEmulator() as server, suppress(EOFError):
+        with CosmosClient(server.endpoint, server.key) as client:
+            database = client.create_database("shop")
+            container = database.create_container("orders", PartitionKey("/pk"))
+            for first in range(0, items, _BATCH):
+                numbers = range(first, min(items, first + _BATCH))
+                writes = [("create", ({"id": str(n), "pk": "a", "text": "x" * 150},)) for n in numbers]
+                container.execute_item_batch(writes, partition_key="a")
+        pipe.send((server.endpoint, server.key))
+        pipe.recv()
+
+
+def _serve_fixed(pipe: Connection, status: int, headers: dict[str, str], body: bytes) -> None:
+    import asyncio
+
+    from aiohttp import web
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        await request.content.read()
+        return web.Response(status=status, body=body, headers=headers)
+
+    async def serve() -> None:
+        runner = web.ServerRunner(web.Server(answer, access_log=None))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        pipe.send((f"http://127.0.0.1:{runner.addresses[0][1]}/", ""))
+        with suppress(EOFError):
+            await asyncio.to_thread(pipe.recv)
+        await runner.cleanup()
+
+    asyncio.run(serve())
+
+
+@contextmanager
+def _started(serve: Callable[..., None], *arguments: Any) -> Iterator[tuple[str, str]]:
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, *arguments))
+    with on_server_core():
+        process.start()
+    theirs.close()
+    try:
+        if not ours.poll(_START_SECONDS):
+            raise TimeoutError("the server did not start")
+        yield ours.recv()
+    finally:
+        ours.close()  # it ends at that
+        process.join()
+
+
+@contextmanager
+def emulator(items: int) -> Iterator[tuple[str, str]]:
+    """An emulator whose container `CONTAINER` has so many items of some 400 bytes; its endpoint and key."""
+    with _started(_serve_emulator, items) as found:
+        yield found
+
+
+@contextmanager
+def fixed(wire: Wire, request: bytes) -> Iterator[Wire]:
+    """A server that gives the answer that the emulator has given to a request, whatever is asked."""
+    status, headers, body = wire.answer(request)
+    for name in ("date", "server", "content-length"):
+        headers.pop(name, None)
+    with _started(_serve_fixed, status, headers, body) as (endpoint, _), closing(Wire(endpoint, "")) as made:
+        yield made
+
+
+# -- A client that costs next to nothing: the server is what is measured
+
+
+class Wire:
+    """One connection, and requests that are signed once.
+
+    Args:
+        endpoint: The server.
+        key: The account's; empty where nobody checks.
+    """
+
+    def __init__(self, endpoint: str, key: str) -> None:
+        parts = urlsplit(endpoint)
+        assert parts.hostname is not None
+        self._host, self._key = f"{parts.hostname}:{parts.port}", base64.b64decode(key)
+        self._socket = socket.create_connection((parts.hostname, parts.port or 80))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._unread = b""
+
+    def close(self) -> None:
+        """End the connection."""
+        self._socket.close()
+
+    def request(self, path: str, kind: str, link: str, **headers: str) -> bytes:
+        """A GET as the SDK sends it."""
+        text = f"get\n{kind}\n{link}\n{_DATE}\n\n"
+        digest = base64.b64encode(hmac.new(self._key, text.encode(), hashlib.sha256).digest()).decode()
+        given = {
+            "Host": self._host,
+            "Accept": "application/json",
+            "Cache-Control": "no-cache",
+            "x-ms-version": "2020-07-15",
+            "x-ms-date": _DATE,
+            "x-ms-activity-id": "00000000-0000-0000-0000-000000000000",
+            "Authorization": quote(f"type=master&ver=1.0&sig={digest}", safe="-_.!~*'()"),
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        }
+        lines = "".join(f"{name}: {value}\r\n" for name, value in given.items())
+        return f"GET /{path} HTTP/1.1\r\n{lines}\r\n".encode()
+
+    def answer(self, request: bytes) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body of the answer."""
+        self._socket.sendall(request)
+        head, body = self._read()
+        first, *lines = head.decode().split("\r\n")
+        pairs = (line.partition(": ") for line in lines)
+        return int(first.split()[1]), {name.lower(): value for name, _, value in pairs}, body
+
+    def repeat(self, request: bytes, times: int) -> int:
+        """Send a request so often, some of them at once; returns how many were answered with 200."""
+        good = 0
+        for first in range(0, times, PIPELINED):
+            count = min(PIPELINED, times - first)
+            self._socket.sendall(request * count)
+            good += sum(self._read()[0].startswith(b"HTTP/1.1 200 ") for _ in range(count))
+        return good
+
+    def _read(self) -> tuple[bytes, bytes]:
+        """The head and the body of one answer."""
+        while (end := self._unread.find(b"\r\n\r\n")) < 0:
+            self._unread += self._received()
+        head, rest = self._unread[:end], self._unread[end + 4 :]
+        told = head.lower().partition(b"content-length: ")[2]
+        length = int(told.partition(b"\r\n")[0] or b"0")
+        parts, size = [rest], len(rest)
+        while size < length:
+            parts.append(self._received())
+            size += len(parts[-1])
+        whole = b"".join(parts) if len(parts) > 1 else rest
+        self._unread = whole[length:]
+        return head, whole[:length]
+
+    def _received(self) -> bytes:
+        got = self._socket.recv(1 << 18)
+        if not got:
+            raise ConnectionError("the server has closed the connection")
+        return got

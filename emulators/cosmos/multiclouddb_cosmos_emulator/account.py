@@ -1,0 +1,150 @@
+"""All the state: an account with its databases, containers and offers."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import attrs
+
+from multiclouddb_cosmos_emulator.clock import Clock
+from multiclouddb_cosmos_emulator.container import Container
+from multiclouddb_cosmos_emulator.errors import bad_request, conflict, not_found
+from multiclouddb_cosmos_emulator.ids import database_rid, new_etag
+from multiclouddb_cosmos_emulator.offers import DEFAULT_THROUGHPUT, Offer, Throughput
+
+__all__ = ["Account", "Database"]
+
+_WEEK: Final = 7 * 24 * 3600.0
+_LONGEST_NAME: Final = 255
+
+
+class Database:
+    """A database.
+
+    Args:
+        name: Its id.
+        ts: When it is created.
+    """
+
+    def __init__(self, name: str, ts: int) -> None:
+        self.rid = database_rid()
+        self.link = f"dbs/{self.rid}/"
+        self.containers: dict[str, Container] = {}
+        self.document: dict[str, Any] = {
+            "id": name,
+            "_rid": self.rid,
+            "_self": self.link,
+            "_etag": new_etag(),
+            "_colls": "colls/",
+            "_users": "users/",
+            "_ts": ts,
+        }
+
+
+@attrs.define(eq=False)
+class Account:
+    """An account.
+
+    Attributes:
+        clock: The server's.
+        all_versions: True when the feed with all versions and deletes is enabled.
+        retention_seconds: How long it keeps changes, where a container does not say otherwise.
+        databases: By name.
+        offers: By the `_self` of what they belong to.
+    """
+
+    clock: Clock
+    all_versions: bool = True
+    retention_seconds: float = _WEEK
+    databases: dict[str, Database] = attrs.Factory(dict)
+    offers: dict[str, Offer] = attrs.Factory(dict)
+
+    def database(self, name: str) -> Database:
+        """A database, by name or by resource id."""
+        if name in self.databases:
+            return self.databases[name]
+        for database in self.databases.values():
+            if database.rid == name:
+                return database
+        raise not_found(substatus=1003)
+
+    def container(self, database: str, name: str) -> Container:
+        """A container, by name or by resource id, without what has outlived its time."""
+        containers = self.database(database).containers
+        found = containers.get(name)
+        if found is None:
+            found = next((each for each in containers.values() if each.rid == name), None)
+        if found is None:
+            raise not_found("Owner resource does not exist", substatus=1003)
+        found.expire()
+        return found
+
+    def create_database(self, document: Any, throughput: Throughput | None) -> Database:
+        """Create a database."""
+        name = _name(document)
+        if name in self.databases:
+            raise conflict()
+        database = self.databases[name] = Database(name, int(self.clock.seconds()))
+        if throughput is not None:
+            self._offer(database.link, database.rid, throughput)
+        return database
+
+    def delete_database(self, name: str) -> None:
+        """Delete a database with all that is in it."""
+        database = self.database(name)
+        for container in list(database.containers):
+            self.delete_container(name, container)
+        self.offers.pop(database.link, None)
+        del self.databases[database.document["id"]]
+
+    def create_container(self, database: str, document: Any, throughput: Throughput | None) -> Container:
+        """Create a container; without a throughput it shares the database's or has 400 units of its own."""
+        home, name = self.database(database), _name(document)
+        if name in home.containers:
+            raise conflict()
+        shared = home.link in self.offers
+        if throughput is None and not shared:
+            throughput = Throughput(DEFAULT_THROUGHPUT)
+        # Whoever shares the throughput of a database has one partition.
+        parts = 1 if throughput is None else throughput.partitions
+        container = home.containers[name] = Container(home.rid, document, parts, self.clock)
+        if throughput is not None:
+            self._offer(container.link, container.rid, throughput)
+        return container
+
+    def delete_container(self, database: str, name: str) -> None:
+        """Delete a container."""
+        home, container = self.database(database), self.container(database, name)
+        self.offers.pop(container.link, None)
+        del home.containers[container.properties["id"]]
+
+    def offer(self, rid: str) -> Offer:
+        """An offer."""
+        for offer in self.offers.values():
+            if offer.rid.lower() == rid.lower():
+                return offer
+        raise not_found()
+
+    def set_throughput(self, offer: Offer, throughput: Throughput) -> None:
+        """Provision another throughput; partitions split for more, and never merge for less."""
+        offer.set(throughput)
+        for database in self.databases.values():
+            for container in database.containers.values():
+                if self.offers.get(container.link) is offer:
+                    container.grow(throughput.partitions)
+
+    def retention(self, container: Container) -> float:
+        """How many seconds a container keeps all versions."""
+        policy = container.properties.get("changeFeedPolicy") or {}
+        minutes = policy.get("retentionDuration", 0)
+        return minutes * 60.0 if minutes else self.retention_seconds
+
+    def _offer(self, link: str, rid: str, throughput: Throughput) -> None:
+        self.offers[link] = Offer(link, rid, throughput)
+
+
+def _name(document: Any) -> str:
+    name = document.get("id") if isinstance(document, dict) else None
+    if not isinstance(name, str) or not name or len(name) > _LONGEST_NAME or any(s in name for s in "/\\?#"):
+        raise bad_request("The id has to be a text of 1 to 255 characters without / \\ ? #.")
+    return name

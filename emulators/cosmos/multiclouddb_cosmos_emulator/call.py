@@ -1,0 +1,87 @@
+"""A request under way, and what answers about items have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from multiclouddb_cosmos_emulator.account import Account
+from multiclouddb_cosmos_emulator.container import Container
+from multiclouddb_cosmos_emulator.errors import bad_request
+from multiclouddb_cosmos_emulator.message import Reply, Request
+from multiclouddb_cosmos_emulator.partition import Item, Partition
+from multiclouddb_cosmos_emulator.routing import Route
+from multiclouddb_cosmos_emulator.session import session_token
+from multiclouddb_cosmos_emulator.writes import Condition
+
+__all__ = ["Call", "charge"]
+
+
+@attrs.frozen
+class Call:
+    """A request under way.
+
+    Attributes:
+        account: All the state.
+        request: As it came.
+        route: What it asks for.
+    """
+
+    account: Account
+    request: Request
+    route: Route
+
+    @property
+    def condition(self) -> Condition:
+        """`If-Match` and `If-None-Match`."""
+        headers = self.request.headers
+        return Condition(headers.get("if-match"), headers.get("if-none-match"))
+
+    def container(self) -> Container:
+        """The container that the path names, if it is still the one that the client means."""
+        name = self.route.container
+        assert name is not None
+        container = self.account.container(self.route.database, name)
+        intended = self.request.headers.get("x-ms-cosmos-intended-collection-rid")
+        if intended not in (None, container.rid):
+            raise bad_request(
+                f"Collection rid {intended} in the request is not {container.rid}, that of the container.",
+                1024,
+            )
+        return container
+
+    def seen(self, reply: Reply, container: Container, partitions: Sequence[Partition]) -> Reply:
+        """Tell the client what it saw of which partitions."""
+        reply.headers["x-ms-session-token"] = session_token(partitions)
+        reply.headers["x-ms-alt-content-path"] = "/".join(self.route.segments[:4])
+        reply.headers["x-ms-content-path"] = container.rid
+        if len(partitions) == 1:
+            reply.headers["x-ms-documentdb-partitionkeyrangeid"] = partitions[0].range_id
+            reply.headers["lsn"] = str(partitions[0].lsn)
+        return reply
+
+    def item(self, item: Item, status: int, container: Container, partition: Partition) -> Reply:
+        """An answer with an item; without it when the client does not want to see what it wrote."""
+        quiet = status != 200 or self.route.operation != "ReadItem"
+        hidden = quiet and self.request.headers.get("prefer") == "return=minimal"
+        writes = self.route.operation != "ReadItem"
+        reply = Reply(
+            status,
+            b"" if hidden else item.body,
+            {"etag": item.etag},
+            charge(len(item.body), 5.29 if writes else 1),
+        )
+        return self.seen(reply, container, [partition])
+
+    def feed(self, name: str, documents: list[Any], rid: str = "") -> Reply:
+        """An answer with a list of resources."""
+        reply = Reply.of({"_rid": rid, name: documents, "_count": len(documents)})
+        reply.headers["x-ms-item-count"] = str(len(documents))
+        return reply
+
+
+def charge(size: int, units: float) -> float:
+    """What it costs to touch so many bytes, in request units."""
+    return round(units * max(1, -(-size // 1024)), 2)

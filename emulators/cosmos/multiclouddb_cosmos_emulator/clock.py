@@ -1,0 +1,33 @@
+"""The server's own clock."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+__all__ = ["Clock"]
+
+
+class Clock:
+    """Runs with real time, and can be moved on.
+
+    Args:
+        start: What it shows at first; None for the real time.
+    """
+
+    def __init__(self, start: datetime | None = None) -> None:
+        self._offset = (time.time() if start is None else start.timestamp()) - time.monotonic()
+
+    def seconds(self) -> float:
+        """Seconds since 1970."""
+        return time.monotonic() + self._offset
+
+    def now(self) -> datetime:
+        """The same as a datetime."""
+        return datetime.fromtimestamp(self.seconds(), UTC)
+
+    def advance(self, seconds: float) -> None:
+        """Move on."""
+        if seconds < 0:
+            raise ValueError(f"a clock does not go back, and {seconds} is negative")
+        self._offset += seconds

@@ -1,0 +1,160 @@
+"""What can be done to the server beside what the service offers: in process, or over the control API."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from multiclouddb_cosmos_emulator.account import Account
+from multiclouddb_cosmos_emulator.container import Container
+from multiclouddb_cosmos_emulator.faults import Drop, Fail, Fault, Faults, Slow
+from multiclouddb_cosmos_emulator.journal import Journal
+from multiclouddb_cosmos_emulator.keys import KeyDefinition
+
+__all__ = ["Commands"]
+
+
+class Commands:
+    """Each method is a command of the control API under the same name, but for those of `faults`.
+
+    Args:
+        account: All the state.
+        lock: Held by whoever looks or changes.
+        faults: What goes wrong.
+        journal: What was asked.
+    """
+
+    def __init__(self, account: Account, lock: threading.RLock, faults: Faults, journal: Journal) -> None:
+        self._account, self._lock = account, lock
+        self.faults, self.journal = faults, journal
+
+    def by_name(self) -> Mapping[str, Callable[..., Any]]:
+        """What the control API offers."""
+        return {
+            "advance": self.advance,
+            "all_versions": self.all_versions,
+            "clear_faults": self.faults.clear,
+            "expire": self.expire,
+            "fault": self._fault,
+            "merge": self.merge,
+            "partitions": self.partitions,
+            "requests": self._requests,
+            "split": self.split,
+            "trim": self.trim,
+        }
+
+    # -- Partitions
+
+    def partitions(self, database: str, container: str) -> list[dict[str, Any]]:
+        """The live partitions: `id`, `low`, `high`, `parents`, `lsn`, `trimmed` and the number of `items`."""
+        with self._lock:
+            return [
+                {
+                    "id": each.range_id,
+                    "low": each.low,
+                    "high": each.high,
+                    "parents": list(each.parents),
+                    "lsn": each.lsn,
+                    "trimmed": each.trimmed,
+                    "items": len(each.items),
+                }
+                for each in self._container(database, container).partitions
+            ]
+
+    def split(
+        self,
+        database: str,
+        container: str,
+        partition: str,
+        boundary: str | None = None,
+        completing: int = 0,
+    ) -> tuple[str, str]:
+        """Split a partition; returns the ids of its children.
+
+        Args:
+            database: The database's id.
+            container: The container's id.
+            partition: The partition's id.
+            boundary: The effective partition key that the second child begins with; None for the middle.
+            completing: So many requests to each child are still answered with 410/1007.
+        """
+        with self._lock:
+            return self._container(database, container).split(partition, boundary, completing)
+
+    def merge(self, database: str, container: str, first: str, second: str) -> str:
+        """Merge two neighbours; returns the id of the child."""
+        with self._lock:
+            return self._container(database, container).merge(first, second)
+
+    def partition_of(self, database: str, container: str, *key: Any) -> str:
+        """The id of the partition where a partition key lies."""
+        with self._lock:
+            found = self._container(database, container)
+            return found.partition_of(found.definition.of_values(key).epk).range_id
+
+    @staticmethod
+    def effective_key(*key: Any, kind: str = "Hash", version: int = 2) -> str:
+        """The effective partition key of a partition key's components."""
+        return KeyDefinition(tuple(("k",) for _ in key), kind, version).of_values(key).epk
+
+    # -- Time and retention
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock on: items expire, and changes fall out of retention."""
+        with self._lock:
+            self._account.clock.advance(seconds)
+
+    def expire(self, database: str, container: str) -> int:
+        """Delete what has outlived its time to live; returns how many items. Reading does so as well."""
+        with self._lock:
+            return self._account.database(database).containers[container].expire()
+
+    def trim(self, database: str, container: str, partition: str | None = None) -> None:
+        """Let all changes so far fall out of the retention of the feed with all versions and deletes.
+
+        Args:
+            database: The database's id.
+            container: The container's id.
+            partition: None for all partitions.
+        """
+        with self._lock:
+            for each in self._container(database, container).partitions:
+                if partition in (None, each.range_id):
+                    each.trim_to(each.lsn)
+
+    def all_versions(self, enabled: bool) -> None:
+        """Whether the account has the change feed with all versions and deletes."""
+        with self._lock:
+            self._account.all_versions = enabled
+
+    # -- For the control API
+
+    def _fault(
+        self,
+        action: str,
+        operation: str | None = None,
+        container: str | None = None,
+        partition: str | None = None,
+        times: int | None = 1,
+        after: int = 0,
+        **details: Any,
+    ) -> None:
+        actions: dict[str, Callable[..., Fail | Drop | Slow]] = {"fail": Fail, "drop": Drop, "slow": Slow}
+        if action not in actions:
+            raise ValueError(f"there is no action {action!r}; there are {', '.join(actions)}")
+        made: Fault = self.faults.add(
+            actions[action](**details),
+            operation,
+            container=container,
+            partition=partition,
+            times=times,
+            after=after,
+        )
+        del made
+
+    def _requests(self, operation: str | None = None) -> list[dict[str, Any]]:
+        return [entry.as_dict() for entry in self.journal.entries(operation)]
+
+    def _container(self, database: str, container: str) -> Container:
+        return self._account.container(database, container)

@@ -1,0 +1,287 @@
+"""A container: its partitions and its items, and what a transaction does to both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+from typing import Any, Final
+
+import attrs
+
+from multiclouddb_cosmos_emulator.clock import Clock
+from multiclouddb_cosmos_emulator.errors import bad_request, gone
+from multiclouddb_cosmos_emulator.ids import container_rid, new_etag
+from multiclouddb_cosmos_emulator.keys import Key, KeyDefinition
+from multiclouddb_cosmos_emulator.partition import (
+    Change,
+    Item,
+    Partition,
+    even_boundaries,
+    middle,
+    place_of,
+)
+
+__all__ = ["Container", "Effect"]
+
+_INDEXING: Final = {
+    "indexingMode": "consistent",
+    "automatic": True,
+    "includedPaths": [{"path": "/*"}],
+    "excludedPaths": [{"path": '/"_etag"/?'}],
+}
+_FOREVER: Final = -1
+
+
+@attrs.frozen
+class Effect:
+    """What a transaction does to one item.
+
+    Attributes:
+        kind: `create`, `replace` or `delete`.
+        old: The version before; None for a create.
+        new: The version after; None for a delete.
+        expired: True when the time to live was over.
+    """
+
+    kind: str
+    old: Item | None
+    new: Item | None
+    expired: bool = False
+
+
+class Container:
+    """A container.
+
+    Args:
+        database_rid: The database's resource id.
+        properties: The document that it was created with.
+        partitions: How many physical partitions it begins with.
+        clock: The server's.
+    """
+
+    def __init__(self, database_rid: str, properties: dict[str, Any], partitions: int, clock: Clock) -> None:
+        self.clock = clock
+        self.rid = container_rid(database_rid)
+        self.link = f"dbs/{database_rid}/colls/{self.rid}/"
+        self.definition = KeyDefinition.parsed(properties.get("partitionKey") or {})
+        self.properties: dict[str, Any] = {}
+        self.logical: dict[bytes, dict[str, Item]] = {}
+        self.partitions: list[Partition] = []
+        self.version = 1
+        self._documents = 0
+        self._ranges = 0
+        self._expiring: list[tuple[float, int, Item]] = []
+        self.describe({"indexingPolicy": _INDEXING, **properties})
+        self._divide(partitions)
+
+    def describe(self, properties: dict[str, Any]) -> None:
+        """Take over what a client says of the container."""
+        _check(properties)
+        self.properties = {
+            **properties,
+            "_rid": self.rid,
+            "_ts": int(self.clock.seconds()),
+            "_self": self.link,
+            "_etag": new_etag(),
+            "_docs": "docs/",
+            "_sprocs": "sprocs/",
+            "_triggers": "triggers/",
+            "_udfs": "udfs/",
+            "_conflicts": "conflicts/",
+        }
+        self._watch_expiry()
+
+    # -- Reading
+
+    def item(self, key: Key, item_id: str) -> Item | None:
+        """An item as it is."""
+        return self.logical.get(key.name, {}).get(item_id)
+
+    def partition(self, range_id: str) -> Partition:
+        """A live partition; the service's 410 for any other."""
+        for partition in self.partitions:
+            if partition.range_id == range_id:
+                partition.check()
+                return partition
+        raise gone(1002, f"The requested partition key range {range_id} is gone.")
+
+    def partition_of(self, epk: str) -> Partition:
+        """Where a key lies."""
+        return next(partition for partition in self.partitions if partition.covers(epk))
+
+    def overlapping(self, prefix: Key) -> list[Partition]:
+        """Where the keys with a prefix lie."""
+        end = prefix.epk + "FF"
+        return [each for each in self.partitions if each.low < end and prefix.epk < each.high]
+
+    # -- Writing
+
+    def next_number(self) -> int:
+        """For a document that is created."""
+        self._documents += 1
+        return self._documents
+
+    def expiry(self, ttl: Any, ts: int) -> float | None:
+        """When a document expires; None for never, and always so where the container has no time to live."""
+        default = self.properties.get("defaultTtl")
+        if ttl is not None and not _is_ttl(ttl):
+            raise bad_request("The input ttl is invalid. Ttl value must be -1 or a positive integer.")
+        effective = default if ttl is None else ttl
+        if default is None or effective is None or effective == _FOREVER:
+            return None
+        return float(ts + effective)
+
+    def apply(self, key: Key, effects: Sequence[Effect]) -> Partition:
+        """Commit a transaction inside one logical partition."""
+        partition = self.partition_of(key.epk)
+        if effects:
+            partition.lsn += 1
+        for effect in effects:
+            self._apply(partition, key, effect)
+        return partition
+
+    def _apply(self, partition: Partition, key: Key, effect: Effect) -> None:
+        old, new = effect.old, effect.new
+        some = new if new is not None else old
+        assert some is not None
+        previous = None
+        if old is not None and old.change is not None:
+            previous, old.change.latest = old.change.lsn, False
+        change = Change(
+            partition.lsn,
+            effect.kind,
+            key,
+            some.item_id,
+            new.head if new is not None else b"",
+            int(self.clock.seconds()),
+            previous,
+            effect.expired,
+            new is not None,
+        )
+        partition.log(change)
+        if new is None:
+            del partition.items[some.number]
+            self._forget(key, some.item_id)
+            return
+        new.change = change
+        partition.items[new.number] = new
+        self.logical.setdefault(key.name, {})[new.item_id] = new
+        if new.expires is not None:
+            heappush(self._expiring, (new.expires, new.number, new))
+
+    def _forget(self, key: Key, item_id: str) -> None:
+        items = self.logical[key.name]
+        del items[item_id]
+        if not items:
+            del self.logical[key.name]
+
+    # -- Time to live
+
+    def expire(self) -> int:
+        """Delete whatever has outlived its time; returns how many items."""
+        now, count = self.clock.seconds(), 0
+        while self._expiring and self._expiring[0][0] <= now:
+            _, _, item = heappop(self._expiring)
+            if self.item(item.key, item.item_id) is item:
+                self.apply(item.key, [Effect("delete", item, None, expired=True)])
+                count += 1
+        return count
+
+    def _watch_expiry(self) -> None:
+        """The container's time to live may have changed, and with it every item's."""
+        self._expiring = []
+        for item in self.items():
+            item.expires = self.expiry(item.document.get("ttl"), item.ts)
+            if item.expires is not None:
+                self._expiring.append((item.expires, item.number, item))
+        heapify(self._expiring)
+
+    def items(self) -> Iterator[Item]:
+        """All items."""
+        for partition in self.partitions:
+            yield from partition.items.values()
+
+    # -- Lineage
+
+    def _next_range(self) -> str:
+        self._ranges += 1
+        return str(self._ranges - 1)
+
+    def _divide(self, parts: int) -> None:
+        whole = Partition("")
+        if self.definition.version == 1:
+            whole.span = (0, 1 << 32)
+        cuts = even_boundaries(parts, self.definition.version)
+        edges = [(whole.low, whole.span[0]), *cuts, (whole.high, whole.span[1])]
+        self.partitions = [
+            Partition(self._next_range(), low, high, (start, end))
+            for (low, start), (high, end) in pairwise(edges)
+        ]
+
+    def split(self, range_id: str, boundary: str | None = None, completing: int = 0) -> tuple[str, str]:
+        """Replace a partition by two; by default they are halves of equal width."""
+        place, parent = self._place(range_id)
+        if boundary is None:
+            boundary, number = middle(parent, self.definition.version)
+        else:
+            boundary = boundary.upper()
+            number = place_of(boundary, parent, self.definition.version)
+        if not parent.low < boundary < parent.high:
+            raise ValueError(f"{boundary!r} does not lie between {parent.low!r} and {parent.high!r}")
+        children = parent.split(boundary, number, (self._next_range(), self._next_range()))
+        for child in children:
+            child.completing = completing
+        self.partitions[place : place + 1] = children
+        self.version += 1
+        return children[0].range_id, children[1].range_id
+
+    def merge(self, first: str, second: str) -> str:
+        """Replace two neighbours by one partition."""
+        place, low = self._place(first)
+        other, high = self._place(second)
+        if abs(place - other) != 1:
+            raise ValueError(f"{first!r} and {second!r} are no neighbours")
+        if other < place:
+            place, low, high = other, high, low
+        child = low.join(high, self._next_range())
+        self.partitions[place : place + 2] = [child]
+        self.version += 1
+        return child.range_id
+
+    def grow(self, parts: int) -> None:
+        """Split the widest partitions until there are so many."""
+        while len(self.partitions) < parts:
+            widest = max(self.partitions, key=lambda each: each.span[1] - each.span[0])
+            self.split(widest.range_id)
+
+    def _place(self, range_id: str) -> tuple[int, Partition]:
+        for place, partition in enumerate(self.partitions):
+            if partition.range_id == range_id:
+                return place, partition
+        live = ", ".join(partition.range_id for partition in self.partitions)
+        raise ValueError(f"there is no partition {range_id!r}; live are {live}")
+
+
+def _check(properties: dict[str, Any]) -> None:
+    """Refuse what could not be followed."""
+    default = properties.get("defaultTtl")
+    if default is not None and not _is_ttl(default):
+        raise bad_request("The input ttl is invalid. Ttl value must be -1 or a positive integer.")
+    feed = properties.get("changeFeedPolicy") or {}
+    if not isinstance(feed, dict) or not isinstance(feed.get("retentionDuration", 0), int):
+        raise bad_request("The change feed policy needs a retentionDuration in minutes.")
+    unique = properties.get("uniqueKeyPolicy") or {}
+    keys = unique.get("uniqueKeys", []) if isinstance(unique, dict) else None
+    if not isinstance(keys, list) or not all(
+        isinstance(key, dict) and _are_paths(key.get("paths")) for key in keys
+    ):
+        raise bad_request("The unique key policy needs uniqueKeys, each with paths.")
+
+
+def _are_paths(paths: Any) -> bool:
+    return isinstance(paths, list) and all(isinstance(path, str) and path.startswith("/") for path in paths)
+
+
+def _is_ttl(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and (value == _FOREVER or value > 0)

@@ -1,0 +1,151 @@
+"""Faults on demand: the next so many requests do not go as they should."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import attrs
+
+from multiclouddb_cosmos_emulator.errors import ServiceError
+
+__all__ = ["Act", "Action", "Drop", "Fail", "Fault", "Faults", "Slow"]
+
+_MESSAGES: Final = {
+    400: "The request is not valid.",
+    403: "The request is forbidden.",
+    408: "The operation did not complete within the allowed time.",
+    410: "The requested resource is no longer available at the server.",
+    429: "The request rate is large. More Request Units may be needed, so no changes were made.",
+    449: "Conflicting request to resource has been attempted. Retry to avoid conflicts.",
+    500: "An unknown error occurred while processing this request.",
+    503: "Service is currently unavailable.",
+}
+
+
+@attrs.frozen
+class Fail:
+    """Answered with an error.
+
+    Attributes:
+        status: Of HTTP.
+        substatus: 0 for none.
+        retry_after: Seconds for `x-ms-retry-after-ms`; None for no such header.
+        message: None for the usual one.
+    """
+
+    status: int
+    substatus: int = 0
+    retry_after: float | None = None
+    message: str | None = None
+
+    def error(self) -> ServiceError:
+        """The answer."""
+        message = self.message or _MESSAGES.get(self.status, "The request has failed.")
+        headers = {}
+        if self.retry_after is not None:
+            headers["x-ms-retry-after-ms"] = f"{self.retry_after * 1000:.0f}"
+        return ServiceError(self.status, message, self.substatus, headers)
+
+
+@attrs.frozen
+class Drop:
+    """The connection is broken off: before the answer, or in the middle of it."""
+
+    mid_body: bool = False
+
+
+@attrs.frozen
+class Slow:
+    """Answered late."""
+
+    seconds: float
+
+
+@attrs.frozen
+class Act:
+    """Something happens before the request is served."""
+
+    act: Callable[[], object]
+
+
+Action: TypeAlias = Fail | Drop | Slow | Act
+
+
+@attrs.define(eq=False)
+class Fault:
+    """A fault that was asked for.
+
+    Attributes:
+        action: What happens.
+        operation: To which requests, as `ReadChangeFeed`; None for all.
+        container: To those of the container with this id; None for all.
+        partition: To those that name this partition; None for all.
+        times: So often; None for ever.
+        after: So many requests go well first.
+        happened: So often it did.
+    """
+
+    action: Action
+    operation: str | None = None
+    container: str | None = None
+    partition: str | None = None
+    times: int | None = 1
+    after: int = 0
+    happened: int = 0
+
+    def strikes(self, operation: str, container: str | None, partition: str | None) -> bool:
+        """True when it happens to this request."""
+        fits = (
+            self.operation in (None, operation)
+            and self.container in (None, container)
+            and self.partition in (None, partition)
+        )
+        if not fits or (self.times is not None and self.happened >= self.times):
+            return False
+        if self.after > 0:
+            self.after -= 1
+            return False
+        self.happened += 1
+        return True
+
+
+class Faults:
+    """The faults of a server; for several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._all: list[Fault] = []
+
+    def add(
+        self,
+        action: Action,
+        operation: str | None = None,
+        *,
+        container: str | None = None,
+        partition: str | None = None,
+        times: int | None = 1,
+        after: int = 0,
+    ) -> Fault:
+        """Ask for one more; the arguments are those of `Fault`."""
+        fault = Fault(action, operation, container, partition, times, after)
+        with self._lock:
+            self._all.append(fault)
+        return fault
+
+    def clear(self) -> None:
+        """Let all go well again."""
+        with self._lock:
+            self._all.clear()
+
+    def striking(self, operation: str, container: str | None, partition: str | None) -> list[Action]:
+        """What happens to a request, in the order it was asked for: nothing behind what ends the request."""
+        struck: list[Action] = []
+        with self._lock:
+            for fault in self._all:
+                if fault.strikes(operation, container, partition):
+                    struck.append(fault.action)
+                    if isinstance(fault.action, Fail | Drop):
+                        break
+        return struck

@@ -1,0 +1,115 @@
+"""The change feed of one partition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import attrs
+import orjson
+
+from multiclouddb_cosmos_emulator.container import Container
+from multiclouddb_cosmos_emulator.errors import bad_request
+from multiclouddb_cosmos_emulator.keys import Key
+from multiclouddb_cosmos_emulator.partition import Change, Partition
+from multiclouddb_cosmos_emulator.values import UNDEFINED
+
+__all__ = ["FeedPage", "FeedRequest", "check_retention", "read_feed"]
+
+_PAGE_BYTES: Final = 4 * 1024 * 1024
+
+
+@attrs.frozen
+class FeedRequest:
+    """What is asked for.
+
+    Attributes:
+        partition: Where.
+        after: The LSN to read behind; None for now.
+        limit: How many items, unless one transaction has more.
+        low: The first effective partition key that is wanted.
+        high: The first one behind.
+        since: Only items that were written then or later; None for all.
+        all_versions: True for the mode with all versions and deletes.
+    """
+
+    partition: Partition
+    after: int | None
+    limit: int
+    low: str
+    high: str
+    since: int | None = None
+    all_versions: bool = False
+
+
+@attrs.frozen
+class FeedPage:
+    """What came of it.
+
+    Attributes:
+        text: The items as JSON, between commas.
+        count: How many.
+        lsn: The position behind the page.
+    """
+
+    text: bytes
+    count: int
+    lsn: int
+
+
+def read_feed(container: Container, request: FeedRequest) -> FeedPage:
+    """One page."""
+    partition, after = request.partition, request.after
+    if after is None:
+        return FeedPage(b"", 0, partition.lsn)
+    wanted, all_versions, limit = _filter(request), request.all_versions, request.limit
+    parts: list[bytes] = []
+    size, count, last, tail = 0, 0, after, b""
+    for change in partition.after(after):
+        if not (all_versions or change.latest) or (wanted is not None and not wanted(change)):
+            continue
+        if change.lsn != last:
+            # What has one LSN is never cut: the position could not say where.
+            if count >= limit or size >= _PAGE_BYTES:
+                return FeedPage(b"".join(parts)[:-1], count, last)
+            last, tail = change.lsn, b',"_lsn":%d},' % change.lsn
+        parts += _version(container, change) if all_versions else (change.head, tail)
+        size, count = size + len(change.head), count + 1
+    return FeedPage(b"".join(parts)[:-1], count, max(partition.lsn, after))
+
+
+def _filter(request: FeedRequest) -> Callable[[Change], bool] | None:
+    """Which changes to look at; None for all of the partition."""
+    low, high, since = request.low, request.high, request.since
+    if since is None and low <= request.partition.low and request.partition.high <= high:
+        return None
+    return lambda change: low <= change.key.epk < high and (since is None or change.seconds >= since)
+
+
+def check_retention(partition: Partition, after: int | None, before: float) -> None:
+    """Refuse a position whose changes are not all there any more."""
+    partition.trim(before)
+    if after is not None and after < partition.trimmed:
+        raise bad_request(
+            "The continuation is older than the retention of the change feed with all versions and deletes; "
+            f"the oldest position is {partition.trimmed}."
+        )
+
+
+def _version(container: Container, change: Change) -> tuple[bytes, ...]:
+    """An entry of the log, with a comma behind it."""
+    metadata: dict[str, Any] = {"operationType": change.kind, "lsn": change.lsn, "crts": change.seconds}
+    if change.previous is not None:
+        metadata["previousImageLSN"] = change.previous
+    if change.kind != "delete":
+        return b'{"current":', change.head, b'},"metadata":', orjson.dumps(metadata), b"},"
+    if change.expired:
+        metadata["timeToLiveExpired"] = True
+    metadata["id"] = change.item_id
+    metadata["partitionKey"] = _named(container, change.key)
+    return b'{"current":{},"metadata":', orjson.dumps(metadata), b"},"
+
+
+def _named(container: Container, key: Key) -> dict[str, Any]:
+    names = container.definition.names
+    return {name: value for name, value in zip(names, key.values, strict=True) if value is not UNDEFINED}

@@ -1,0 +1,98 @@
+"""Effective partition keys: where in the range "" to "FF" a partition key lies.
+
+Version 2 hashes the whole key to 128 bits. A hierarchical key is hashed level by level, and its prefixes are
+prefixes of the text. Version 1 hashes to 32 bits and puts the key itself behind the hash.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import mmh3
+
+from multiclouddb_cosmos_emulator.values import UNDEFINED, Json
+
+__all__ = ["boundary_v1", "hash_hierarchy", "hash_v1", "hash_v2"]
+
+_UNDEFINED, _NULL, _FALSE, _TRUE, _NUMBER, _STRING = b"\x00", b"\x01", b"\x02", b"\x03", b"\x05", b"\x08"
+_MASK: Final = (1 << 64) - 1
+_V1_LENGTH: Final = 100
+
+
+def _encoded(value: Json, end_of_string: bytes) -> bytes:
+    """A component as it is hashed."""
+    if value is UNDEFINED:
+        return _UNDEFINED
+    if value is None:
+        return _NULL
+    if isinstance(value, bool):
+        return _TRUE if value else _FALSE
+    if isinstance(value, int | float):
+        return _NUMBER + struct.pack("<d", float(value))
+    return _STRING + str(value).encode() + end_of_string
+
+
+def _hashed(encoded: bytes) -> str:
+    low, high = mmh3.hash64(encoded, 0, True, signed=False)
+    raw = high.to_bytes(8, "big") + low.to_bytes(8, "big")
+    # The two highest bits are 0, because the end of the range is "FF".
+    return (bytes([raw[0] & 0x3F]) + raw[1:]).hex().upper()
+
+
+def hash_v2(values: Sequence[Json]) -> str:
+    """Version 2: 32 hexadecimal digits."""
+    return _hashed(b"".join(_encoded(value, b"\xff") for value in values))
+
+
+def hash_hierarchy(values: Sequence[Json]) -> str:
+    """Kind `MultiHash`: 32 digits a level."""
+    return "".join(_hashed(_encoded(value, b"\xff")) for value in values)
+
+
+def hash_v1(values: Sequence[Json]) -> str:
+    """Version 1, exactly as the SDK computes it."""
+    cut = [value[:_V1_LENGTH] if isinstance(value, str) else value for value in values]
+    encoded = b"".join(_encoded(_as_unsigned(value), b"\x00") for value in cut)
+    digest = float(mmh3.hash(encoded, 0, signed=False))
+    return b"".join(_ordered(value) for value in [digest, *cut]).hex().upper()
+
+
+def boundary_v1(digest: int) -> str:
+    """Where the keys of version 1 begin whose hash is at least so large."""
+    return _ordered(float(digest)).hex().upper()
+
+
+def _as_unsigned(value: Json) -> Json:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return float(value & 0xFFFFFFFF)
+    return value
+
+
+def _ordered(value: Json) -> bytes:
+    """A component in the binary encoding that sorts as the values do; the SDK leaves null out."""
+    if value is UNDEFINED:
+        return _UNDEFINED
+    if value is None:
+        return b""
+    if isinstance(value, bool):
+        return _TRUE if value else _FALSE
+    if isinstance(value, int | float):
+        return _NUMBER + _ordered_number(float(value))
+    raw = str(value).encode()
+    short = len(raw) <= _V1_LENGTH
+    return _STRING + bytes(byte + 1 for byte in raw[: _V1_LENGTH + 1]) + (b"\x00" if short else b"")
+
+
+def _ordered_number(value: float) -> bytes:
+    (bits,) = struct.unpack("<Q", struct.pack("<d", value))
+    payload = bits ^ (1 << 63) if bits < 1 << 63 else (~bits + 1) & _MASK
+    out, payload = [payload >> 56], payload << 8 & _MASK
+    # Seven bits a byte, each but the last with a 1 behind it.
+    while payload:
+        out.append(payload >> 56 | 1)
+        payload = payload << 7 & _MASK
+    if len(out) == 1:
+        return bytes([*out, 0])
+    return bytes([*out[:-1], out[-1] & 0xFE])

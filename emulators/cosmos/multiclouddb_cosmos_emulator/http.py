@@ -1,0 +1,176 @@
+"""Carries requests over HTTP with aiohttp, and lets faults happen to them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from contextlib import suppress
+from typing import Final
+
+from aiohttp import web
+
+from multiclouddb_cosmos_emulator.control import Control
+from multiclouddb_cosmos_emulator.errors import ServiceError
+from multiclouddb_cosmos_emulator.faults import Act, Drop, Fail, Faults, Slow
+from multiclouddb_cosmos_emulator.journal import Journal
+from multiclouddb_cosmos_emulator.message import Reply, Request
+from multiclouddb_cosmos_emulator.routing import CONTROL, Route
+from multiclouddb_cosmos_emulator.service import Service, refusal
+
+__all__ = ["Front"]
+
+_COMMON: Final = {
+    "Content-Type": "application/json",
+    "Cache-Control": "no-store, no-cache",
+    "x-ms-version": "2020-07-15",
+    "x-ms-serviceversion": "multiclouddb-cosmos-emulator",
+}
+_WAITING: Final = 4096
+# Zero would mean to wait for ever.
+_SHUTDOWN: Final = 0.01
+# To accept a connection, or to abort a TLS handshake, takes so many turns of the event loop.
+_TURNS: Final = 5
+
+
+class Front:
+    """Listens and answers, in one event loop.
+
+    Args:
+        service: What answers.
+        faults: What goes wrong.
+        journal: Where each request is noted.
+        control: Serves the control API.
+
+    Attributes:
+        crashes: What was raised that is no answer of the service; each was answered with 500.
+    """
+
+    def __init__(self, service: Service, faults: Faults, journal: Journal, control: Control) -> None:
+        self._service, self._faults, self._journal, self._control = service, faults, journal, control
+        self.crashes: list[Exception] = []
+        self._server: web.Server | None = None
+        self._runner: web.ServerRunner | None = None
+        self._listening: list[socket.socket] = []
+        self._scheme = "http"
+
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
+        """Listen; returns the port."""
+        self._scheme = "http" if tls is None else "https"
+        self._server = web.Server(self._handle, access_log=None)
+        self._runner = web.ServerRunner(self._server, shutdown_timeout=_SHUTDOWN)
+        await self._runner.setup()
+        self._listening = _sockets(host, port)
+        for each in self._listening:
+            await web.SockSite(self._runner, each, ssl_context=tls, backlog=_WAITING).start()
+        taken: int = self._listening[0].getsockname()[1]
+        return taken
+
+    async def stop(self) -> None:
+        """Break off every connection, also those that are being accepted, and end what is under way."""
+        if self._runner is None or self._server is None:
+            return
+        # A connection that is being accepted while the server closes is lost, and its socket stays open.
+        for each in self._listening:
+            asyncio.get_running_loop().remove_reader(each)
+        await _turns()
+        open_ones = [each.transport for each in self._server.connections if each.transport is not None]
+        await self._runner.cleanup()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # To close a TLS connection would be to wait for the client.
+        for transport in open_ones:
+            transport.abort()
+        await _turns()
+
+    async def _handle(self, raw: web.BaseRequest) -> web.StreamResponse:
+        request = Request(
+            raw.method, raw.raw_path, raw.headers, await raw.content.read(), f"{self._scheme}://{raw.host}"
+        )
+        if request.path.startswith(f"/{CONTROL}"):
+            return _response(self._control.answer(request))
+        route: Route | None = None
+        cut = False
+        try:
+            route = self._service.route(request)
+            cut = await self._meet(request, route)
+            reply = self._service.answer(request, route)
+        except ServiceError as error:
+            reply = refusal(request, error)
+        except _DroppedError:
+            self._note(request, route, None)
+            return await _dropped(raw, None)
+        except Exception as error:  # noqa: BLE001 - a mistake of the server; its owner looks here
+            self.crashes.append(error)
+            reply = refusal(request, ServiceError(500, f"The emulator has failed: {error!r}"))
+        self._note(request, route, None if cut else reply)
+        return await _dropped(raw, reply) if cut else _response(reply)
+
+    async def _meet(self, request: Request, route: Route) -> bool:
+        """Have the faults before the answer; True when it is to be cut in the middle."""
+        partition = request.headers.get("x-ms-documentdb-partitionkeyrangeid")
+        for action in self._faults.striking(route.operation, route.container, partition):
+            match action:
+                case Fail():
+                    raise action.error()
+                case Slow(seconds):
+                    await asyncio.sleep(seconds)
+                case Drop(mid_body):
+                    if not mid_body:
+                        raise _DroppedError
+                    return True
+                case Act(act):
+                    act()
+        return False
+
+    def _note(self, request: Request, route: Route | None, reply: Reply | None) -> None:
+        operation = "Unknown" if route is None else route.operation
+        # A body is not kept, and neither is whatever it could hold.
+        request.body = b""
+        if reply is None:
+            self._journal.note(operation, request, 0, 0)
+        else:
+            self._journal.note(
+                operation, request, reply.status, int(reply.headers.get("x-ms-substatus", "0"))
+            )
+
+
+def _sockets(host: str, port: int) -> list[socket.socket]:
+    """What to listen on: for localhost both of its addresses, with the same port."""
+    if host != "localhost":
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return [socket.create_server((host, port), family=family, backlog=_WAITING)]
+    found = [socket.create_server(("127.0.0.1", port), backlog=_WAITING)]
+    # A machine may have no IPv6, or something else may have the port there.
+    with suppress(OSError):
+        address = ("::1", found[0].getsockname()[1])
+        found.append(socket.create_server(address, family=socket.AF_INET6, backlog=_WAITING))
+    return found
+
+
+async def _turns() -> None:
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
+
+
+class _DroppedError(Exception):
+    """The connection is to be broken off without an answer."""
+
+
+def _response(reply: Reply) -> web.StreamResponse:
+    return web.Response(status=reply.status, body=reply.body, headers={**_COMMON, **reply.headers})
+
+
+async def _dropped(raw: web.BaseRequest, reply: Reply | None) -> web.StreamResponse:
+    """Break the connection off: at once, or behind half of an answer."""
+    response = web.StreamResponse()
+    if reply is not None:
+        response = web.StreamResponse(status=reply.status, headers={**_COMMON, **reply.headers})
+        response.content_length = len(reply.body)
+        await response.prepare(raw)
+        await response.write(reply.body[: len(reply.body) // 2])
+    if raw.transport is not None:
+        raw.transport.close()
+    return response

@@ -1,0 +1,45 @@
+"""Resource ids and etags: random, so that a restarted server refuses what an earlier one handed out."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import struct
+import uuid
+
+__all__ = ["container_rid", "database_rid", "document_rid", "new_etag", "offer_rid"]
+
+
+def _text(raw: bytes) -> str:
+    # A resource id stands in paths, so it has no slash.
+    return base64.b64encode(raw).decode().replace("/", "-")
+
+
+def _bytes(rid: str) -> bytes:
+    return base64.b64decode(rid.replace("-", "/"))
+
+
+def database_rid() -> str:
+    """Eight characters: four random bytes."""
+    return _text(secrets.token_bytes(4))
+
+
+def container_rid(database: str) -> str:
+    """The database's bytes, and four more, whose first bit is set as in the service."""
+    first, *rest = secrets.token_bytes(4)
+    return _text(_bytes(database) + bytes([first | 0x80, *rest]))
+
+
+def document_rid(container: str, number: int) -> str:
+    """The container's bytes, and the number of the document in it."""
+    return _text(_bytes(container) + struct.pack("<Q", number))
+
+
+def offer_rid() -> str:
+    """Four characters."""
+    return _text(secrets.token_bytes(3))
+
+
+def new_etag() -> str:
+    """An etag with its quotes."""
+    return f'"{uuid.uuid4()}"'

@@ -1,0 +1,122 @@
+"""Partition keys: their definition, the key of a document, the key that a request names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+import attrs
+import orjson
+
+from multiclouddb_cosmos_emulator.errors import bad_request
+from multiclouddb_cosmos_emulator.hashing import hash_hierarchy, hash_v1, hash_v2
+from multiclouddb_cosmos_emulator.values import UNDEFINED, Json, at_path, path_names
+
+__all__ = ["MAX_EPK", "MIN_EPK", "Key", "KeyDefinition"]
+
+MIN_EPK: Final = ""
+MAX_EPK: Final = "FF"
+_LEVELS: Final = 3
+
+
+@attrs.frozen
+class Key:
+    """A partition key, or the leading components of a hierarchical one.
+
+    Attributes:
+        name: Its canonical form; 1 and 1.0 are the same key, True is another.
+        epk: Where it lies.
+        values: Its components.
+    """
+
+    name: bytes
+    epk: str
+    values: tuple[Json, ...] = attrs.field(eq=False)
+
+
+def _canonical(value: Json) -> Json:
+    if value is UNDEFINED:
+        return {}
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+@attrs.frozen
+class KeyDefinition:
+    """What a container says of its partition key.
+
+    Attributes:
+        paths: The path of each component, as property names.
+        kind: `Hash` or `MultiHash`.
+        version: 1 or 2.
+    """
+
+    paths: tuple[tuple[str, ...], ...]
+    kind: str = "Hash"
+    version: int = 2
+
+    @classmethod
+    def parsed(cls, definition: Any) -> KeyDefinition:
+        """From a container's document."""
+        if not isinstance(definition, Mapping):
+            raise bad_request("The partition key has to be an object.")
+        paths, kind = definition.get("paths"), definition.get("kind", "Hash")
+        version = definition.get("version", 1)
+        if not isinstance(paths, list) or not paths or not all(str(path).startswith("/") for path in paths):
+            raise bad_request("The partition key needs paths, each of which begins with a slash.")
+        if kind not in ("Hash", "MultiHash") or version not in (1, 2):
+            raise bad_request(f"A partition key of kind {kind!r} and version {version!r} is not known.")
+        if kind == "Hash" and len(paths) > 1:
+            raise bad_request("A partition key of kind 'Hash' has one path; use kind 'MultiHash' for more.")
+        if kind == "MultiHash" and (len(paths) > _LEVELS or version == 1):
+            raise bad_request("A partition key of kind 'MultiHash' has at most 3 paths and version 2.")
+        return cls(tuple(path_names(str(path)) for path in paths), kind, version)
+
+    @property
+    def names(self) -> list[str]:
+        """The last name of each path."""
+        return [path[-1] for path in self.paths]
+
+    def of_document(self, document: Json) -> Key:
+        """The key of a document."""
+        return self.of_values(tuple(at_path(document, path) for path in self.paths))
+
+    def of_header(self, text: str) -> Key:
+        """The key in `x-ms-documentdb-partitionkey`."""
+        return _of_header(self, text)
+
+    def of_values(self, values: tuple[Json, ...]) -> Key:
+        """A key of components; an object or an array cannot be one."""
+        if any(isinstance(value, dict | list) for value in values):
+            raise bad_request("A component of a partition key is an object or an array.", 1001)
+        name = orjson.dumps([_canonical(value) for value in values])
+        if self.kind == "MultiHash":
+            return Key(name, hash_hierarchy(values), values)
+        return Key(name, hash_v1(values) if self.version == 1 else hash_v2(values), values)
+
+    def is_prefix(self, key: Key) -> bool:
+        """True for a key that does not have all components."""
+        return len(key.values) < len(self.paths)
+
+    def contains(self, prefix: Key, key: Key) -> bool:
+        """True when a key begins with the components of another."""
+        return key.name == prefix.name or (
+            self.is_prefix(prefix) and key.name.startswith(prefix.name[:-1] + b",")
+        )
+
+
+@lru_cache(maxsize=10_000)
+def _of_header(definition: KeyDefinition, text: str) -> Key:
+    try:
+        values = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        values = None
+    if not isinstance(values, list) or not values:
+        raise bad_request(f"Partition key {text} is invalid.", 1001)
+    if len(values) > len(definition.paths):
+        raise bad_request(
+            "Partition key provided either doesn't correspond to definition in the collection or doesn't "
+            "match partition key field values specified in the document.",
+            1001,
+        )
+    return definition.of_values(tuple(UNDEFINED if value == {} else value for value in values))

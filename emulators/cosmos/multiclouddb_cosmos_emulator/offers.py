@@ -1,0 +1,110 @@
+"""Provisioned throughput: its offers, and how many partitions it takes."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import attrs
+import orjson
+
+from multiclouddb_cosmos_emulator.errors import bad_request
+from multiclouddb_cosmos_emulator.ids import new_etag, offer_rid
+
+__all__ = ["DEFAULT_THROUGHPUT", "RU_PER_PARTITION", "Offer", "Throughput"]
+
+RU_PER_PARTITION: Final = 10_000
+"""What one physical partition serves; more throughput takes more partitions."""
+
+DEFAULT_THROUGHPUT: Final = 400
+_LEAST_AUTOSCALE: Final = 1_000
+
+
+@attrs.frozen
+class Throughput:
+    """How much is provisioned.
+
+    Attributes:
+        units: Request units a second; with autoscale the most.
+        autoscale: What the client said of it; None for a fixed throughput.
+    """
+
+    units: int
+    autoscale: dict[str, Any] | None = None
+
+    @classmethod
+    def of_headers(cls, fixed: str | None, autoscale: str | None) -> Throughput | None:
+        """What a request that creates something asks for; None for nothing."""
+        if autoscale is not None:
+            return cls.of_content({"offerAutopilotSettings": _parsed(autoscale)})
+        return None if fixed is None else cls.of_content({"offerThroughput": _parsed(fixed)})
+
+    @classmethod
+    def of_content(cls, content: dict[str, Any]) -> Throughput:
+        """What an offer says."""
+        settings = content.get("offerAutopilotSettings")
+        if isinstance(settings, dict):
+            return cls(_least(settings.get("maxThroughput"), _LEAST_AUTOSCALE), settings)
+        return cls(_least(content.get("offerThroughput"), DEFAULT_THROUGHPUT))
+
+    @property
+    def partitions(self) -> int:
+        """How many physical partitions it takes."""
+        return -(-self.units // RU_PER_PARTITION)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        raise bad_request(f"The throughput {text!r} is no JSON.") from None
+
+
+def _least(units: Any, least: int) -> int:
+    if not isinstance(units, int) or isinstance(units, bool) or units < least or units % 100:
+        raise bad_request(
+            f"The throughput has to be a multiple of 100 and at least {least}, and {units!r} is not."
+        )
+    return units
+
+
+class Offer:
+    """The throughput of a database or a container.
+
+    Args:
+        resource: The `_self` of what it belongs to.
+        resource_rid: Its resource id.
+        throughput: How much.
+    """
+
+    def __init__(self, resource: str, resource_rid: str, throughput: Throughput) -> None:
+        self.rid = offer_rid()
+        self._resource, self._resource_rid = resource, resource_rid
+        self.throughput = throughput
+        self.etag = new_etag()
+
+    def set(self, throughput: Throughput) -> None:
+        """Provision another throughput."""
+        self.throughput, self.etag = throughput, new_etag()
+
+    def document(self, ts: int) -> dict[str, Any]:
+        """As it is served."""
+        content: dict[str, Any] = {
+            "offerThroughput": self.throughput.units,
+            "offerIsRUPerMinuteThroughputEnabled": False,
+        }
+        if self.throughput.autoscale is not None:
+            # What is provisioned at least of the most.
+            content["offerThroughput"] = self.throughput.units // 10
+            content["offerAutopilotSettings"] = self.throughput.autoscale
+        return {
+            "id": self.rid,
+            "_rid": self.rid,
+            "_self": f"offers/{self.rid}/",
+            "_etag": self.etag,
+            "_ts": ts,
+            "offerVersion": "V2",
+            "offerType": "Invalid",
+            "resource": self._resource,
+            "offerResourceId": self._resource_rid,
+            "content": content,
+        }

@@ -1,0 +1,205 @@
+"""A physical partition: a range of effective partition keys with its items, its LSN and its change log."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from heapq import merge
+from operator import attrgetter
+from typing import Final
+
+import attrs
+
+from multiclouddb_cosmos_emulator.errors import CODES, ServiceError, gone
+from multiclouddb_cosmos_emulator.hashing import boundary_v1
+from multiclouddb_cosmos_emulator.keys import MAX_EPK, MIN_EPK, Key
+from multiclouddb_cosmos_emulator.values import Json
+
+__all__ = ["Change", "Item", "Partition", "even_boundaries", "middle", "place_of"]
+
+_SPAN_V2: Final = 0x40 << 120
+_SPAN_V1: Final = 1 << 32
+_DIGITS: Final = 32
+_lsn = attrgetter("lsn")
+
+
+@attrs.define(eq=False, slots=True)
+class Item:
+    """One version of a document.
+
+    Attributes:
+        key: Its partition key.
+        item_id: Its `id`.
+        number: Counts the documents of a container; the order of a scan.
+        document: With the system's properties.
+        head: The same as JSON, without the brace at the end: the change feed goes on there.
+        etag: With its quotes.
+        ts: `_ts`.
+        expires: When its time to live is over; None for never.
+        change: What wrote it; None before it is committed.
+    """
+
+    key: Key
+    item_id: str
+    number: int
+    document: dict[str, Json]
+    head: bytes
+    etag: str
+    ts: int
+    expires: float | None
+    change: Change | None = None
+
+    @property
+    def body(self) -> bytes:
+        """The document as JSON."""
+        return self.head + b"}"
+
+
+@attrs.define(eq=False, slots=True)
+class Change:
+    """An entry of the log.
+
+    Attributes:
+        lsn: Shared by all of a transaction.
+        kind: `create`, `replace` or `delete`.
+        key: The partition key of the item.
+        item_id: The item's `id`.
+        head: Of the new version; empty for a delete.
+        seconds: When, `crts`.
+        previous: The LSN of the version before; None for a create.
+        expired: True for a delete because the time to live was over.
+        latest: True while the item is as this change left it.
+    """
+
+    lsn: int
+    kind: str
+    key: Key
+    item_id: str
+    head: bytes
+    seconds: int
+    previous: int | None
+    expired: bool
+    latest: bool
+
+
+@attrs.define(eq=False)
+class Partition:
+    """A range of keys.
+
+    Attributes:
+        range_id: Its id.
+        low: The first effective partition key in it.
+        high: The first one behind it.
+        span: The same in the numbers that keys hash to.
+        parents: All ancestors.
+        lsn: Of the last transaction.
+        trimmed: Changes up to this LSN are out of retention.
+        merged: True when it or an ancestor was merged.
+        completing: So many requests still learn that a split is being completed.
+        items: By number.
+        changes: The log, by LSN.
+    """
+
+    range_id: str
+    low: str = MIN_EPK
+    high: str = MAX_EPK
+    span: tuple[int, int] = (0, _SPAN_V2)
+    parents: tuple[str, ...] = ()
+    lsn: int = 1
+    trimmed: int = 0
+    merged: bool = False
+    completing: int = 0
+    items: dict[int, Item] = attrs.Factory(dict)
+    changes: list[Change] = attrs.Factory(list)
+
+    def covers(self, epk: str) -> bool:
+        """True when a key lies here."""
+        return self.low <= epk < self.high
+
+    def log(self, change: Change) -> None:
+        """Append to the log."""
+        self.changes.append(change)
+
+    def after(self, lsn: int) -> Iterator[Change]:
+        """The log behind an LSN."""
+        for place in range(bisect_right(self.changes, lsn, key=_lsn), len(self.changes)):
+            yield self.changes[place]
+
+    def trim(self, before: float) -> None:
+        """Let the changes fall out of retention that are older than a time; the latest ones stay readable."""
+        trimmed = self.trimmed
+        for change in self.after(trimmed):
+            if change.seconds >= before:
+                break
+            trimmed = change.lsn
+        self.trim_to(trimmed)
+
+    def trim_to(self, lsn: int) -> None:
+        """The same, up to an LSN."""
+        if lsn > self.trimmed:
+            self.trimmed = lsn
+            self.changes = [change for change in self.changes if change.latest or change.lsn > lsn]
+
+    def check(self) -> None:
+        """Refuse a request while a split is being completed."""
+        if self.completing > 0:
+            self.completing -= 1
+            raise gone(1007, "The partition is completing a split; try again.")
+
+    def refuse_merged(self) -> None:
+        """All versions cannot be read where partitions were merged."""
+        if self.merged:
+            raise ServiceError(500, f"{CODES[500]}: Partition has more than two children")
+
+    # -- Lineage
+
+    def split(self, boundary: str, middle: int, ids: tuple[str, str]) -> tuple[Partition, Partition]:
+        """The two children; numbering goes on in both."""
+        parents = (*self.parents, self.range_id)
+        low = Partition(ids[0], self.low, boundary, (self.span[0], middle), parents)
+        high = Partition(ids[1], boundary, self.high, (middle, self.span[1]), parents)
+        for child in (low, high):
+            child.lsn, child.trimmed, child.merged = self.lsn, self.trimmed, self.merged
+        for number, item in self.items.items():
+            (low if item.key.epk < boundary else high).items[number] = item
+        for change in self.changes:
+            (low if change.key.epk < boundary else high).changes.append(change)
+        return low, high
+
+    def join(self, other: Partition, range_id: str) -> Partition:
+        """The child of this partition and the one behind it."""
+        parents = tuple(dict.fromkeys((*self.parents, *other.parents, self.range_id, other.range_id)))
+        child = Partition(range_id, self.low, other.high, (self.span[0], other.span[1]), parents)
+        child.lsn = max(self.lsn, other.lsn)
+        child.trimmed = max(self.trimmed, other.trimmed)
+        child.merged = True
+        child.items = dict(sorted((self.items | other.items).items()))
+        child.changes = list(merge(self.changes, other.changes, key=_lsn))
+        return child
+
+
+def _text(number: int, version: int) -> str:
+    if version == 1:
+        return boundary_v1(number)
+    return f"{number:0{_DIGITS}X}"
+
+
+def even_boundaries(parts: int, version: int) -> list[tuple[str, int]]:
+    """Where to cut all keys into so many parts: as text and as number."""
+    whole = _SPAN_V1 if version == 1 else _SPAN_V2
+    numbers = [whole * part // parts - 1 for part in range(1, parts)]
+    return [(_text(number, version), number) for number in numbers]
+
+
+def middle(partition: Partition, version: int) -> tuple[str, int]:
+    """Where to cut a partition in half."""
+    low, high = partition.span
+    number = (low + high - 1) // 2
+    return _text(number, version), number
+
+
+def place_of(boundary: str, partition: Partition, version: int) -> int:
+    """The number of a boundary that somebody named."""
+    if version == 1:
+        return (partition.span[0] + partition.span[1]) // 2
+    return int(boundary[:_DIGITS].ljust(_DIGITS, "0"), 16)

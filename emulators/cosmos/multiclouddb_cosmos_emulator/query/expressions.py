@@ -1,0 +1,203 @@
+"""Parses expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from multiclouddb_cosmos_emulator.errors import not_offered
+from multiclouddb_cosmos_emulator.query.tree import (
+    ArrayOf,
+    Between,
+    Binary,
+    Conditional,
+    Function,
+    In,
+    Like,
+    Literal,
+    Member,
+    Name,
+    Node,
+    ObjectOf,
+    Parameter,
+    Unary,
+)
+from multiclouddb_cosmos_emulator.query.words import Words
+from multiclouddb_cosmos_emulator.values import UNDEFINED
+
+__all__ = ["expression", "listed"]
+
+_CONSTANTS: Final = {"NULL": None, "TRUE": True, "FALSE": False, "UNDEFINED": UNDEFINED}
+# From what binds least to what binds most; comparisons are apart.
+_LEVELS: Final = (("|",), ("^",), ("&",), ("<<", ">>", ">>>"), ("||",), ("+", "-"), ("*", "/", "%"))
+_COMPARISONS: Final = ("=", "!=", "<>", "<", "<=", ">", ">=")
+
+
+def expression(words: Words) -> Node:
+    """An expression."""
+    condition = _coalesced(words)
+    if words.takes("?"):
+        yes = expression(words)
+        words.need(":")
+        return Conditional(condition, yes, expression(words))
+    return condition
+
+
+def _coalesced(words: Words) -> Node:
+    node = _any_of(words)
+    while words.takes("??"):
+        node = Binary("??", node, _any_of(words))
+    return node
+
+
+def listed(words: Words, read: Callable[[Words], Node], end: str) -> tuple[Node, ...]:
+    """Expressions between commas, up to a sign that is read as well."""
+    found: list[Node] = []
+    if words.takes(end):
+        return ()
+    while True:
+        found.append(read(words))
+        if words.takes(end):
+            return tuple(found)
+        words.need(",")
+
+
+def _any_of(words: Words) -> Node:
+    node = _all_of(words)
+    while words.takes("OR"):
+        node = Binary("OR", node, _all_of(words))
+    return node
+
+
+def _all_of(words: Words) -> Node:
+    node = _negated(words)
+    while words.takes("AND"):
+        node = Binary("AND", node, _negated(words))
+    return node
+
+
+def _negated(words: Words) -> Node:
+    if words.takes("NOT"):
+        return Unary("NOT", _negated(words))
+    return _compared(words)
+
+
+def _compared(words: Words) -> Node:
+    node = _level(words, 0)
+    while True:
+        if words.sees(*_COMPARISONS):
+            sign = words.take().text
+            node = Binary("!=" if sign == "<>" else sign, node, _level(words, 0))
+        elif words.takes("NOT", "IN"):
+            node = Unary("NOT", _choices(words, node))
+        elif words.takes("IN"):
+            node = _choices(words, node)
+        elif words.takes("NOT", "BETWEEN"):
+            node = Unary("NOT", _between(words, node))
+        elif words.takes("BETWEEN"):
+            node = _between(words, node)
+        elif words.takes("NOT", "LIKE"):
+            node = Unary("NOT", _like(words, node))
+        elif words.takes("LIKE"):
+            node = _like(words, node)
+        else:
+            return node
+
+
+def _choices(words: Words, node: Node) -> Node:
+    words.need("(")
+    choices = listed(words, expression, ")")
+    if not choices:
+        raise words.error()
+    return In(node, choices)
+
+
+def _between(words: Words, node: Node) -> Node:
+    low = _level(words, 0)
+    words.need("AND")
+    return Between(node, low, _level(words, 0))
+
+
+def _like(words: Words, node: Node) -> Node:
+    pattern = _level(words, 0)
+    return Like(node, pattern, _level(words, 0) if words.takes("ESCAPE") else None)
+
+
+def _level(words: Words, level: int) -> Node:
+    if level == len(_LEVELS):
+        return _signed(words)
+    node = _level(words, level + 1)
+    while words.sees(*_LEVELS[level]):
+        sign = words.take().text
+        node = Binary(sign, node, _level(words, level + 1))
+    return node
+
+
+def _signed(words: Words) -> Node:
+    if words.sees("-", "+", "~"):
+        return Unary(words.take().text, _signed(words))
+    return _path(words)
+
+
+def _path(words: Words) -> Node:
+    node = _primary(words)
+    while True:
+        if words.takes("."):
+            node = Member(node, Literal(words.name()))
+        elif words.takes("["):
+            node = Member(node, expression(words))
+            words.need("]")
+        else:
+            return node
+
+
+def _primary(words: Words) -> Node:
+    token = words.next
+    if token.kind in ("number", "text"):
+        return Literal(words.take().value)
+    if token.kind == "parameter":
+        return Parameter(words.take().text)
+    if token.kind == "keyword" and token.text in _CONSTANTS:
+        return Literal(_CONSTANTS[words.take().text])
+    if token.kind == "name":
+        return _named(words)
+    if words.sees("EXISTS"):
+        raise not_offered("subqueries")
+    if words.takes("("):
+        if words.sees("SELECT"):
+            raise not_offered("subqueries")
+        node = expression(words)
+        words.need(")")
+        return node
+    if words.takes("["):
+        return ArrayOf(listed(words, expression, "]"))
+    if words.takes("{"):
+        return _object(words)
+    raise words.error()
+
+
+def _named(words: Words) -> Node:
+    name = words.take().text
+    if name.lower() == "udf" and words.sees("."):
+        raise not_offered("user-defined functions")
+    if not words.takes("("):
+        return Name(name)
+    if words.sees("SELECT"):
+        raise not_offered("subqueries")
+    return Function(name.upper(), listed(words, expression, ")"))
+
+
+def _object(words: Words) -> Node:
+    fields: list[tuple[str, Node]] = []
+    if words.takes("}"):
+        return ObjectOf(())
+    while True:
+        token = words.take()
+        if token.kind not in ("text", "name", "keyword"):
+            raise words.error()
+        name = token.value if token.kind == "text" else token.text
+        words.need(":")
+        fields.append((str(name), expression(words)))
+        if words.takes("}"):
+            return ObjectOf(tuple(fields))
+        words.need(",")

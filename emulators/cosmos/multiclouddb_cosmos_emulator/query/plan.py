@@ -1,0 +1,121 @@
+"""What a client has to do itself for a query over several partitions, and what it asks each of them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from multiclouddb_cosmos_emulator.errors import bad_request
+from multiclouddb_cosmos_emulator.keys import MAX_EPK, MIN_EPK
+from multiclouddb_cosmos_emulator.query.evaluation import Compiler
+from multiclouddb_cosmos_emulator.query.tree import Column, Function, Node, Select
+
+__all__ = ["needs_plan", "plan_of"]
+
+_KINDS: Final = {"COUNT": "Count", "SUM": "Sum", "AVG": "Average", "MIN": "Min", "MAX": "Max"}
+_FILTER: Final = "{documentdb-formattableorderbyquery-filter}"
+
+
+def needs_plan(select: Select) -> bool:
+    """True when the partitions' results cannot just follow one another."""
+    bounded = select.top is not None or select.limit is not None
+    return bool(select.order or select.distinct or select.group or select.aggregates or bounded)
+
+
+def plan_of(select: Select, compiler: Compiler) -> dict[str, Any]:
+    """The plan; 400 for what no client of this SDK can do."""
+    if select.group:
+        raise bad_request(
+            "Query contains the following features, which the calling client does not support: GroupBy"
+        )
+    offset, limit = _number(select.offset, compiler), _number(select.limit, compiler)
+    top = _number(select.top, compiler)
+    distinct = "None"
+    if select.distinct:
+        distinct = "Ordered" if select.order else "Unordered"
+    return {
+        "partitionedQueryExecutionInfoVersion": 2,
+        "queryInfo": {
+            "distinctType": distinct,
+            "top": top,
+            "offset": offset,
+            "limit": limit,
+            "orderBy": ["Descending" if each.descending else "Ascending" for each in select.order],
+            "orderByExpressions": [each.text for each in select.order],
+            "groupByExpressions": [],
+            "groupByAliases": [],
+            "aggregates": [_KINDS[name] for name in select.aggregates],
+            "groupByAliasToAggregateType": {},
+            "rewrittenQuery": _rewritten(select, top, offset, limit),
+            "hasSelectValue": select.value,
+            "hasNonStreamingOrderBy": False,
+        },
+        "queryRanges": [{"min": MIN_EPK, "max": MAX_EPK, "isMinInclusive": True, "isMaxInclusive": False}],
+    }
+
+
+def _number(node: Node | None, compiler: Compiler) -> int | None:
+    return None if node is None else int(compiler.compiled(node)({}))
+
+
+def _rewritten(select: Select, top: int | None, offset: int | None, limit: int | None) -> str:
+    head = "SELECT " if top is None or select.distinct else f"SELECT TOP {top} "
+    tail = "" if limit is None or select.distinct else f" OFFSET 0 LIMIT {(offset or 0) + limit}"
+    if select.order:
+        return head + _ordered(select) + tail
+    if select.aggregates:
+        return f"SELECT VALUE {_partial(select)} {_rest(select)}"
+    distinct = "DISTINCT " if select.distinct else ""
+    value = "VALUE " if select.value else ""
+    return f"{head}{distinct}{value}{_listed(select)} {_rest(select)}{tail}"
+
+
+def _listed(select: Select) -> str:
+    if select.columns is None:
+        return "*"
+    if select.value:
+        return select.columns[0].text
+    return ", ".join(_aliased(column) for column in select.columns)
+
+
+def _aliased(column: Column) -> str:
+    return column.text if column.name.startswith("$") else f"{column.text} AS {column.name}"
+
+
+def _rest(select: Select) -> str:
+    where = f" WHERE {select.where_text}" if select.where_text else ""
+    return f"{select.source_text}{where}"
+
+
+def _ordered(select: Select) -> str:
+    """Each row with what it is sorted by, for the client to merge."""
+    assert select.source is not None
+    alias, filters = select.source.alias, [f"({select.where_text})"] if select.where_text else []
+    if select.columns is None:
+        payload = alias
+    elif select.value:
+        payload = select.columns[0].text
+        filters.append(f"IS_DEFINED({payload})")
+    else:
+        payload = "{" + ", ".join(f'"{each.name}": {each.text}' for each in select.columns) + "}"
+    terms = ", ".join(f'{{"item": {each.text}}}' for each in select.order)
+    order = ", ".join(f"{each.text} {'DESC' if each.descending else 'ASC'}" for each in select.order)
+    where = " AND ".join([*filters, f"({_FILTER})"])
+    return (
+        f"{alias}._rid, [{terms}] AS orderByItems, {payload} AS payload {select.source_text} "
+        f"WHERE {where} ORDER BY {order}"
+    )
+
+
+def _partial(select: Select) -> str:
+    """What one partition gives to an aggregate."""
+    parts = []
+    for column in select.columns or ():
+        node = column.node
+        if isinstance(node, Function) and node.name == "AVG":
+            inner = column.text.partition("(")[2].rpartition(")")[0]
+            parts.append(f'{{"item": {{"sum": SUM({inner}), "count": COUNT({inner})}}}}')
+        elif isinstance(node, Function) and node.name in _KINDS:
+            parts.append(f'{{"item": {column.text}}}')
+        else:
+            raise bad_request("Over several partitions, an aggregate has to be all of what is selected.")
+    return f"[{', '.join(parts)}]"

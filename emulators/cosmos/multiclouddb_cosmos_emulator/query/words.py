@@ -1,0 +1,76 @@
+"""A place among the words of a query."""
+
+from __future__ import annotations
+
+from multiclouddb_cosmos_emulator.errors import ServiceError
+from multiclouddb_cosmos_emulator.query.tokens import Token, syntax_error, tokens_of
+
+__all__ = ["Words"]
+
+
+class Words:
+    """Reads the words of a query one after the other.
+
+    Args:
+        text: The query.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = tokens_of(text)
+        self._place = 0
+
+    @property
+    def next(self) -> Token:
+        """The next word."""
+        return self._tokens[self._place]
+
+    @property
+    def behind(self) -> Token:
+        """The word behind the next one."""
+        return self._tokens[min(self._place + 1, len(self._tokens) - 1)]
+
+    def take(self) -> Token:
+        """The next word, which is read with it."""
+        token = self.next
+        if token.kind != "end":
+            self._place += 1
+        return token
+
+    def takes(self, *texts: str) -> bool:
+        """Read some keywords or signs if they come next."""
+        if not all(self._is(place, text) for place, text in enumerate(texts)):
+            return False
+        self._place += len(texts)
+        return True
+
+    def sees(self, *texts: str) -> bool:
+        """True when one of some keywords or signs comes next."""
+        return any(self._is(0, text) for text in texts)
+
+    def need(self, text: str) -> None:
+        """Read a keyword or a sign that has to come next."""
+        if not self.takes(text):
+            raise self.error()
+
+    def name(self) -> str:
+        """Read a name."""
+        if self.next.kind != "name":
+            raise self.error()
+        return self.take().text
+
+    def error(self) -> ServiceError:
+        """The next word should not be there."""
+        return syntax_error(self.next.text, self.next.start, self.next.end)
+
+    def since(self, token: Token) -> str:
+        """What was read since a word, as written."""
+        last = self._tokens[self._place - 1]
+        return self._text[token.start : last.end]
+
+    def _is(self, ahead: int, text: str) -> bool:
+        place = self._place + ahead
+        if place >= len(self._tokens):
+            return False
+        token = self._tokens[place]
+        return token.kind in ("keyword", "sign") and token.text == text

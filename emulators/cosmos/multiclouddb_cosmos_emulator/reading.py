@@ -1,0 +1,84 @@
+"""Where a read goes: partitions, limits on effective partition keys, page size, session."""
+
+from __future__ import annotations
+
+import attrs
+
+from multiclouddb_cosmos_emulator.container import Container
+from multiclouddb_cosmos_emulator.errors import bad_request
+from multiclouddb_cosmos_emulator.keys import MAX_EPK, MIN_EPK, Key
+from multiclouddb_cosmos_emulator.message import Request
+from multiclouddb_cosmos_emulator.partition import Partition
+from multiclouddb_cosmos_emulator.session import check_session
+
+__all__ = ["Reach", "key_of", "page_size"]
+
+_PAGE = 100
+_LARGEST_PAGE = 1000
+
+
+def page_size(request: Request) -> int:
+    """How many items a page has at most."""
+    text = request.headers.get("x-ms-max-item-count")
+    if text is None:
+        return _PAGE
+    try:
+        size = int(text)
+    except ValueError:
+        size = 0
+    if size == -1:
+        return _LARGEST_PAGE
+    if size < 1:
+        raise bad_request(f"The value {text!r} of x-ms-max-item-count is neither -1 nor positive.")
+    return size
+
+
+def key_of(request: Request, container: Container) -> Key | None:
+    """The partition key that a request names; None for none."""
+    text = request.headers.get("x-ms-documentdb-partitionkey")
+    return None if text is None else container.definition.of_header(text)
+
+
+@attrs.frozen
+class Reach:
+    """What a read can see.
+
+    Attributes:
+        partitions: In the order of their ranges.
+        low: The first effective partition key.
+        high: The first one behind.
+        key: The partition key, or its leading components; None for all.
+        named: True when the request names one partition.
+    """
+
+    partitions: list[Partition]
+    low: str = MIN_EPK
+    high: str = MAX_EPK
+    key: Key | None = None
+    named: bool = False
+
+    @classmethod
+    def of(cls, request: Request, container: Container) -> Reach:
+        """The reach of a request; 410 for a partition that is gone."""
+        headers = request.headers
+        low = headers.get("x-ms-start-epk", MIN_EPK).upper()
+        high = headers.get("x-ms-end-epk", MAX_EPK).upper()
+        key = key_of(request, container)
+        range_id = headers.get("x-ms-documentdb-partitionkeyrangeid")
+        if range_id is not None:
+            partitions = [container.partition(range_id.rpartition(",")[2])]
+        elif key is None:
+            partitions = list(container.partitions)
+        elif container.definition.is_prefix(key):
+            partitions = container.overlapping(key)
+        else:
+            partitions = [container.partition_of(key.epk)]
+        if token := headers.get("x-ms-session-token"):
+            check_session(token, partitions)
+        return cls(partitions, low, high, key, range_id is not None)
+
+    def covers(self, container: Container, key: Key) -> bool:
+        """True when an item with this key can be seen."""
+        if not self.low <= key.epk < self.high:
+            return False
+        return self.key is None or container.definition.contains(self.key, key)

@@ -1,0 +1,140 @@
+"""Which operation a request asks for."""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import unquote
+
+import attrs
+
+from multiclouddb_cosmos_emulator.errors import ServiceError, not_offered
+from multiclouddb_cosmos_emulator.message import Request
+
+__all__ = ["CONTROL", "OPERATIONS", "Route", "segments_of"]
+
+CONTROL: Final = "_emulator"
+"""The path of the control API begins with this."""
+
+_SIMPLE: Final = {
+    ("GET", ""): "ReadAccount",
+    ("GET", "dbs"): "ListDatabases",
+    ("POST", "dbs"): "CreateDatabase",
+    ("GET", "dbs/*"): "ReadDatabase",
+    ("DELETE", "dbs/*"): "DeleteDatabase",
+    ("GET", "dbs/*/colls"): "ListContainers",
+    ("POST", "dbs/*/colls"): "CreateContainer",
+    ("GET", "dbs/*/colls/*"): "ReadContainer",
+    ("PUT", "dbs/*/colls/*"): "ReplaceContainer",
+    ("DELETE", "dbs/*/colls/*"): "DeleteContainer",
+    ("GET", "dbs/*/colls/*/pkranges"): "ListPartitions",
+    ("GET", "dbs/*/colls/*/docs"): "ListItems",
+    ("POST", "dbs/*/colls/*/docs"): "CreateItem",
+    ("GET", "dbs/*/colls/*/docs/*"): "ReadItem",
+    ("PUT", "dbs/*/colls/*/docs/*"): "ReplaceItem",
+    ("PATCH", "dbs/*/colls/*/docs/*"): "PatchItem",
+    ("DELETE", "dbs/*/colls/*/docs/*"): "DeleteItem",
+    ("POST", "dbs/*/colls/*/operations/partitionkeydelete"): "DeletePartitionKey",
+    ("GET", "offers"): "ListOffers",
+    ("GET", "offers/*"): "ReadOffer",
+    ("PUT", "offers/*"): "ReplaceOffer",
+    ("POST", "offers"): "QueryOffers",
+}
+_QUERIES: Final = {
+    "CreateDatabase": "QueryDatabases",
+    "CreateContainer": "QueryContainers",
+    "CreateItem": "QueryItems",
+}
+OPERATIONS: Final = frozenset(
+    {*_SIMPLE.values(), *_QUERIES.values(), "UpsertItem", "Batch", "ReadQueryPlan", "ReadChangeFeed"}
+)
+"""Every operation's name."""
+
+_NOT_OFFERED: Final = {
+    "users": "users",
+    "permissions": "permissions",
+    "sprocs": "stored procedures",
+    "triggers": "triggers",
+    "udfs": "user-defined functions",
+    "conflicts": "the conflict feed",
+    "attachments": "attachments",
+    "schemas": "schemas",
+    "clientencryptionkeys": "client encryption keys",
+}
+
+
+def segments_of(path: str) -> list[str]:
+    """The parts of a path, decoded."""
+    return [unquote(part) for part in path.partition("?")[0].split("/") if part]
+
+
+@attrs.frozen
+class Route:
+    """What a request asks for.
+
+    Attributes:
+        operation: As `ReadItem`.
+        segments: The parts of its path.
+    """
+
+    operation: str
+    segments: list[str]
+
+    @classmethod
+    def of(cls, request: Request, segments: list[str]) -> Route:
+        """The route of a request; 501 for what the service has and this server has not."""
+        shape = "/".join(part if place % 2 == 0 else "*" for place, part in enumerate(segments))
+        if segments[-2:] == ["operations", "partitionkeydelete"]:
+            shape = "dbs/*/colls/*/operations/partitionkeydelete"
+        simple = _SIMPLE.get((request.method, shape))
+        if simple is None:
+            raise _unknown(request, segments)
+        _refuse_triggers(request)
+        return cls(_refined(simple, request), segments)
+
+    @property
+    def database(self) -> str:
+        """The database's name."""
+        return self.segments[1]
+
+    @property
+    def container(self) -> str | None:
+        """The container's name; None where the path has none."""
+        return self.segments[3] if len(self.segments) > 3 and self.segments[0] == "dbs" else None
+
+    @property
+    def last(self) -> str:
+        """The last part, an item's or an offer's id."""
+        return self.segments[-1]
+
+
+def _refuse_triggers(request: Request) -> None:
+    for name in ("x-ms-documentdb-pre-trigger-include", "x-ms-documentdb-post-trigger-include"):
+        if name in request.headers:
+            raise not_offered("triggers")
+
+
+def _refined(operation: str, request: Request) -> str:
+    """A POST creates, queries or sends a batch; a GET of documents lists them or reads the change feed."""
+    if operation in _QUERIES:
+        content = request.headers.get("content-type", "")
+        if operation == "CreateItem" and request.flag("x-ms-cosmos-is-query-plan-request"):
+            return "ReadQueryPlan"
+        if request.flag("x-ms-documentdb-isquery") or content.startswith("application/query+json"):
+            return _QUERIES[operation]
+    if operation == "CreateItem":
+        if request.flag("x-ms-cosmos-is-batch-request"):
+            return "Batch"
+        if request.flag("x-ms-documentdb-is-upsert"):
+            return "UpsertItem"
+    if operation == "ListItems" and "a-im" in request.headers:
+        return "ReadChangeFeed"
+    return operation
+
+
+def _unknown(request: Request, segments: list[str]) -> ServiceError:
+    for part in segments[::2]:
+        if part in _NOT_OFFERED:
+            return not_offered(_NOT_OFFERED[part])
+    if any(method for method, _ in _SIMPLE if method == request.method):
+        return not_offered(f"{request.method} /{'/'.join(segments[::2])}")
+    return ServiceError(405, f"The method {request.method} is not allowed.")

@@ -1,0 +1,38 @@
+"""What JSON cannot say: a value that is not there."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Final, TypeAlias
+
+__all__ = ["UNDEFINED", "Json", "Undefined", "at_path", "path_names"]
+
+
+class Undefined(Enum):
+    """The type of `UNDEFINED`."""
+
+    UNDEFINED = "undefined"
+
+    def __repr__(self) -> str:
+        return "UNDEFINED"
+
+
+UNDEFINED: Final = Undefined.UNDEFINED
+"""The value of a property that a document has not."""
+
+Json: TypeAlias = Any
+
+
+def path_names(path: str) -> tuple[str, ...]:
+    """The property names of a path such as `/a/"b c"/d`."""
+    return tuple(part.strip('"') for part in path.strip("/").split("/"))
+
+
+def at_path(document: Json, names: tuple[str, ...]) -> Json:
+    """What a document has at a path, or `UNDEFINED`."""
+    value = document
+    for name in names:
+        if not isinstance(value, dict) or name not in value:
+            return UNDEFINED
+        value = value[name]
+    return value

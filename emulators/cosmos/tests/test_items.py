@@ -1,0 +1,352 @@
+"""Items, conditional writes, patches and batches, through the unmodified azure-cosmos."""
+
+import pytest
+from azure.core import MatchConditions
+from azure.cosmos import PartitionKey, exceptions
+from azure.cosmos.exceptions import (
+    CosmosAccessConditionFailedError,
+    CosmosBatchOperationError,
+    CosmosResourceExistsError,
+    CosmosResourceNotFoundError,
+)
+from azure.cosmos.partition_key import NonePartitionKeyValue, NullPartitionKeyValue
+
+ORDER = {"id": "1", "pk": "a", "n": 1, "tags": ["x", "y"], "who": {"name": "Ada"}}
+
+
+class TestPointOperations:
+    def test_what_is_created_is_read(self, container):
+        made = container.create_item(ORDER)
+        assert {name: made[name] for name in ORDER} == ORDER
+        assert container.read_item("1", "a") == made
+        assert {"_rid", "_self", "_etag", "_attachments", "_ts"} <= made.keys()
+
+    def test_it_is_created_once(self, container):
+        container.create_item(ORDER)
+        with pytest.raises(CosmosResourceExistsError):
+            container.create_item(ORDER)
+
+    def test_the_same_id_in_two_logical_partitions(self, container):
+        container.create_item(ORDER)
+        container.create_item({**ORDER, "pk": "b"})
+        assert container.read_item("1", "b")["pk"] == "b"
+
+    def test_an_id_is_made_when_asked_for(self, container):
+        assert container.create_item({"pk": "a"}, enable_automatic_id_generation=True)["id"]
+
+    def test_an_item_without_an_id_is_refused(self, shop, container):
+        assert shop.fails(container.create_item, {"pk": "a"}) == (400, 0)
+
+    def test_upsert_creates_and_replaces(self, container):
+        assert container.upsert_item(ORDER)["n"] == 1
+        assert container.upsert_item({**ORDER, "n": 2})["n"] == 2
+        assert container.read_item("1", "a")["n"] == 2
+
+    def test_replace_keeps_the_resource_id_and_changes_the_etag(self, container):
+        made = container.create_item(ORDER)
+        changed = container.replace_item("1", {**ORDER, "n": 2})
+        assert changed["_rid"] == made["_rid"]
+        assert changed["_etag"] != made["_etag"]
+
+    def test_what_is_not_there_is_not_replaced_read_or_deleted(self, container):
+        for call in (
+            lambda: container.replace_item("1", ORDER),
+            lambda: container.read_item("1", "a"),
+            lambda: container.delete_item("1", "a"),
+            lambda: container.patch_item("1", "a", [{"op": "set", "path": "/n", "value": 2}]),
+        ):
+            with pytest.raises(CosmosResourceNotFoundError):
+                call()
+
+    def test_delete(self, container):
+        container.create_item(ORDER)
+        container.delete_item("1", "a")
+        with pytest.raises(CosmosResourceNotFoundError):
+            container.read_item("1", "a")
+
+    def test_delete_all_items_of_a_partition_key(self, container):
+        for number in range(5):
+            container.create_item({"id": str(number), "pk": "ab"[number % 2]})
+        container.delete_all_items_by_partition_key("a")
+        assert sorted(each["id"] for each in container.read_all_items()) == ["1", "3"]
+
+    def test_read_all_items_over_partitions_and_pages(self, shop):
+        container = shop.create(partitions=3)
+        for number in range(25):
+            container.create_item({"id": str(number), "pk": str(number)})
+        pages = [list(page) for page in container.read_all_items(max_item_count=10).by_page()]
+        assert sorted(int(each["id"]) for page in pages for each in page) == list(range(25))
+        assert [len(page) for page in pages] == [10, 10, 5]
+
+    def test_no_response_is_an_answer_without_the_item(self, container):
+        assert container.create_item(ORDER, no_response=True) == {}
+        assert container.read_item("1", "a")["n"] == 1
+
+    def test_a_change_of_the_id_is_not_offered(self, shop, container):
+        container.create_item(ORDER)
+        assert shop.fails(container.replace_item, "1", {**ORDER, "id": "2"}) == (501, 0)
+
+    def test_an_item_of_more_than_two_megabytes_is_refused(self, shop, container):
+        large = {"id": "1", "pk": "a", "text": "x" * (2 << 20)}
+        assert shop.fails(container.create_item, large) == (413, 0)
+
+    @pytest.mark.parametrize(
+        "value", [0, -1, 1.5, 2**53, True, False, None, "", "é日本", [], {}, [1, [2]], {"a": {"b": None}}]
+    )
+    def test_a_value_comes_back_as_it_was(self, container, value):
+        container.create_item({"id": "1", "pk": "a", "value": value})
+        read = container.read_item("1", "a")["value"]
+        assert read == value
+        assert type(read) is type(value)
+
+    def test_unique_keys_are_unique_inside_a_logical_partition(self, shop):
+        unique = {"uniqueKeys": [{"paths": ["/who/name", "/n"]}]}
+        container = shop.create(unique_key_policy=unique)
+        container.create_item(ORDER)
+        container.create_item({**ORDER, "id": "2", "pk": "b"})
+        container.create_item({**ORDER, "id": "3", "n": 3})
+        container.upsert_item({**ORDER, "tags": []})
+        with pytest.raises(CosmosResourceExistsError):
+            container.create_item({**ORDER, "id": "4"})
+
+    def test_triggers_are_not_offered(self, shop, container):
+        assert shop.fails(container.create_item, ORDER, pre_trigger_include="check") == (501, 0)
+        assert list(container.read_all_items()) == []
+
+    def test_a_charge_is_told(self, container):
+        made = container.create_item({"id": "1", "pk": "a", "text": "x" * 3000})
+        assert float(made.get_response_headers()["x-ms-request-charge"]) > 10
+        read = container.read_item("1", "a")
+        assert float(read.get_response_headers()["x-ms-request-charge"]) == 4.0
+
+
+class TestPartitionKeys:
+    @pytest.mark.parametrize("value", ["a", "", 0, 7, -1.5, 2**40, True, False])
+    @pytest.mark.parametrize("version", [1, 2])
+    def test_every_value_can_be_one(self, shop, value, version):
+        container = shop.create(key=PartitionKey("/pk", version=version), partitions=2)
+        container.create_item({"id": "1", "pk": value})
+        assert container.read_item("1", value)["pk"] == value
+        assert [each["pk"] for each in container.query_items("SELECT * FROM c", partition_key=value)] == [
+            value
+        ]
+
+    def test_null_is_one(self, container):
+        container.create_item({"id": "1", "pk": None})
+        assert container.read_item("1", NullPartitionKeyValue)["pk"] is None
+
+    def test_an_item_without_one_has_none(self, container):
+        container.create_item({"id": "1"})
+        container.create_item({"id": "1", "pk": None})
+        assert "pk" not in container.read_item("1", NonePartitionKeyValue)
+
+    def test_it_may_lie_deeper(self, shop):
+        container = shop.create(key="/who/name")
+        container.create_item(ORDER)
+        assert container.read_item("1", "Ada")["n"] == 1
+
+    def test_another_one_than_the_document_s_is_refused(self, shop, container):
+        container.create_item(ORDER)
+        operations = [("create", ({"id": "2", "pk": "b"},))]
+        with pytest.raises(CosmosBatchOperationError) as caught:
+            container.execute_item_batch(operations, partition_key="a")
+        assert caught.value.status_code == 400
+
+    def test_a_hierarchical_one_has_all_its_levels(self, shop):
+        container = shop.create(key=PartitionKey(["/tenant", "/user"], kind="MultiHash"))
+        container.create_item({"id": "1", "tenant": "t", "user": 5})
+        assert container.read_item("1", ["t", 5])["user"] == 5
+        assert shop.fails(container.read_item, "1", ["t"]) == (400, 1001)
+        with pytest.raises(CosmosResourceNotFoundError):
+            container.read_item("1", ["t", 6])
+
+
+class TestConditions:
+    def test_replace_if_not_modified(self, container):
+        made = container.create_item(ORDER)
+        same = {"etag": made["_etag"], "match_condition": MatchConditions.IfNotModified}
+        container.replace_item("1", {**ORDER, "n": 2}, **same)
+        with pytest.raises(CosmosAccessConditionFailedError):
+            container.replace_item("1", {**ORDER, "n": 3}, **same)
+        assert container.read_item("1", "a")["n"] == 2
+
+    @pytest.mark.parametrize("operation", ["upsert", "delete", "patch"])
+    def test_every_write_can_have_one(self, container, operation):
+        container.create_item(ORDER)
+        stale = {"etag": '"other"', "match_condition": MatchConditions.IfNotModified}
+        calls = {
+            "upsert": lambda: container.upsert_item(ORDER, **stale),
+            "delete": lambda: container.delete_item("1", "a", **stale),
+            "patch": lambda: container.patch_item(
+                "1", "a", [{"op": "set", "path": "/n", "value": 2}], **stale
+            ),
+        }
+        with pytest.raises(CosmosAccessConditionFailedError):
+            calls[operation]()
+        assert container.read_item("1", "a")["n"] == 1
+
+    def test_if_modified_refuses_the_version_that_is_there(self, container):
+        made = container.create_item(ORDER)
+        changed = {"etag": made["_etag"], "match_condition": MatchConditions.IfModified}
+        with pytest.raises(CosmosAccessConditionFailedError):
+            container.replace_item("1", ORDER, **changed)
+
+    def test_upsert_if_missing_creates_and_never_replaces(self, container):
+        missing = {"match_condition": MatchConditions.IfMissing}
+        container.upsert_item(ORDER, **missing)
+        with pytest.raises(CosmosAccessConditionFailedError):
+            container.upsert_item(ORDER, **missing)
+
+    def test_upsert_if_not_modified_creates_what_is_not_there(self, container):
+        stale = {"etag": '"other"', "match_condition": MatchConditions.IfNotModified}
+        assert container.upsert_item(ORDER, **stale)["n"] == 1
+
+    def test_replace_if_present(self, container):
+        container.create_item(ORDER)
+        changed = container.replace_item("1", {**ORDER, "n": 9}, match_condition=MatchConditions.IfPresent)
+        assert changed["n"] == 9
+
+
+class TestPatch:
+    @pytest.mark.parametrize(
+        ("operations", "expected"),
+        [
+            ([{"op": "set", "path": "/n", "value": 5}], {"n": 5}),
+            ([{"op": "add", "path": "/new", "value": {"deep": 1}}], {"new": {"deep": 1}}),
+            ([{"op": "add", "path": "/tags/1", "value": "z"}], {"tags": ["x", "z", "y"]}),
+            ([{"op": "add", "path": "/tags/-", "value": "z"}], {"tags": ["x", "y", "z"]}),
+            ([{"op": "set", "path": "/tags/0", "value": "z"}], {"tags": ["z", "y"]}),
+            ([{"op": "replace", "path": "/who/name", "value": "Bob"}], {"who": {"name": "Bob"}}),
+            ([{"op": "remove", "path": "/tags/0"}], {"tags": ["y"]}),
+            ([{"op": "incr", "path": "/n", "value": -3}], {"n": -2}),
+            ([{"op": "incr", "path": "/fresh", "value": 4}], {"fresh": 4}),
+            ([{"op": "move", "from": "/who/name", "path": "/name"}], {"name": "Ada", "who": {}}),
+            (
+                [
+                    {"op": "add", "path": "/a", "value": 1},
+                    {"op": "incr", "path": "/a", "value": 1},
+                    {"op": "remove", "path": "/tags"},
+                ],
+                {"a": 2},
+            ),
+        ],
+    )
+    def test_an_operation(self, container, operations, expected):
+        container.create_item(ORDER)
+        changed = container.patch_item("1", "a", operations)
+        assert {name: changed[name] for name in expected} == expected
+        assert container.read_item("1", "a") == changed
+
+    @pytest.mark.parametrize(
+        "operations",
+        [
+            [{"op": "replace", "path": "/none", "value": 1}],
+            [{"op": "remove", "path": "/none"}],
+            [{"op": "set", "path": "/none/deep", "value": 1}],
+            [{"op": "incr", "path": "/tags", "value": 1}],
+            [{"op": "incr", "path": "/n", "value": "1"}],
+            [{"op": "set", "path": "/id", "value": "2"}],
+            [{"op": "set", "path": "/pk", "value": "b"}],
+            [{"op": "add", "path": "/tags/9", "value": 1}],
+            [{"op": "jump", "path": "/n", "value": 1}],
+            [{"op": "set", "path": "n", "value": 1}],
+            [{"op": "incr", "path": "/n", "value": 1}] * 11,
+            [],
+        ],
+    )
+    def test_one_that_cannot_be_changes_nothing(self, shop, container, operations):
+        made = container.create_item(ORDER)
+        assert shop.fails(container.patch_item, "1", "a", operations) == (400, 0)
+        assert container.read_item("1", "a") == made
+
+    def test_a_filter_decides(self, container):
+        container.create_item(ORDER)
+        operations = [{"op": "set", "path": "/n", "value": 2}]
+        container.patch_item("1", "a", operations, filter_predicate="FROM c WHERE c.n = 1")
+        with pytest.raises(CosmosAccessConditionFailedError):
+            container.patch_item("1", "a", operations, filter_predicate="FROM c WHERE c.n = 1")
+
+
+class TestBatches:
+    def test_all_kinds_of_operations_happen_together(self, container):
+        container.create_item(ORDER)
+        results = container.execute_item_batch(
+            [
+                ("create", ({"id": "2", "pk": "a"},)),
+                ("upsert", ({"id": "3", "pk": "a"},)),
+                ("upsert", ({"id": "3", "pk": "a", "n": 3},)),
+                ("read", ("1",)),
+                ("replace", ("1", {**ORDER, "n": 2})),
+                ("patch", ("1", [{"op": "incr", "path": "/n", "value": 5}])),
+                ("delete", ("2",)),
+            ],
+            partition_key="a",
+        )
+        assert [each["statusCode"] for each in results] == [201, 201, 200, 200, 200, 200, 204]
+        assert results[5]["resourceBody"]["n"] == 7
+        assert results[5]["eTag"] == container.read_item("1", "a")["_etag"]
+        assert sorted(each["id"] for each in container.read_all_items()) == ["1", "3"]
+
+    def test_one_that_fails_undoes_all(self, container):
+        container.create_item(ORDER)
+        with pytest.raises(CosmosBatchOperationError) as caught:
+            container.execute_item_batch(
+                [
+                    ("create", ({"id": "2", "pk": "a"},)),
+                    ("create", (ORDER,)),
+                    ("delete", ("1",)),
+                ],
+                partition_key="a",
+            )
+        assert caught.value.error_index == 1
+        assert caught.value.status_code == 409
+        assert [each["statusCode"] for each in caught.value.operation_responses] == [424, 409, 424]
+        assert [each["id"] for each in container.read_all_items()] == ["1"]
+
+    def test_conditions_and_filters_inside(self, container):
+        made = container.create_item(ORDER)
+        patch = ("patch", ("1", [{"op": "set", "path": "/n", "value": 2}]))
+        container.execute_item_batch(
+            [(*patch, {"filter_predicate": "FROM c WHERE c.n = 1", "if_match_etag": made["_etag"]})],
+            partition_key="a",
+        )
+        for condition in ({"if_match_etag": made["_etag"]}, {"filter_predicate": "FROM c WHERE c.n = 1"}):
+            with pytest.raises(CosmosBatchOperationError) as caught:
+                container.execute_item_batch([(*patch, condition)], partition_key="a")
+            assert caught.value.status_code == 412
+
+    def test_a_hundred_operations_at_most(self, shop, container):
+        operations = [("upsert", ({"id": str(number), "pk": "a"},)) for number in range(101)]
+        assert shop.fails(container.execute_item_batch, operations, partition_key="a") == (400, 0)
+        assert len(container.execute_item_batch(operations[:100], partition_key="a")) == 100
+
+
+class TestReadMany:
+    def test_items_come_in_the_order_that_they_were_asked_for(self, shop):
+        container = shop.create(partitions=3)
+        for number in range(30):
+            container.create_item({"id": str(number), "pk": f"p{number % 7}"})
+        wanted = [(str(number), f"p{number % 7}") for number in (29, 3, 17, 0, 8)]
+        assert [each["id"] for each in container.read_items(wanted)] == [item_id for item_id, _ in wanted]
+
+    def test_what_is_not_there_is_left_out(self, container):
+        container.create_item(ORDER)
+        assert [each["id"] for each in container.read_items([("1", "a"), ("2", "a"), ("3", "b")])] == ["1"]
+
+    @pytest.mark.parametrize("key", ["/id", "/who/name"])
+    def test_by_other_partition_keys(self, shop, key):
+        container = shop.create(key=key)
+        for name in "xyz":
+            container.create_item({"id": name, "who": {"name": name}})
+        assert len(container.read_items([(name, name) for name in "xyz"])) == 3
+
+    def test_by_hierarchical_ones(self, shop):
+        container = shop.create(key=PartitionKey(["/tenant", "/user"], kind="MultiHash"), partitions=2)
+        for number in range(6):
+            container.create_item({"id": str(number), "tenant": f"t{number % 2}", "user": number})
+        items = [(str(number), [f"t{number % 2}", number]) for number in range(6)]
+        assert [each["user"] for each in container.read_items(items)] == list(range(6))
+
+
+def test_every_error_has_a_class():
+    assert issubclass(CosmosResourceNotFoundError, exceptions.CosmosHttpResponseError)

@@ -1,0 +1,76 @@
+"""What the SDK has and this server has not: each such method gets a 501 that names it."""
+
+import inspect
+
+import pytest
+from azure.cosmos import ContainerProxy, DatabaseProxy, ScriptsProxy, UserProxy
+from azure.cosmos.exceptions import CosmosHttpResponseError
+
+BODY = {"id": "x", "body": "function () {}", "permissionMode": "All", "resource": "dbs/shop"}
+# The proxies of users and of scripts lead nowhere but to what is not offered.
+WHOLE = [UserProxy, ScriptsProxy]
+PARTS = {DatabaseProxy: ("user",), ContainerProxy: ("conflict",)}
+KINDS = {
+    "user": "users",
+    "permission": "users",
+    "stored_procedure": "stored procedures",
+    "trigger": "triggers",
+    "user_defined_function": "user-defined functions",
+    "conflict": "the conflict feed",
+}
+
+
+def is_missing(kind, name):
+    if name.startswith("_") or (kind, name) == (DatabaseProxy, "get_user_client"):
+        return False
+    return kind in WHOLE or any(part in name for part in PARTS[kind])
+
+
+METHODS = {
+    f"{kind.__name__}.{name}": (kind, name)
+    for kind in (*WHOLE, *PARTS)
+    for name, _ in inspect.getmembers(kind, inspect.isfunction)
+    if is_missing(kind, name)
+}
+
+
+def what(name):
+    """What the answer says; a user's own methods do not name it."""
+    return KINDS[max((part for part in KINDS if part in name), key=len, default="user")]
+
+
+def arguments(method):
+    """Something for every argument that has to be there."""
+    given = {}
+    for name, parameter in inspect.signature(method).parameters.items():
+        if parameter.default is inspect.Parameter.empty and parameter.kind in (
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            inspect.Parameter.KEYWORD_ONLY,
+        ):
+            given[name] = BODY if name == "body" else "SELECT * FROM c" if name == "query" else "x"
+    return given
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_it_is_501_and_named(direct, name):
+    kind, method = METHODS[name]
+    database, container = direct
+    owner = {
+        DatabaseProxy: database,
+        ContainerProxy: container,
+        ScriptsProxy: container.scripts,
+        UserProxy: database.get_user_client("x"),
+    }[kind]
+    call = getattr(owner, method)
+    with pytest.raises(CosmosHttpResponseError) as caught:
+        list(call(**arguments(call)))
+    assert caught.value.status_code == 501
+    assert f"does not offer {what(method)}." in caught.value.message
+
+
+def test_ranking_by_meaning_is_another_service(direct, server):
+    """The SDK does not ask the account at all."""
+    before = server.journal.count()
+    with pytest.raises(CosmosHttpResponseError, match="Semantic reranking requires AAD credentials"):
+        direct[1].semantic_rerank(context="x", documents=["a"])
+    assert server.journal.count() == before
