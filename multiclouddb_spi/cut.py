@@ -5,8 +5,8 @@ the position names the commit and what was delivered of it. What the service sen
 
 Where the changes of one commit have an order, or several orders side by side, each order has a name and its
 last delivered change a mark: Spanner's transactions of one commit timestamp. Where they have none, each
-delivered change is named: Cosmos DB's changes of one LSN. Changes of other commits are never named, so a cursor
-stays short.
+delivered change is named: Cosmos DB's changes of one LSN. Changes of other commits are never named, so a
+cursor stays short.
 """
 
 from __future__ import annotations
