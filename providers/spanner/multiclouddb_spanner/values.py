@@ -2,7 +2,7 @@
 
 In a change record a value is JSON of the service's own: INT64 and NUMERIC are texts, BYTES are base64, JSON
 is a text that has to be parsed again. What Python has is `int`, `Decimal`, `bytes`, and so on. TIMESTAMP,
-DATE and INTERVAL stay the texts that they are: a timestamp has nine digits behind the point, and a datetime six.
+DATE and INTERVAL stay the texts that they are: a timestamp has nine digits behind the point, a datetime six.
 """
 
 from __future__ import annotations
