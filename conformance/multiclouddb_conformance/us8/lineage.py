@@ -136,6 +136,7 @@ class TestSplit:
         events = collection.drain(collection.begin)
         assert len(events) == len(set(ids(events))) == 40
 
+    @pytest.mark.needs("key_order")
     @pytest.mark.parametrize("size", [1, 4, 0])
     def test_a_child_comes_behind_its_parent(self, collection: Collection, size: int) -> None:
         for number in range(40):
@@ -195,6 +196,7 @@ class TestSplit:
 class TestMerge:
     """Partitions that are merged."""
 
+    @pytest.mark.needs("key_order")
     @pytest.mark.parametrize("size", [1, 4, 0])
     def test_a_merged_child_comes_behind_both_parents(self, collection: Collection, size: int) -> None:
         children = collection.split()
