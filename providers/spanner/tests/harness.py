@@ -17,7 +17,7 @@ from .servers.emulator import HASTY, RESTLESS, STILL, shared
 # Field → its column's type. A table has typed columns: what any document may hold is in one of its own.
 COLUMNS = {
     "n": "INT64", "number": "INT64", "probe": "INT64", "kept": "STRING(MAX)", "text": "STRING(MAX)", "list": "JSON",
-    "of_bool": "BOOL", "of_bytes": "BYTES(MAX)", "of_decimal": "NUMERIC", "of_float": "FLOAT64", "of_int": "INT64",
+    "added": "JSON", "of_bool": "BOOL", "of_bytes": "BYTES(MAX)", "of_decimal": "NUMERIC", "of_float": "FLOAT64", "of_int": "INT64",
     "of_json": "JSON", "of_text": "STRING(MAX)",
 }  # fmt: skip
 TYPES = {
@@ -28,7 +28,10 @@ TYPES = {
 
 def columns_of(fields):
     """A document's fields by column."""
-    return {TYPES[type(value)] if name == "value" else name: value for name, value in fields.items()}
+    return {
+        TYPES[type(value)] if name == "value" else name: value.normalize() if isinstance(value, Decimal) else value
+        for name, value in fields.items()
+    }
 
 
 def native(name, value):
@@ -48,7 +51,6 @@ class SpannerHarness(Harness):
     can_several = False  # it has as many partitions as it likes
     can_split = can_merge = False  # it does so by itself, or not at all
     can_trim = can_poison = can_expire = can_keys_only = False
-    can_key_order = False
     can_notices = can_other_options = can_secrets = False
     value_types = frozenset(VALUES) - {"integer over 64 bit", "infinity", "datetime", "uuid", "set"}
     key_types = frozenset(KEYS) & {"text", "unicode"}
@@ -101,11 +103,11 @@ class RestlessHarness(SpannerHarness):
     """The emulator as it is by itself: partitions live for 20 to 40 seconds."""
 
     flags = RESTLESS
-    can_still = False
+    can_still = can_key_order = False  # a key's changes go to any partition
 
 
 class HastyHarness(SpannerHarness):
     """Partitions live for 3 to 6 seconds."""
 
     flags = HASTY
-    can_still = False
+    can_still = can_key_order = False

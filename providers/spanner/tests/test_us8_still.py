@@ -2,10 +2,9 @@
 
 import pytest
 
-from multiclouddb_conformance.us8 import *  # noqa: F403
-
 from .harness import SpannerHarness
 from .servers.emulator import STILL
+from .suite import *  # noqa: F403
 
 pytestmark = pytest.mark.emulator(*STILL)
 
