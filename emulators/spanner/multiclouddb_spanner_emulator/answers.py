@@ -205,7 +205,7 @@ def _messages(
     fields: list[tuple[str, dict[str, Any]]],
     batches: Iterator[list[list[Value]]],
 ) -> Iterator[Any]:
-    """The messages of an answer; the first has the types, and the time of the read where that was asked for."""
+    """The messages of an answer; the first has the types, and the time of the read if that is wanted."""
     make = PartialResultSet.pb()
     first = make()
     spelled = [{"name": name, "type": of} for name, of in fields]

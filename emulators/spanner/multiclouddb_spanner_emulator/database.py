@@ -112,8 +112,9 @@ class Database:
             if len(watching) > _MOST_STREAMS and made in watching:
                 raise ServiceError(
                     "FAILED_PRECONDITION",
-                    f"Failed to create or alter Change Stream {made.name} : because it is not allowed to have "
-                    f"more than 3 Change Streams tracking the same table or non-key column or ALL: {table.name}.",
+                    f"Failed to create or alter Change Stream {made.name} : because it is not allowed to "
+                    "have more than 3 Change Streams tracking the same table or non-key column or ALL: "
+                    f"{table.name}.",
                 )
 
     def table(self, name: str) -> Table:

@@ -202,7 +202,11 @@ class _Parser:
 
 
 def _spelled(of: str) -> str:
-    return re.sub(r"\s+", "", of) if "<" in of else of
+    """As INFORMATION_SCHEMA has it."""
+    if "<" in of:
+        return re.sub(r"\s+", "", of)
+    of = re.sub(r"^varchar\b", "character varying", of, flags=re.IGNORECASE)
+    return re.sub(r"^timestamptz\b", "timestamp with time zone", of, flags=re.IGNORECASE)
 
 
 def _bare(name: str) -> str:

@@ -74,7 +74,8 @@ def _of_table(table: Table, name: str, schema: str) -> Iterator[list[Any]]:
     if name == "TABLES":
         yield [*place, None, None, "BASE TABLE", "COMMITTED", "IN PARENT", None]
     for column in table.columns if name == "COLUMNS" else ():
-        data_type = column.type.code if schema == "" else column.text
+        bare = "ARRAY" if column.type.code == "ARRAY" else column.text
+        data_type = column.type.code if schema == "" else bare
         nullable = "YES" if column.nullable else "NO"
         yield [*place, column.name, column.ordinal, None, data_type, nullable, column.text]
     for number, key in enumerate(table.key if name == "INDEX_COLUMNS" else (), 1):

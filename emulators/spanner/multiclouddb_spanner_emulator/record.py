@@ -24,18 +24,18 @@ def to_value(value: Any) -> Value:
     """A value of the wire: numbers that are whole travel as text."""
     match value:
         case None:
-            return Value(null_value=0)  # type: ignore[arg-type]
+            return Value(null_value=0)
         case bool():
             return Value(bool_value=value)
         case int() | str():
             return Value(string_value=str(value))
         case float():
             return Value(number_value=value)
-    found = Value()
-    found.list_value.values.extend(to_value(each) for each in value)
-    if not value:
-        found.list_value.SetInParent()
-    return found
+        case _:
+            found = Value()
+            found.list_value.SetInParent()
+            found.list_value.values.extend(to_value(each) for each in value)
+            return found
 
 
 @attrs.frozen
@@ -80,7 +80,7 @@ class DataChange:
     partitions: int = 0
     tag: str = ""
     is_system: bool = False
-    _value: Value | None = None
+    _value: Any = None
 
     def fields(self) -> tuple[list[Any], list[Any], list[Any]]:
         """The three arrays of a `ChangeRecord`."""

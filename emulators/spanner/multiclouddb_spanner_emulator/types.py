@@ -29,7 +29,8 @@ _POSTGRES: Final = {
     "double precision": "FLOAT64", "float8": "FLOAT64", "real": "FLOAT32", "float4": "FLOAT32",
     "numeric": "PG_NUMERIC", "decimal": "PG_NUMERIC", "varchar": "STRING", "character varying": "STRING",
     "text": "STRING", "bytea": "BYTES", "date": "DATE", "jsonb": "PG_JSONB", "uuid": "UUID",
-    "timestamptz": "TIMESTAMP", "timestamp with time zone": "TIMESTAMP", "spanner.commit_timestamp": "TIMESTAMP",
+    "timestamptz": "TIMESTAMP", "timestamp with time zone": "TIMESTAMP",
+    "spanner.commit_timestamp": "TIMESTAMP",
 }  # fmt: skip
 _SPECIAL: Final = ("NaN", "Infinity", "-Infinity")
 
@@ -121,7 +122,8 @@ def _scalar(value: Json, of: ColumnType) -> Json:
             return json_value(json.loads(value), spaced=bool(of.annotation))
         case "STRING" | "DATE" | "UUID", str():
             return value
-    raise ValueError(value)
+        case _:
+            raise ValueError(value)
 
 
 def json_value(value: Any, *, spaced: bool = False) -> str:
