@@ -60,6 +60,8 @@ class _Service:
 
     def delete_session(self, request: Any, call: Call) -> Any:
         self.world.in_session(request.name)
+        if self.world.sessions[request.name]:
+            raise invalid("A multiplexed session cannot be deleted")
         del self.world.sessions[request.name]
         return empty_pb2.Empty()
 
