@@ -146,7 +146,10 @@ def _check_transaction(request: Any) -> None:
     if request.transaction.WhichOneof("selector") != "single_use" or not (
         read_only.strong or read_only.WhichOneof("timestamp_bound") is None
     ):
-        raise invalid("Change stream queries must be executed in single use transactions with strong reads.")
+        raise invalid(
+            "Change stream queries are not supported for multi use transactions. Change stream queries must be "
+            "strong reads executed via single use transactions using the ExecuteStreamingSql API."
+        )
 
 
 def _stream_rows(

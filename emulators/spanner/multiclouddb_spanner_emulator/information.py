@@ -29,7 +29,8 @@ _TABLES: Final[Mapping[str, str]] = {
     "DATABASE_OPTIONS": "CATALOG_NAME SCHEMA_NAME OPTION_NAME OPTION_TYPE OPTION_VALUE",
     "TABLES": f"{_TABLE} PARENT_TABLE_NAME ON_DELETE_ACTION TABLE_TYPE SPANNER_STATE INTERLEAVE_TYPE "
     "ROW_DELETION_POLICY_EXPRESSION",
-    "COLUMNS": f"{_TABLE} COLUMN_NAME ORDINAL_POSITION:INTEGER COLUMN_DEFAULT DATA_TYPE IS_NULLABLE SPANNER_TYPE",
+    "COLUMNS": f"{_TABLE} COLUMN_NAME ORDINAL_POSITION:INTEGER COLUMN_DEFAULT DATA_TYPE IS_NULLABLE "
+    "SPANNER_TYPE",
     "INDEX_COLUMNS": f"{_TABLE} INDEX_NAME INDEX_TYPE COLUMN_NAME ORDINAL_POSITION:INTEGER COLUMN_ORDERING "
     "IS_NULLABLE SPANNER_TYPE",
     "KEY_COLUMN_USAGE": "CONSTRAINT_CATALOG CONSTRAINT_SCHEMA CONSTRAINT_NAME "
@@ -74,7 +75,7 @@ def _of_table(table: Table, name: str, schema: str) -> Iterator[list[Any]]:
     if name == "TABLES":
         yield [*place, None, None, "BASE TABLE", "COMMITTED", "IN PARENT", None]
     for column in table.columns if name == "COLUMNS" else ():
-        bare = "ARRAY" if column.type.code == "ARRAY" else column.text
+        bare = "ARRAY" if column.type.code == "ARRAY" else column.text.partition("(")[0]
         data_type = column.type.code if schema == "" else bare
         nullable = "YES" if column.nullable else "NO"
         yield [*place, column.name, column.ordinal, None, data_type, nullable, column.text]

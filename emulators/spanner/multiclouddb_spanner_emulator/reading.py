@@ -75,7 +75,8 @@ def checked(query: StreamQuery, stream: ChangeStream, now: int, habits: Habits) 
     if start > now + _AHEAD:
         raise out_of_range(
             "Specified start_timestamp is too far in the future. Please specify a start_timestamp "
-            f"{earliest}, and the current maximum start timestamp: {to_text(now + _AHEAD, _ZONE)}. {received}."
+            f"{earliest}, and the current maximum start timestamp: {to_text(now + _AHEAD, _ZONE)}. "
+            f"{received}."
         )
     if query.token is not None:
         _check_life(stream.partition(query.token), start, received)
@@ -151,16 +152,16 @@ class Reading:
         ended = partition.end is not None and partition.end <= bound
         if found:
             self._told = bound
-            self._anything = True
         else:
             found = self._heartbeats(partition, bound)
+        self._anything = self._anything or bool(found)
         if ended:
             if partition.hidden:
                 return found, stop, False
             return [*found, *self._stream.ending(partition)], stop, True
         over = end is not None and now >= end
-        if over and not self._anything and not (found and found[-1] == Heartbeat(end or 0)):
-            found.append(Heartbeat(end or 0))
+        if over and end is not None and not self._anything:
+            found.append(Heartbeat(end))
         return found, stop, over
 
     def _heartbeats(self, partition: Partition, bound: int) -> list[Record]:

@@ -202,6 +202,9 @@ class ScriptedHarness(Harness):
     def _anywhere(self, partition_id):
         database = self.server._world.databases[self.scripted.database]
         (found,) = [
-            token for stream in database.streams.values() for token in stream.partitions if token in partition_id
+            token
+            for stream in database.streams.values()
+            for token in stream.partitions
+            if token in partition_id
         ]
         return found

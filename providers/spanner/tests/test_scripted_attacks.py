@@ -191,7 +191,9 @@ class TestClock:
 
 class TestBrokenStreams:
     @pytest.mark.parametrize("size", [1, 4, 0])
-    @pytest.mark.parametrize("status", ["UNAVAILABLE", "INTERNAL", "ABORTED", "DEADLINE_EXCEEDED", "CANCELLED"])
+    @pytest.mark.parametrize(
+        "status", ["UNAVAILABLE", "INTERNAL", "ABORTED", "DEADLINE_EXCEEDED", "CANCELLED"]
+    )
     def test_a_stream_that_breaks_off_at_any_row_loses_nothing(self, status, size):
         with feed(mods_per_record=1, initial_partitions=1) as items:
             token = items.token()
@@ -362,7 +364,12 @@ class TestTransactions:
                 text = {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, value)
                 items.server.commit(
                     items.scripted.database,
-                    Write("insert", "items", ["id", "n", "f"], [[f"k{number}", str(number), "NaN" if value != value else text]]),
+                    Write(
+                        "insert",
+                        "items",
+                        ["id", "n", "f"],
+                        [[f"k{number}", str(number), "NaN" if value != value else text]],
+                    ),
                 )
             found = {event.new_item_state["n"]: event.new_item_state["f"] for event in items.drain(token)}
             assert math.isnan(found[0])
@@ -370,7 +377,12 @@ class TestTransactions:
 
 
 class TestPartitions:
-    HABITS = ({}, {"children_per_record": 1}, {"repeat_children": 2}, {"children_first": True, "repeat_children": 1})
+    HABITS = (
+        {},
+        {"children_per_record": 1},
+        {"repeat_children": 2},
+        {"children_first": True, "repeat_children": 1},
+    )
 
     @pytest.mark.parametrize("habits", HABITS, ids=str)
     @pytest.mark.parametrize("size", [1, 5, 0])
