@@ -30,6 +30,6 @@ def pytest_collection_modifyitems(config, items):
 def pytest_terminal_summary(terminalreporter, config):
     if config.stash[DESELECTED]:
         terminalreporter.write_line(
-            f"{config.stash[DESELECTED]} tests of parity were left out: Google's Cloud Spanner emulator is not "
-            "installed here (gcloud components install cloud-spanner-emulator)"
+            f"{config.stash[DESELECTED]} tests of parity were left out: Google's Cloud Spanner emulator is "
+            "not installed here (gcloud components install cloud-spanner-emulator)"
         )
