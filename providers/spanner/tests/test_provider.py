@@ -1,4 +1,4 @@
-"""Feeds on Google's emulator: both dialects, the stream of a table, starts, and every place inside a transaction."""
+"""Feeds on Google's emulator: both dialects, the stream of a table, starts, and every place in a commit."""
 
 import json
 import threading
@@ -326,7 +326,8 @@ class TestRecreated:
         )
         other.create().result(60)
         database = other.database(here.database, ddl_statements=[
-            "CREATE TABLE items (id STRING(MAX)) PRIMARY KEY (id)", "CREATE CHANGE STREAM items_stream FOR items",
+            "CREATE TABLE items (id STRING(MAX)) PRIMARY KEY (id)",
+            "CREATE CHANGE STREAM items_stream FOR items",
         ])  # fmt: skip
         database.create().result(60)
         try:
