@@ -60,7 +60,7 @@ class ChangeEvent:
 
     Portability:
         `timestamp` has whole seconds on DynamoDB and Cosmos DB, milliseconds on MongoDB, and may step
-        back there: order changes of a key by `order_key`. `by_expiry` is told by DynamoDB and Cosmos
+        back there: order changes of a key by `order_key`. `by_expiry` is told by DynamoDB, Spanner and Cosmos
         DB. `backfilled` is True only behind Cosmos DB's opt-in. Warnings 8, 16 and 17 in
         docs/configuration.md.
     """

@@ -173,13 +173,12 @@ class Calls:
             else:
                 request.params.fields[name].string_value = parameter.text
         # A call whose deadline has passed is sent all the same: gRPC says so in its own way.
-        timeout = deadline.remaining()
         call = self._transport.execute_streaming_sql(
-            request, timeout=timeout, metadata=self._metadata("session", session)
+            request, timeout=deadline.remaining(), metadata=self._metadata("session", session)
         )
         self._begun(call)
         hold.take(call)
-        return Answer(self, call, session, time.monotonic() + timeout)
+        return Answer(self, call, session, deadline.at)
 
     def rows(
         self,

@@ -103,7 +103,7 @@ def _parsed(url: object) -> dict[str, Any]:
     scheme, separator, rest = url.partition("://")
     if not separator or scheme != "spanner":
         raise invalid_request(
-            "connection.url", f"has the scheme {scheme[:20]!r}" if separator else "has none", _URL
+            "connection.url", f"has the scheme {scheme[:20]!r}" if separator else "is no address", _URL
         )
     path, _, query = rest.partition("?")
     if "@" in path:

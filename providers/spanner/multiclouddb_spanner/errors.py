@@ -11,6 +11,7 @@ import attrs
 import grpc
 from google.api_core.exceptions import GoogleAPICallError
 from google.auth.exceptions import GoogleAuthError, RefreshError, TransportError
+from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import RetryInfo
 
 from multiclouddb_api import ErrorCategory
@@ -253,7 +254,7 @@ def _retry_after(error: Exception) -> float | None:
             info = RetryInfo()
             try:
                 info.ParseFromString(value)
-            except ValueError:
+            except DecodeError:
                 return None
             return max(0.0, float(info.retry_delay.seconds + info.retry_delay.nanos / 1e9))
     return None

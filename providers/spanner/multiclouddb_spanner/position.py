@@ -138,6 +138,8 @@ def micros_of(text: str, *, up: bool = False) -> int:
         ValueError: It is none.
     """
     whole, rest = text[:_WHOLE], text[_WHOLE:]
+    if len(whole) < _WHOLE:
+        raise ValueError(f"{text[:40]!r} is no moment")
     rest = rest.removesuffix("Z").removesuffix("+00:00")
     if not rest:
         return _seconds(whole) * 1_000_000

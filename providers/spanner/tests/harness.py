@@ -16,22 +16,24 @@ from .servers.emulator import HASTY, RESTLESS, STILL, shared
 
 # Field → its column's type. A table has typed columns: what any document may hold is in one of its own.
 COLUMNS = {
-    "n": "INT64", "number": "INT64", "probe": "INT64", "kept": "STRING(MAX)", "text": "STRING(MAX)", "list": "JSON",
-    "added": "JSON", "of_bool": "BOOL", "of_bytes": "BYTES(MAX)", "of_decimal": "NUMERIC", "of_float": "FLOAT64", "of_int": "INT64",
-    "of_json": "JSON", "of_text": "STRING(MAX)",
+    "n": "INT64", "number": "INT64", "probe": "INT64", "kept": "STRING(MAX)", "text": "STRING(MAX)",
+    "list": "JSON", "added": "JSON", "of_bool": "BOOL", "of_bytes": "BYTES(MAX)", "of_decimal": "NUMERIC",
+    "of_float": "FLOAT64", "of_int": "INT64", "of_json": "JSON", "of_text": "STRING(MAX)",
 }  # fmt: skip
 TYPES = {
-    bool: "of_bool", bytes: "of_bytes", Decimal: "of_decimal", float: "of_float", int: "of_int", dict: "of_json",
-    list: "of_json", str: "of_text", type(None): "of_text",
+    bool: "of_bool", bytes: "of_bytes", Decimal: "of_decimal", float: "of_float", int: "of_int",
+    dict: "of_json", list: "of_json", str: "of_text", type(None): "of_text",
 }  # fmt: skip
 
 
 def columns_of(fields):
     """A document's fields by column."""
-    return {
-        TYPES[type(value)] if name == "value" else name: value.normalize() if isinstance(value, Decimal) else value
-        for name, value in fields.items()
-    }
+    return {TYPES[type(value)] if name == "value" else name: plain(value) for name, value in fields.items()}
+
+
+def plain(value):
+    """1.50 comes back as 1.5."""
+    return value.normalize() if isinstance(value, Decimal) else value
 
 
 def native(name, value):

@@ -35,9 +35,7 @@ class Table:
         word = "OPTIONS" if dialect is None else "WITH"
         options = f" {word} (value_capture_type = '{capture}')" if capture else ""
         made = f"({columns}) PRIMARY KEY ({key})" if dialect is None else f"({columns}, PRIMARY KEY ({key}))"
-        self.streams = [
-            f"CREATE CHANGE STREAM {stream} FOR {watch or name}{options}" for stream in streams
-        ]
+        self.streams = [f"CREATE CHANGE STREAM {stream} FOR {watch or name}{options}" for stream in streams]
         self.database = emulator.database(f"CREATE TABLE {name} {made}", *self.streams, dialect=dialect)
         self._lock = threading.Lock()
 

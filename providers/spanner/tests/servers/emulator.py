@@ -64,7 +64,7 @@ class Emulator:
         found = program()
         if found is None:
             self.host = given()
-            assert self.host, "no Cloud Spanner emulator: install it (gcloud components install), see CONTRIBUTING.md"
+            assert self.host, "no Cloud Spanner emulator: gcloud components install cloud-spanner-emulator"
         else:
             self.port = port or free_port()
             self.host = f"localhost:{self.port}"
