@@ -147,8 +147,8 @@ def _check_transaction(request: Any) -> None:
         read_only.strong or read_only.WhichOneof("timestamp_bound") is None
     ):
         raise invalid(
-            "Change stream queries are not supported for multi use transactions. Change stream queries must be "
-            "strong reads executed via single use transactions using the ExecuteStreamingSql API."
+            "Change stream queries are not supported for multi use transactions. Change stream queries must "
+            "be strong reads executed via single use transactions using the ExecuteStreamingSql API."
         )
 
 

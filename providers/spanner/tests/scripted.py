@@ -86,10 +86,10 @@ class ScriptedHarness(Harness):
     can_fork = False  # a server of gRPC in the same process does not live through a fork
     value_types = frozenset(VALUES) - {"integer over 64 bit", "datetime", "uuid", "set"}
     key_types = SpannerHarness.key_types
-    habits = Habits()
+    habits = ()
 
     def open(self):
-        self.scripted = Scripted(habits=Habits())
+        self.scripted = Scripted(habits=Habits(**dict(self.habits)))
         self.server = self.scripted.server
 
     def close(self):
@@ -208,3 +208,19 @@ class ScriptedHarness(Harness):
             if token in partition_id
         ]
         return found
+
+
+class NastyHarness(ScriptedHarness):
+    """Values in chunks, a record for each mod, and each child announced by itself, in reverse, and twice."""
+
+    habits = (
+        ("chunk_characters", 11), ("rows_per_message", 1), ("mods_per_record", 1), ("sequence_step", 7),
+        ("children_per_record", 1), ("repeat_children", 1), ("children_first", True), ("multiplexed", False),
+    )  # fmt: skip
+
+
+class MovesKeysHarness(ScriptedHarness):
+    """Each split and merge moves every key to any partition."""
+
+    habits = (("moves_keys", True),)
+    can_key_order = False

@@ -1,4 +1,4 @@
-"""The whole conformance suite on the scripted server: troubles happen at the wire, to the vendor's own client."""
+"""The whole conformance suite on the scripted server: troubles happen at the wire."""
 
 from .scripted import ScriptedHarness
 from .suite import *  # noqa: F403
