@@ -175,6 +175,12 @@ class ScriptedSpanner:
             self._world.clock.advance(seconds)
             self._world.changed.notify_all()
 
+    def crowd(self, seconds: float = 0.1) -> None:
+        """For so long, give commits and splits timestamps that are one microsecond apart."""
+        with self._world.changed:
+            self.clock.crowd(seconds)
+            self._world.changed.notify_all()
+
     def now(self) -> datetime:
         """What its clock says."""
         return self.clock.now()
