@@ -74,8 +74,9 @@ class Clock:
         return self._last
 
     def crowd(self, seconds: float) -> None:
-        """Be ahead by so much, and stand still until real time is there: each commit is one microsecond later."""
-        self._last = (self.nanoseconds() + round(seconds * SECOND)) // MICROSECOND * MICROSECOND
+        """Be ahead by so much, and stand still until real time is there: commits are one microsecond apart."""
+        ahead = self.nanoseconds() + round(seconds * SECOND)
+        self._last = ahead // MICROSECOND * MICROSECOND
 
     def advance(self, seconds: float) -> None:
         """Move on."""

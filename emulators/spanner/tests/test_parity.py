@@ -327,8 +327,8 @@ class TestInformation:
         "SELECT * FROM INFORMATION_SCHEMA.CHANGE_STREAM_OPTIONS",
         "SELECT * FROM INFORMATION_SCHEMA.DATABASE_OPTIONS WHERE OPTION_NAME = 'database_dialect'",
         "SELECT cs.CHANGE_STREAM_NAME AS name, cs.ALL AS every, o.OPTION_VALUE "
-        "FROM INFORMATION_SCHEMA.CHANGE_STREAMS AS cs LEFT JOIN INFORMATION_SCHEMA.CHANGE_STREAM_OPTIONS AS o "
-        "ON o.CHANGE_STREAM_NAME = cs.CHANGE_STREAM_NAME",
+        "FROM INFORMATION_SCHEMA.CHANGE_STREAMS AS cs LEFT JOIN INFORMATION_SCHEMA.CHANGE_STREAM_OPTIONS "
+        "AS o ON o.CHANGE_STREAM_NAME = cs.CHANGE_STREAM_NAME",
         "SELECT COLUMN_NAME, ORDINAL_POSITION, COLUMN_ORDERING FROM INFORMATION_SCHEMA.INDEX_COLUMNS "
         "WHERE TABLE_SCHEMA = '' AND INDEX_TYPE = 'PRIMARY_KEY' ORDER BY TABLE_NAME, ORDINAL_POSITION",
         "SELECT TABLE_NAME, COLUMN_NAME, ORDINAL_POSITION, IS_NULLABLE, SPANNER_TYPE "
@@ -374,8 +374,8 @@ class TestPostgres:
     def test_records_are_json(self, host):
         native = Native(
             host,
-            "CREATE TABLE t (id varchar NOT NULL, n bigint, f double precision, b boolean, num numeric, j jsonb, "
-            "a bigint[], PRIMARY KEY (id))",
+            "CREATE TABLE t (id varchar NOT NULL, n bigint, f double precision, b boolean, num numeric, "
+            "j jsonb, a bigint[], PRIMARY KEY (id))",
             "CREATE CHANGE STREAM s FOR ALL WITH (value_capture_type = 'NEW_ROW_AND_OLD_VALUES')",
             postgres=True,
         )

@@ -1,4 +1,4 @@
-"""Edges of time and of the graph of partitions, on the scripted server: neighbours of one microsecond, and storms."""
+"""Edges of time and of the graph of partitions: neighbours of one microsecond, and storms."""
 
 import random
 import threading
@@ -228,8 +228,7 @@ class TestStarting:
             items.drain(token)
             items.server.execute(items.scripted.database, "DROP CHANGE STREAM items_stream")
             with pytest.raises(MulticloudDbError) as caught:
-                for _ in range(20):
-                    token = items.page(token, timeout=5.0).continuation_token
+                items.drain(token, timeout=5.0)
             assert caught.value.category in (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST)
 
     def test_a_stream_that_no_longer_watches_the_table_is_told(self):
