@@ -74,7 +74,7 @@ class Clock:
         return self._last
 
     def crowd(self, seconds: float) -> None:
-        """Be ahead by so much, and stand still until real time is there: commits are one microsecond apart."""
+        """Be ahead by so much, and stand still until real time is there: commits are one tick apart."""
         ahead = self.nanoseconds() + round(seconds * SECOND)
         self._last = ahead // MICROSECOND * MICROSECOND
 
