@@ -62,7 +62,7 @@ class ChangeEvent:
 
     Portability:
         `timestamp` has whole seconds on DynamoDB and Cosmos DB, milliseconds on MongoDB, and may go back
-        there: order changes of a key by `order_key`. Only DynamoDB and Cosmos DB report `by_expiry`.
+        there: order changes of a key by `order_key`. Only DynamoDB, Spanner and Cosmos DB report `by_expiry`.
         `backfilled` is True only with Cosmos DB's opt-in. Warnings 8, 16 and 17 in docs/configuration.md.
     """
 

@@ -158,7 +158,10 @@ class Collection:
         return page
 
     def read(self, start: StartPosition | str, count: int, **settings: Any) -> list[ChangeEvent]:
-        """Read until so many different events have come, and then to the end."""
+        """Read until so many different events have come, and then to the end.
+
+        They are as they came; where a key's order across partitions is not promised, by `order_key`.
+        """
         events: dict[str, ChangeEvent] = {}
         until = time.monotonic() + self.harness.patience_seconds
         while True:  # once at least, however short the patience is
@@ -168,7 +171,13 @@ class Collection:
             if len(events) >= count or time.monotonic() >= until:
                 break
         assert len(events) == count, f"{len(events)} events came, {count} were written"
-        return list(events.values())
+        return self._in_order(events.values())
+
+    def _in_order(self, events: Iterable[ChangeEvent]) -> list[ChangeEvent]:
+        """As they came, where that is the order of each key; else in the order that they tell."""
+        if self.harness.can_key_order:
+            return list(events)
+        return sorted(events, key=lambda event: event.order_key)
 
     def follow(self, partition_id: str, token: str, size: int = 0, **settings: Any) -> list[ChangeEvent]:
         """Read one physical partition and everything that comes of it, as a worker does."""

@@ -94,6 +94,8 @@ ABILITIES: Final[Mapping[str, str]] = {
     "late_children": "no fault in the reader: children named late",
     "one_partition_fails": "no fault in the reader: one partition",
     "silence": "no fault in the reader: silence",
+    "key_order": "no order of a key across partitions",
+    "still": "splits by itself",
 }
 """What a harness may lack: name → how the summary calls that. `can_NAME = False` declares it."""
 
@@ -153,6 +155,8 @@ class Harness(ABC):
     can_late_children: ClassVar[bool] = True
     can_one_partition_fails: ClassVar[bool] = True
     can_silence: ClassVar[bool] = True
+    can_key_order: ClassVar[bool] = True
+    can_still: ClassVar[bool] = True
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -22,6 +22,7 @@ __all__ = [
     "check_known",
     "check_lineage",
     "check_order",
+    "check_order_keys",
     "check_watermarks",
     "count_duplicates",
     "first_deliveries",
@@ -79,8 +80,15 @@ def check_key_order(
     """The changes of each key came in order, across partitions, and their order keys agree."""
     events = first_deliveries(delivered, identify)
     found = _in_order(truth, events, identify, lambda event: event.key, "key")
-    by_order_key = sorted(events, key=lambda event: event.order_key)
-    return found + _in_order(truth, by_order_key, identify, lambda event: event.key, "the order_keys of key")
+    return found + check_order_keys(truth, events, identify)
+
+
+def check_order_keys(
+    truth: Sequence[Hashable], delivered: Iterable[ChangeEvent], identify: Identify = by_event_id
+) -> list[str]:
+    """The order keys of each key's changes agree with the order in which they were written."""
+    by_order_key = sorted(first_deliveries(delivered, identify), key=lambda event: event.order_key)
+    return _in_order(truth, by_order_key, identify, lambda event: event.key, "the order_keys of key")
 
 
 def _in_order(

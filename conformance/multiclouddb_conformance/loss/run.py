@@ -248,7 +248,8 @@ class Run(Generic[W]):
         """Everything that is wrong with what was delivered."""
         tree = self._scenario.lineage
         lineage = None if tree is None else tree(self._world)
-        return self._record.report(plan, name, self._scenario.marker, lineage)
+        scenario = self._scenario
+        return self._record.report(plan, name, scenario.marker, lineage, key_order=scenario.key_order)
 
 
 Kill: TypeAlias = Callable[[Run[Any], ConsumerStep], bool]

@@ -35,6 +35,8 @@ class Scenario(Generic[W]):
             `Now` and `Beginning` leave it out.
         idle_pages: So many idle pages in a row count as the end; more than one where the service
             shows what was written only after a while.
+        key_order: False for a service whose keys move to partitions that do not descend from theirs:
+            the changes of a key come in order inside a partition, and their order keys agree.
         max_pages: So many pages in one reading at most.
         max_failures: So many retryable failures in a row at most.
     """
@@ -48,5 +50,6 @@ class Scenario(Generic[W]):
     lineage: Callable[[W], Mapping[str, tuple[str, ...]]] | None = None
     written_before: int | None = None
     idle_pages: int = 1
+    key_order: bool = True
     max_pages: int = 100_000
     max_failures: int = 1000

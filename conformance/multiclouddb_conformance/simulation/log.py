@@ -25,7 +25,7 @@ from multiclouddb_conformance.simulation.tree import (
 )
 from multiclouddb_spi.partition import encode_partition_id
 
-__all__ = ["PROVIDER_ID", "AnyKey", "Log"]
+__all__ = ["PROVIDER_ID", "AnyKey", "Document", "Log"]
 
 PROVIDER_ID: Final = "simulation"
 EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -347,7 +347,7 @@ class Log:
             timestamp=self._now,
             document=document,
             previous=previous,
-            partition_id=self._ranges.owner(self.hash_of(key)),
+            partition_id=self._ranges.owner(self.place_of(key)),
             commit=number,
             index=index,
             incarnation=self._incarnation,
@@ -362,3 +362,7 @@ class Log:
         if known is None:
             known = self._keys[key] = key_hash(key)
         return known
+
+    def place_of(self, key: MulticloudDbKey) -> int:
+        """The hash whose owner takes the key's next change."""
+        return self.hash_of(key)

@@ -99,6 +99,10 @@ class Weather:
             fails the mapping.
         drop_notice: True when the feed of a dropped collection ends with a notice, False when it
             fails.
+        moves_keys: True when a split or merge of any partition moves keys to partitions that do not
+            descend from theirs: links between partitions say nothing about the order of a key.
+        splits_itself: After every so many commits the service splits, merges or rolls
+            partitions by itself; None for never.
     """
 
     seed: int = 0
@@ -136,6 +140,8 @@ class Weather:
     seed_descendants: bool = True
     poison_at_fetch: bool = False
     drop_notice: bool = False
+    moves_keys: bool = False
+    splits_itself: int | None = None
 
     @classmethod
     def rough(cls, seed: int, **changes: Any) -> Weather:

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Final
 
 import attrs
 
-from multiclouddb_api import ResourceAddress
+from multiclouddb_api import MulticloudDbKey, ResourceAddress
 from multiclouddb_conformance.simulation.errors import ServerError
-from multiclouddb_conformance.simulation.log import EPOCH, Log
+from multiclouddb_conformance.simulation.log import EPOCH, AnyKey, Document, Log
+from multiclouddb_conformance.simulation.tree import HASHES, Written
 from multiclouddb_conformance.simulation.weather import Dice, Weather
 from multiclouddb_spi.fault import Fault, ProviderFault
 
 __all__ = ["FETCH", "Simulation"]
 
 FETCH = "fetch"
+_MOST_OPEN: Final = 4
 
 
 @attrs.define
@@ -66,6 +69,41 @@ class Simulation(Log):
         self._asked_for_more: dict[str, int] = {}
         self._unlisted: dict[str, int] = {}
         self._redelivered: set[tuple[str, int, int]] = set()
+        self._until_split = 0
+
+    # -- What the service does by itself
+
+    def place_of(self, key: MulticloudDbKey) -> int:
+        """See `Log.place_of`: another one behind each split and merge, where keys move."""
+        place = super().place_of(key)
+        if self.weather.moves_keys:
+            place += len(self.lineage) * (HASHES * 5 // 13)
+        return place % HASHES
+
+    def _commit(
+        self, writes: Sequence[tuple[AnyKey, Document | None]], poison: bool, by_expiry: bool
+    ) -> tuple[Written, ...]:
+        with self.changed:
+            records = super()._commit(writes, poison, by_expiry)
+            self._split_itself()
+            return records
+
+    def _split_itself(self) -> None:
+        """Split, merge or roll a partition, when its time has come."""
+        if self.weather.splits_itself is None or self.incarnation is None:
+            return
+        self._until_split += 1
+        if self._until_split < self.weather.splits_itself:
+            return
+        self._until_split = 0
+        dice, names = self.dice("splits itself"), list(self.open_partitions)
+        first, *rest = dice.jumbled(names)
+        if len(names) < _MOST_OPEN and dice.happens(0.5):
+            self.split(first)
+        elif rest and dice.happens(0.7):
+            self.merge(first, rest[0])
+        else:
+            self.roll(first)
 
     # -- The script
 

@@ -103,7 +103,7 @@ class TestCheckpoint:
         rest = collection.drain(page.continuation_token)
         assert len({*ids(page.events), *ids(rest)}) == len(page.events) + len(rest) == 12
 
-    @pytest.mark.needs("alone")
+    @pytest.mark.needs("alone", "still")
     def test_planned_tokens_cover_the_feed_once(self, collection: Collection) -> None:
         collection.fill(30)
         plan = collection.client.plan_partitions(collection.request(collection.begin))
@@ -136,6 +136,7 @@ class TestPageSize:
                 break
         assert early == partitions
 
+    @pytest.mark.needs("key_order")
     def test_small_pages_keep_the_order_of_each_partition(self, collection: Collection) -> None:
         for number in range(30):
             collection.put(f"k{number % 3}", n=number)

@@ -38,7 +38,7 @@ class TestLateSiblings:
         assert len(events) == len(set(ids(events))) == 60
 
 
-@pytest.mark.needs("several", "audit", "alone")
+@pytest.mark.needs("several", "audit", "alone", "still")
 class TestUncovered:
     """An audit of coverage."""
 

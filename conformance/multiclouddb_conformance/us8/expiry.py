@@ -42,7 +42,7 @@ class TestExpiry:
         for _ in range(3):
             collection.refused(ErrorCategory.CHECKPOINT_EXPIRED, collection.begin)
 
-    @pytest.mark.needs("alone")
+    @pytest.mark.needs("alone", "still")
     def test_an_expired_partition_has_expired_alone_too(self, collection: Collection) -> None:
         plan = dict(collection.client.plan_partitions(collection.request(collection.begin)))
         partitions = collection.partitions()
@@ -60,7 +60,7 @@ class TestExpiry:
         collection.fill(10, start=10)
         assert len(collection.read(token, 10)) == 10
 
-    @pytest.mark.needs("alone")
+    @pytest.mark.needs("alone", "still")
     def test_skipping_tells_of_the_gap_and_goes_on(self, collection: Collection) -> None:
         collection.fill(10)
         partitions = set(collection.partitions())
@@ -74,7 +74,7 @@ class TestExpiry:
         assert {gap.partition_id for gap in gaps} <= partitions
         assert len(events) == len(set(ids(events))) == 10
 
-    @pytest.mark.needs("alone")
+    @pytest.mark.needs("alone", "still")
     def test_skipping_goes_on_in_every_partition_alone(self, collection: Collection) -> None:
         plan = dict(collection.client.plan_partitions(collection.request(collection.begin)))
         collection.fill(20)
@@ -128,6 +128,7 @@ class TestPoison:
             token = page.continuation_token
         return collection.fails("the poison record was passed over")
 
+    @pytest.mark.needs("key_order")
     @pytest.mark.parametrize("size", [0, 1])
     def test_what_lies_before_comes_first_and_then_the_error(self, collection: Collection, size: int) -> None:
         for number in range(5):
@@ -139,6 +140,7 @@ class TestPoison:
         assert error.detail.skip_token is not None
         assert not error.retryable
 
+    @pytest.mark.needs("key_order")
     def test_the_skip_token_goes_on_behind_it_and_says_so(self, collection: Collection) -> None:
         collection.put("a", n=0)
         collection.harness.poison(collection.address, "a")

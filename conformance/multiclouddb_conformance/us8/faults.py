@@ -90,6 +90,7 @@ class TestTrouble:
         assert len(set(seen)) == 40
         assert set(seen) == set(ids(collection.drain(collection.begin)))
 
+    @pytest.mark.needs("key_order")
     def test_the_changes_of_a_key_stay_in_order(self, collection: Collection, script: FaultScript) -> None:
         act = _act(collection, script)
         for number in range(30):
@@ -138,7 +139,7 @@ class TestEndlessTrouble:
             assert_prompt(4, attempt, at_most=15)
         assert len(collection.read(collection.begin, 5)) == 5
 
-    @pytest.mark.needs("several", "one_partition_fails")
+    @pytest.mark.needs("several", "one_partition_fails", "still")
     def test_a_partition_that_fails_does_not_fail_the_others(self, collection: Collection) -> None:
         collection.fill(20)
         bad = collection.partitions()[0]

@@ -77,6 +77,7 @@ def _run(harness: Harness, start: StartPosition, consumer: Consumer, size: int) 
         life=life,
         consumer=consumer,
         idle_pages=harness.idle_pages,
+        key_order=harness.can_key_order,
     ).run(max_kills=4).assert_all_kept()
 
 

@@ -60,7 +60,7 @@ def _skip_token(collection: Collection) -> str:
 class TestNotices:
     """In one partition, what lies behind a notice never comes with it or before it."""
 
-    @pytest.mark.needs("notices")
+    @pytest.mark.needs("notices", "still")
     @pytest.mark.parametrize("restart", [False, True], ids=["one client", "a client a page"])
     @pytest.mark.parametrize("size", [1, 3, 0])
     def test_a_notice_comes_between_the_events_around_it(
@@ -108,7 +108,7 @@ class TestNotices:
             behind = [_gaps(each) for each in rest]
             assert not set().union(*behind) & _gaps(page)
 
-    @pytest.mark.needs("poison")
+    @pytest.mark.needs("poison", "key_order")
     def test_a_skipped_record_is_told_before_anything_behind_it_is_read(self, collection: Collection) -> None:
         token = _skip_token(collection)
         told = []

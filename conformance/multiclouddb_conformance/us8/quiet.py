@@ -43,7 +43,7 @@ class TestIdle:
         collection.fill(3)
         assert collection.last(collection.begin).diagnostics.lag_seconds == 0
 
-    @pytest.mark.needs("several", "trim", "idle_moves")
+    @pytest.mark.needs("several", "trim", "idle_moves", "still")
     def test_a_partition_that_is_idle_for_long_does_not_fall_out_of_retention(
         self, collection: Collection
     ) -> None:
@@ -61,7 +61,7 @@ class TestIdle:
             collection.restart()
         assert collection.last(token, scope=scope).idle
 
-    @pytest.mark.needs("several", "idle_moves")
+    @pytest.mark.needs("several", "idle_moves", "still")
     def test_an_empty_page_moves_the_token_with_the_service(self, collection: Collection) -> None:
         mine, other = collection.partitions()[:2]
         busy = collection.key_in(other)

@@ -38,17 +38,18 @@ class TestPhysicalPartition:
         assert names
         assert len(set(names)) == len(names)
 
-    @pytest.mark.needs("several")
+    @pytest.mark.needs("several", "still")
     def test_a_collection_has_as_many_partitions_as_were_asked_for(self, make_collection: Make) -> None:
         assert len(make_collection("many", partitions=5).partitions()) == 5
 
-    @pytest.mark.needs("several")
+    @pytest.mark.needs("several", "still")
     def test_every_partition_of_many_is_read(self, make_collection: Make) -> None:
         many = make_collection("many", partitions=9)
         many.fill(150)
         events = many.read(many.begin, 150)
         assert {event.partition_id for event in events} == set(many.partitions())
 
+    @pytest.mark.needs("still")
     def test_partitions_together_have_every_event_once(self, collection: Collection) -> None:
         starts = {name: collection.now(scope=PhysicalPartition(name)) for name in collection.partitions()}
         collection.fill(30)
@@ -60,6 +61,7 @@ class TestPhysicalPartition:
         ]
         assert sorted(ids(parts)) == sorted(everything)
 
+    @pytest.mark.needs("still")
     def test_an_event_names_the_partition_that_it_came_through(self, collection: Collection) -> None:
         starts = {name: collection.now(scope=PhysicalPartition(name)) for name in collection.partitions()}
         collection.fill(20)
@@ -67,6 +69,7 @@ class TestPhysicalPartition:
             events = collection.drain(token, scope=PhysicalPartition(name))
             assert {event.partition_id for event in events} <= {name}
 
+    @pytest.mark.needs("still")
     def test_a_partition_keeps_its_order_in_every_scope(self, collection: Collection) -> None:
         starts = {name: collection.now(scope=PhysicalPartition(name)) for name in collection.partitions()}
         collection.fill(30)
@@ -75,6 +78,7 @@ class TestPhysicalPartition:
             alone = ids(collection.drain(token, 3, scope=PhysicalPartition(name)))
             assert alone == ids(event for event in everything if event.partition_id == name)
 
+    @pytest.mark.needs("still")
     def test_a_partition_that_lives_is_not_retired(self, collection: Collection) -> None:
         (name, *_) = collection.partitions()
         page = collection.last(collection.now(scope=PhysicalPartition(name)), scope=PhysicalPartition(name))

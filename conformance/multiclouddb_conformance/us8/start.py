@@ -32,7 +32,11 @@ _STARTS = (
     "now",
     pytest.param("time", marks=pytest.mark.requires(_TIME)),
 )
-_SCOPES = ("collection", "partition", pytest.param("key", marks=pytest.mark.requires(_KEY)))
+_SCOPES = (
+    "collection",
+    pytest.param("partition", marks=pytest.mark.needs("still")),
+    pytest.param("key", marks=pytest.mark.requires(_KEY)),
+)
 
 
 class TestBeginning:
@@ -49,7 +53,7 @@ class TestBeginning:
         assert collection.drain(Beginning()) == []
 
     @pytest.mark.requires(_BEGINNING)
-    @pytest.mark.needs("alone")
+    @pytest.mark.needs("alone", "still")
     def test_the_beginning_of_one_partition_has_its_changes_only(self, collection: Collection) -> None:
         collection.fill(20)
         everything = collection.drain(Beginning())
@@ -69,7 +73,7 @@ class TestBeginning:
         assert len(events) == len(set(ids(events))) == 30
 
     @pytest.mark.requires(_BEGINNING)
-    @pytest.mark.needs("split")
+    @pytest.mark.needs("split", "key_order")
     @pytest.mark.parametrize("size", [1, 0])
     def test_the_beginning_reads_parents_before_their_children(
         self, collection: Collection, size: int
@@ -103,6 +107,7 @@ class TestNow:
         collection.fill(5)
         assert collection.page(Now()).events == ()
 
+    @pytest.mark.needs("still")
     def test_now_of_one_partition_is_empty_too(self, collection: Collection) -> None:
         collection.fill(20)
         for name in collection.partitions():
@@ -130,6 +135,7 @@ class TestNow:
         collection.restart()
         assert len(collection.read(token, 20)) == 20
 
+    @pytest.mark.needs("still")
     def test_now_of_one_partition_holds(self, collection: Collection) -> None:
         collection.fill(5)
         tokens = {name: collection.now(scope=PhysicalPartition(name)) for name in collection.partitions()}

@@ -1,0 +1,45 @@
+"""The suite on services whose keys move to any partition, and which split by themselves."""
+
+from typing import ClassVar
+
+import attrs
+
+from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, Support
+from multiclouddb_conformance.simulated import SimulationHarness
+from multiclouddb_conformance.simulation import Listing
+from multiclouddb_conformance.us8 import *  # noqa: F403
+
+
+class MovesKeysHarness(SimulationHarness):
+    """Any split or merge moves keys anywhere, as the emulator of Cloud Spanner does."""
+
+    # A key has no partition of its own here, so that none can be found by it.
+    capabilities: ClassVar = CapabilitySet(
+        {
+            **SimulationHarness.capabilities.notes,
+            Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
+                Support.UNSUPPORTED, "read the collection; take the events of the key"
+            ),
+        }
+    )
+    weather = attrs.evolve(SimulationHarness.weather, moves_keys=True)
+    can_key_order = False
+
+
+class RestlessHarness(MovesKeysHarness):
+    """A partition is split, merged or rolled with every write."""
+
+    weather = attrs.evolve(MovesKeysHarness.weather, splits_itself=1)
+    can_still = can_split = can_merge = False  # no test can say when
+
+
+class RestlessOpenHarness(MovesKeysHarness):
+    """The same, now and then, with listings of open partitions without parents."""
+
+    weather = attrs.evolve(
+        MovesKeysHarness.weather, splits_itself=4, listing=Listing.OPEN, seed_descendants=False
+    )
+    can_still = can_split = can_merge = False  # no test can say when
+
+
+HARNESSES = [MovesKeysHarness, RestlessHarness, RestlessOpenHarness]

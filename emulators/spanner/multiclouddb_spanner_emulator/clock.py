@@ -1,0 +1,85 @@
+"""The server's own clock: nanoseconds since 1970, and whole microseconds for a commit."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime
+from typing import Final
+
+__all__ = ["MICROSECOND", "SECOND", "Clock", "from_text", "to_text"]
+
+MICROSECOND: Final = 1000
+SECOND: Final = 10**9
+_TEXT: Final = re.compile(r"(\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?([Zz]|[+-]\d\d:\d\d)")
+
+
+def to_text(moment: int, zone: str = "Z") -> str:
+    """RFC 3339 without zeros at the end."""
+    seconds, rest = divmod(moment, SECOND)
+    fraction = f".{rest:09d}".rstrip("0").rstrip(".")
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S") + fraction + zone
+
+
+def from_text(text: str) -> int:
+    """The moment that RFC 3339 text names, with all its digits.
+
+    Raises:
+        ValueError: It is no such text.
+    """
+    found = _TEXT.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no RFC 3339 timestamp")
+    base, fraction, zone = found.groups()
+    offset = "+00:00" if zone in "Zz" else zone
+    seconds = int(datetime.fromisoformat(base.upper() + offset).timestamp())
+    return seconds * SECOND + int((fraction or "").ljust(9, "0"))
+
+
+class Clock:
+    """Runs with real time, a little ahead of it, and can be moved on.
+
+    Args:
+        lead_seconds: How far it is ahead of this machine's clock.
+    """
+
+    def __init__(self, lead_seconds: float = 0.005) -> None:
+        self._offset = time.time_ns() - time.monotonic_ns() + round(lead_seconds * SECOND)
+        self._last = 0
+        self.held: int | None = None
+
+    def nanoseconds(self) -> int:
+        """Now; never before a commit that was acknowledged."""
+        return max(time.monotonic_ns() + self._offset, self._last)
+
+    def now(self) -> datetime:
+        """The same as a datetime."""
+        return datetime.fromtimestamp(self.nanoseconds() / SECOND, UTC)
+
+    def read(self) -> int:
+        """The timestamp of a strong read: every commit behind it is later."""
+        self._last = self.nanoseconds() // MICROSECOND * MICROSECOND
+        return self._last
+
+    def commit(self) -> int:
+        """The next commit timestamp: later than every other, unless they are held at one."""
+        if self.held is not None:
+            return self.held
+        return self.step()
+
+    def step(self) -> int:
+        """A whole microsecond that is later than every commit."""
+        now = -(-self.nanoseconds() // MICROSECOND) * MICROSECOND
+        self._last = max(now, self._last + MICROSECOND)
+        return self._last
+
+    def crowd(self, seconds: float) -> None:
+        """Be ahead by so much, and stand still until real time is there: commits are one tick apart."""
+        ahead = self.nanoseconds() + round(seconds * SECOND)
+        self._last = ahead // MICROSECOND * MICROSECOND
+
+    def advance(self, seconds: float) -> None:
+        """Move on."""
+        if seconds < 0:
+            raise ValueError(f"a clock does not go back, and {seconds} is negative")
+        self._offset += round(seconds * SECOND)

@@ -1,0 +1,88 @@
+"""What was asked of a scripted server."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import attrs
+
+from multiclouddb_spanner_emulator.reading import StreamQuery
+
+__all__ = ["Call", "Journal"]
+
+
+@attrs.define(eq=False)
+class Call:
+    """One call.
+
+    Attributes:
+        method: As `ExecuteStreamingSql`.
+        session: The session that it names, or "".
+        sql: The statement, or "".
+        query: The arguments of a change stream query, or None.
+        rows: How many rows were sent.
+        status: How it ended, as `OK`; "" while it runs.
+    """
+
+    method: str
+    session: str = ""
+    sql: str = ""
+    query: StreamQuery | None = None
+    rows: int = 0
+    status: str = ""
+
+
+class Journal:
+    """The calls of a server, in the order in which they came. For several threads.
+
+    Attributes:
+        calls: All of them.
+        most_streams: How many change stream queries were under way together at most.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.most_streams = 0
+        self._streams = 0
+        self._lock = threading.Lock()
+
+    @property
+    def open_streams(self) -> int:
+        """Change stream queries under way."""
+        return self._streams
+
+    def counts(self) -> Counter[str]:
+        """How often each method was called."""
+        with self._lock:
+            return Counter(call.method for call in self.calls)
+
+    def queries(self) -> list[Call]:
+        """The change stream queries."""
+        with self._lock:
+            return [call for call in self.calls if call.query is not None]
+
+    def clear(self) -> None:
+        """Forget the calls."""
+        with self._lock:
+            self.calls.clear()
+            self.most_streams = self._streams
+
+    def note(self, call: Call) -> None:
+        """A call came."""
+        with self._lock:
+            self.calls.append(call)
+
+    @contextmanager
+    def streaming(self) -> Iterator[None]:
+        """A change stream query is under way."""
+        with self._lock:
+            self._streams += 1
+            self.most_streams = max(self.most_streams, self._streams)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._streams -= 1

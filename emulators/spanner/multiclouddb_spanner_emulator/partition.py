@@ -1,0 +1,85 @@
+"""Partitions of a change stream: which keys they hold, from when to when, and who came of whom."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from bisect import bisect_left
+from typing import Final
+
+import attrs
+
+from multiclouddb_spanner_emulator.record import DataChange
+
+__all__ = ["HASHES", "Partition", "Range", "halves", "new_token", "place_of"]
+
+HASHES: Final = 2**64
+Range = tuple[int, int]
+"""From (inclusive) and to (exclusive)."""
+
+
+@attrs.define(eq=False)
+class Partition:
+    """One partition.
+
+    Attributes:
+        token: Its token.
+        start: When it began.
+        ranges: The hashes that it holds.
+        parents: Tokens of its parents.
+        end: When it ended, or None.
+        children: Its children.
+        hidden: True while its end is not told: who reads up to it waits.
+        log: Its records, in order.
+    """
+
+    token: str
+    start: int
+    ranges: tuple[Range, ...]
+    parents: tuple[str, ...] = ()
+    end: int | None = None
+    children: tuple[Partition, ...] = ()
+    hidden: bool = False
+    log: list[DataChange] = attrs.field(factory=list, repr=False)
+
+    def holds(self, place: int) -> bool:
+        """True when a hash lies in its ranges."""
+        return any(low <= place < high for low, high in self.ranges)
+
+    def lives_at(self, moment: int) -> bool:
+        """True when it takes changes at a moment."""
+        return self.start <= moment and (self.end is None or moment < self.end)
+
+    def index(self, moment: int) -> int:
+        """Where the records begin that are not older than a moment."""
+        return bisect_left(self.log, moment, key=lambda record: record.commit)
+
+
+def new_token(stream: str, number: int) -> str:
+    """A token that tells nobody anything."""
+    digest = hashlib.sha512(f"{stream} {number}".encode()).digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def place_of(text: str) -> int:
+    """Where a key lies among all hashes."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def halves(ranges: tuple[Range, ...], count: int) -> list[tuple[Range, ...]]:
+    """Deal ranges out to so many partitions; the widest are cut while there are too few."""
+    pieces = sorted(ranges)
+    while len(pieces) < count:
+        low, high = max(pieces, key=lambda each: each[1] - each[0])
+        if high - low < 2:
+            raise ValueError("this partition holds a single hash and cannot be split")
+        pieces.remove((low, high))
+        middle = (low + high) // 2
+        pieces = sorted([*pieces, (low, middle), (middle, high)])
+    share, extra = divmod(len(pieces), count)
+    dealt, start = [], 0
+    for number in range(count):
+        stop = start + share + (number < extra)
+        dealt.append(tuple(pieces[start:stop]))
+        start = stop
+    return dealt

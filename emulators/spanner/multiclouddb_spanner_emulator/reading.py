@@ -1,0 +1,185 @@
+"""The change stream query: checks its arguments and yields records as time passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from threading import Condition
+from typing import Final
+
+import attrs
+
+from multiclouddb_spanner_emulator.clock import MICROSECOND, SECOND, Clock, to_text
+from multiclouddb_spanner_emulator.errors import ServiceError, invalid, out_of_range
+from multiclouddb_spanner_emulator.habits import Habits
+from multiclouddb_spanner_emulator.partition import Partition
+from multiclouddb_spanner_emulator.record import Heartbeat, Record
+from multiclouddb_spanner_emulator.stream import ChangeStream
+
+__all__ = ["Reading", "StreamQuery", "checked"]
+
+_AHEAD: Final = 600 * SECOND
+_ZONE: Final = "+00:00"
+_LONGEST_WAIT: Final = 0.5
+
+
+@attrs.frozen
+class StreamQuery:
+    """The arguments of a change stream query.
+
+    Attributes:
+        stream: The stream's name.
+        start: From when.
+        end: Until when; None for as long as the partition lives.
+        token: The partition; None for the partitions alive at `start`.
+        heartbeat: Milliseconds.
+    """
+
+    stream: str
+    start: int | None
+    end: int | None
+    token: str | None
+    heartbeat: int | None
+
+
+def checked(query: StreamQuery, stream: ChangeStream, now: int, habits: Habits) -> None:
+    """Refuse what the service refuses.
+
+    Raises:
+        ServiceError: It does not fit.
+    """
+    start, end, beat = query.start, query.end, query.heartbeat
+    if start is None:
+        raise invalid("start_timestamp must not be null.")
+    if beat is None:
+        raise invalid("heartbeat_milliseconds must not be null.")
+    if not 100 <= beat <= 300_000:
+        raise out_of_range(
+            "heartbeat_milliseconds must be within min 100 and max 300000. "
+            f"Received heartbeat_milliseconds: {beat}."
+        )
+    received = f"Received start_timestamp: {to_text(start, _ZONE)}"
+    if end is not None and end < start:
+        raise invalid(
+            "If end_timestamp is specified, start_timestamp must be <= end_timestamp. "
+            f"{received}, end_timestamp: {to_text(end, _ZONE)}."
+        )
+    horizon = stream.horizon(now)
+    earliest = (
+        f"within the earliest read timestamp: {to_text(horizon, _ZONE)}" if habits.horizon_is_told else ""
+    )
+    if start < horizon:
+        raise out_of_range(
+            "Specified start_timestamp is too far in the past. "
+            f"Please specify a start_timestamp {earliest or 'that is later'}. {received}."
+        )
+    if start > now + _AHEAD:
+        raise out_of_range(
+            "Specified start_timestamp is too far in the future. Please specify a start_timestamp "
+            f"{earliest}, and the current maximum start timestamp: {to_text(now + _AHEAD, _ZONE)}. "
+            f"{received}."
+        )
+    if query.token is not None:
+        _check_life(stream.partition(query.token), start, received)
+
+
+def _check_life(partition: Partition, start: int, received: str) -> None:
+    end = partition.end
+    if start < partition.start or (end is not None and start > end):
+        until = "infinite-future" if end is None else to_text(end, _ZONE)
+        raise out_of_range(
+            "Specified start_timestamp is invalid for the partition. Please specify a start_timestamp "
+            f"within {to_text(partition.start, _ZONE)} and {until}. {received}."
+        )
+
+
+class Reading:
+    """One change stream query under way.
+
+    Args:
+        query: Its arguments, checked.
+        stream: The stream.
+        clock: The server's clock.
+        changed: Held by whoever reads or changes the server; notified on every change.
+        is_active: False when nobody listens any more.
+    """
+
+    def __init__(
+        self,
+        query: StreamQuery,
+        stream: ChangeStream,
+        clock: Clock,
+        changed: Condition,
+        is_active: Callable[[], bool],
+    ) -> None:
+        self._query = query
+        self._stream = stream
+        self._clock = clock
+        self._changed = changed
+        self._is_active = is_active
+        self._start: int = query.start or 0
+        self._beat = (query.heartbeat or 1000) * SECOND // 1000
+        self._told = self._start
+        self._anything = False
+
+    def records(self) -> Iterator[list[Record]]:
+        """Batches of records, until the window or the partition is over."""
+        if self._query.token is None:
+            self._wait_for(self._start)
+            with self._changed:
+                told = self._stream.root(self._start)
+            yield list(told)
+            return
+        partition = self._stream.partitions[self._query.token]
+        at = partition.index(self._start)
+        while self._is_active():
+            with self._changed:
+                found, at, over = self._step(partition, at)
+                if not found and not over:
+                    self._changed.wait(self._pause())
+            if found:
+                yield found
+            if over:
+                return
+
+    def _step(self, partition: Partition, at: int) -> tuple[list[Record], int, bool]:
+        """What there is by now, where it goes on, and whether that was all."""
+        now, end = self._clock.nanoseconds(), self._query.end
+        bound = now if end is None else min(now, end)
+        stop = at
+        while stop < len(partition.log) and partition.log[stop].commit <= bound:
+            stop += 1
+        found: list[Record] = list(partition.log[at:stop])
+        ended = partition.end is not None and partition.end <= bound
+        if found:
+            self._told = bound
+        else:
+            found = self._heartbeats(partition, bound)
+        self._anything = self._anything or bool(found)
+        if ended:
+            if partition.hidden:
+                return found, stop, False
+            return [*found, *self._stream.ending(partition)], stop, True
+        over = end is not None and now >= end
+        if over and end is not None and not self._anything:
+            found.append(Heartbeat(end))
+        return found, stop, over
+
+    def _heartbeats(self, partition: Partition, bound: int) -> list[Record]:
+        """Those that are due, however long nobody looked."""
+        last = bound if partition.end is None else min(bound, partition.end - MICROSECOND)
+        moments = range(self._told + self._beat, last + 1, self._beat)
+        if moments:
+            self._told = moments[-1]
+        return [Heartbeat(moment) for moment in moments]
+
+    def _pause(self) -> float:
+        now = self._clock.nanoseconds()
+        until = min(self._told + self._beat, self._query.end or now + SECOND)
+        return min(max((until - now) / SECOND, 0.001), _LONGEST_WAIT)
+
+    def _wait_for(self, moment: int) -> None:
+        with self._changed:
+            while self._is_active() and self._clock.nanoseconds() < moment:
+                self._changed.wait(_LONGEST_WAIT)
+        if not self._is_active():
+            raise ServiceError("CANCELLED", "The call was cancelled")

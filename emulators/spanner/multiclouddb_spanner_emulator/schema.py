@@ -1,0 +1,111 @@
+"""Tables and what a change stream watches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from multiclouddb_spanner_emulator.errors import ServiceError
+from multiclouddb_spanner_emulator.types import ColumnType, Json, sort_key
+
+__all__ = ["Column", "Table", "Watch"]
+
+Key = tuple[Json, ...]
+Row = dict[str, Json]
+
+
+@attrs.frozen
+class Column:
+    """A column.
+
+    Attributes:
+        name: Its name.
+        type: Its type.
+        text: Its type as DDL has it.
+        nullable: False with NOT NULL.
+        ordinal: Its place in the table, from 1; stays when others are dropped.
+    """
+
+    name: str
+    type: ColumnType
+    text: str
+    nullable: bool
+    ordinal: int
+
+
+@functools.total_ordering
+@attrs.frozen(eq=False)
+class _Descending:
+    value: tuple[Any, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Descending) and self.value == other.value
+
+    def __lt__(self, other: _Descending) -> bool:
+        return other.value < self.value
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+
+@attrs.define(eq=False)
+class Table:
+    """A table with its rows.
+
+    Attributes:
+        name: Its name.
+        columns: Its columns, in order.
+        key: Names of the key's columns.
+        descending: Those of them that sort downwards.
+        rows: Key → the row, keys included.
+    """
+
+    name: str
+    columns: list[Column]
+    key: tuple[str, ...]
+    descending: frozenset[str] = frozenset()
+    rows: dict[Key, Row] = attrs.field(factory=dict)
+
+    def column(self, name: str) -> Column:
+        """A column by its name, whatever the case."""
+        for column in self.columns:
+            if column.name.lower() == name.lower():
+                return column
+        raise ServiceError("NOT_FOUND", f"Column not found in table {self.name}: {name}")
+
+    def order(self, key: Key) -> tuple[Any, ...]:
+        """Compares as the service orders the table's rows."""
+        parts: list[Any] = []
+        for name, value in zip(self.key, key, strict=True):
+            part = sort_key(value, self.column(name).type)
+            parts.append(_Descending(part) if name in self.descending else part)
+        return tuple(parts)
+
+    def values(self) -> list[Column]:
+        """The columns that are not of the key."""
+        return [column for column in self.columns if column.name not in self.key]
+
+
+@attrs.frozen
+class Watch:
+    """What a change stream watches.
+
+    Attributes:
+        everything: True for `FOR ALL`.
+        tables: Table → the columns, or None for all of them.
+    """
+
+    everything: bool = False
+    tables: Mapping[str, Sequence[str] | None] = attrs.field(factory=dict)
+
+    def columns(self, table: Table) -> list[Column] | None:
+        """The columns of a table that are watched, those of the key aside; None when it is not watched."""
+        if self.everything:
+            return table.values()
+        if table.name not in self.tables:
+            return None
+        chosen = self.tables[table.name]
+        return [each for each in table.values() if chosen is None or each.name in chosen]

@@ -1,0 +1,255 @@
+"""The scripted server: what a test starts, and tells what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Final
+
+import attrs
+import grpc
+
+from multiclouddb_spanner_emulator.clock import Clock
+from multiclouddb_spanner_emulator.database import Database, Write
+from multiclouddb_spanner_emulator.habits import Habits
+from multiclouddb_spanner_emulator.journal import Journal
+from multiclouddb_spanner_emulator.record import DataChange, Mod, dumped
+from multiclouddb_spanner_emulator.service import handlers
+from multiclouddb_spanner_emulator.stream import ChangeStream
+from multiclouddb_spanner_emulator.troubles import Troubles
+from multiclouddb_spanner_emulator.world import World
+
+__all__ = ["PartitionState", "ScriptedSpanner"]
+
+_MOST_CALLS: Final = 2000
+_LARGEST: Final = 64 << 20
+
+
+@attrs.frozen
+class PartitionState:
+    """What a partition is like.
+
+    Attributes:
+        token: Its token.
+        parents: Tokens of its parents.
+        children: Tokens of its children.
+        is_open: True while it takes changes.
+        records: How many records it has.
+    """
+
+    token: str
+    parents: tuple[str, ...]
+    children: tuple[str, ...]
+    is_open: bool
+    records: int
+
+
+class ScriptedSpanner:
+    """A Cloud Spanner in this process, over gRPC; a context manager. Every method is for several threads.
+
+    Attributes:
+        habits: Its ways; may be changed at any time.
+        troubles: What goes wrong on demand.
+        journal: What was asked.
+        clock: Its clock.
+        host: Where it listens, for `SPANNER_EMULATOR_HOST`; "" before it is started.
+    """
+
+    def __init__(self, habits: Habits | None = None, lead_seconds: float = 0.005) -> None:
+        """A server that is not started.
+
+        Args:
+            habits: Its ways.
+            lead_seconds: How far its clock is ahead of this machine's.
+        """
+        self.habits = habits or Habits()
+        self.host = ""
+        self._world = World(self.habits, lead_seconds)
+        self._server: Any = None
+
+    def __enter__(self) -> ScriptedSpanner:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    @property
+    def troubles(self) -> Troubles:
+        """What goes wrong on demand."""
+        return self._world.troubles
+
+    @property
+    def journal(self) -> Journal:
+        """What was asked."""
+        return self._world.journal
+
+    @property
+    def clock(self) -> Clock:
+        """Its clock."""
+        return self._world.clock
+
+    @property
+    def sessions(self) -> list[str]:
+        """The sessions that are open."""
+        return list(self._world.sessions)
+
+    # -- Its life
+
+    def start(self) -> None:
+        """Listen on a free port; again on the same one after `stop`."""
+        self._world.stopped.clear()
+        options = [("grpc.max_send_message_length", _LARGEST), ("grpc.so_reuseport", 0)]
+        self._server = grpc.server(ThreadPoolExecutor(_MOST_CALLS), options=options)
+        self._server.add_generic_rpc_handlers(handlers(self._world))
+        port = self._server.add_insecure_port(self.host or "127.0.0.1:0")
+        self.host = self.host or f"127.0.0.1:{port}"
+        self._server.start()
+
+    def stop(self) -> None:
+        """End every call and listen no more; what was written stays."""
+        if self._server is None:
+            return
+        self._world.stopped.set()
+        self._world.troubles.end()
+        with self._world.changed:
+            self._world.changed.notify_all()
+        self._server.stop(0).wait(10)
+        self._server = None
+
+    # -- Without the network
+
+    def create(self, database: str, *statements: str, postgres: bool = False) -> None:
+        """Make a database, and its instance if need be.
+
+        Args:
+            database: Its full name, `projects/P/instances/I/databases/D`.
+            statements: DDL.
+            postgres: True for the PostgreSQL dialect.
+        """
+        instance, _, name = database.partition("/databases/")
+        with self._world.changed:
+            self._world.instances.add(instance)
+            self._world.add_database(instance, name, postgres=postgres, statements=statements)
+
+    def execute(self, database: str, *statements: str) -> None:
+        """Run DDL."""
+        with self._world.changed:
+            for statement in statements:
+                self._database(database).execute(statement)
+            self._world.changed.notify_all()
+
+    def commit(self, database: str, *writes: Write, tag: str = "", is_system: bool = False) -> int:
+        """Write a transaction; its commit timestamp in nanoseconds."""
+        return self._world.commit(self._database(database), writes, tag, is_system=is_system)
+
+    def expire_row(self, database: str, table: str, *key: Any) -> None:
+        """Delete a row as a row deletion policy does."""
+        write = Write("delete", table, (), [key])
+        self.commit(database, write, tag="RowDeletionPolicy", is_system=True)
+
+    def poison(self, database: str, stream: str, table: str, *key: Any) -> None:
+        """Put a record into a change stream whose values are no JSON."""
+        world = self._world
+        with world.changed:
+            found = self._database(database)
+            columns = found.table(table)
+            keys = dumped(dict(zip(columns.key, key, strict=True)))
+            moment = world.clock.commit()
+            told = tuple((each, each.name in columns.key) for each in columns.columns)
+            mod = Mod(keys, '{"broken":', "{}")
+            record = DataChange(
+                moment, 0, f"poison-{moment}", True, columns.name, told, [mod], "UPDATE", "NEW_ROW"
+            )
+            record.records = record.partitions = 1
+            found.streams[stream].home(f"{columns.name} {keys}").log.append(record)
+            world.changed.notify_all()
+
+    # -- Time
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        with self._world.changed:
+            self._world.clock.advance(seconds)
+            self._world.changed.notify_all()
+
+    def crowd(self, seconds: float = 0.1) -> None:
+        """For so long, give commits and splits timestamps that are one microsecond apart."""
+        with self._world.changed:
+            self.clock.crowd(seconds)
+            self._world.changed.notify_all()
+
+    def now(self) -> datetime:
+        """What its clock says."""
+        return self.clock.now()
+
+    def forget(self, database: str, stream: str) -> None:
+        """Take everything so far out of a stream's retention, without moving the clock."""
+        with self._world.changed:
+            self._stream(database, stream).created = self.clock.step()
+
+    @contextmanager
+    def one_commit_timestamp(self) -> Iterator[None]:
+        """Give every transaction inside the same commit timestamp; nobody may read meanwhile."""
+        with self._world.changed:
+            self.clock.held = self.clock.step()
+        try:
+            yield
+        finally:
+            with self._world.changed:
+                self.clock.held = None
+
+    # -- Partitions
+
+    def partitions(self, database: str, stream: str) -> list[PartitionState]:
+        """Every partition that ever was, oldest first."""
+        with self._world.changed:
+            return [
+                PartitionState(
+                    each.token,
+                    each.parents,
+                    tuple(child.token for child in each.children),
+                    each.end is None,
+                    len(each.log),
+                )
+                for each in self._stream(database, stream).partitions.values()
+            ]
+
+    def open_partitions(self, database: str, stream: str) -> list[str]:
+        """Tokens of the partitions that take changes, oldest first."""
+        return [each.token for each in self.partitions(database, stream) if each.is_open]
+
+    def split(self, token: str, into: int = 2) -> list[str]:
+        """Split a partition; the tokens of its children."""
+        return self._world.reshape([token], into)
+
+    def merge(self, *tokens: str) -> str:
+        """Merge partitions; the token of the child."""
+        return self._world.reshape(tokens, 1)[0]
+
+    def move(self, token: str) -> str:
+        """End a partition and go on in another one with the same keys; its token."""
+        return self._world.reshape([token], 1)[0]
+
+    def reshape(self, tokens: Sequence[str], count: int) -> list[str]:
+        """End partitions and go on in so many others, each a child of all of them."""
+        return self._world.reshape(tokens, count)
+
+    def hide_end(self, token: str, *, hidden: bool = True) -> None:
+        """Let who reads up to the end of a partition wait for its children, or no longer."""
+        with self._world.changed:
+            self._world.stream_of(token).partitions[token].hidden = hidden
+            self._world.changed.notify_all()
+
+    def lose_sessions(self) -> None:
+        """Forget every session: who names one is told that it is not found."""
+        with self._world.changed:
+            self._world.sessions.clear()
+
+    def _database(self, name: str) -> Database:
+        return self._world.database(name)
+
+    def _stream(self, database: str, stream: str) -> ChangeStream:
+        return self._database(database).streams[stream]

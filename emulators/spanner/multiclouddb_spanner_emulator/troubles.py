@@ -1,0 +1,174 @@
+"""Troubles on demand: the next so many calls do not go as they should."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeAlias
+
+import attrs
+
+from multiclouddb_spanner_emulator.errors import ServiceError
+
+__all__ = ["Act", "Action", "Delay", "Fail", "Hang", "Trouble", "Troubles"]
+
+
+@attrs.frozen
+class Fail:
+    """Ends with an error."""
+
+    error: ServiceError
+
+
+@attrs.frozen
+class Delay:
+    """Goes on late."""
+
+    seconds: float
+
+
+@attrs.frozen
+class Hang:
+    """Does not go on until the trouble is over."""
+
+
+@attrs.frozen
+class Act:
+    """Something happens on the way."""
+
+    act: Callable[[], object]
+
+
+Action: TypeAlias = Fail | Delay | Hang | Act
+
+
+@attrs.define(eq=False)
+class Trouble:
+    """A trouble that was asked for.
+
+    Attributes:
+        action: What happens.
+        method: To which calls, as `ExecuteStreamingSql`, or `ChangeStream` for change stream queries; None
+            for all.
+        token: To queries of which partition; None for all, "" for those without a token.
+        after_rows: When so many rows were sent; None for before anything is.
+        times: So often; None for ever.
+        every: 1 for each call; 2 spares every other one, beginning with the first.
+        happened: So often it did.
+        over: Set when it is.
+    """
+
+    action: Action
+    method: str | None = None
+    token: str | None = None
+    after_rows: int | None = None
+    times: int | None = None
+    every: int = 1
+    happened: int = 0
+    over: threading.Event = attrs.field(factory=threading.Event, init=False)
+    _asked: int = attrs.field(default=0, init=False)
+
+    def end(self) -> None:
+        """No more of it; what hangs goes on."""
+        self.over.set()
+
+    def strikes(self, methods: tuple[str, ...], token: str | None, rows: int | None) -> bool:
+        """True when it happens to this call at this place."""
+        if self.over.is_set() or rows != self.after_rows:
+            return False
+        if self.method is not None and self.method not in methods:
+            return False
+        if self.token is not None and self.token != token:
+            return False
+        if self.times is not None and self.happened >= self.times:
+            return False
+        self._asked += 1
+        if self._asked % self.every:
+            return False
+        self.happened += 1
+        return True
+
+
+class Troubles:
+    """The troubles of a server; each method asks for one more. For several threads.
+
+    `after_rows` counts data change and child partitions records, not heartbeats. With None the trouble comes
+    before anything is sent, and 0 means: when there is a first row, and it has not been sent.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._all: list[Trouble] = []
+
+    def fail(
+        self,
+        method: str | None,
+        status: str,
+        times: int | None = 1,
+        *,
+        message: str = "Scripted.",
+        retry_after: float | None = None,
+        token: str | None = None,
+        after_rows: int | None = None,
+        every: int = 1,
+    ) -> Trouble:
+        """End calls with a status, before the answer or in the middle of it."""
+        error = ServiceError(status, message, retry_after)
+        return self._add(Trouble(Fail(error), method, token, after_rows, times, every))
+
+    def delay(
+        self,
+        method: str | None,
+        seconds: float,
+        times: int | None = None,
+        *,
+        token: str | None = None,
+        after_rows: int | None = None,
+    ) -> Trouble:
+        """Answer late, or go on late."""
+        return self._add(Trouble(Delay(seconds), method, token, after_rows, times))
+
+    def hang(
+        self,
+        method: str | None,
+        times: int | None = None,
+        *,
+        token: str | None = None,
+        after_rows: int | None = None,
+    ) -> Trouble:
+        """Be silent until `Trouble.end`."""
+        return self._add(Trouble(Hang(), method, token, after_rows, times))
+
+    def act(
+        self,
+        act: Callable[[], object],
+        times: int | None = 1,
+        *,
+        method: str = "ChangeStream",
+        token: str | None = None,
+        after_rows: int | None = 0,
+    ) -> Trouble:
+        """Call something when an answer is under way."""
+        return self._add(Trouble(Act(act), method, token, after_rows, times))
+
+    @property
+    def present(self) -> list[Trouble]:
+        """Those that are asked for at present."""
+        return list(self._all)
+
+    def end(self) -> None:
+        """End them all."""
+        with self._lock:
+            for trouble in self._all:
+                trouble.end()
+            self._all.clear()
+
+    def striking(self, methods: tuple[str, ...], token: str | None, rows: int | None) -> list[Trouble]:
+        """What happens to a call at this place, in the order it was asked for."""
+        with self._lock:
+            return [trouble for trouble in self._all if trouble.strikes(methods, token, rows)]
+
+    def _add(self, trouble: Trouble) -> Trouble:
+        with self._lock:
+            self._all.append(trouble)
+        return trouble

@@ -1,0 +1,125 @@
+"""Everything that a scripted server knows: instances, databases, sessions, transactions, its clock."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from multiclouddb_spanner_emulator.clock import Clock
+from multiclouddb_spanner_emulator.database import Database, Write
+from multiclouddb_spanner_emulator.errors import ServiceError, not_found
+from multiclouddb_spanner_emulator.habits import Habits
+from multiclouddb_spanner_emulator.journal import Journal
+from multiclouddb_spanner_emulator.stream import ChangeStream
+from multiclouddb_spanner_emulator.troubles import Troubles
+
+__all__ = ["World"]
+
+_DATABASE: Final = re.compile(r"(projects/[^/]+/instances/[^/]+)/databases/([^/]+)")
+
+
+class World:
+    """What the calls work on. Whoever reads or changes it holds `changed`.
+
+    Attributes:
+        habits: Its ways.
+        troubles: What goes wrong on demand.
+        journal: What was asked.
+        clock: Its clock.
+        changed: Notified on every change.
+        instances: Names of instances.
+        databases: Full name → database.
+        sessions: Names of sessions → whether they are multiplexed.
+        transactions: Ids of transactions that were begun.
+    """
+
+    def __init__(self, habits: Habits, lead_seconds: float) -> None:
+        self.habits = habits
+        self.troubles = Troubles()
+        self.journal = Journal()
+        self.clock = Clock(lead_seconds)
+        self.changed = threading.Condition(threading.RLock())
+        self.instances: set[str] = set()
+        self.databases: dict[str, Database] = {}
+        self.sessions: dict[str, bool] = {}
+        self.transactions: set[bytes] = set()
+        self.stopped = threading.Event()
+        self._numbers = itertools.count(1)
+
+    # -- Names
+
+    def database(self, name: str) -> Database:
+        """A database by its full name."""
+        found = _DATABASE.fullmatch(name)
+        if found is None or found[1] not in self.instances:
+            raise not_found("Instance", found[1] if found is not None else name)
+        if name not in self.databases:
+            raise not_found("Database", name)
+        return self.databases[name]
+
+    def in_session(self, name: str) -> Database:
+        """The database of a session."""
+        if name not in self.sessions:
+            raise not_found("Session", name)
+        return self.database(name.rpartition("/sessions/")[0])
+
+    def add_database(
+        self, instance: str, name: str, *, postgres: bool, statements: Sequence[str]
+    ) -> Database:
+        """A new database."""
+        if instance not in self.instances:
+            raise not_found("Instance", instance)
+        full = f"{instance}/databases/{name}"
+        if full in self.databases:
+            raise ServiceError("ALREADY_EXISTS", f"Database already exists: {full}")
+        made = Database(full, postgres=postgres, clock=self.clock, habits=self.habits)
+        for statement in statements:
+            made.execute(statement)
+        self.databases[full] = made
+        return made
+
+    def add_session(self, database: str, *, multiplexed: bool) -> str:
+        """A new session's name."""
+        self.database(database)
+        name = f"{database}/sessions/s{next(self._numbers)}"
+        self.sessions[name] = multiplexed
+        return name
+
+    def add_transaction(self) -> bytes:
+        """A new transaction's id."""
+        made = f"t{next(self._numbers)}".encode()
+        self.transactions.add(made)
+        return made
+
+    def commit(
+        self, database: Database, writes: Sequence[Write], tag: str = "", *, is_system: bool = False
+    ) -> int:
+        """Apply a transaction; its commit timestamp."""
+        with self.changed:
+            moment = database.commit(writes, tag, is_system=is_system)
+            self.changed.notify_all()
+            return moment
+
+    # -- Partitions
+
+    def stream_of(self, *tokens: str) -> ChangeStream:
+        """The change stream that partitions belong to."""
+        for database in self.databases.values():
+            for stream in database.streams.values():
+                if all(token in stream.partitions for token in tokens):
+                    return stream
+        raise ValueError(f"no change stream has all of these partitions: {', '.join(tokens)}")
+
+    def reshape(self, tokens: Sequence[str], count: int) -> list[str]:
+        """End partitions and go on in others; their tokens."""
+        with self.changed:
+            stream = self.stream_of(*tokens)
+            moment = self.clock.step()
+            if self.clock.held is not None:
+                self.clock.held = moment
+            children = stream.reshape(tokens, count, moment)
+            self.changed.notify_all()
+            return children

@@ -1,0 +1,408 @@
+"""The calls to one database, each one call of gRPC: no restart and no retry of the vendor's is in between.
+
+The library's own `execute_sql` restarts a broken stream for ever, and without a pause. So queries are made on
+the transport of the library's client: its channel, credentials and interceptors are the same.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+import attrs
+import grpc
+from google.cloud.spanner_v1 import (
+    CreateSessionRequest,
+    DeleteSessionRequest,
+    ExecuteSqlRequest,
+    PartialResultSet,
+    TypeCode,
+)
+
+from multiclouddb_api import ErrorCategory
+from multiclouddb_spanner.errors import fault, is_lost_session
+from multiclouddb_spanner.records import rows_of
+from multiclouddb_spi import Deadline
+
+__all__ = ["INT64", "STRING", "TIMESTAMP", "Answer", "Calls", "Hold", "Parameter"]
+
+INT64: Final = int(TypeCode.INT64)
+STRING: Final = int(TypeCode.STRING)
+TIMESTAMP: Final = int(TypeCode.TIMESTAMP)
+
+_SESSION_SECONDS: Final = 20 * 3600  # the service keeps one for 28 days, and asks for a new one every week
+_LOOK_SECONDS: Final = 0.1
+_DELETE_SECONDS: Final = 0.5
+_CLOCK_SECONDS: Final = 600.0
+# How much faster than this machine's clock the service's may run, and how far commits may be ahead of it.
+_DRIFT: Final = 1.0001
+_AHEAD: Final = 5_000
+
+
+@attrs.frozen
+class Parameter:
+    """A parameter of a query.
+
+    Attributes:
+        kind: Its type's code.
+        text: Its value as text, or None.
+    """
+
+    kind: int
+    text: str | None
+
+
+class Hold:
+    """What a caller has in flight, for another thread to cancel."""
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+        self._call: Any = None
+
+    def take(self, call: Any) -> None:
+        """This call is in flight now.
+
+        Args:
+            call: The call of gRPC.
+        """
+        self._call = call
+        if self._cancelled.is_set():
+            call.cancel()
+
+    def cancel(self) -> None:
+        """End what is in flight, and let nothing begin."""
+        self._cancelled.set()
+        call = self._call
+        if call is not None:
+            call.cancel()
+
+    def check(self) -> None:
+        """Raise when it was cancelled.
+
+        Raises:
+            ProviderFault: `TRANSIENT_FAILURE`.
+        """
+        if self._cancelled.is_set():
+            raise fault(ErrorCategory.TRANSIENT_FAILURE, "the read was cancelled; try again", retryable=True)
+
+
+class Answer:
+    """The answer of a query, message by message.
+
+    Args:
+        calls: Made the query.
+        call: The call of gRPC.
+        session: The session that it runs in.
+        expires: `time.monotonic()` at which gRPC ends it.
+    """
+
+    def __init__(self, calls: Calls, call: Any, session: str, expires: float) -> None:
+        self._calls, self._call, self._session, self.expires = calls, call, session, expires
+
+    def __iter__(self) -> Iterator[PartialResultSet]:
+        try:
+            yield from self._call
+        except grpc.RpcError as error:
+            if is_lost_session(error):
+                self._calls.forget(self._session)
+            raise
+        finally:
+            self._calls.over(self._call)
+
+    def cancel(self) -> None:
+        """End it; idempotent, from any thread."""
+        self._call.cancel()
+        self._calls.over(self._call)
+
+
+class Calls:
+    """One database.
+
+    Args:
+        database: The library's `Database`.
+        ours: True when its client was made by us: then its channel is closed at the end.
+    """
+
+    def __init__(self, database: Any, *, ours: bool) -> None:
+        self._name, self._ours = str(database.name), ours
+        self._transport = database.spanner_api.transport
+        self._lock = threading.Lock()
+        self._session: tuple[str, bool, float] | None = None
+        self._creating = threading.Lock()
+        self._active: set[Any] = set()
+        self._clock = _Clock(self)
+        self.now, self.passed, self.ahead = self._clock.now, self._clock.passed, self._clock.ahead
+        self.forget_clock = self._clock.forget
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """The database's full name."""
+        return self._name
+
+    def query(
+        self,
+        sql: str,
+        parameters: Mapping[str, Parameter],
+        deadline: Deadline,
+        hold: Hold,
+        *,
+        read_timestamp: bool = False,
+    ) -> Answer:
+        """Begin a strong read of its own; nothing is waited for but a session.
+
+        Args:
+            sql: The query.
+            parameters: Name → value.
+            deadline: When gRPC ends it.
+            hold: Who makes the call.
+            read_timestamp: True to be told the moment that is read.
+        """
+        session = self._open_session(deadline, hold)
+        hold.check()
+        request = ExecuteSqlRequest.pb()(session=session, sql=sql)
+        options = request.transaction.single_use.read_only
+        options.strong, options.return_read_timestamp = True, read_timestamp
+        for name, parameter in parameters.items():
+            request.param_types[name].code = parameter.kind
+            if parameter.text is None:
+                request.params.fields[name].null_value = 0
+            else:
+                request.params.fields[name].string_value = parameter.text
+        # A call whose deadline has passed is sent all the same: gRPC says so in its own way.
+        call = self._transport.execute_streaming_sql(
+            request, timeout=deadline.remaining(), metadata=self._metadata("session", session)
+        )
+        self._begun(call)
+        hold.take(call)
+        return Answer(self, call, session, deadline.at)
+
+    def rows(
+        self,
+        sql: str,
+        columns: int,
+        deadline: Deadline,
+        hold: Hold,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> list[list[Any]]:
+        """All rows of a query; a value is a text, a truth value or None.
+
+        Args:
+            sql: The query.
+            columns: How many columns a row has.
+            deadline: When it has to be over.
+            hold: Who makes the call.
+            parameters: Name → value.
+        """
+        answer = self.query(sql, parameters or {}, deadline, hold)
+        return [[_plain(value) for value in row] for rows in rows_of(answer, columns) for row in rows]
+
+    def forget(self, session: str) -> None:
+        """The service does not know a session any more."""
+        with self._lock:
+            if self._session is not None and self._session[0] == session:
+                self._session = None
+
+    def over(self, call: Any) -> None:
+        """A call has ended."""
+        with self._lock:
+            self._active.discard(call)
+
+    def open_calls(self) -> int:
+        """How many calls are in flight or kept open."""
+        with self._lock:
+            return len(self._active)
+
+    def close(self) -> None:
+        """Cancel all calls, delete the session, and close the channel if it is ours; within a second."""
+        with self._lock:
+            self._closed = True
+            active, session, self._session = list(self._active), self._session, None
+        for call in active:
+            call.cancel()
+        if session is not None and not session[1]:
+            self._delete(session[0])
+        if self._ours:
+            self._transport.close()
+
+    # -- Sessions
+
+    def _open_session(self, deadline: Deadline, hold: Hold) -> str:
+        session = self._session
+        if session is not None and time.monotonic() - session[2] < _SESSION_SECONDS:
+            return session[0]
+        while not self._creating.acquire(timeout=_LOOK_SECONDS):
+            hold.check()
+            if deadline.passed():
+                raise _late()
+        try:
+            if self._session is session:
+                made = self._create(deadline, hold)
+                if session is not None and not session[1]:
+                    self._delete(session[0])
+                with self._lock:
+                    self._session = made
+                    closed = self._closed
+                if closed and not made[1]:
+                    self._delete(made[0])
+            found = self._session
+            if found is None:
+                raise _late()
+            return found[0]
+        finally:
+            self._creating.release()
+
+    def _create(self, deadline: Deadline, hold: Hold) -> tuple[str, bool, float]:
+        """A multiplexed session, where the server has them: it runs any number of queries at a time."""
+        request = CreateSessionRequest.pb()(database=self._name)
+        request.session.multiplexed = True
+        call = self._transport.create_session.future(
+            request, timeout=deadline.remaining(), metadata=self._metadata("database", self._name)
+        )
+        self._begun(call)
+        hold.take(call)
+        try:
+            made = call.result()
+        except grpc.FutureCancelledError:
+            hold.check()
+            raise _late() from None
+        finally:
+            self.over(call)
+        return made.name, bool(made.multiplexed), time.monotonic()
+
+    def _delete(self, session: str) -> None:
+        """Delete a session that the server would keep for an hour; what does not work is not missed."""
+        request = DeleteSessionRequest.pb()(name=session)
+        call = self._transport.delete_session.future(
+            request, timeout=_DELETE_SECONDS, metadata=self._metadata("name", session)
+        )
+        try:
+            call.result(timeout=_DELETE_SECONDS)
+        except (grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError, ValueError):
+            call.cancel()
+
+    def _begun(self, call: Any) -> None:
+        with self._lock:
+            self._active.add(call)
+            closed = self._closed
+        if closed:
+            call.cancel()
+
+    def _metadata(self, name: str, value: str) -> list[tuple[str, str]]:
+        # The second one is what the library's own client adds: the service finds its way by it.
+        return [
+            ("google-cloud-resource-prefix", self._name),
+            ("x-goog-request-params", f"{name}={quote(value, safe='')}"),
+        ]
+
+
+@attrs.define(eq=False)
+class _Turn:
+    done: threading.Event = attrs.field(factory=threading.Event)
+    found: int = 0
+    error: BaseException | None = None
+
+
+class _Clock:
+    """The service's clock: every commit that was acknowledged before it is asked is at or before its answer.
+
+    Threads that ask while a call is in flight share the next one.
+
+    Args:
+        calls: Makes the call.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._lock, self._busy = threading.Lock(), threading.Lock()
+        self._waiting: _Turn | None = None
+        self._told: tuple[int, float] | None = None
+
+    def now(self, deadline: Deadline, hold: Hold) -> int:
+        """The service's time, in microseconds since 1970; asked now.
+
+        Args:
+            deadline: When it has to be over.
+            hold: Who asks.
+        """
+        with self._lock:
+            turn, leads = self._waiting, self._waiting is None
+            if turn is None:
+                turn = self._waiting = _Turn()
+        if leads:
+            self._lead(turn, deadline, hold)
+        else:
+            while not turn.done.wait(_LOOK_SECONDS):
+                hold.check()
+                if deadline.passed():
+                    raise _late()
+        if turn.error is not None:
+            raise turn.error
+        return turn.found
+
+    def _lead(self, turn: _Turn, deadline: Deadline, hold: Hold) -> None:
+        acquired = False
+        try:
+            while not (acquired := self._busy.acquire(timeout=_LOOK_SECONDS)):
+                hold.check()
+                if deadline.passed():
+                    raise _late()
+            with self._lock:
+                self._waiting = None
+            turn.found = self._ask(deadline, hold)
+        except BaseException as error:
+            turn.error = error
+            raise
+        finally:
+            with self._lock:
+                self._waiting = None if self._waiting is turn else self._waiting
+            if acquired:
+                self._busy.release()
+            turn.done.set()
+
+    def _ask(self, deadline: Deadline, hold: Hold) -> int:
+        sent = time.monotonic()
+        found = 0
+        answer = self._calls.query("SELECT 1", {}, deadline, hold, read_timestamp=True)
+        for message in answer:
+            moment = PartialResultSet.pb(message).metadata.transaction.read_timestamp
+            found = max(found, moment.seconds * 1_000_000 + moment.nanos // 1000)
+        with self._lock:
+            self._told = (found, sent)
+        return found
+
+    def passed(self) -> int:
+        """A moment that the service's clock has passed, as far as that is known; 0 when nothing is known."""
+        told = self._told
+        return 0 if told is None else told[0]
+
+    def ahead(self) -> int | None:
+        """A moment a little ahead of the service's clock, without a call; None when it was not asked lately.
+
+        A call that was just answered says what the clock was at some time after it was sent. A clock that
+        stood still meanwhile, in a machine that slept, is found out by who waits for this moment.
+        """
+        told = self._told
+        if told is None or time.monotonic() - told[1] > _CLOCK_SECONDS:
+            return None
+        return told[0] + int((time.monotonic() - told[1]) * 1_000_000 * _DRIFT) + _AHEAD
+
+    def forget(self) -> None:
+        """What was told is not right any more."""
+        self._told = None
+
+
+def _plain(value: Any) -> Any:
+    kind = value.WhichOneof("kind")
+    return None if kind in (None, "null_value") else getattr(value, kind)
+
+
+def _late() -> Exception:
+    return fault(
+        ErrorCategory.TRANSIENT_FAILURE,
+        "the service gave no answer in time; try again, with a longer timeout_seconds if that goes on",
+        retryable=True,
+    )

@@ -1,0 +1,295 @@
+"""Which change stream watches a table, and what it is provisioned with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import attrs
+
+from multiclouddb_api import (
+    ErrorCategory,
+    NewItemStateMode,
+    OldItemStateMode,
+    ResourceAddress,
+    invalid_request,
+)
+from multiclouddb_spanner.calls import Calls, Hold
+from multiclouddb_spanner.config import STREAM_NAME
+from multiclouddb_spanner.errors import fault
+from multiclouddb_spi import Deadline, FeedSpec, unsupported
+
+__all__ = ["Found", "check_address", "check_provisioned", "find", "how_to_alter", "how_to_create", "is_whole"]
+
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DAY: Final = 86400
+_DEFAULT_CAPTURE: Final = "OLD_AND_NEW_VALUES"
+_WITH_ROW: Final = ("NEW_ROW", "NEW_ROW_AND_OLD_VALUES")
+_EXCLUDES: Final = ("exclude_insert", "exclude_update", "exclude_delete")
+_DEFAULT_SCHEMAS: Final = ("", "public")
+
+_Row: TypeAlias = Sequence[Any]
+
+
+@attrs.frozen
+class Found:
+    """A table and the change stream that watches it.
+
+    Attributes:
+        stream: The name of the change stream.
+        table: The table as its records name it.
+        key_names: The columns of its primary key, in order.
+        postgres: True for a database with PostgreSQL's dialect.
+        whole: True when the stream watches all columns.
+        capture: Its value capture type.
+        retention: For how many seconds it keeps changes.
+    """
+
+    stream: str
+    table: str
+    key_names: tuple[str, ...]
+    postgres: bool
+    whole: bool
+    capture: str
+    retention: int
+
+
+def find(
+    calls: Calls, address: ResourceAddress, configured: str | None, deadline: Deadline, hold: Hold
+) -> Found:
+    """Look for the table of an address and for its change stream.
+
+    Args:
+        calls: The database.
+        address: The table.
+        configured: The change stream that the configuration names, or None.
+        deadline: When it has to be over.
+        hold: Who asks.
+
+    Raises:
+        ProviderFault: `NOT_FOUND` when there is no such table or stream, `INVALID_REQUEST` when several
+            streams watch it or the one leaves something out, `UNSUPPORTED_CAPABILITY` for a stream of
+            another kind.
+    """
+    table = str(address.collection)
+    schema, _, name = table.rpartition(".")
+    postgres = _is_postgres(calls, deadline, hold)
+    key_names = _key_names(calls, schema, name, deadline, hold)
+    if not key_names:
+        raise fault(
+            ErrorCategory.NOT_FOUND,
+            f"there is no table {table!r} in database {address.database!r}; check its name, also upper and "
+            "lower case",
+        )
+    watching = _watching(calls, schema, name, deadline, hold, postgres=postgres)
+    options = _options(calls, deadline, hold)
+    if configured is not None and postgres:
+        configured = configured.lower()
+    stream = _chosen(table, watching, options, configured, postgres=postgres)
+    settings = options.get(stream, {})
+    if settings.get("partition_mode", "").upper() == "MUTABLE_KEY_RANGE":
+        raise unsupported(
+            f"change stream {stream!r} has partition_mode = 'MUTABLE_KEY_RANGE', with other records",
+            "create one without that option beside it, and name it by change_stream in the configuration",
+        )
+    return Found(
+        stream,
+        table,
+        key_names,
+        postgres,
+        watching[stream],
+        settings.get("value_capture_type", _DEFAULT_CAPTURE).upper(),
+        _retention(settings.get("retention_period", "")),
+    )
+
+
+def is_whole(calls: Calls, found: Found, deadline: Deadline, hold: Hold) -> bool:
+    """Whether a change stream watches all columns of its table at present."""
+    schema, _, name = found.table.rpartition(".")
+    watching = _watching(calls, schema, name, deadline, hold, postgres=found.postgres)
+    return watching.get(found.stream, False)
+
+
+def how_to_create(table: str, *, postgres: bool) -> str:
+    """The statement that makes a change stream of a table."""
+    return f"CREATE CHANGE STREAM {_plain(table)}_stream FOR {table} {_images(postgres=postgres)}"
+
+
+def how_to_alter(stream: str, *, postgres: bool) -> str:
+    """The statement after which a change stream has whole rows."""
+    if postgres:
+        return f"ALTER CHANGE STREAM {stream} SET (value_capture_type = 'NEW_ROW_AND_OLD_VALUES')"
+    return f"ALTER CHANGE STREAM {stream} SET OPTIONS (value_capture_type = 'NEW_ROW_AND_OLD_VALUES')"
+
+
+def check_provisioned(found: Found, spec: FeedSpec) -> None:
+    """Refuse to promise rows that the stream's records do not have.
+
+    Raises:
+        ProviderFault: `UNSUPPORTED_CAPABILITY` that names the statement to run.
+    """
+    wanted: list[tuple[str, tuple[str, ...]]] = []
+    if spec.new_item_state_mode is NewItemStateMode.REQUIRE:
+        wanted.append(("new_item_state_mode", _WITH_ROW))
+    if spec.old_item_state_mode is OldItemStateMode.REQUIRE:
+        wanted.append(("old_item_state_mode", _WITH_ROW[1:]))
+    for field, captures in wanted:
+        if not found.whole:
+            raise unsupported(
+                f"{field}=REQUIRE: change stream {found.stream!r} does not watch all columns of "
+                f"{found.table!r}",
+                f"watch the whole table: ALTER CHANGE STREAM {found.stream} SET FOR {found.table}, or read "
+                "with INCLUDE_IF_AVAILABLE",
+            )
+        if found.capture not in captures:
+            raise unsupported(
+                f"{field}=REQUIRE: change stream {found.stream!r} has value_capture_type {found.capture}, "
+                "without whole rows",
+                f"{how_to_alter(found.stream, postgres=found.postgres)}, or read with INCLUDE_IF_AVAILABLE",
+            )
+
+
+# -- What the database says about itself
+
+
+def _is_postgres(calls: Calls, deadline: Deadline, hold: Hold) -> bool:
+    rows = calls.rows(
+        "SELECT option_value FROM information_schema.database_options WHERE option_name = 'database_dialect'",
+        1,
+        deadline,
+        hold,
+    )
+    return any(value == "POSTGRESQL" for (value,) in rows)
+
+
+def _key_names(calls: Calls, schema: str, table: str, deadline: Deadline, hold: Hold) -> tuple[str, ...]:
+    rows = calls.rows(
+        "SELECT table_schema, table_name, column_name FROM information_schema.index_columns "
+        "WHERE index_type = 'PRIMARY_KEY' ORDER BY ordinal_position",
+        3,
+        deadline,
+        hold,
+    )
+    return tuple(column for where, name, column in rows if _is_here(where, schema) and name == table)
+
+
+def _is_here(where: str, schema: str) -> bool:
+    return where in _DEFAULT_SCHEMAS if schema in _DEFAULT_SCHEMAS else where == schema
+
+
+def _watching(
+    calls: Calls, schema: str, table: str, deadline: Deadline, hold: Hold, *, postgres: bool
+) -> dict[str, bool]:
+    """The change streams that watch a table, and whether each watches all its columns."""
+    everything = '"all"' if postgres else "`ALL`"
+    rows = calls.rows(
+        f"SELECT change_stream_name, {everything} FROM information_schema.change_streams",
+        2,
+        deadline,
+        hold,
+    )
+    found = {name: True for name, of_all in rows if of_all in (True, "YES")}
+    rows = calls.rows(
+        "SELECT change_stream_name, table_schema, table_name, all_columns "
+        "FROM information_schema.change_stream_tables",
+        4,
+        deadline,
+        hold,
+    )
+    for stream, where, name, columns in rows:
+        if _is_here(where, schema) and name == table:
+            found[stream] = columns in (True, "YES")
+    return found
+
+
+def _options(calls: Calls, deadline: Deadline, hold: Hold) -> dict[str, dict[str, str]]:
+    rows = calls.rows(
+        "SELECT change_stream_name, option_name, option_value FROM information_schema.change_stream_options",
+        3,
+        deadline,
+        hold,
+    )
+    found: dict[str, dict[str, str]] = {}
+    for stream, name, value in rows:
+        found.setdefault(stream, {})[name] = str(value).strip("'\"")
+    return found
+
+
+def _retention(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([smhd])", text.strip().lower())
+    return int(match.group(1)) * _SECONDS[match.group(2)] if match else _DAY
+
+
+# -- The choice
+
+
+def _chosen(
+    table: str,
+    watching: Mapping[str, bool],
+    options: Mapping[str, Mapping[str, str]],
+    configured: str | None,
+    *,
+    postgres: bool,
+) -> str:
+    names = sorted(name for name in watching if STREAM_NAME.fullmatch(name))
+    if configured is not None:
+        named = [name for name in names if name.lower() == configured.lower()]
+        if named:
+            return named[0]
+        raise fault(
+            ErrorCategory.NOT_FOUND,
+            f"connection.change_stream: no change stream {configured!r} watches table {table!r}; name one "
+            f"that does ({_listed(names)}), or leave it out",
+        )
+    if not names:
+        raise fault(
+            ErrorCategory.NOT_FOUND,
+            f"no change stream watches table {table!r}; create one: "
+            f"{how_to_create(table, postgres=postgres)}",
+        )
+    if len(names) > 1:
+        raise fault(
+            ErrorCategory.INVALID_REQUEST,
+            f"several change streams watch table {table!r}: {_listed(names)}; name one of them: "
+            "connection={'change_stream': …}, or ?change_stream=… in the url",
+        )
+    (name,) = names
+    excluded = [option for option in _EXCLUDES if options.get(name, {}).get(option, "").lower() == "true"]
+    unwatched = ["some columns"] if not watching[name] else []
+    if excluded or unwatched:
+        raise fault(
+            ErrorCategory.INVALID_REQUEST,
+            f"change stream {name!r} leaves changes of {table!r} out ({', '.join(excluded + unwatched)}); "
+            f"{how_to_create(table, postgres=postgres)}, or name {name!r} in the configuration "
+            "(change_stream) to read it as it is",
+        )
+    return name
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(map(repr, names)) if names else "there is none"
+
+
+def _plain(table: str) -> str:
+    return table.rpartition(".")[2]
+
+
+def _images(*, postgres: bool) -> str:
+    word = "WITH" if postgres else "OPTIONS"
+    return f"{word} (value_capture_type = 'NEW_ROW_AND_OLD_VALUES')"
+
+
+def check_address(address: ResourceAddress) -> str:
+    """The database of an address.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` when it names none.
+    """
+    if address.database is None:
+        raise invalid_request(
+            "address.database",
+            "is missing",
+            "name the database and the table: ResourceAddress(database, table)",
+        )
+    return address.database

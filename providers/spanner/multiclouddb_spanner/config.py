@@ -1,0 +1,136 @@
+"""How a client names a Spanner instance, and the vendor's client that is made for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote
+
+import attrs
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import spanner
+
+from multiclouddb_api import ClientConfig, invalid_request
+from multiclouddb_api.check import suggestion, unknown_name
+from multiclouddb_api.secret import settled
+
+__all__ = ["STREAM_NAME", "SpannerConfig"]
+
+_OPTIONS: Final = ("change_stream", "emulator_host", "instance", "project", "url")
+_IN_URL: Final = ("change_stream", "emulator_host")
+_URL: Final = "write spanner://PROJECT/INSTANCE, and ?change_stream=NAME where a table has several"
+_SECRET: Final = ("key", "secret", "token", "password", "credential")
+_CHAIN: Final = "credentials come from Google's own chain (gcloud auth application-default login)"
+
+STREAM_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
+"""What Spanner allows as the name of a change stream; it becomes part of a query's text."""
+
+_PATTERNS: Final = {
+    "project": (re.compile(r"[a-z][a-z0-9.:-]*", re.ASCII), "my-project"),
+    "instance": (re.compile(r"[a-z][a-z0-9_-]*", re.ASCII), "my-instance"),
+    "change_stream": (STREAM_NAME, "orders_stream"),
+    "emulator_host": (re.compile(r"[A-Za-z0-9_.\[\]:-]+:[0-9]+", re.ASCII), "localhost:9010"),
+}
+
+
+@attrs.frozen
+class SpannerConfig:
+    """What a client was configured with, checked.
+
+    Attributes:
+        project: The project.
+        instance: The instance.
+        change_stream: The change stream to read, or None to find the one that watches a table.
+        emulator_host: Host and port of an emulator, or None to leave that to `SPANNER_EMULATOR_HOST`.
+    """
+
+    project: str
+    instance: str
+    change_stream: str | None = None
+    emulator_host: str | None = None
+
+    @classmethod
+    def from_client(cls, config: ClientConfig) -> SpannerConfig:
+        """Check the `connection` of a client.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` that names the option and the way out.
+        """
+        return settled(_checked, cls, config)
+
+    def client(self) -> Any:
+        """Make the vendor's client; no I/O but what it does to find credentials."""
+        if self.emulator_host is None:
+            return spanner.Client(project=self.project, disable_builtin_metrics=True)
+        return spanner.Client(
+            project=self.project,
+            credentials=AnonymousCredentials(),  # type: ignore[no-untyped-call]
+            client_options={"api_endpoint": self.emulator_host},
+            disable_builtin_metrics=True,
+        )
+
+
+def _checked(cls: type[SpannerConfig], config: ClientConfig) -> SpannerConfig:
+    options = dict(config.connection)
+    for name in options:
+        if name in _OPTIONS:
+            continue
+        if any(word in name.lower() for word in _SECRET):
+            raise invalid_request(
+                "connection",
+                f"the option {name!r} is not taken: {_CHAIN}",
+                "set GOOGLE_APPLICATION_CREDENTIALS, or pass native_client=google.cloud.spanner.Client(…)",
+            )
+        raise unknown_name("connection", name, _OPTIONS)
+    url = options.pop("url", None)
+    if url is not None:
+        found = _parsed(url)
+        for name in found:
+            if name in options:
+                raise invalid_request("connection", f"names the {name} beside the url", "name it once")
+        options |= found
+    for name in ("project", "instance"):
+        if options.get(name) is None:
+            raise invalid_request(f"connection.{name}", "is missing", _URL)
+    _check_texts(options)
+    return cls(**options)
+
+
+def _parsed(url: object) -> dict[str, Any]:
+    if not isinstance(url, str):
+        raise invalid_request("connection.url", f"must be text, not {type(url).__name__}", _URL)
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme != "spanner":
+        raise invalid_request(
+            "connection.url", f"has the scheme {scheme[:20]!r}" if separator else "is no address", _URL
+        )
+    path, _, query = rest.partition("?")
+    if "@" in path:
+        raise invalid_request(
+            "connection.url", "has something before an @, as if it were a password", f"{_URL}; {_CHAIN}"
+        )
+    project, _, instance = path.removesuffix("/").partition("/")
+    if "/" in instance or "#" in rest:
+        raise invalid_request("connection.url", "has more than a project and an instance", _URL)
+    found: dict[str, Any] = {
+        name: unquote(text) for name, text in (("project", project), ("instance", instance)) if text
+    }
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in _IN_URL:
+            raise invalid_request(
+                "connection.url", f"has the unknown option {name!r}", suggestion(name, list(_IN_URL))
+            )
+        if name in found:
+            raise invalid_request("connection.url", f"names the {name!r} a second time", "name it once")
+        found[name] = value
+    return found
+
+
+def _check_texts(options: Mapping[str, Any]) -> None:
+    for name, (pattern, example) in _PATTERNS.items():
+        value = options.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, str) or not pattern.fullmatch(value):
+            raise invalid_request(f"connection.{name}", f"is {value!r}", f"write it like {example!r}")

@@ -1,0 +1,265 @@
+"""What a failure of gRPC, of Google's libraries or of the service means; pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import attrs
+import grpc
+from google.api_core.exceptions import GoogleAPICallError
+from google.auth.exceptions import GoogleAuthError, RefreshError, TransportError
+from google.protobuf.message import DecodeError
+from google.rpc.error_details_pb2 import RetryInfo
+
+from multiclouddb_api import ErrorCategory
+from multiclouddb_api.errors import DOCS_URL
+from multiclouddb_spi import Fault, ProviderFault
+
+__all__ = [
+    "PROVIDER_ID",
+    "STATUSES",
+    "Row",
+    "classify",
+    "earliest_of",
+    "fault",
+    "interval_of",
+    "is_foreign_partition",
+    "is_lost_session",
+    "is_outside_partition",
+    "is_past",
+    "is_without_stream",
+    "status_of",
+    "text_of",
+]
+
+PROVIDER_ID: Final = "spanner"
+
+_Code: Final = grpc.StatusCode
+_MOST_TEXT: Final = 300
+_PAGE: Final = f"{DOCS_URL}how-to/spanner/"
+_OURS: Final = "this should not happen; please report it with the text of this error"
+_RETRY_INFO: Final = "google.rpc.retryinfo-bin"
+
+
+@attrs.frozen
+class Row:
+    """What a status means.
+
+    Attributes:
+        category: What kind of failure.
+        way_out: What to do.
+        retryable: True when the same call may succeed later.
+    """
+
+    category: ErrorCategory
+    way_out: str
+    retryable: bool = False
+
+
+_UNAVAILABLE: Final = Row(
+    ErrorCategory.TRANSIENT_FAILURE, "the service cannot be reached now; try again", True
+)
+_OUT_OF_TIME: Final = Row(
+    ErrorCategory.TRANSIENT_FAILURE,
+    "the service gave no answer in time; try again, with a longer timeout_seconds if that goes on",
+    True,
+)
+_BROKEN_OFF: Final = Row(ErrorCategory.TRANSIENT_FAILURE, "the call was broken off; try again", True)
+_AUTHENTICATION: Final = Row(
+    ErrorCategory.AUTHENTICATION_FAILED,
+    "check what Google's credential chain finds (gcloud auth application-default print-access-token)",
+)
+_BAD_REQUEST: Final = Row(
+    ErrorCategory.INVALID_REQUEST, "pass a token or partition id unchanged, and names as Spanner allows them"
+)
+_EXPIRED: Final = Row(
+    ErrorCategory.CHECKPOINT_EXPIRED,
+    "the change stream does not reach back to this position any more; start again, or read with "
+    "on_expired=SkipToOldest() to go on behind the gap; a longer retention_period keeps more",
+)
+_NO_STREAM: Final = Row(
+    ErrorCategory.NOT_FOUND,
+    "the change stream was dropped; create it again (CREATE CHANGE STREAM … FOR …) and start anew",
+)
+_UNKNOWN: Final = Row(ErrorCategory.PERMANENT_FAILURE, _OURS)
+
+STATUSES: Final[Mapping[grpc.StatusCode, Row]] = {
+    _Code.CANCELLED: _BROKEN_OFF,
+    _Code.UNKNOWN: _UNKNOWN,
+    _Code.INVALID_ARGUMENT: _BAD_REQUEST,
+    _Code.DEADLINE_EXCEEDED: _OUT_OF_TIME,
+    _Code.NOT_FOUND: Row(
+        ErrorCategory.NOT_FOUND, "check the project, the instance and the database of the address"
+    ),
+    _Code.ALREADY_EXISTS: Row(ErrorCategory.CONFLICT, _OURS),
+    _Code.PERMISSION_DENIED: Row(
+        ErrorCategory.AUTHORIZATION_FAILED,
+        f"give the identity that Google's credential chain found the roles of {_PAGE}",
+    ),
+    _Code.UNAUTHENTICATED: _AUTHENTICATION,
+    _Code.RESOURCE_EXHAUSTED: Row(
+        ErrorCategory.THROTTLED, "read with fewer processes, or give the instance more nodes", True
+    ),
+    _Code.FAILED_PRECONDITION: Row(
+        ErrorCategory.INVALID_REQUEST, "change what the service names and try again"
+    ),
+    _Code.ABORTED: _BROKEN_OFF,
+    _Code.OUT_OF_RANGE: Row(
+        ErrorCategory.INVALID_REQUEST,
+        "pass a token or partition id as it was returned, and a time that the change stream holds",
+    ),
+    _Code.UNIMPLEMENTED: Row(
+        ErrorCategory.UNSUPPORTED_CAPABILITY,
+        "this server has no such thing; use Cloud Spanner or its emulator",
+    ),
+    _Code.INTERNAL: _UNKNOWN,
+    _Code.UNAVAILABLE: _UNAVAILABLE,
+    _Code.DATA_LOSS: _UNKNOWN,
+}
+"""Every status that a call can end with but OK."""
+
+# Status, words of its text → what it means then.
+_TEXTS: Final[tuple[tuple[grpc.StatusCode, str, Row], ...]] = (
+    (_Code.INVALID_ARGUMENT, "Table-valued function not found", _NO_STREAM),
+    (_Code.INVALID_ARGUMENT, "read_json_", _NO_STREAM),
+    (_Code.OUT_OF_RANGE, "too far in the past", _EXPIRED),
+    (_Code.NOT_FOUND, "Session not found", _BROKEN_OFF),
+    (_Code.INTERNAL, "RST_STREAM", _BROKEN_OFF),
+    (_Code.INTERNAL, "EOS", _BROKEN_OFF),
+    (_Code.UNKNOWN, "Stream removed", _BROKEN_OFF),
+    (_Code.UNAVAILABLE, "Getting metadata from plugin failed", _AUTHENTICATION),
+)
+_EARLIEST: Final = re.compile(r"earliest read timestamp: ([0-9T:.+Z-]+?)\.?(?:\s|$)")
+_INTERVAL: Final = re.compile(r"start_timestamp within ([0-9T:.+Z-]+) and ([0-9T:.+Z-]+?)\.?(?:\s|$)")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def fault(
+    category: ErrorCategory, message: str, *, retryable: bool = False, code: str | None = None
+) -> ProviderFault:
+    """The failure for what the provider found out itself."""
+    return ProviderFault(Fault(category, message, code, retryable=retryable))
+
+
+def status_of(error: BaseException) -> grpc.StatusCode | None:
+    """The status of a call that failed; None for a failure that is of no call."""
+    if isinstance(error, GoogleAPICallError):
+        status = error.grpc_status_code
+        return status if isinstance(status, grpc.StatusCode) else None
+    if isinstance(error, grpc.RpcError):
+        status = getattr(error, "code", lambda: None)()
+        return status if isinstance(status, grpc.StatusCode) else None
+    return None
+
+
+def text_of(error: BaseException) -> str:
+    """What the service said."""
+    if isinstance(error, GoogleAPICallError):
+        return str(error.message or "")
+    if isinstance(error, grpc.RpcError):
+        return str(getattr(error, "details", lambda: "")() or "")
+    return str(error)
+
+
+def is_past(error: BaseException) -> bool:
+    """Whether a query began before what the change stream holds."""
+    return status_of(error) is _Code.OUT_OF_RANGE and "too far in the past" in text_of(error)
+
+
+def is_outside_partition(error: BaseException) -> bool:
+    """Whether a query began before its partition did, or after it had ended."""
+    return status_of(error) is _Code.OUT_OF_RANGE and "invalid for the partition" in text_of(error)
+
+
+def is_foreign_partition(error: BaseException) -> bool:
+    """Whether a partition token is none of this change stream."""
+    return status_of(error) is _Code.INVALID_ARGUMENT and "partition_token" in text_of(error)
+
+
+def is_without_stream(error: BaseException) -> bool:
+    """Whether the change stream of a query is not there."""
+    return _row(status_of(error), text_of(error)) is _NO_STREAM
+
+
+def is_lost_session(error: BaseException) -> bool:
+    """Whether the service has forgotten the session of a call."""
+    return status_of(error) is _Code.NOT_FOUND and "Session not found" in text_of(error)
+
+
+def earliest_of(error: BaseException) -> str | None:
+    """The oldest moment that can be read, in RFC 3339, where the text of an error tells it."""
+    found = _EARLIEST.search(text_of(error))
+    return found.group(1) if found else None
+
+
+def interval_of(error: BaseException) -> tuple[str, str] | None:
+    """When a partition began and ended, or how far it has come, where the text of an error tells it."""
+    found = _INTERVAL.search(text_of(error))
+    return (found.group(1), found.group(2)) if found else None
+
+
+def classify(error: Exception) -> Fault:
+    """Say what an exception means; raises nothing, also for unknown exceptions."""
+    status = status_of(error)
+    if status is not None:
+        return _said(error, status)
+    match error:
+        case TransportError():
+            return _fault(_UNAVAILABLE, error)
+        case RefreshError() if error.retryable:
+            return _fault(_UNAVAILABLE, error)
+        case GoogleAuthError():
+            return _fault(_AUTHENTICATION, error)
+        case grpc.RpcError() | OSError():
+            return _fault(_UNAVAILABLE, error)
+        case ValueError() if "closed channel" in str(error):
+            return _fault(_BROKEN_OFF, error)
+        case _:
+            return _fault(_UNKNOWN, error)
+
+
+def _row(status: grpc.StatusCode | None, text: str) -> Row:
+    for code, words, row in _TEXTS:
+        if code is status and words in text:
+            return row
+    return STATUSES.get(status, _UNKNOWN) if status is not None else _UNKNOWN
+
+
+def _said(error: Exception, status: grpc.StatusCode) -> Fault:
+    text, name = text_of(error), status.name
+    row = _row(status, text)
+    said = f"Spanner {name}" + (f" ({_short(text)})" if text else "")
+    return Fault(row.category, f"{said}; {row.way_out}", name, row.retryable, _retry_after(error))
+
+
+def _fault(row: Row, error: Exception) -> Fault:
+    name = type(error).__name__
+    return Fault(row.category, f"{_short(f'{name}: {error}')}; {row.way_out}", name, row.retryable)
+
+
+def _retry_after(error: Exception) -> float | None:
+    """Seconds that the service asked to wait."""
+    call: Any = error
+    if isinstance(error, GoogleAPICallError):
+        call = next((each for each in error.errors if isinstance(each, grpc.RpcError)), None)
+    try:
+        metadata = call.trailing_metadata() or ()
+    except (AttributeError, NotImplementedError):
+        return None
+    for name, value in metadata:
+        if name == _RETRY_INFO and isinstance(value, bytes):
+            info = RetryInfo()
+            try:
+                info.ParseFromString(value)
+            except DecodeError:
+                return None
+            return max(0.0, float(info.retry_delay.seconds + info.retry_delay.nanos / 1e9))
+    return None
+
+
+def _short(text: str) -> str:
+    """On one line, and not too long."""
+    return " ".join(text.split())[:_MOST_TEXT]

@@ -1,0 +1,225 @@
+"""One opened change stream: where it starts, its partitions, and their readers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+from multiclouddb_api import AtTime, Beginning, ErrorCategory, NewItemStateMode, Now, OldItemStateMode
+from multiclouddb_spanner.calls import Hold
+from multiclouddb_spanner.errors import PROVIDER_ID, fault
+from multiclouddb_spanner.mapping import View
+from multiclouddb_spanner.partitions import oldest_left, seeds_of_missed
+from multiclouddb_spanner.position import Place, compare, cursor_of, describe, moment_of, place_of
+from multiclouddb_spanner.reader import SpannerReader
+from multiclouddb_spanner.records import DataRecord
+from multiclouddb_spanner.stream import Stream
+from multiclouddb_spi import (
+    Continue,
+    Cursor,
+    Deadline,
+    Feed,
+    FeedIdentity,
+    FeedSpec,
+    FeedStart,
+    Head,
+    Partition,
+    PartitionState,
+    Position,
+    Seed,
+    Tracked,
+)
+
+__all__ = ["SpannerFeed", "micros"]
+
+_SECOND: Final = 1_000_000
+_EPOCH: Final = moment_of(0)
+
+
+class SpannerFeed(Feed):
+    """The change stream of one table.
+
+    Args:
+        stream: What its readers share.
+        spec: What was asked for.
+    """
+
+    def __init__(self, stream: Stream, spec: FeedSpec) -> None:
+        self.spec = spec
+        self._stream = stream
+        self._hold = Hold()
+        name = f"{stream.calls.name}/changeStreams/{stream.found.stream}"
+        self.identity = FeedIdentity(PROVIDER_ID, spec.address, name)
+
+    def clock(self, deadline: Deadline) -> datetime | None:
+        """The time at which the service reads."""
+        return moment_of(self._now(deadline))
+
+    def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
+        """The partitions that are alive at the start, each from there on; what follows them, they name.
+
+        A partition that is asked for alone and begins later starts with itself.
+        """
+        now = self._now(deadline)
+        match position:
+            case Now():
+                # This moment is behind every change that was acknowledged; what comes is later.
+                at, place = now, Place.at(now, now + 1)
+            case AtTime(utc):
+                wanted = micros(utc)
+                at = min(now, wanted)
+                place = Place.at(at, wanted)
+            case Beginning():
+                at = self._stream.earliest(now, deadline, self._hold)
+                place = Place(Place.at(at).cut, horizon=True)
+        try:
+            names = self._stream.partitions(at, deadline, self._hold)
+        except Exception as error:
+            raise self._refused(error, at, deadline) or error from error
+        seeds = [Seed(name, (), cursor_of(place)) for name in names if partition_id in (None, name)]
+        if seeds or partition_id is None:
+            return seeds
+        return self._alone(partition_id, place, now, deadline)
+
+    def _alone(self, name: str, place: Place, now: int, deadline: Deadline) -> list[Seed]:
+        """The seed of a partition that is not alive at a start: it begins later, or has ended."""
+        interval = self._stream.interval(name, now, deadline, self._hold)
+        if interval is None:
+            raise fault(
+                ErrorCategory.INVALID_REQUEST,
+                f"partition {name[:12]}… is none of change stream {self._stream.found.stream!r}: it is of "
+                "another one, or of an earlier one that was recreated under the same name; list the open "
+                "ones with client.list_physical_partitions(address)",
+            )
+        begin, _ = interval
+        return [Seed(name, (), cursor_of(Place.at(begin, place.since)))] if begin > place.cut.at else []
+
+    def partitions(self, deadline: Deadline) -> list[Partition]:
+        """The ones that are alive now; the service does not tell their parents, nor which have ended."""
+        names = self._listed(self._now(deadline), deadline)
+        return [Partition(name, (), PartitionState.OPEN) for name in names]
+
+    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> SpannerReader:
+        """A reader of one partition."""
+        spec, found = self.spec, self._stream.found
+        view = View(
+            spec.address,
+            self.public_id(partition_id),
+            found.key_names,
+            with_new=spec.new_item_state_mode is not NewItemStateMode.OMIT,
+            with_old=spec.old_item_state_mode is not OldItemStateMode.OMIT,
+            native=spec.include_native,
+            whole=self._stream.whole,
+        )
+        return SpannerReader(
+            self._stream,
+            view,
+            partition_id,
+            place_of(cursor),
+            None if until is None else place_of(until),
+            require_new=spec.new_item_state_mode is NewItemStateMode.REQUIRE,
+            require_old=spec.old_item_state_mode is OldItemStateMode.REQUIRE,
+        )
+
+    def heads(
+        self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
+    ) -> dict[str, Head]:
+        """The present end of each partition that is alive now, where there is a change before it or not.
+
+        One change of each is asked for to see that. A bounded head, and the end of a partition, are left to
+        be found by reading.
+        """
+        if max_records is not None:
+            return {}
+        now = self._now(deadline)
+        alive = set(self._listed(now, deadline))
+        heads = {}
+        for name, cursor in cursors.items():
+            place = place_of(cursor)
+            if name in alive and place.first <= now:
+                records = None if self._has_change(name, place, now, deadline) else 0
+                heads[name] = Head(cursor_of(Place.at(now + 1, place.since)), records, Continue())
+        return heads
+
+    def uncovered(
+        self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
+    ) -> list[Seed] | None:
+        """By the partitions of a moment that every partition of the token has been read to.
+
+        The service does not tell parents. So this asks only where all partitions of the token are alive at
+        that moment: together they hold all keys then, and any other that is alive was missed.
+        """
+        bound = 0 if since is None else micros(since)
+        places = [place_of(cursor) for entry in tracked.values() for cursor in entry.cursors]
+        if not places or any(entry.parents or entry.drained for entry in tracked.values()):
+            return None
+        at = min(place.cut.at for place in places)
+        names = self._listed(min(at, self._now(deadline)), deadline)
+        if not tracked.keys() <= set(names):
+            return None
+        missed = [name for name in names if name not in tracked]
+        return seeds_of_missed(self._stream, missed, at, bound, deadline, self._hold) if missed else []
+
+    def headroom(self, cursor: Cursor, now: datetime) -> float | None:
+        """The stream's retention period from the position on."""
+        left = place_of(cursor).first / _SECOND + self._stream.found.retention - now.timestamp()
+        return max(0.0, left)
+
+    def compare(self, a: Cursor, b: Cursor) -> int | None:
+        """By commit timestamp, and inside one by what was delivered."""
+        return compare(place_of(a), place_of(b))
+
+    def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
+        """What is left of these partitions; of one that is gone, all that are alive at the oldest moment.
+
+        The service does not tell which of those came of it. Some did not: that repeats changes, where to
+        leave them out would lose some.
+        """
+        return oldest_left(self._stream, partition_ids, self._now(deadline), deadline, self._hold)
+
+    def describe(self, cursor: Cursor) -> Position:
+        """Its commit timestamp."""
+        return describe(place_of(cursor))
+
+    def close(self) -> None:
+        """End what is asked for this feed."""
+        self._hold.cancel()
+
+    def _now(self, deadline: Deadline) -> int:
+        return self._stream.calls.now(deadline, Hold())
+
+    def _listed(self, at: int, deadline: Deadline) -> list[str]:
+        try:
+            return self._stream.partitions(at, deadline, Hold())
+        except Exception as error:
+            raise self._refused(error, at, deadline) or error from error
+
+    def _refused(self, error: Exception, at: int, deadline: Deadline) -> Exception | None:
+        return self._stream.translated(error, at, deadline, Hold())
+
+    def _has_change(self, name: str, place: Place, now: int, deadline: Deadline) -> bool:
+        """Whether there is a change between a position and now: no more than a message is received."""
+        window = self._stream.window(name, place.cut.at, now, deadline, Hold())
+        try:
+            while (items := window.next()) is not None:
+                if any(isinstance(item, DataRecord) and _is_behind(item, place) for item in items):
+                    return True
+        except Exception as error:
+            raise self._refused(error, place.cut.at, deadline) or error from error
+        finally:
+            window.cancel()
+        return False
+
+
+def _is_behind(record: DataRecord, place: Place) -> bool:
+    if record.at < place.since:
+        return False
+    mark = (record.sequence, len(record.mods))
+    return not place.cut.has(record.at, record.transaction, mark)
+
+
+def micros(moment: datetime) -> int:
+    """A moment in microseconds since 1970."""
+    found = moment - _EPOCH
+    return (found.days * 86400 + found.seconds) * _SECOND + found.microseconds

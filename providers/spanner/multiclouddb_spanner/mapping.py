@@ -1,0 +1,322 @@
+"""Changes of rows as events and as Arrow; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import attrs
+import orjson
+
+from multiclouddb_api import ChangeEvent, ChangeType, ResourceAddress
+from multiclouddb_api.event import trusted_events
+from multiclouddb_api.key import trusted_keys
+from multiclouddb_spanner.position import Place, cursor_of, fixed_text, moment_of
+from multiclouddb_spanner.records import DataRecord, Mod
+from multiclouddb_spanner.values import Converter
+from multiclouddb_spi import Cursor, Mapper, RecordFault
+from multiclouddb_spi.cut import Cut
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Change", "Changes", "SpannerMapper", "View", "has_new", "has_old", "place_behind"]
+
+_TYPES: Final = {"INSERT": ChangeType.CREATE, "UPDATE": ChangeType.UPDATE, "DELETE": ChangeType.DELETE}
+_TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
+_WITH_ROW: Final = frozenset({"NEW_ROW", "NEW_ROW_AND_OLD_VALUES"})
+_WITH_OLD: Final = frozenset({"OLD_AND_NEW_VALUES", "NEW_ROW_AND_OLD_VALUES"})
+# What a record that is none makes of the code below.
+_DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
+
+
+class Change(NamedTuple):
+    """One change: a record of the contract.
+
+    Attributes:
+        record: What it is in.
+        nth: Its place there.
+    """
+
+    record: DataRecord
+    nth: int
+
+
+@attrs.frozen(eq=False)
+class Changes(Sequence[Change]):
+    """The changes of one batch.
+
+    Attributes:
+        begin: The position in front of them.
+        items: The changes.
+    """
+
+    begin: Place
+    items: list[Change]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.items[index]
+
+
+@attrs.frozen
+class View:
+    """What all events of one partition share.
+
+    Attributes:
+        address: Where the rows are.
+        partition_id: The public id of the partition.
+        key_names: The columns of the primary key, in its order.
+        with_new: True when events have the new row.
+        with_old: True when events have the old row.
+        native: True when events carry the record.
+        whole: False when the stream does not watch all columns: no row is complete then.
+    """
+
+    address: ResourceAddress
+    partition_id: str
+    key_names: tuple[str, ...]
+    with_new: bool = True
+    with_old: bool = False
+    native: bool = False
+    whole: bool = True
+
+
+def has_new(record: DataRecord) -> bool:
+    """Whether a record has its rows as they are now, all columns of them; a delete has none to have."""
+    return record.kind != "UPDATE" or record.capture in _WITH_ROW
+
+
+def has_old(record: DataRecord) -> bool:
+    """Whether a record has its rows as they were, all columns of them; an insert has none to have."""
+    if record.kind == "UPDATE":
+        return record.capture == "NEW_ROW_AND_OLD_VALUES"
+    return record.kind == "INSERT" or record.capture in _WITH_OLD
+
+
+def place_behind(begin: Place, changes: Sequence[Change], count: int) -> Place:
+    """The position behind some changes, when reading began at another.
+
+    Args:
+        begin: Where reading began.
+        changes: What was read from there.
+        count: Behind so many of them, at least one.
+    """
+    at = changes[count - 1].record.at
+    delivered = dict(begin.cut.delivered) if begin.cut.at == at else {}
+    behind: dict[str, tuple[str, int]] = {}
+    index = count - 1
+    while index >= 0 and changes[index].record.at == at:
+        record, last = changes[index]
+        mark = (record.sequence, last + 1)
+        behind[record.transaction] = max(mark, behind.get(record.transaction, mark))
+        index -= last + 1  # what lies between is of the same record
+    return Place(Cut(at, {**delivered, **behind}))
+
+
+# -- Rows
+
+
+def _loaded(texts: Any) -> dict[str, Any]:
+    """The values of a row, by column; a copy where the service sent them parsed."""
+    found = orjson.loads(texts) if type(texts) is str else dict(texts or {})
+    if type(found) is not dict:
+        raise TypeError("no row")
+    return found
+
+
+def _converted(row: dict[str, Any], converters: Mapping[str, Converter]) -> dict[str, Any]:
+    for name in converters.keys() & row.keys():
+        value = row[name]
+        if value is not None:
+            row[name] = converters[name](value)
+    return row
+
+
+def _key(mod: Mod, view: View, converters: Mapping[str, Converter]) -> dict[str, Any]:
+    found = _converted(_loaded(mod.keys), converters)
+    return {name: found[name] for name in view.key_names}
+
+
+def _new_row(
+    record: DataRecord, mod: Mod, key: dict[str, Any], converters: Mapping[str, Converter]
+) -> dict[str, Any] | None:
+    if record.kind == "DELETE" or not has_new(record):
+        return None
+    return {**key, **_converted(_loaded(mod.new), converters)}
+
+
+def _old_row(
+    record: DataRecord, mod: Mod, key: dict[str, Any], converters: Mapping[str, Converter]
+) -> dict[str, Any] | None:
+    if record.kind == "INSERT" or not has_old(record):
+        return None
+    old = _converted(_loaded(mod.old), converters)
+    if record.kind == "DELETE":
+        return {**key, **old}
+    # What has not changed is as it is in the new row.
+    return {**key, **_converted(_loaded(mod.new), converters), **old}
+
+
+def _mods(changes: Iterable[Change]) -> Iterator[tuple[DataRecord, Mod]]:
+    for record, index in changes:
+        if record.shape.problem is not None:
+            raise ValueError(record.shape.problem)
+        yield record, record.mods[index]
+
+
+def _names(changes: Sequence[Change]) -> tuple[list[str], list[str]]:
+    """Ids and order keys: a commit timestamp, transaction, record and change together name a change."""
+    ids, orders = [], []
+    previous: DataRecord | None = None
+    head = order = ""
+    for record, index in changes:
+        if record is not previous:
+            previous, commit = record, fixed_text(record.commit)
+            head = f"{commit}|{record.transaction}|{record.sequence}|"
+            order = f"{commit}|{record.sequence}|"
+        ids.append(f"{head}{index}")
+        orders.append(f"{order}{index:06}")
+    return ids, orders
+
+
+def _moments(changes: Iterable[Change]) -> list[datetime]:
+    """Times; changes of one record share theirs."""
+    previous: int | None = None
+    moments: list[datetime] = []
+    for record, _ in changes:
+        if record.at != previous:
+            previous, moment = record.at, moment_of(record.at)
+        moments.append(moment)
+    return moments
+
+
+# -- Events
+
+
+def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
+    # By column: one call an event, and none for what a request leaves out.
+    ids, orders = _names(changes)
+    mods = list(_mods(changes))
+    keys = [_key(mod, view, record.shape.python) for record, mod in mods]
+    rows = list(zip(mods, keys, strict=True))
+    news: Iterable[Any] = repeat(None)
+    olds: Iterable[Any] = repeat(None)
+    if view.with_new and view.whole:
+        news = [_new_row(record, mod, key, record.shape.python) for (record, mod), key in rows]
+    if view.with_old and view.whole:
+        olds = [_old_row(record, mod, key, record.shape.python) for (record, mod), key in rows]
+    columns: list[Iterable[Any]] = [
+        ids,
+        trusted_keys(keys),
+        [_TYPES[record.kind] for record, _ in mods],
+        _moments(changes),
+        news,
+        olds,
+        orders,
+        [record.by_expiry for record, _ in mods],
+        repeat(False),
+        repeat(view.address),
+        repeat(view.partition_id),
+        [_native(record, mod) for record, mod in mods] if view.native else repeat(None),
+    ]
+    return trusted_events(len(changes), columns)
+
+
+def _native(record: DataRecord, mod: Mod) -> dict[str, Any]:
+    """The service's record, with this change of those that it has."""
+    return {
+        **record.native(),
+        "mods": [{"keys": _loaded(mod.keys), "new_values": _loaded(mod.new), "old_values": _loaded(mod.old)}],
+    }
+
+
+# -- Arrow
+
+
+def _arrow(changes: Sequence[Change], view: View) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    from multiclouddb_spi.arrow import EVENT_SCHEMA
+
+    count, text = len(changes), pa.string()
+    ids, orders = _names(changes)
+    mods = list(_mods(changes))
+    keys = [_key(mod, view, record.shape.json) for record, mod in mods]
+    rows = list(zip(mods, keys, strict=True))
+    news, olds = pa.nulls(count, text), pa.nulls(count, text)
+    if view.with_new and view.whole:
+        news = _json_texts(_new_row(record, mod, key, record.shape.json) for (record, mod), key in rows)
+    if view.with_old and view.whole:
+        olds = _json_texts(_old_row(record, mod, key, record.shape.json) for (record, mod), key in rows)
+    columns = [
+        pa.array(ids, text),
+        pa.array([_TEXTS[record.kind] for record, _ in mods], text),
+        _json_texts(keys),
+        pa.array([record.at for record, _ in mods], pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+        news,
+        olds,
+        pa.array(orders, text),
+        pa.array([record.by_expiry for record, _ in mods], pa.bool_()),
+        pa.repeat(pa.scalar(False), count),
+        *(
+            pa.repeat(pa.scalar(value, text), count)
+            for value in (view.address.database, view.address.collection, view.partition_id)
+        ),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
+
+
+def _json_texts(rows: Iterable[dict[str, Any] | None]) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.array([None if row is None else orjson.dumps(row) for row in rows], pa.string())
+
+
+@attrs.frozen
+class SpannerMapper(Mapper):
+    """Maps the changes of one partition.
+
+    Attributes:
+        view: What their events share.
+    """
+
+    view: View
+
+    def cursor_behind(self, records: Changes, count: int) -> Cursor:
+        """The position behind the first `count` changes."""
+        return cursor_of(place_behind(records.begin, records.items, count))
+
+    def events(self, records: Changes, start: int, stop: int) -> list[ChangeEvent]:
+        """Map changes to events."""
+        try:
+            return _events(records.items[start:stop], self.view)
+        except _DAMAGED:
+            raise self._first_fault(records, start, stop) from None
+
+    def arrow(self, records: Changes, start: int, stop: int) -> pa.RecordBatch:
+        """Map changes to Arrow: rows become JSON text without an event in between."""
+        try:
+            return _arrow(records.items[start:stop], self.view)
+        except _DAMAGED:
+            raise self._first_fault(records, start, stop) from None
+
+    def _first_fault(self, records: Changes, start: int, stop: int) -> RecordFault:
+        """The fault of the first change that cannot be mapped by itself."""
+        for index in range(start, stop):
+            try:
+                _events(records.items[index : index + 1], self.view)
+            except _DAMAGED as error:
+                return self._fault(records, index, type(error).__name__)
+        return self._fault(records, start, "the changes behind it cannot be told apart")
+
+    def _fault(self, records: Changes, index: int, reason: str) -> RecordFault:
+        record = records.items[index].record
+        problem = record.shape.problem or f"it is no change of a row that can be decoded ({reason})"
+        where = f"{record.commit}, transaction {record.transaction}, record {record.sequence}"
+        behind = place_behind(records.begin, records.items, index + 1)
+        return RecordFault(index, where, problem, cursor_of(behind))

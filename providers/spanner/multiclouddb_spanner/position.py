@@ -1,0 +1,167 @@
+"""Positions in a partition, and their form in a token; pure.
+
+    [at]                    at a commit timestamp, its changes included
+    [at, {name: mark}]      the same, behind some of the changes at it (`multiclouddb_spi.cut`)
+    [at, since]             at a moment `at`, and what was committed before `since` is not wanted
+    ["h", at]               at the oldest change that the stream held at a start
+
+`at` and `since` are in whole microseconds since 1970, which is how fine Spanner's commit timestamps are. The
+changes at one commit timestamp are named by their transaction; the mark is the record's sequence, and how
+many of its modifications were delivered. `Now` has a `since`: its partitions are those of the moment before.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Final
+
+import attrs
+
+from multiclouddb_spi import Cursor, InvalidCursor, Position
+from multiclouddb_spi.cut import Cut
+
+__all__ = [
+    "Place",
+    "compare",
+    "cursor_of",
+    "describe",
+    "fixed_text",
+    "micros_of",
+    "moment_of",
+    "place_of",
+    "text_at",
+]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MOST: Final = 253_402_300_799_999_999  # the end of the year 9999
+_MOST_SEQUENCE: Final = 64
+_WHOLE: Final = len("2026-01-31T12:00:00")
+
+
+@attrs.frozen
+class Place:
+    """A position.
+
+    Attributes:
+        cut: Where to read from.
+        since: Nothing that was committed earlier is wanted; 0 where that lies behind.
+        horizon: True for the oldest change of a stream: what falls out of retention before it is read is
+            not missed.
+    """
+
+    cut: Cut
+    since: int = 0
+    horizon: bool = False
+
+    @classmethod
+    def at(cls, at: int, since: int = 0) -> Place:
+        """At a moment, and from another one on."""
+        return cls(Cut(at), since if since > at else 0)
+
+    @property
+    def first(self) -> int:
+        """No change behind this position was committed earlier."""
+        return max(self.cut.at, self.since)
+
+
+def cursor_of(place: Place) -> Cursor:
+    """The form in a token."""
+    if place.horizon:
+        return ["h", place.cut.at]
+    return [*place.cut.to_json(), place.since] if place.since > place.cut.at else place.cut.to_json()
+
+
+def place_of(cursor: Cursor) -> Place:
+    """The inverse of `cursor_of`.
+
+    Raises:
+        InvalidCursor: It is none.
+    """
+    match cursor:
+        case ["h", int() as at] if _is_moment(at):
+            return Place(Cut(at), horizon=True)
+        case [int() as at, int() as since] if _is_moment(at) and _is_moment(since) and since > at:
+            return Place(Cut(at), since)
+        case _:
+            cut = Cut.from_json(cursor)
+            if not _is_moment(cut.at) or not all(map(_is_mark, cut.delivered.values())):
+                raise InvalidCursor(f"{reprlib.repr(cursor)[:60]} is no position in a change stream")
+            return Place(cut)
+
+
+def _is_moment(value: int) -> bool:
+    return type(value) is int and 0 <= value <= _MOST
+
+
+def _is_mark(mark: tuple[str | int, ...]) -> bool:
+    return list(map(type, mark)) == [str, int] and len(str(mark[0])) <= _MOST_SEQUENCE
+
+
+def compare(a: Place, b: Place) -> int | None:
+    """-1, 0 or 1 for two positions in one partition; None inside a commit where neither covers the other."""
+    return _from(a).compare(_from(b))
+
+
+def _from(place: Place) -> Cut:
+    return Cut(place.since) if place.since > place.cut.at else place.cut
+
+
+def describe(place: Place) -> Position:
+    """A position for a person."""
+    moment = moment_of(place.first)
+    text = f"commit timestamp {text_at(place.first)}"
+    if place.horizon:
+        text = f"oldest change as of {text_at(place.first)}"
+    elif place.cut.delivered:
+        text += ", behind a part of what was committed then"
+    return Position(text, moment)
+
+
+# -- Moments
+
+
+@lru_cache(maxsize=1024)
+def _seconds(text: str) -> int:
+    return int((datetime.fromisoformat(text) - _EPOCH.replace(tzinfo=None)).total_seconds())
+
+
+def micros_of(text: str, *, up: bool = False) -> int:
+    """A moment in RFC 3339 and UTC, as the service writes it, in microseconds since 1970.
+
+    Args:
+        text: With up to nine digits behind the point.
+        up: True to round up what is finer; else it is rounded down.
+
+    Raises:
+        ValueError: It is none.
+    """
+    whole, rest = text[:_WHOLE], text[_WHOLE:]
+    if len(whole) < _WHOLE:
+        raise ValueError(f"{text[:40]!r} is no moment")
+    rest = rest.removesuffix("Z").removesuffix("+00:00")
+    if not rest:
+        return _seconds(whole) * 1_000_000
+    digits = rest[1:]
+    if rest[0] != "." or not (digits.isascii() and digits.isdecimal()):
+        raise ValueError(f"{text[:40]!r} is no moment in UTC")
+    found = _seconds(whole) * 1_000_000 + int(digits[:6].ljust(6, "0"))
+    return found + 1 if up and digits[6:].strip("0") else found
+
+
+def moment_of(micros: int) -> datetime:
+    """A moment as a datetime."""
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+@lru_cache(maxsize=256)
+def text_at(micros: int) -> str:
+    """A moment as the service takes it, always as long: texts sort as the moments do."""
+    return f"{moment_of(micros):%Y-%m-%dT%H:%M:%S.%f}Z"
+
+
+def fixed_text(text: str) -> str:
+    """A moment of the service's as `text_at` writes it."""
+    whole, rest = text[:_WHOLE], text[_WHOLE:]
+    return f"{whole}.{rest.removesuffix('Z').removesuffix('+00:00')[1:7].ljust(6, '0')}Z"

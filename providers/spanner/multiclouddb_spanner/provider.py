@@ -1,0 +1,163 @@
+"""The provider `spanner`: feeds over the change streams of Cloud Spanner."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, ClassVar, Final
+from weakref import WeakSet
+
+from google.auth.exceptions import GoogleAuthError
+from google.cloud.spanner_v1.client import Client
+
+from multiclouddb_api import (
+    Capability,
+    CapabilityNote,
+    CapabilitySet,
+    ClientConfig,
+    Support,
+    invalid_request,
+)
+from multiclouddb_spanner.calls import Calls, Hold
+from multiclouddb_spanner.catalog import check_address, check_provisioned, find
+from multiclouddb_spanner.config import SpannerConfig
+from multiclouddb_spanner.errors import PROVIDER_ID, classify
+from multiclouddb_spanner.feed import SpannerFeed
+from multiclouddb_spanner.stream import Slots, Stream
+from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
+
+__all__ = ["CAPABILITIES", "PLUGIN", "SpannerPlugin", "SpannerProvider"]
+
+_NATIVE, _UNSUPPORTED = Support.NATIVE, Support.UNSUPPORTED
+_NO_WIDER: Final = "read each table with EntireCollection(); one change stream may watch all of them"
+# Answers that stay open between two reads, beside those in flight: a connection carries a hundred streams.
+_KEPT_ANSWERS: Final = 32
+
+CAPABILITIES: Final = CapabilitySet(
+    {
+        Capability.CHANGE_FEED: CapabilityNote(
+            _NATIVE,
+            "a change stream has to watch the table (CREATE CHANGE STREAM … FOR …); new rows of updates need "
+            "value_capture_type NEW_ROW or NEW_ROW_AND_OLD_VALUES",
+        ),
+        Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
+            _NATIVE, "the oldest change that the stream's retention_period keeps, a day by default"
+        ),
+        Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(_NATIVE, "exact, to the microsecond"),
+        Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
+            _UNSUPPORTED,
+            "a change stream knows no partition keys; read EntireCollection() and keep the events whose "
+            "event.key is wanted",
+        ),
+        Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
+            _NATIVE, "for streams with value_capture_type NEW_ROW_AND_OLD_VALUES"
+        ),
+        Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
+        Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
+        Capability.RUN_COMMAND: CapabilityNote(
+            _UNSUPPORTED, "use google-cloud-spanner for anything but the feed"
+        ),
+    }
+)
+"""What a database can do that has a change stream."""
+
+
+class SpannerProvider(Provider):
+    """One instance.
+
+    Args:
+        client: The vendor's client.
+        config: What was configured.
+        ours: True when we made the client.
+    """
+
+    provider_id: ClassVar[str] = PROVIDER_ID
+
+    def __init__(self, client: Any, config: SpannerConfig, *, ours: bool) -> None:
+        self._client, self._config, self._ours = client, config, ours
+        self._slots = Slots(_KEPT_ANSWERS)
+        self._lock = threading.Lock()
+        self._databases: dict[str, Calls] = {}
+        self._streams: WeakSet[Stream] = WeakSet()
+        self._closed = False
+
+    def capabilities(self) -> CapabilitySet:
+        """What a database can do that has a change stream."""
+        return CAPABILITIES
+
+    def open_feed(self, spec: FeedSpec, deadline: Deadline) -> SpannerFeed:
+        """Find the table and its change stream, and check what the stream's records have."""
+        calls = self._calls(check_address(spec.address))
+        found = find(calls, spec.address, self._config.change_stream, deadline, Hold())
+        check_provisioned(found, spec)
+        stream = Stream(calls, found, self._slots)
+        self._streams.add(stream)
+        return SpannerFeed(stream, spec)
+
+    def classify(self, error: Exception) -> Fault:
+        """What an exception of gRPC or of Google's libraries means."""
+        return classify(error)
+
+    def close(self) -> None:
+        """Cancel every reader and call, delete the sessions, and close our channels; within a second."""
+        for stream in list(self._streams):
+            for reader in list(stream.readers):
+                reader.cancel()
+        with self._lock:
+            self._closed = True
+            databases, self._databases = list(self._databases.values()), {}
+        for calls in databases:
+            calls.close()
+
+    def open_calls(self) -> int:
+        """How many calls are in flight or kept open."""
+        with self._lock:
+            return sum(calls.open_calls() for calls in self._databases.values())
+
+    def _calls(self, database: str) -> Calls:
+        with self._lock:
+            calls = self._databases.get(database)
+            if calls is None:
+                instance = self._client.instance(self._config.instance)
+                calls = Calls(instance.database(database), ours=self._ours)
+                self._databases[database] = calls
+            return calls
+
+
+class SpannerPlugin(ProviderPlugin):
+    """What the entry point names."""
+
+    provider_id: ClassVar[str] = PROVIDER_ID
+
+    def capabilities(self) -> CapabilitySet:
+        """What a database can do that has a change stream."""
+        return CAPABILITIES
+
+    def connect(self, config: ClientConfig, native_client: object | None) -> SpannerProvider:
+        """Make the vendor's client; nothing is called yet.
+
+        Args:
+            config: `connection` has a `url`, `spanner://PROJECT/INSTANCE`, or `project` and `instance`; and
+                maybe `change_stream` and `emulator_host`.
+            native_client: A `google.cloud.spanner.Client`, used as it is.
+        """
+        checked = SpannerConfig.from_client(config)
+        if native_client is None:
+            try:
+                client = checked.client()
+            except (GoogleAuthError, OSError, ValueError) as error:
+                raise ProviderFault(classify(error)) from error
+            return SpannerProvider(client, checked, ours=True)
+        if not isinstance(native_client, Client):
+            raise invalid_request(
+                "native_client", f"is a {type(native_client).__name__}", "pass a google.cloud.spanner.Client"
+            )
+        if native_client.project != checked.project:
+            raise invalid_request(
+                "native_client",
+                f"is of project {native_client.project!r}, and the configuration of {checked.project!r}",
+                "name the same project in both",
+            )
+        return SpannerProvider(native_client, checked, ours=False)
+
+
+PLUGIN: Final = SpannerPlugin()

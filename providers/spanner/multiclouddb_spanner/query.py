@@ -1,0 +1,132 @@
+"""The query of a change stream: of one partition, or of the list of partitions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from multiclouddb_spanner.calls import INT64, STRING, TIMESTAMP, Answer, Calls, Hold, Parameter
+from multiclouddb_spanner.catalog import Found
+from multiclouddb_spanner.position import text_at
+from multiclouddb_spanner.records import Children, Item, Shapes, parse_rows, rows_of
+from multiclouddb_spi import Deadline
+
+__all__ = ["Window", "list_partitions", "open_window"]
+
+# How often the service says that there was nothing. Windows end by themselves, so it is seldom of use.
+_HEARTBEAT_MS: Final = "60000"
+
+
+def _begin(
+    calls: Calls,
+    found: Found,
+    token: str | None,
+    start: int,
+    end: int | None,
+    deadline: Deadline,
+    hold: Hold,
+) -> Answer:
+    values = [
+        Parameter(TIMESTAMP, text_at(start)),
+        Parameter(TIMESTAMP, None if end is None else text_at(end)),
+        Parameter(STRING, token),
+        Parameter(INT64, _HEARTBEAT_MS),
+    ]
+    if found.postgres:
+        sql = f'SELECT * FROM spanner."read_json_{found.stream}"($1, $2, $3, $4, NULL)'
+        names = ("p1", "p2", "p3", "p4")
+    else:
+        sql = (
+            f"SELECT ChangeRecord FROM READ_{found.stream}(start_timestamp => @s, end_timestamp => @e, "
+            "partition_token => @t, heartbeat_milliseconds => @h)"
+        )
+        names = ("s", "e", "t", "h")
+    return calls.query(sql, dict(zip(names, values, strict=True)), deadline, hold)
+
+
+def list_partitions(calls: Calls, found: Found, at: int, deadline: Deadline, hold: Hold) -> list[str]:
+    """The tokens of the partitions that are alive at a moment.
+
+    Raises:
+        Exception: What gRPC raised; `is_past` for a moment that the stream does not hold.
+    """
+    answer = _begin(calls, found, None, at, None, deadline, hold)
+    shapes = Shapes()
+    tokens: dict[str, None] = {}
+    for rows in rows_of(answer):
+        for item in parse_rows(rows, found.table, shapes):
+            if isinstance(item, Children):
+                tokens.update(dict.fromkeys(item.parents))
+    return list(tokens)
+
+
+class Window:
+    """A query of one partition from a moment to another, both included.
+
+    Args:
+        answer: Its answer.
+        table: The table whose changes are wanted.
+        shapes: The feed's.
+        end: The moment up to which everything comes.
+        waits: Seconds that this moment was ahead; 0.0 when it had passed.
+        current: True when the service's clock was asked for that moment for this very read.
+    """
+
+    def __init__(
+        self, answer: Answer, table: str, shapes: Shapes, end: int, *, waits: float, current: bool
+    ) -> None:
+        self.end, self.waits, self.current = end, waits, current
+        self.began = time.monotonic()
+        self._answer = answer
+        self._messages: Iterator[list[Item]] = (
+            list(parse_rows(rows, table, shapes)) for rows in rows_of(answer)
+        )
+
+    @property
+    def expires(self) -> float:
+        """`time.monotonic()` at which gRPC ends the call."""
+        return self._answer.expires
+
+    def next(self) -> list[Item] | None:
+        """What the next message says; None behind the last one. It blocks until there is one.
+
+        Raises:
+            Exception: What gRPC raised.
+        """
+        return next(self._messages, None)
+
+    def cancel(self) -> None:
+        """End the call; idempotent."""
+        self._answer.cancel()
+
+
+def open_window(
+    calls: Calls,
+    found: Found,
+    token: str,
+    start: int,
+    end: int,
+    deadline: Deadline,
+    hold: Hold,
+    shapes: Shapes,
+    *,
+    waits: float = 0.0,
+    current: bool = False,
+) -> Window:
+    """Begin to read a partition.
+
+    Args:
+        calls: The database.
+        found: The change stream.
+        token: The partition.
+        start: From this moment on.
+        end: Up to this moment.
+        deadline: When gRPC ends the call.
+        hold: Who reads.
+        shapes: The feed's.
+        waits: As in `Window`.
+        current: As in `Window`.
+    """
+    answer = _begin(calls, found, token, start, end, deadline, hold)
+    return Window(answer, found.table, shapes, end, waits=waits, current=current)

@@ -1,0 +1,375 @@
+"""Reads one partition."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Final
+
+import attrs
+
+from multiclouddb_spanner.calls import Hold
+from multiclouddb_spanner.catalog import how_to_alter
+from multiclouddb_spanner.errors import earliest_of, is_past
+from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, View, has_new, has_old, place_behind
+from multiclouddb_spanner.position import Place, cursor_of, micros_of, moment_of
+from multiclouddb_spanner.query import Window
+from multiclouddb_spanner.records import Children, DataRecord, Heartbeat, Item
+from multiclouddb_spanner.stream import Stream
+from multiclouddb_spi import (
+    Batch,
+    Child,
+    Continue,
+    Deadline,
+    Drained,
+    Outcome,
+    Reached,
+    Reader,
+    unsupported,
+)
+from multiclouddb_spi.cut import Cut
+
+__all__ = ["SpannerReader"]
+
+_SECOND: Final = 1_000_000
+_WAIT: Final = 5 * _SECOND
+# How much of the past one query reads: what the service has evaluated and nobody has read is lost work.
+_SPAN: Final = 3600 * _SECOND
+_LEAST_SPAN: Final = _SECOND
+_MOST_SPAN: Final = 24 * 3600 * _SECOND
+_FEW: Final = 256
+# A start at `Beginning` has to get to each partition in that time: what is lost meanwhile is not missed.
+_START: Final = 3600 * _SECOND
+_HORIZONS: Final = 3
+_SPARE_SECONDS: Final = 0.25
+
+
+class SpannerReader(Reader):
+    """Reads a partition forward by windows, each a query that ends by itself.
+
+    Args:
+        stream: What the readers of the feed share.
+        view: What the partition's events share.
+        token: The partition.
+        place: Where to read from.
+        until: Stop behind this, or None.
+        require_new: True when every event needs its new row.
+        require_old: True when every event needs its old row.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        view: View,
+        token: str,
+        place: Place,
+        until: Place | None,
+        *,
+        require_new: bool = False,
+        require_old: bool = False,
+    ) -> None:
+        self._stream, self._view, self._token = stream, view, token
+        self._mapper = SpannerMapper(view)
+        self._place, self._since = place, place.since
+        self._bound, self._until = until, None if until is None else _from(until)
+        self._require_new, self._require_old = require_new, require_old
+        self._hold = Hold()
+        self._window: Window | None = None
+        self._kept = False
+        # The window's: where it began, what has come and is not taken, and what of the first of these is.
+        self._from = place
+        self._items: deque[Item] = deque()
+        self._used = 0
+        self._count = 0
+        self._children: dict[str, Child] = {}
+        self._span = _SPAN
+        self._outcome: Outcome = Continue()
+        self._requests = 0
+        stream.readers.add(self)
+
+    def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
+        """The next changes, up to the service's present time, or as long as it may wait behind that.
+
+        An answer that has more than asked for stays open for the next call, as far as its deadline allows.
+        """
+        self._hold.check()
+        begin = self._place
+        self._requests = 0
+        if self._until is not None and _from(begin).compare(self._until) in (0, 1):
+            self._outcome = Reached()
+        if not isinstance(self._outcome, Continue):
+            self._end_window()
+            return self._batch(begin, [], 0, caught_up=None)
+        self._check_window(wait, deadline)
+        taken: list[Change] = []
+        try:
+            nbytes, caught_up = self._read(taken, max_records, max_bytes, wait, deadline)
+        except Exception as error:
+            self._end_window()
+            if taken or self._place != begin:
+                return self._batch(begin, taken, 0, caught_up=False)  # what is wrong is told next time
+            ours = self._stream.translated(error, begin.cut.at, deadline, self._hold, self._token)
+            if ours is None:
+                raise
+            raise ours from error
+        self._keep_window()
+        return self._batch(begin, taken, nbytes, caught_up=caught_up)
+
+    def cancel(self) -> None:
+        """End the call in flight; the fetch ends at once."""
+        self._hold.cancel()
+
+    def close(self) -> None:
+        """End the answer that is open."""
+        self._end_window()
+        self._stream.readers.discard(self)
+
+    # -- Windows
+
+    def _check_window(self, wait: float, deadline: Deadline) -> None:
+        """Leave a window that this fetch cannot go on with: it may last longer than the fetch."""
+        window = self._window
+        if window is None:
+            return
+        left = (window.end - (self._stream.calls.ahead() or 0)) / _SECOND
+        late = window.expires > deadline.at or window.expires - time.monotonic() < _SPARE_SECONDS
+        if late or (window.waits and left > wait):
+            self._end_window()
+
+    def _end_window(self) -> None:
+        """What was not taken of the window is asked for again."""
+        window, self._window = self._window, None
+        if window is not None:
+            window.cancel()
+        if self._kept:
+            self._kept = False
+            self._stream.slots.give()
+        self._items.clear()
+        self._children.clear()
+        self._used = 0
+
+    def _keep_window(self) -> None:
+        """A window that has more stays open, if there is a place for it."""
+        if self._window is None or self._kept:
+            return
+        self._kept = self._stream.slots.take()
+        if not self._kept:
+            self._span = max(_LEAST_SPAN, self._span // 2)
+            self._end_window()
+
+    def _open_window(self, wait: float, deadline: Deadline) -> Window:
+        calls, start = self._stream.calls, self._place.cut.at
+        last = start + self._span if self._until is None else min(start + self._span, _last_of(self._until))
+        waits, current = 0.0, False
+        if last <= calls.passed():
+            end = last
+        elif wait > 0:
+            ahead = calls.ahead()
+            if ahead is None:
+                self._requests += 1
+                ahead = calls.now(deadline, self._hold)
+            end, current = min(last, ahead + min(int(wait * _SECOND), _WAIT)), last > ahead
+            waits = max(0.0, (end - ahead) / _SECOND)
+        else:
+            self._requests += 1
+            now = calls.now(deadline, self._hold)
+            current = last >= now
+            end = min(last, now)
+        self._requests += 1
+        self._from, self._count = self._place, 0
+        self._window = self._stream.window(
+            self._token, start, max(start, end), deadline, self._hold, waits=waits, current=current
+        )
+        return self._window
+
+    # -- Reading
+
+    def _read(
+        self, taken: list[Change], max_records: int, max_bytes: int, wait: float, deadline: Deadline
+    ) -> tuple[int, bool | None]:
+        """Take what there is; returns its size, and whether there is nothing behind it."""
+        nbytes, horizons = 0, 0
+        begin = self._place
+        while True:
+            window = self._window or self._open_window(wait, deadline)
+            nbytes += self._take(taken, begin, max_records, max_bytes - nbytes, deadline)
+            if self._items:
+                return nbytes, False
+            if taken and (window.waits or len(taken) >= max_records or nbytes >= max_bytes):
+                return nbytes, None
+            try:
+                items = window.next()
+            except Exception as error:
+                horizons += 1
+                if horizons > _HORIZONS or not self._moved_horizon(error):
+                    raise
+                begin = self._place
+                continue
+            self._hold.check()
+            if items is None:
+                return nbytes, self._finish(window, taken)
+            self._items.extend(items)
+
+    def _moved_horizon(self, error: Exception) -> bool:
+        """Go on at the oldest change by now, when that of the start has fallen out of retention since."""
+        told = earliest_of(error) if self._place.horizon and is_past(error) else None
+        if told is None:
+            return False
+        earliest = micros_of(told, up=True)
+        if not self._place.cut.at < earliest <= self._place.cut.at + _START:
+            return False
+        self._end_window()
+        self._place = Place(Cut(earliest), horizon=True)
+        return True
+
+    def _take(
+        self, taken: list[Change], begin: Place, max_records: int, max_bytes: int, deadline: Deadline
+    ) -> int:
+        """Take of what has come as much as there is room for; returns its size."""
+        nbytes = 0
+        while self._items:
+            item = self._items[0]
+            match item:
+                case DataRecord():
+                    start, stop = self._wanted(item)
+                    start = max(start, self._used)
+                    if start < stop:
+                        room = max_records - len(taken)
+                        if room <= 0 or (taken and nbytes >= max_bytes) or self._lacks(item, taken, deadline):
+                            break
+                        end = min(stop, start + room)
+                        taken.extend(Change(item, nth) for nth in range(start, end))
+                        nbytes += item.nbytes * (end - start) // len(item.mods)
+                        self._used = end
+                        if end < stop:
+                            break
+                case Heartbeat(at):
+                    if not self._children:
+                        self._move(taken, begin, at + 1)
+                case Children(at, parents):
+                    cursor = cursor_of(Place.at(at, self._since))
+                    self._children |= {
+                        name: Child(name, all_parents or (self._token,), cursor)
+                        for name, all_parents in parents.items()
+                    }
+            self._items.popleft()
+            self._used = 0
+            self._count += 1
+        if taken:
+            self._place = place_behind(begin, taken, len(taken))
+        return nbytes
+
+    def _move(self, taken: list[Change], begin: Place, at: int) -> None:
+        """Everything before a moment was sent."""
+        if not taken and self._place.cut.at < at:
+            self._place = Place.at(at, self._since)
+
+    def _wanted(self, record: DataRecord) -> tuple[int, int]:
+        """Which changes of a record are wanted: not those delivered before, nor those behind the bound."""
+        start, stop = 0, len(record.mods)
+        if record.at < self._since:
+            return stop, stop
+        cut = self._from.cut
+        if record.at <= cut.at:
+            start = _part(cut, record)
+        if self._until is not None and record.at >= self._until.at:
+            stop = _part(self._until, record)
+        return start, stop
+
+    def _lacks(self, record: DataRecord, taken: list[Change], deadline: Deadline) -> bool:
+        """Whether a record lacks a row that is required: then the changes before it are delivered first.
+
+        Raises:
+            ProviderFault: There are none.
+        """
+        new = has_new(record) or not self._require_new
+        old = has_old(record) or not self._require_old
+        whole = self._is_whole(record, deadline)
+        if new and old and (whole or not (self._require_new or self._require_old)):
+            return False
+        if taken:
+            return True
+        field = "new_item_state_mode" if not new or self._require_new else "old_item_state_mode"
+        found = self._stream.found
+        problem = (
+            f"the change at {record.commit} was captured with value_capture_type {record.capture}, without "
+            "the whole row"
+            if whole
+            else f"change stream {found.stream!r} does not watch all columns of {found.table!r} any more"
+        )
+        raise unsupported(
+            f"{field}=REQUIRE: {problem}",
+            f"run {how_to_alter(found.stream, postgres=found.postgres)} for changes to come, and read with "
+            "INCLUDE_IF_AVAILABLE from the same token",
+        )
+
+    def _is_whole(self, record: DataRecord, deadline: Deadline) -> bool:
+        """Whether the stream watches all columns; where it does not any more, events have no rows."""
+        view = self._view
+        if not (view.with_new or view.with_old) or not (has_new(record) or has_old(record)):
+            return True
+        whole = self._stream.watches_whole(record.shape, deadline, self._hold)
+        if not whole and view.whole:
+            self._view = attrs.evolve(view, whole=False)
+            self._mapper = SpannerMapper(self._view)
+        return whole
+
+    def _finish(self, window: Window, taken: list[Change]) -> bool | None:
+        """A window has ended; returns whether there is nothing behind it."""
+        children = tuple(self._children.values())
+        few, took = self._count < _FEW, time.monotonic() - window.began
+        self._end_window()
+        if self._bound is not None and (children or window.end >= _last_of(_from(self._bound))):
+            self._place, self._outcome = self._bound, Reached()
+            return None
+        if children:
+            # The place stays: reading again from it says the same.
+            self._outcome = Drained(children)
+            return None
+        if self._place.cut.at <= window.end:
+            self._place = Place.at(window.end + 1, self._since)
+        self._span = min(_MOST_SPAN, 2 * self._span) if few else self._span
+        if not taken and took < window.waits / 2:
+            self._stream.calls.forget_clock()  # the moment had passed: this machine has slept, perhaps
+            return False
+        return window.current
+
+    def _batch(self, begin: Place, taken: list[Change], nbytes: int, *, caught_up: bool | None) -> Batch:
+        at = self._place.first
+        return Batch(
+            Changes(begin, taken),
+            self._mapper,
+            cursor_of(begin),
+            cursor_of(self._place),
+            self._outcome,
+            nbytes,
+            caught_up=caught_up,
+            watermark=moment_of(at),
+            headroom=self._headroom(at),
+            requests=self._requests,
+        )
+
+    def _headroom(self, at: int) -> float | None:
+        now = self._stream.calls.passed()
+        if not now:
+            return None
+        return max(0.0, at / _SECOND + self._stream.found.retention - now / _SECOND)
+
+
+def _from(place: Place) -> Cut:
+    return Cut(place.since) if place.since > place.cut.at else place.cut
+
+
+def _last_of(until: Cut) -> int:
+    """The last moment that has something before a bound."""
+    return until.at if until.delivered else until.at - 1
+
+
+def _part(cut: Cut, record: DataRecord) -> int:
+    """How many changes of a record lie before a position."""
+    if record.at != cut.at:
+        return len(record.mods) if record.at < cut.at else 0
+    mark = cut.delivered.get(record.transaction)
+    if mark is None or (record.sequence,) > mark[:1]:
+        return 0
+    return len(record.mods) if (record.sequence,) < mark[:1] else min(len(record.mods), int(mark[1]))

@@ -1,0 +1,342 @@
+"""Change records as a query returns them; pure.
+
+A query of a change stream has one column. In GoogleSQL it is a list of structs, in which one of three lists
+has the record; in PostgreSQL it is an object of JSON. Both become the same here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import attrs
+import orjson
+from google.cloud.spanner_v1 import PartialResultSet
+
+from multiclouddb_spanner.position import micros_of
+from multiclouddb_spanner.values import Converter, converter, json_converter
+
+__all__ = ["Children", "DataRecord", "Heartbeat", "Item", "Mod", "Shape", "Shapes", "parse_rows", "rows_of"]
+
+_MOST_SHAPES: Final = 4096
+_MOD_BYTES: Final = 400
+
+
+class Mod(NamedTuple):
+    """One change of one row: texts of JSON, or what they hold where the service sent it parsed.
+
+    Attributes:
+        keys: The primary key.
+        new: The new values, without the key.
+        old: The old values, without the key.
+    """
+
+    keys: Any
+    new: Any
+    old: Any
+
+
+@attrs.frozen(eq=False)
+class Shape:
+    """The columns of a record.
+
+    Attributes:
+        names: Their names.
+        python: Column → what makes a Python value of it, where it is none yet.
+        json: Column → the same for our JSON.
+        problem: Why the columns cannot be read, or None.
+    """
+
+    names: tuple[str, ...]
+    python: Mapping[str, Converter] = attrs.field(factory=dict)
+    json: Mapping[str, Converter] = attrs.field(factory=dict)
+    problem: str | None = None
+
+
+@attrs.frozen(eq=False)
+class DataRecord:
+    """Changes of one transaction to one table, of one kind and with the same columns.
+
+    Attributes:
+        at: The commit timestamp, in microseconds since 1970.
+        commit: The same as the service wrote it.
+        sequence: The record's place in its transaction in its partition.
+        transaction: The transaction's id.
+        table: The table.
+        shape: Its columns.
+        mods: The changes.
+        kind: `INSERT`, `UPDATE` or `DELETE`.
+        capture: What the changes hold: the stream's value capture type when they were made.
+        by_expiry: True when the service deleted the rows by a row deletion policy, None when it deleted them
+            and does not say why.
+        native: The record as the service sent it, by field, without the changes.
+        nbytes: Memory that it holds, about.
+    """
+
+    at: int
+    commit: str
+    sequence: str
+    transaction: str
+    table: str
+    shape: Shape
+    mods: Sequence[Mod]
+    kind: str
+    capture: str
+    by_expiry: bool | None
+    native: Callable[[], dict[str, Any]]
+    nbytes: int
+
+
+@attrs.frozen
+class Heartbeat:
+    """Everything up to a moment was sent.
+
+    Attributes:
+        at: The moment, in microseconds since 1970.
+    """
+
+    at: int
+
+
+@attrs.frozen
+class Children:
+    """The partition ends, and these follow.
+
+    Attributes:
+        at: Where they start, in microseconds since 1970.
+        parents: Child → all its parents.
+    """
+
+    at: int
+    parents: Mapping[str, tuple[str, ...]]
+
+
+Item: TypeAlias = DataRecord | Heartbeat | Children
+
+# The fields of a data change record in the order in which GoogleSQL has them.
+_FIELDS: Final = (
+    "commit_timestamp",
+    "record_sequence",
+    "server_transaction_id",
+    "is_last_record_in_transaction_in_partition",
+    "table_name",
+    "column_types",
+    "mods",
+    "mod_type",
+    "value_capture_type",
+    "number_of_records_in_transaction",
+    "number_of_partitions_in_transaction",
+    "transaction_tag",
+    "is_system_transaction",
+)
+_EXPIRY_TAG: Final = "RowDeletionPolicy"
+
+
+class Shapes:
+    """The columns of records, each read once; for one feed, from several threads."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Shape] = {}
+
+    def find(self, key: bytes, columns: Callable[[], Iterable[tuple[str, Any]]]) -> Shape:
+        """The shape of some columns.
+
+        Args:
+            key: What they are as bytes, in any form.
+            columns: Reads them: name and type.
+        """
+        shape = self._known.get(key)
+        if shape is None:
+            if len(self._known) >= _MOST_SHAPES:
+                self._known.clear()
+            shape = self._known[key] = _shape(columns())
+        return shape
+
+
+def _shape(columns: Iterable[tuple[str, Any]]) -> Shape:
+    columns = tuple(columns)
+    names = tuple(name for name, _ in columns)
+    try:
+        python = {name: converter(kind) for name, kind in columns}
+        json = {name: json_converter(kind) for name, kind in columns}
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        return Shape(names, problem=str(error)[:200])
+    return Shape(
+        names,
+        {name: made for name, made in python.items() if made is not None},
+        {name: made for name, made in json.items() if made is not None},
+    )
+
+
+def rows_of(messages: Iterable[PartialResultSet], columns: int = 1) -> Iterator[list[list[Any]]]:
+    """The rows of a query's answer, message by message, undecoded.
+
+    A value that is cut off at the end of a message goes on at the beginning of the next.
+
+    Args:
+        messages: The answer.
+        columns: How many columns a row has.
+    """
+    values: list[Any] = []
+    cut = False
+    for message in messages:
+        raw = PartialResultSet.pb(message)
+        fresh = list(raw.values)
+        if cut and fresh:
+            values[-1] = _merged(values[-1], fresh[0])
+            del fresh[0]
+        values += fresh
+        cut = raw.chunked_value or (cut and not raw.values)
+        whole = (len(values) - cut) // columns * columns
+        yield [values[at : at + columns] for at in range(0, whole, columns)]
+        del values[:whole]
+
+
+def _merged(first: Any, second: Any) -> Any:
+    """One value of two parts: texts are joined; of lists the last and the first element are parts, too."""
+    made = type(first)()
+    if first.HasField("string_value"):
+        made.string_value = first.string_value + second.string_value
+        return made
+    before, behind = list(first.list_value.values), list(second.list_value.values)
+    if before and behind and _is_mergeable(before[-1], behind[0]):
+        before[-1:] = [_merged(before[-1], behind.pop(0))]
+    made.list_value.values.extend(before + behind)
+    return made
+
+
+def _is_mergeable(first: Any, second: Any) -> bool:
+    kinds = {first.WhichOneof("kind"), second.WhichOneof("kind")}
+    return kinds in ({"string_value"}, {"list_value"})
+
+
+def parse_rows(rows: Iterable[Sequence[Any]], table: str, shapes: Shapes) -> Iterator[Item]:
+    """What the rows of a change stream say, without the changes of other tables.
+
+    Args:
+        rows: The rows; each has one column.
+        table: The table whose changes are wanted.
+        shapes: The feed's.
+    """
+    for (value,) in rows:
+        if value.HasField("string_value"):
+            yield from _of_json(orjson.loads(value.string_value), table, shapes)
+        else:
+            for struct in value.list_value.values:
+                yield from _of_struct(struct.list_value.values, table, shapes)
+
+
+def _of_struct(lists: Sequence[Any], table: str, shapes: Shapes) -> Iterator[Item]:
+    data, heartbeats, children = lists
+    for each in data.list_value.values:
+        fields = each.list_value.values
+        if fields[4].string_value == table:
+            yield _data_of_struct(fields, shapes)
+    for each in heartbeats.list_value.values:
+        yield Heartbeat(micros_of(each.list_value.values[0].string_value))
+    for each in children.list_value.values:
+        start, _, found = each.list_value.values
+        yield Children(
+            micros_of(start.string_value, up=True),
+            {
+                child.list_value.values[0].string_value: tuple(
+                    parent.string_value for parent in child.list_value.values[1].list_value.values
+                )
+                for child in found.list_value.values
+            },
+        )
+
+
+def _data_of_struct(fields: Sequence[Any], shapes: Shapes) -> DataRecord:
+    commit, sequence, transaction, _, table, columns, mods, kind, capture, _, _, tag, system = fields[:13]
+    found = []
+    nbytes = 0
+    for mod in mods.list_value.values:
+        keys, new, old = mod.list_value.values
+        made = Mod(keys.string_value, new.string_value, old.string_value)
+        nbytes += _MOD_BYTES + len(made.keys) + len(made.new) + len(made.old)
+        found.append(made)
+    commit_text, kind_text = commit.string_value, kind.string_value
+
+    def read_columns() -> Iterator[tuple[str, Any]]:
+        for each in columns.list_value.values:
+            name, type_text, *_ = each.list_value.values
+            yield name.string_value, orjson.loads(type_text.string_value)
+
+    return DataRecord(
+        micros_of(commit_text),
+        commit_text,
+        sequence.string_value,
+        transaction.string_value,
+        table.string_value,
+        shapes.find(columns.SerializeToString(), read_columns),
+        found,
+        kind_text,
+        capture.string_value,
+        _by_expiry(kind_text, system.bool_value, tag.string_value),
+        lambda: _native_of_struct(fields),
+        nbytes,
+    )
+
+
+def _by_expiry(kind: str, is_system: bool, tag: str) -> bool | None:
+    if kind != "DELETE" or not is_system:
+        return False
+    return True if tag == _EXPIRY_TAG else None
+
+
+def _native_of_struct(fields: Sequence[Any]) -> dict[str, Any]:
+    found = {name: _plain(value) for name, value in zip(_FIELDS, fields, strict=False) if name != "mods"}
+    found["column_types"] = [
+        {
+            "name": name,
+            "type": orjson.loads(kind),
+            "is_primary_key": is_primary_key,
+            "ordinal_position": int(position),
+        }
+        for name, kind, is_primary_key, position in found["column_types"]
+    ]
+    for name in ("number_of_records_in_transaction", "number_of_partitions_in_transaction"):
+        found[name] = int(found[name])
+    return found
+
+
+def _plain(value: Any) -> Any:
+    kind = value.WhichOneof("kind")
+    if kind == "list_value":
+        return [_plain(each) for each in value.list_value.values]
+    return None if kind in (None, "null_value") else getattr(value, kind)
+
+
+def _of_json(record: Mapping[str, Any], table: str, shapes: Shapes) -> Iterator[Item]:
+    if "data_change_record" in record:
+        if record["data_change_record"]["table_name"] == table:
+            yield _data_of_json(record["data_change_record"], shapes)
+    elif "heartbeat_record" in record:
+        yield Heartbeat(micros_of(record["heartbeat_record"]["timestamp"]))
+    elif "child_partitions_record" in record:
+        found = record["child_partitions_record"]
+        yield Children(
+            micros_of(found["start_timestamp"], up=True),
+            {child["token"]: tuple(child["parent_partition_tokens"]) for child in found["child_partitions"]},
+        )
+
+
+def _data_of_json(data: Mapping[str, Any], shapes: Shapes) -> DataRecord:
+    columns = data["column_types"]
+    mods = [Mod(mod["keys"], mod.get("new_values"), mod.get("old_values")) for mod in data["mods"]]
+    size = _MOD_BYTES + 32 * len(columns)
+    return DataRecord(
+        micros_of(data["commit_timestamp"]),
+        data["commit_timestamp"],
+        data["record_sequence"],
+        data["server_transaction_id"],
+        data["table_name"],
+        shapes.find(orjson.dumps(columns), lambda: ((each["name"], each["type"]) for each in columns)),
+        mods,
+        data["mod_type"],
+        data["value_capture_type"],
+        _by_expiry(data["mod_type"], data["is_system_transaction"], data["transaction_tag"]),
+        lambda: {name: value for name, value in data.items() if name != "mods"},
+        size * len(mods),
+    )

@@ -1,0 +1,161 @@
+"""Spanner's values as Python's, and as our JSON; pure.
+
+In a change record a value is JSON of the service's own: INT64 and NUMERIC are texts, BYTES are base64, JSON
+is a text that has to be parsed again. What Python has is `int`, `Decimal`, `bytes`, and so on. TIMESTAMP,
+DATE and INTERVAL stay the texts that they are: a timestamp has nine digits behind the point, a datetime six.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any, Final, TypeAlias
+from uuid import UUID
+
+import orjson
+
+from multiclouddb_api import encode_json
+from multiclouddb_api.codec import JsonValue
+
+__all__ = ["Converter", "converter", "json_converter"]
+
+Converter: TypeAlias = Callable[[Any], Any]
+
+_MOST_DIGITS: Final = 150_000  # PostgreSQL's numeric has 147,455 digits
+
+
+def converter(kind: Mapping[str, Any]) -> Converter | None:
+    """What makes a Python value of a column's; None where it is one already.
+
+    Args:
+        kind: The column's type, as the record has it: `{"code": "ARRAY", "array_element_type": {…}}`.
+
+    Raises:
+        ValueError: Nobody knows the type.
+    """
+    return _of(kind, _PYTHON)
+
+
+def json_converter(kind: Mapping[str, Any]) -> Converter | None:
+    """The same for what `encode_json` would write of that Python value."""
+    return _of(kind, _JSON)
+
+
+def _of(kind: Mapping[str, Any], converters: Mapping[str, Converter | None]) -> Converter | None:
+    code = str(kind.get("code"))
+    if code == "ARRAY":
+        element = _of(kind["array_element_type"], converters)
+        return None if element is None else _each(element)
+    if code not in converters:
+        raise ValueError(f"a column has the type {code[:40]!r}, which this version does not know")
+    return converters[code]
+
+
+def _each(element: Converter) -> Converter:
+    def convert(values: Any) -> Any:
+        if type(values) is not list:
+            raise TypeError("not an array")
+        return [None if _is_null(value, element) else element(value) for value in values]
+
+    return convert
+
+
+def _is_null(value: Any, element: Converter) -> bool:
+    """The emulator writes a null inside an array as the text NULL, which none of these has as a value."""
+    return value is None or (value == "NULL" and element in _NEVER_TEXT)
+
+
+def _integer(raw: Any) -> int:
+    if type(raw) is not str or len(raw) > 20:
+        raise TypeError("not an integer's text")
+    return int(raw)
+
+
+def _float(raw: Any) -> float:
+    # NaN and the infinities come as texts.
+    if type(raw) is bool or not isinstance(raw, int | float | str):
+        raise TypeError("not a number")
+    return float(raw)
+
+
+def _decimal(raw: Any) -> Decimal:
+    if type(raw) is not str or len(raw) > _MOST_DIGITS:
+        raise TypeError("not a number's text")
+    return Decimal(raw)
+
+
+def _bytes(raw: Any) -> bytes:
+    return base64.b64decode(raw, validate=True)
+
+
+def _parsed(raw: Any) -> Any:
+    if type(raw) is not str:
+        raise TypeError("not JSON's text")
+    return orjson.loads(raw)
+
+
+def _uuid(raw: Any) -> UUID:
+    return UUID(raw)
+
+
+_PYTHON: Final[Mapping[str, Converter | None]] = {
+    "BOOL": None,
+    "BYTES": _bytes,
+    "DATE": None,
+    "ENUM": _integer,
+    "FLOAT32": _float,
+    "FLOAT64": _float,
+    "INT64": _integer,
+    "INTERVAL": None,
+    "JSON": _parsed,
+    "NUMERIC": _decimal,
+    "PROTO": _bytes,
+    "STRING": None,
+    "TIMESTAMP": None,
+    "UUID": _uuid,
+}
+
+
+# -- The same as JSON
+
+
+def _json_float(raw: Any) -> JsonValue:
+    number = _float(raw)
+    # Only of a finite number is the difference a number.
+    if number - number == 0:
+        return number
+    value: JsonValue = orjson.loads(encode_json(number))
+    return value
+
+
+def _json_decimal(raw: Any) -> JsonValue:
+    return {"$decimal": str(_decimal(raw))}
+
+
+def _json_bytes(raw: Any) -> JsonValue:
+    return {"$bytes": base64.b64encode(_bytes(raw)).decode("ascii")}
+
+
+def _json_parsed(raw: Any) -> JsonValue:
+    value: JsonValue = _parsed(raw)
+    return orjson.loads(encode_json(value)) if '"$' in raw else value
+
+
+def _json_uuid(raw: Any) -> JsonValue:
+    return {"$uuid": str(UUID(raw))}
+
+
+_JSON: Final[Mapping[str, Converter | None]] = {
+    **_PYTHON,
+    "BYTES": _json_bytes,
+    "FLOAT32": _json_float,
+    "FLOAT64": _json_float,
+    "JSON": _json_parsed,
+    "NUMERIC": _json_decimal,
+    "PROTO": _json_bytes,
+    "UUID": _json_uuid,
+}
+_NEVER_TEXT: Final = frozenset(
+    {_integer, _float, _decimal, _json_decimal, _json_float, _parsed, _json_parsed, _uuid, _json_uuid}
+)

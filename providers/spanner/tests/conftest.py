@@ -1,0 +1,85 @@
+"""Emulators for the tests of this provider, shared by the tests of a worker."""
+
+import os
+
+import pytest
+
+from multiclouddb_api import ResourceAddress, connect
+
+from .servers.emulator import STILL, is_available, shared, stop
+from .table import Table
+
+DESELECTED = pytest.StashKey[int]()
+_KEY = "multiclouddb_spanner_deselected"
+
+
+def pytest_configure(config):
+    config.stash[DESELECTED] = 0
+    config.addinivalue_line("markers", "emulator(*flags): needs Google's Cloud Spanner emulator")
+
+
+def pytest_collection_modifyitems(config, items):
+    """No package registry has the emulator. With CI set, it has to be there: then these tests fail."""
+    if os.environ.get("CI") == "true":
+        return
+    marks = {item: item.get_closest_marker("emulator") for item in items}
+    gone = [item for item, mark in marks.items() if mark is not None and not is_available(mark.args)]
+    if gone:
+        items[:] = [item for item in items if item not in set(gone)]
+        config.stash[DESELECTED] = len(gone)
+        config.hook.pytest_deselected(items=gone)
+
+
+def pytest_sessionfinish(session):
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output[_KEY] = session.config.stash[DESELECTED]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    del error
+    node.config.stash[DESELECTED] = max(
+        node.config.stash[DESELECTED], getattr(node, "workeroutput", {}).get(_KEY, 0)
+    )
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    count = config.stash[DESELECTED]
+    if count:
+        terminalreporter.write_line(
+            f"{count} tests of Spanner were left out: Google's Cloud Spanner emulator is not installed here "
+            "(gcloud components install cloud-spanner-emulator), nor named by SPANNER_EMULATOR_HOST"
+        )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _emulators():
+    yield
+    stop()
+
+
+@pytest.fixture
+def still():
+    """An emulator whose partitions stay as they are."""
+    return shared(STILL)
+
+
+@pytest.fixture
+def table(still):
+    """A table with a change stream, in a database of its own."""
+    made = Table(still)
+    yield made
+    made.drop()
+
+
+@pytest.fixture
+def ours(still):
+    """Our client."""
+    with connect(still.url) as client:
+        yield client
+
+
+@pytest.fixture
+def here(table):
+    return ResourceAddress(table.database.database_id, table.name)

@@ -1,0 +1,117 @@
+"""A change stream in memory, for the reader: commits at equal times, and any cut of an answer."""
+
+import time
+from weakref import WeakSet
+
+import attrs
+
+from multiclouddb_api import ResourceAddress
+from multiclouddb_spanner.catalog import Found
+from multiclouddb_spanner.mapping import View
+from multiclouddb_spanner.position import place_of, text_at
+from multiclouddb_spanner.reader import SpannerReader
+from multiclouddb_spanner.records import Children, DataRecord, Heartbeat, Mod, Shape
+from multiclouddb_spanner.stream import Slots
+from multiclouddb_spi import Deadline
+
+SHAPE = Shape(("id", "n"))
+ADDRESS = ResourceAddress("db", "items")
+VIEW = View(ADDRESS, "spanner:x:p", ("id",))
+ORIGIN = 1_700_000_000_000_000
+
+
+def record(at, transaction, sequence, mods, *, kind="INSERT", capture="NEW_ROW", shape=SHAPE):
+    """A record whose changes have keys that tell where they are."""
+    at += ORIGIN
+    made = [Mod(f'{{"id":"{at}-{transaction}-{sequence}-{nth}"}}', '{"n":"1"}', "{}") for nth in range(mods)]
+    text = text_at(at)
+    return DataRecord(
+        at, text, f"{sequence:08}", transaction, "items", shape, made, kind, capture, False, dict, 100 * mods
+    )
+
+
+@attrs.define
+class FakeClock:
+    """The service's clock, which the test sets."""
+
+    time: int = 0
+
+    def now(self, deadline, hold):
+        return ORIGIN + self.time
+
+    def passed(self):
+        return ORIGIN + self.time
+
+    def ahead(self):
+        return ORIGIN + self.time
+
+    def forget_clock(self):
+        pass
+
+
+class FakeWindow:
+    def __init__(self, stream, items, end, waits, current, deadline):
+        self.stream, self.end, self.waits, self.current = stream, end, waits, current
+        self.began, self.expires = time.monotonic(), deadline.at
+        size = stream.message
+        self.messages = [items[at : at + size] for at in range(0, len(items), size)]
+        self.is_open = True
+        stream.open += 1
+
+    def next(self):
+        if self.stream.breaks:
+            self.stream.breaks -= 1
+            if not self.stream.breaks:
+                raise ConnectionError("broken off")
+        return self.messages.pop(0) if self.messages else None
+
+    def cancel(self):
+        self.stream.open -= self.is_open
+        self.is_open = False
+
+
+class FakeStream:
+    """One partition.
+
+    Args:
+        records: Its changes, in the service's order.
+        ends: When it ends, or None.
+        message: How many records a message has.
+    """
+
+    def __init__(self, records, ends=None, message=2, slots=8):
+        self.records, self.ends, self.message = records, ends, message
+        self.calls = FakeClock(max([each.at - ORIGIN for each in records], default=0) + 5)
+        self.slots, self.readers = Slots(slots), WeakSet()
+        self.windows, self.open, self.breaks = [], 0, 0
+        self.whole = True
+        self.found = Found("s", "items", ("id",), False, True, "NEW_ROW", 86400)
+
+    def window(self, token, start, end, deadline, hold, *, waits=0.0, current=False):
+        assert start <= end
+        self.windows.append((start - ORIGIN, end - ORIGIN))
+        items = [each for each in self.records if start <= each.at <= end]
+        if self.ends is not None and start <= ORIGIN + self.ends <= end:
+            items.append(Children(ORIGIN + self.ends, {"child": ("p", "q")}))
+        elif not items:
+            items.append(Heartbeat(end))
+        return FakeWindow(self, items, end, waits, current, deadline)
+
+    def watches_whole(self, shape, deadline, hold):
+        return self.whole
+
+    def translated(self, error, at, deadline, hold, token=None):
+        return None
+
+    def reader(self, cursor, until=None, **settings):
+        bound = None if until is None else place_of(until)
+        return SpannerReader(self, VIEW, "p", place_of(cursor), bound, **settings)
+
+
+def fetch(reader, most=1000, wait=0.0, nbytes=1 << 20):
+    return reader.fetch(most, nbytes, wait, Deadline.after(30))
+
+
+def names(batch):
+    """What each change of a batch is."""
+    return [(record.at, record.transaction, record.sequence, nth) for record, nth in batch.records]

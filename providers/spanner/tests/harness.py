@@ -1,0 +1,115 @@
+"""What the conformance suite needs of Cloud Spanner."""
+
+import base64
+import json
+from datetime import timedelta
+from decimal import Decimal
+
+from google.cloud import spanner
+
+from multiclouddb_api import ClientConfig, ResourceAddress
+from multiclouddb_conformance.harness import Harness, Kind
+from multiclouddb_conformance.values import KEYS, VALUES
+from multiclouddb_spanner.provider import CAPABILITIES, PLUGIN
+
+from .servers.emulator import HASTY, RESTLESS, STILL, shared
+
+# Field → its column's type. A table has typed columns: what any document may hold is in one of its own.
+COLUMNS = {
+    "n": "INT64", "number": "INT64", "probe": "INT64", "kept": "STRING(MAX)", "text": "STRING(MAX)",
+    "list": "JSON", "added": "JSON", "of_bool": "BOOL", "of_bytes": "BYTES(MAX)", "of_decimal": "NUMERIC",
+    "of_float": "FLOAT64", "of_int": "INT64", "of_json": "JSON", "of_text": "STRING(MAX)",
+}  # fmt: skip
+TYPES = {
+    bool: "of_bool", bytes: "of_bytes", Decimal: "of_decimal", float: "of_float", int: "of_int",
+    dict: "of_json", list: "of_json", str: "of_text", type(None): "of_text",
+}  # fmt: skip
+
+
+def columns_of(fields):
+    """A document's fields by column."""
+    return {TYPES[type(value)] if name == "value" else name: plain(value) for name, value in fields.items()}
+
+
+def plain(value):
+    """1.50 comes back as 1.5."""
+    return value.normalize() if isinstance(value, Decimal) else value
+
+
+def native(name, value):
+    """A value as the library writes it."""
+    if value is not None and COLUMNS.get(name) == "JSON":
+        return json.dumps(value)
+    return base64.b64encode(value) if isinstance(value, bytes) else value
+
+
+class SpannerHarness(Harness):
+    """Google's emulator, which the tests of a worker share; each test has a database."""
+
+    capabilities = CAPABILITIES
+    plugin = PLUGIN
+    rounding = timedelta(microseconds=1)
+    flags = STILL
+    can_several = False  # it has as many partitions as it likes
+    can_split = can_merge = False  # it does so by itself, or not at all
+    can_trim = can_poison = can_expire = can_keys_only = False
+    can_notices = can_other_options = can_secrets = False
+    value_types = frozenset(VALUES) - {"integer over 64 bit", "infinity", "datetime", "uuid", "set"}
+    key_types = frozenset(KEYS) & {"text", "unicode"}
+
+    def open(self):
+        self.emulator = shared(self.flags)
+        self.databases = []
+
+    def close(self):
+        for database in self.databases:
+            database.drop()
+
+    def config(self):
+        return ClientConfig("spanner", {"url": self.emulator.url})
+
+    def create(self, name, kind, partitions):
+        capture = "NEW_ROW_AND_OLD_VALUES" if kind is Kind.OLD_IMAGES else "NEW_ROW"
+        columns = ", ".join(f"{column} {kind}" for column, kind in COLUMNS.items())
+        self.statements = [
+            f"CREATE TABLE {name} (id STRING(MAX) NOT NULL, {columns}) PRIMARY KEY (id)",
+            f"CREATE CHANGE STREAM {name}_stream FOR {name} OPTIONS (value_capture_type = '{capture}')",
+        ]
+        if self.databases:
+            self.databases[0].update_ddl(self.statements).result(60)
+        else:
+            self.databases.append(self.emulator.database(*self.statements))
+        return ResourceAddress(self.databases[0].database_id, name)
+
+    def document(self, key, fields):
+        return {"id": key, **dict.fromkeys(COLUMNS), **columns_of(fields)}
+
+    def write(self, address, writes):
+        names = ["id", *COLUMNS]
+        with self.databases[0].batch() as batch:
+            for write in writes:
+                if write.document is None:
+                    batch.delete(address.collection, spanner.KeySet(keys=[[write.key]]))
+                else:
+                    row = self.document(write.key, write.document)
+                    values = [native(name, row[name]) for name in names]
+                    batch.insert_or_update(address.collection, names, [values])
+
+    def recreate(self, address):
+        name = address.collection
+        gone = [f"DROP CHANGE STREAM {name}_stream", f"DROP TABLE {name}"]
+        self.databases[0].update_ddl([*gone, *self.statements]).result(60)
+
+
+class RestlessHarness(SpannerHarness):
+    """The emulator as it is by itself: partitions live for 20 to 40 seconds."""
+
+    flags = RESTLESS
+    can_still = can_key_order = False  # a key's changes go to any partition
+
+
+class HastyHarness(SpannerHarness):
+    """Partitions live for 3 to 6 seconds."""
+
+    flags = HASTY
+    can_still = can_key_order = False

@@ -1,0 +1,132 @@
+"""Google's own emulator of Cloud Spanner, on a free port."""
+
+import atexit
+import itertools
+import os
+import shutil
+import socket
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import grpc
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import spanner
+
+PROJECT, INSTANCE = "tests", "tests"
+STILL = ("--enable_change_stream_churning=false",)
+RESTLESS = ()
+# Partitions live for three to six seconds, and are moved, split and merged by themselves.
+HASTY = (
+    "--override_change_stream_partition_token_alive_seconds=3",
+    "--change_stream_churn_thread_sleep_interval=1s",
+    "--change_stream_churning_interval=1s",
+)
+COUNTER = itertools.count()
+_HOST = "SPANNER_EMULATOR_HOST"
+_READY_SECONDS = 60
+_running = {}
+
+
+@cache
+def program():
+    """The emulator of the Google Cloud SDK that is installed here, or None."""
+    gcloud = shutil.which("gcloud")
+    if gcloud is None:
+        return None
+    asked = [gcloud, "info", "--format=value(installation.sdk_root)"]
+    root = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False).stdout.strip()
+    found = Path(root, "bin", "cloud_spanner_emulator", "emulator_main")
+    return found if found.is_file() else None
+
+
+def given():
+    """Host and port of an emulator that runs already, or None. It has its default settings, as we suppose."""
+    return os.environ.get(_HOST)
+
+
+def is_available(flags):
+    """Whether a test can have an emulator with these settings."""
+    return program() is not None or (not flags and given() is not None)
+
+
+class Emulator:
+    """An emulator and its native client.
+
+    Attributes:
+        host: Host and port.
+        client: The vendor's.
+        instance: Its one instance.
+    """
+
+    def __init__(self, flags=(), port=None):
+        self.process = None
+        found = program()
+        if found is None:
+            self.host = given()
+            assert self.host, "no Cloud Spanner emulator: gcloud components install cloud-spanner-emulator"
+        else:
+            self.port = port or free_port()
+            self.host = f"localhost:{self.port}"
+            self.process = subprocess.Popen(
+                [found, "--host_port", self.host, *flags],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        with grpc.insecure_channel(self.host) as channel:
+            grpc.channel_ready_future(channel).result(timeout=_READY_SECONDS)
+        self.client = spanner.Client(
+            project=PROJECT,
+            credentials=AnonymousCredentials(),
+            client_options={"api_endpoint": self.host},
+            disable_builtin_metrics=True,
+        )
+        configuration = f"projects/{PROJECT}/instanceConfigs/emulator-config"
+        self.instance = self.client.instance(INSTANCE, configuration_name=configuration, node_count=1)
+        if not self.instance.exists():
+            self.instance.create().result(_READY_SECONDS)
+
+    @property
+    def url(self):
+        """How a client is told."""
+        return f"spanner://{PROJECT}/{INSTANCE}?emulator_host={self.host}"
+
+    def database(self, *ddl, dialect=None):
+        """A new database with these tables and change streams."""
+        name = f"db-{os.getpid()}-{next(COUNTER)}"
+        if dialect is None:
+            made = self.instance.database(name, ddl_statements=ddl)
+            made.create().result(_READY_SECONDS)
+        else:
+            made = self.instance.database(name, database_dialect=dialect)
+            made.create().result(_READY_SECONDS)
+            made.update_ddl(ddl).result(_READY_SECONDS)
+        return made
+
+    def stop(self):
+        """End it; what it holds is gone."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
+
+
+def shared(flags=STILL):
+    """The emulator with these settings that the tests of a worker share."""
+    if flags not in _running:
+        _running[flags] = Emulator(flags)
+    return _running[flags]
+
+
+def stop():
+    """End all that are shared."""
+    while _running:
+        _running.popitem()[1].stop()
+
+
+atexit.register(stop)

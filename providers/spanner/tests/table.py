@@ -1,0 +1,70 @@
+"""A table of the tests, and what is written to it natively."""
+
+import threading
+
+from google.cloud import spanner
+
+COLUMNS = "id STRING(MAX) NOT NULL, n INT64, text STRING(MAX)"
+
+
+class Table:
+    """A table with its change stream, in a database of its own.
+
+    Args:
+        emulator: Where.
+        columns: The table's columns.
+        key: Its primary key.
+        capture: The stream's value capture type; None for the default.
+        dialect: The database's, GoogleSQL by default.
+        watch: What the stream watches, the table by default.
+        streams: Names of the streams.
+    """
+
+    def __init__(
+        self,
+        emulator,
+        columns=COLUMNS,
+        key="id",
+        capture="NEW_ROW_AND_OLD_VALUES",
+        dialect=None,
+        watch=None,
+        streams=("items_stream",),
+        name="items",
+    ):
+        self.emulator, self.name = emulator, name
+        word = "OPTIONS" if dialect is None else "WITH"
+        options = f" {word} (value_capture_type = '{capture}')" if capture else ""
+        made = f"({columns}) PRIMARY KEY ({key})" if dialect is None else f"({columns}, PRIMARY KEY ({key}))"
+        self.streams = [f"CREATE CHANGE STREAM {stream} FOR {watch or name}{options}" for stream in streams]
+        self.database = emulator.database(f"CREATE TABLE {name} {made}", *self.streams, dialect=dialect)
+        self._lock = threading.Lock()
+
+    @property
+    def where(self):
+        """As the command line is told."""
+        return f"{self.database.database_id}/{self.name}"
+
+    def ddl(self, *statements):
+        """Change the schema."""
+        self.database.update_ddl(statements).result(60)
+
+    def put(self, *rows, names=("id", "n", "text"), table=None):
+        """Create or update rows, in one transaction."""
+        with self._lock, self.database.batch() as batch:
+            batch.insert_or_update(table or self.name, names, rows)
+
+    def insert(self, *rows, names=("id", "n", "text")):
+        with self._lock, self.database.batch() as batch:
+            batch.insert(self.name, names, rows)
+
+    def update(self, *rows, names):
+        with self._lock, self.database.batch() as batch:
+            batch.update(self.name, names, rows)
+
+    def delete(self, *keys):
+        """Delete rows, in one transaction."""
+        with self._lock, self.database.batch() as batch:
+            batch.delete(self.name, spanner.KeySet(keys=[[key] for key in keys]))
+
+    def drop(self):
+        self.database.drop()

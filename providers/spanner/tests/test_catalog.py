@@ -1,0 +1,133 @@
+"""The stream of a table, by what the database says about itself: also what no emulator has."""
+
+import attrs
+import pytest
+
+from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode, ResourceAddress
+from multiclouddb_spanner.calls import Hold
+from multiclouddb_spanner.catalog import check_provisioned, find, is_whole
+from multiclouddb_spi import Deadline, FeedSpec, ProviderFault
+
+HERE = ResourceAddress("shop", "orders")
+WATCHED = ["s", "", "orders", True]
+
+
+class FakeCalls:
+    """Answers the questions of the catalogue.
+
+    Args:
+        tables: Stream, schema, table, all columns.
+        options: Stream, option, value.
+        streams: Stream, whether it watches everything.
+        dialect: The database's.
+        keys: Schema, table, column.
+    """
+
+    def __init__(self, tables=(WATCHED,), options=(), streams=(), dialect="", keys=(("", "orders", "id"),)):
+        names = dict.fromkeys([each[0] for each in tables], False) | dict(streams)
+        self.answers = {
+            "database_options": [[dialect]] if dialect else [],
+            "index_columns": [list(key) for key in keys],
+            "change_streams": [[name, everything] for name, everything in names.items()],
+            "change_stream_tables": [list(each) for each in tables],
+            "change_stream_options": [list(each) for each in options],
+        }
+
+    def rows(self, sql, columns, deadline, hold):
+        table = sql.partition("information_schema.")[2].split()[0]
+        assert all(len(row) == columns for row in self.answers[table])
+        return self.answers[table]
+
+
+def found(address=HERE, configured=None, **settings):
+    return find(FakeCalls(**settings), address, configured, Deadline.after(5), Hold())
+
+
+def refused(category, *arguments, **settings):
+    with pytest.raises(ProviderFault) as caught:
+        found(*arguments, **settings)
+    assert caught.value.fault.category == category
+    return caught.value.fault.message
+
+
+class TestFound:
+    def test_defaults_are_the_service_s(self):
+        stream = found()
+        assert (stream.stream, stream.whole, stream.capture, stream.retention) == (
+            "s", True, "OLD_AND_NEW_VALUES", 86400,
+        )  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("text", "seconds"), [("7d", 604800), ("36h", 129600), ("90m", 5400), ("100s", 100), ("", 86400)]
+    )
+    def test_retention(self, text, seconds):
+        assert found(options=[["s", "retention_period", text]]).retention == seconds
+
+    def test_a_stream_of_everything_watches_it_too(self):
+        assert found(tables=(), streams=[("all_stream", True)]).stream == "all_stream"
+        assert found(tables=(), streams=[("all_stream", "YES")], dialect="POSTGRESQL").postgres
+
+    def test_a_table_of_another_schema_is_another(self):
+        keys = (("", "orders", "id"), ("sales", "orders", "b"), ("sales", "orders", "a"))
+        tables = (WATCHED, ["t", "sales", "orders", True])
+        assert found(tables=tables, keys=keys).stream == "s"
+        there = found(ResourceAddress("shop", "sales.orders"), tables=tables, keys=keys)
+        assert (there.stream, there.key_names) == ("t", ("b", "a"))
+
+    def test_a_name_in_the_configuration_need_not_have_the_case_of_the_stream(self):
+        assert found(configured="S").stream == "s"
+
+    def test_whether_all_columns_are_watched_is_asked_again(self):
+        stream = found()
+        assert is_whole(FakeCalls(), stream, Deadline.after(5), Hold())
+        assert not is_whole(FakeCalls(tables=[["s", "", "orders", False]]), stream, Deadline.after(5), Hold())
+        assert not is_whole(FakeCalls(tables=[]), stream, Deadline.after(5), Hold())
+
+
+class TestRefused:
+    @pytest.mark.parametrize("option", ["exclude_insert", "exclude_update", "exclude_delete"])
+    def test_what_leaves_changes_out_unless_it_is_named(self, option):
+        options = [["s", option, "true"]]
+        assert option in refused(ErrorCategory.INVALID_REQUEST, options=options)
+        assert found(configured="s", options=options).stream == "s"
+        assert found(options=[["s", option, "false"]]).stream == "s"
+        assert found(options=[["s", "exclude_ttl_deletes", "true"]]).stream == "s"
+
+    @pytest.mark.parametrize("configured", [None, "s"])
+    def test_mutable_key_ranges_by_name(self, configured):
+        options = [["s", "partition_mode", "MUTABLE_KEY_RANGE"]]
+        message = refused(ErrorCategory.UNSUPPORTED_CAPABILITY, configured=configured, options=options)
+        assert "'s' has partition_mode = 'MUTABLE_KEY_RANGE'" in message
+        assert found(options=[["s", "partition_mode", "IMMUTABLE_KEY_RANGE"]]).stream == "s"
+
+    def test_statements_are_in_the_database_s_dialect(self):
+        assert "OPTIONS (" in refused(ErrorCategory.NOT_FOUND, tables=())
+        assert "WITH (" in refused(ErrorCategory.NOT_FOUND, tables=(), dialect="POSTGRESQL")
+
+    def test_a_table_that_is_not_there(self):
+        assert "no table 'orders'" in refused(ErrorCategory.NOT_FOUND, keys=())
+
+    @pytest.mark.parametrize(
+        ("capture", "new", "old"),
+        [
+            ("OLD_AND_NEW_VALUES", False, False),
+            ("NEW_VALUES", False, False),
+            ("NEW_ROW", True, False),
+            ("NEW_ROW_AND_OLD_VALUES", True, True),
+        ],
+    )
+    def test_rows_that_are_required_and_not_there(self, capture, new, old):
+        stream = found(options=[["s", "value_capture_type", capture]])
+        specs = {
+            FeedSpec(HERE, new_item_state_mode=NewItemStateMode.REQUIRE): new,
+            FeedSpec(HERE, old_item_state_mode=OldItemStateMode.REQUIRE): old,
+        }
+        for spec, there in specs.items():
+            for each in (stream, attrs.evolve(stream, whole=False)):
+                if there and each.whole:
+                    check_provisioned(each, spec)
+                    continue
+                with pytest.raises(ProviderFault) as caught:
+                    check_provisioned(each, spec)
+                assert caught.value.fault.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+                assert "ALTER CHANGE STREAM s SET" in caught.value.fault.message

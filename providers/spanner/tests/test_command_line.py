@@ -1,0 +1,102 @@
+"""The command line on Spanner: real processes, killed and started again."""
+
+import re
+
+import pytest
+
+from multiclouddb_api import event_from_json
+from multiclouddb_conformance.command_line import Tail, Writer, assert_refused, facts, follow, run, said
+
+from .servers.emulator import HASTY, shared
+from .table import Table
+
+pytestmark = pytest.mark.emulator(*HASTY)
+
+
+@pytest.fixture(scope="module")
+def emulator():
+    """Its partitions live for 3 to 6 seconds."""
+    return shared(HASTY)
+
+
+@pytest.fixture
+def orders(emulator):
+    made = Table(emulator, name="orders")
+    yield made
+    made.drop()
+
+
+@pytest.fixture
+def where(emulator, orders):
+    """Server and table, as the commands are told."""
+    return emulator.url, orders.where
+
+
+class TestTail:
+    def test_killed_again_and_again_it_misses_nothing(self, orders, where, tmp_path):
+        """Under a writer, and while partitions are split and merged."""
+        orders.put(["before", 0, ""])
+        tail = Tail(*where, "--from", "now", "--checkpoint", tmp_path / "position")
+        writer = Writer(lambda key: orders.put([key, 0, "a document"]), pause=0.01)
+        follow(tail, writer, [(None, 1), (None, 100), (None, 7), (None, 100), (None, 1)])
+        assert sorted(tail.keys()) == sorted(writer.written)
+        assert len(writer.written) > 200
+
+    def test_its_lines_have_whole_rows_and_types(self, orders, where):
+        orders.put(["o-1", 1, "x"])
+        orders.put(["o-1", 2, "x"])
+        orders.delete("o-1")
+        lines = said("tail", *where, "--from", "beginning", "--until-idle").splitlines()
+        assert [line.split()[1:3] for line in lines] == [
+            [kind, 'id="o-1"'] for kind in ("CREATE", "UPDATE", "DELETE")
+        ]
+        assert lines[1].endswith('{"id":"o-1","n":2,"text":"x"}')
+
+    def test_as_json_they_can_be_read_again(self, orders, where):
+        orders.put(["o-1", 2**62, None])
+        (line,) = said("tail", *where, "--from", "beginning", "--until-idle", "--json").splitlines()
+        assert event_from_json(line).new_item_state == {"id": "o-1", "n": 2**62, "text": None}
+
+
+class TestOthers:
+    def test_partitions_are_listed(self, where):
+        first, *lines = said("partitions", *where).splitlines()
+        assert re.fullmatch(r"(\d+) partitions?: \1 open, 0 closed", first)
+        assert all("open" in line and "spanner:" in line for line in lines)
+
+    def test_top_shows_them(self, where):
+        out = said("top", *where, "--once")
+        assert out
+
+    def test_a_token_is_checked_and_inspected(self, orders, where, tmp_path):
+        said("tail", *where, "--until-idle", "--checkpoint", tmp_path / "position")
+        token = f"@{tmp_path}/position"
+        found = facts("token", "check", where[0], token)
+        assert (found["resumes"], found["changes"]) == ("yes", "none at present")
+        orders.put(["o-1", 1, "a document"])
+        out = said("token", "check", where[0], token)
+        assert re.search(r"^changes +waiting$", out, re.MULTILINE)
+        assert "a document" not in out
+        found = facts("token", "inspect", token)
+        assert (found["provider"], found["resource"]) == ("spanner", orders.where)
+
+    def test_capabilities_are_told_without_a_server(self):
+        out = said("capabilities", "spanner://p/i?emulator_host=localhost:9")
+        assert re.search("^CHANGE_FEED_POINT_IN_TIME +native$", out, re.MULTILINE)
+        assert re.search("^spanner CHANGE_FEED: .*CREATE CHANGE STREAM", out, re.MULTILINE)
+
+    @pytest.mark.parametrize(
+        ("url", "address", "code", "category", "word"),
+        [
+            ("URL", "DATABASE/no_such", 4, "NOT_FOUND", "no_such"),
+            ("URL", "orders", 3, "INVALID_REQUEST", "database"),
+            ("URL&change_stream=other", "DATABASE/orders", 4, "NOT_FOUND", "orders_stream"),
+            ("spanner://p/i?emulator_host=localhost:9", "d/t", 8, "TRANSIENT_FAILURE", "UNAVAILABLE"),
+            ("spanner://p", "d/t", 3, "INVALID_REQUEST", "instance"),
+        ],
+    )
+    def test_failures_are_one_line_with_a_way_out(self, orders, where, url, address, code, category, word):
+        url, address = url.replace("URL", where[0]), address.replace("DATABASE", where[1].partition("/")[0])
+        ran = run("tail", url, address, "--until-idle")
+        assert_refused(ran, code, category, word.replace("orders_stream", "items_stream"))
+        assert len(ran.stderr.splitlines()) == 1

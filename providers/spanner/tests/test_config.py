@@ -1,0 +1,84 @@
+"""How a client names an instance: what is taken, and what is refused with the way out."""
+
+import pytest
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import spanner
+
+from multiclouddb_api import ClientConfig, ErrorCategory, MulticloudDbError
+from multiclouddb_spanner.config import SpannerConfig
+from multiclouddb_spanner.provider import PLUGIN
+
+
+def checked(**connection):
+    return SpannerConfig.from_client(ClientConfig("spanner", connection))
+
+
+class TestTaken:
+    @pytest.mark.parametrize(
+        ("url", "expected"),
+        [
+            ("spanner://my-project/main", SpannerConfig("my-project", "main")),
+            ("spanner://my-project/main/", SpannerConfig("my-project", "main")),
+            ("spanner://example.com:old-project/main", SpannerConfig("example.com:old-project", "main")),
+            ("spanner://p/i?change_stream=Orders_1", SpannerConfig("p", "i", "Orders_1")),
+            ("spanner://p/i?emulator_host=localhost:9010", SpannerConfig("p", "i", None, "localhost:9010")),
+        ],
+    )
+    def test_urls(self, url, expected):
+        assert checked(url=url) == expected
+
+    def test_options(self):
+        assert checked(project="p", instance="i", change_stream="s") == SpannerConfig("p", "i", "s")
+        assert checked(url="spanner://p/i", change_stream="s") == SpannerConfig("p", "i", "s")
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("connection", "words"),
+        [
+            ({"url": 5}, "must be text"),
+            ({"project": "p", "instance": "i", "url": "p/i"}, "is no address"),
+            ({"url": "dynamo://p/i"}, "scheme 'dynamo'"),
+            ({"url": "spanner://p"}, "connection.instance: is missing"),
+            ({"url": "spanner:///i"}, "connection.project: is missing"),
+            ({"url": "spanner://p/i/database"}, "more than a project and an instance"),
+            ({"url": "spanner://p/i#x"}, "more than a project and an instance"),
+            ({"url": "spanner://P!/i"}, "connection.project: is 'P!'"),
+            ({"url": "spanner://p/i?stream=s"}, "unknown option 'stream'"),
+            ({"url": "spanner://p/i?change_stream=a&change_stream=b"}, "a second time"),
+            ({"url": "spanner://p/i?change_stream=a;b"}, "connection.change_stream: is 'a;b'"),
+            ({"url": "spanner://p/i", "project": "q"}, "beside the url"),
+            ({"url": "spanner://p/i", "emulator_host": "localhost"}, "connection.emulator_host"),
+            ({"url": "spanner://p/i", "credentials": "x"}, "Google's own chain"),
+            ({"url": "spanner://p/i", "change_streams": "x"}, "'change_streams'"),
+            ({"project": "p", "instance": 5}, "connection.instance: is 5"),
+        ],
+    )
+    def test_with_the_way_out(self, connection, words):
+        with pytest.raises(MulticloudDbError, match=words) as caught:
+            checked(**connection)
+        assert caught.value.category == ErrorCategory.INVALID_REQUEST
+        assert "; " in caught.value.message
+
+    def test_a_password_is_not_shown(self):
+        with pytest.raises(MulticloudDbError) as caught:
+            checked(url="spanner://me:hidden@p/i")
+        assert "hidden" not in str(caught.value)
+
+
+class TestClients:
+    def test_the_emulator_is_found_by_the_vendor_s_variable(self, monkeypatch):
+        monkeypatch.setenv("SPANNER_EMULATOR_HOST", "localhost:9")
+        assert SpannerConfig("p", "i").client()._emulator_host == "localhost:9"
+
+    def test_the_application_s_own_is_used_as_it_is(self):
+        config = ClientConfig("spanner", {"url": "spanner://p/i"})
+        own = spanner.Client(
+            project="p", credentials=AnonymousCredentials(), client_options={"api_endpoint": "localhost:9"}
+        )
+        provider = PLUGIN.connect(config, own)
+        provider.close()
+        with pytest.raises(MulticloudDbError, match=r"google.cloud.spanner.Client"):
+            PLUGIN.connect(config, object())
+        with pytest.raises(MulticloudDbError, match="project 'p'"):
+            PLUGIN.connect(ClientConfig("spanner", {"url": "spanner://q/i"}), own)

@@ -1,0 +1,215 @@
+"""Records as events and as Arrow: names, keys in order, states that are whole or not there."""
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from uuid import UUID
+
+import attrs
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multiclouddb_api import ChangeType, canonical_json
+from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, place_behind
+from multiclouddb_spanner.position import Place, cursor_of
+from multiclouddb_spanner.records import Mod, Shapes
+from multiclouddb_spi import RecordFault
+from multiclouddb_spi.arrow import events_to_arrow
+from multiclouddb_spi.cut import Cut
+
+from .fake import ORIGIN, VIEW, record
+
+TYPES = {
+    "id": "STRING", "n": "INT64", "f": "FLOAT64", "g": "FLOAT32", "d": "NUMERIC", "b": "BYTES", "j": "JSON",
+    "t": "TIMESTAMP", "day": "DATE", "yes": "BOOL", "u": "UUID", "e": "ENUM", "p": "PROTO", "i": "INTERVAL",
+}  # fmt: skip
+ROW = {
+    "n": str(2**63 - 1), "f": 0.1, "g": 2, "d": "1.50", "b": "AP8=", "j": '{"x":[1,{"$date":2}]}',
+    "t": "2026-01-31T12:00:00.123456789Z", "day": "2026-01-31", "yes": True,
+    "u": "12345678-1234-5678-1234-567812345678", "e": "7", "p": "CAE=", "i": "P1Y2M3D",
+}  # fmt: skip
+VALUES = {
+    "n": 2**63 - 1, "f": 0.1, "g": 2.0, "d": Decimal("1.50"), "b": b"\x00\xff", "j": {"x": [1, {"$date": 2}]},
+    "t": "2026-01-31T12:00:00.123456789Z", "day": "2026-01-31", "yes": True,
+    "u": UUID("12345678-1234-5678-1234-567812345678"), "e": 7, "p": b"\x08\x01", "i": "P1Y2M3D",
+}  # fmt: skip
+OLD, NEW = {"n": "1"}, {"n": "2", "text": "x"}
+COLUMNS = {"id": "STRING", "n": "INT64", "text": "STRING"}
+
+
+def shape_of(types):
+    columns = [(name, {"code": code} if isinstance(code, str) else code) for name, code in types.items()]
+    return Shapes().find(b"", lambda: columns)
+
+
+def changed(
+    new, *, types=TYPES, old=None, keys=None, kind="INSERT", capture="NEW_ROW_AND_OLD_VALUES", view=VIEW
+):
+    """The event of one change, and what Arrow has of it."""
+    made = record(5, "t", 0, 1, kind=kind, capture=capture, shape=shape_of(types))
+    texts = [orjson.dumps(each).decode() for each in (keys or {"id": "a"}, new or {}, old or {})]
+    changes = Changes(Place(Cut(0)), [Change(attrs.evolve(made, mods=[Mod(*texts)]), 0)])
+    mapper = SpannerMapper(view)
+    (event,) = mapper.events(changes, 0, 1)
+    assert mapper.arrow(changes, 0, 1).to_pylist() == events_to_arrow([event]).to_pylist()
+    return event
+
+
+class TestValues:
+    def test_each_type_has_its_own(self):
+        event = changed(ROW)
+        assert canonical_json(dict(event.new_item_state)) == canonical_json({"id": "a", **VALUES})
+
+    def test_nulls_are_none(self):
+        assert changed(dict.fromkeys(ROW)).new_item_state == {"id": "a", **dict.fromkeys(VALUES)}
+
+    @pytest.mark.parametrize("code", ["FLOAT32", "FLOAT64"])
+    @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity"])
+    def test_what_no_number_says_is_told(self, text, code):
+        event = changed({"f": text}, types={"id": "STRING", "f": code})
+        assert str(event.new_item_state["f"]) == str(float(text))
+
+    @pytest.mark.parametrize(
+        ("code", "raw", "values"),
+        [
+            ("INT64", ["1", None, "NULL"], [1, None, None]),
+            ("NUMERIC", ["0.1", None], [Decimal("0.1"), None]),
+            ("FLOAT64", [1, "NaN", None], [1.0, float("nan"), None]),
+            ("BYTES", ["AP8="], [b"\x00\xff"]),
+            ("JSON", ['[1,"NULL"]', "null"], [[1, "NULL"], None]),
+            ("STRING", ["NULL", None], ["NULL", None]),
+            ("BOOL", [True, None], [True, None]),
+            ("TIMESTAMP", ["2026-01-31T12:00:00Z"], ["2026-01-31T12:00:00Z"]),
+        ],
+    )
+    def test_arrays_are_lists(self, code, raw, values):
+        types = {"id": "STRING", "a": {"code": "ARRAY", "array_element_type": {"code": code}}}
+        event = changed({"a": raw}, types=types)
+        assert canonical_json(event.new_item_state["a"]) == canonical_json(values)
+
+    def test_a_record_in_the_form_of_postgresql_gives_the_same(self):
+        made = record(5, "t", 0, 1, shape=shape_of(TYPES))
+        mod = Mod({"id": "a"}, dict(ROW), {})
+        changes = Changes(Place(Cut(0)), [Change(attrs.evolve(made, mods=[mod]), 0)])
+        (event,) = SpannerMapper(VIEW).events(changes, 0, 1)
+        assert event == SpannerMapper(VIEW).events(changes, 0, 1)[0]  # what is mapped is left as it was
+        assert canonical_json(dict(event.new_item_state)) == canonical_json({"id": "a", **VALUES})
+
+
+class TestKeys:
+    def test_are_in_the_order_of_the_primary_key(self):
+        view = attrs.evolve(VIEW, key_names=("zone", "id", "at"))
+        types = {"at": "TIMESTAMP", "id": "INT64", "zone": "STRING", "n": "INT64"}
+        keys = {"at": "2026-01-31T12:00:00Z", "id": "7", "zone": "x"}
+        event = changed({"n": "1"}, types=types, keys=keys, view=view)
+        assert list(event.key.components.items()) == [
+            ("zone", "x"), ("id", 7), ("at", "2026-01-31T12:00:00Z"),
+        ]  # fmt: skip
+        assert event.key.partition_components == 1
+        assert event.new_item_state == {**event.key.components, "n": 1}
+
+
+class TestStates:
+    @pytest.mark.parametrize(
+        ("capture", "kind", "new", "old"),
+        [
+            ("OLD_AND_NEW_VALUES", "INSERT", {"n": 2, "text": "x"}, None),
+            ("OLD_AND_NEW_VALUES", "UPDATE", None, None),
+            ("OLD_AND_NEW_VALUES", "DELETE", None, {"n": 1}),
+            ("NEW_VALUES", "INSERT", {"n": 2, "text": "x"}, None),
+            ("NEW_VALUES", "UPDATE", None, None),
+            ("NEW_VALUES", "DELETE", None, None),
+            ("NEW_ROW", "INSERT", {"n": 2, "text": "x"}, None),
+            ("NEW_ROW", "UPDATE", {"n": 2, "text": "x"}, None),
+            ("NEW_ROW", "DELETE", None, None),
+            ("NEW_ROW_AND_OLD_VALUES", "INSERT", {"n": 2, "text": "x"}, None),
+            ("NEW_ROW_AND_OLD_VALUES", "UPDATE", {"n": 2, "text": "x"}, {"n": 1, "text": "x"}),
+            ("NEW_ROW_AND_OLD_VALUES", "DELETE", None, {"n": 1}),
+        ],
+    )
+    def test_are_whole_or_not_there(self, capture, kind, new, old):
+        view = attrs.evolve(VIEW, with_old=True)
+        sent = {} if kind == "DELETE" else NEW
+        before = {} if kind == "INSERT" else OLD
+        event = changed(sent, types=COLUMNS, old=before, kind=kind, capture=capture, view=view)
+        assert event.new_item_state == (None if new is None else {"id": "a", **new})
+        assert event.old_item_state == (None if old is None else {"id": "a", **old})
+
+    @pytest.mark.parametrize("change", [{"with_new": False}, {"whole": False}])
+    def test_are_not_there_where_nobody_asks_or_columns_are_left_out(self, change):
+        view = attrs.evolve(VIEW, with_old=True, **change)
+        event = changed(NEW, types=COLUMNS, old=OLD, kind="UPDATE", view=view)
+        assert event.new_item_state is None
+        assert (event.old_item_state is None) == ("whole" in change)
+
+
+class TestNames:
+    def test_say_commit_transaction_record_and_change(self):
+        changes = Changes(Place(Cut(0)), [Change(record(5, "tx", 3, 2), nth) for nth in range(2)])
+        first, second = SpannerMapper(VIEW).events(changes, 0, 2)
+        assert (first.event_id, second.event_id) == (
+            "2023-11-14T22:13:20.000005Z|tx|00000003|0", "2023-11-14T22:13:20.000005Z|tx|00000003|1",
+        )  # fmt: skip
+        assert first.order_key == "2023-11-14T22:13:20.000005Z|00000003|000000"
+        assert first.order_key < second.order_key
+        assert first.timestamp == datetime(2023, 11, 14, 22, 13, 20, 5, UTC)
+
+    @given(st.lists(st.integers(0, 10**13), min_size=2))
+    def test_of_two_commits_the_later_sorts_higher(self, moments):
+        changes = [Change(record(at, "t", 0, 1), 0) for at in sorted(moments)]
+        events = SpannerMapper(VIEW).events(Changes(Place(Cut(0)), changes), 0, len(changes))
+        keys = [event.order_key for event in events]
+        assert keys == sorted(keys)
+
+    def test_kinds(self):
+        kinds = ["INSERT", "UPDATE", "DELETE"]
+        assert [changed({}, kind=kind).type for kind in kinds] == list(ChangeType)
+
+
+class TestPoison:
+    def damaged(self, **changes):
+        good = record(5, "t", 0, 1)
+        return Changes(
+            Place(Cut(ORIGIN)),
+            [
+                Change(good, 0),
+                Change(attrs.evolve(record(6, "u", 1, 1), **changes), 0),
+                Change(record(7, "v", 0, 1), 0),
+            ],
+        )
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"mods": [Mod("no JSON", "{}", "{}")]},
+            {"mods": [Mod('{"other":1}', "{}", "{}")]},
+            {"mods": [Mod("[]", "{}", "{}")]},
+            {"mods": [Mod('{"id":"a"}', '{"n":5}', "{}")], "shape": shape_of({"id": "STRING", "n": "INT64"})},
+            {"kind": "OTHER"},
+            {"shape": shape_of({"id": "STRING", "n": "NEW_TYPE"})},
+        ],
+    )
+    @pytest.mark.parametrize("form", ["events", "arrow"])
+    def test_is_named_and_can_be_skipped(self, changes, form):
+        damaged, mapper = self.damaged(**changes), SpannerMapper(VIEW)
+        with pytest.raises(RecordFault) as caught:
+            getattr(mapper, form)(damaged, 0, 3)
+        assert caught.value.index == 1
+        assert caught.value.skip_cursor == cursor_of(place_behind(Place(Cut(ORIGIN)), damaged.items, 2))
+        assert "transaction u" in caught.value.position
+        assert len(mapper.events(damaged, 0, 1)) == len(mapper.events(damaged, 2, 3)) == 1
+
+    def test_a_type_that_nobody_knows_is_named(self):
+        damaged = self.damaged(shape=shape_of({"id": "STRING", "n": "NEW_TYPE"}))
+        with pytest.raises(RecordFault, match="NEW_TYPE"):
+            SpannerMapper(VIEW).events(damaged, 0, 3)
+
+
+def test_a_delete_by_the_service_says_whether_it_was_an_expiry():
+    made = [
+        attrs.evolve(record(at, "t", 0, 1, kind="DELETE"), by_expiry=by)
+        for at, by in enumerate([True, None, False])
+    ]
+    changes = Changes(Place(Cut(0)), [Change(each, 0) for each in made])
+    assert [event.by_expiry for event in SpannerMapper(VIEW).events(changes, 0, 3)] == [True, None, False]

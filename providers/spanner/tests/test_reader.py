@@ -1,0 +1,274 @@
+"""Reading one partition: nothing is lost and nothing comes twice, wherever a page or a process ends."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multiclouddb_api import ErrorCategory
+from multiclouddb_spi import Child, Continue, Drained, ProviderFault, Reached
+
+from .fake import ORIGIN, FakeStream, fetch, names, record
+
+BEGIN = [ORIGIN]
+
+
+def every_change(records):
+    found = [(each.at, each.transaction, each.sequence, len(each.mods)) for each in records]
+    return [(*name, nth) for *name, count in found for nth in range(count)]
+
+
+def stored(cursor):
+    """Through a token."""
+    return json.loads(json.dumps(cursor))
+
+
+@st.composite
+def logs(draw):
+    """Commits, some at the same time; the records of transactions at one time come mixed."""
+    found = []
+    for at in sorted(draw(st.sets(st.integers(1, 60), min_size=1, max_size=6))):
+        sequences = dict.fromkeys("abc"[: draw(st.integers(1, 3))], 0)
+        for _ in range(draw(st.integers(1, 5))):
+            transaction = draw(st.sampled_from(sorted(sequences)))
+            found.append(record(at, f"{at}{transaction}", sequences[transaction], draw(st.integers(1, 4))))
+            sequences[transaction] += 1
+    return found
+
+
+class TestEveryPlace:
+    @given(logs(), st.integers(1, 5), st.integers(1, 4), st.lists(st.integers(0, 3)), st.booleans())
+    def test_a_new_process_at_any_place_goes_on_exactly_there(self, records, most, message, taken, ends):
+        """Each life fetches once or twice, hands out a part of it, and dies."""
+        stream = FakeStream(records, ends=62 if ends else None, message=message)
+        stream.calls.time = 70
+        cursor, seen = BEGIN, []
+        lives = iter(taken)
+        for _ in range(400):
+            reader = stream.reader(stored(cursor))
+            batch = fetch(reader, most)
+            if next(lives, 0) == 3:
+                cursor, seen = batch.cursor_after(len(batch)), seen + names(batch)
+                batch = fetch(reader, most)
+            count = max(len(batch) - next(lives, 0), 0) if len(batch) else 0
+            seen += names(batch)[:count]
+            cursor = batch.cursor_after(count)
+            reader.close()
+            done = count == len(batch) and (batch.caught_up or not isinstance(batch.outcome, Continue))
+            if done:
+                break
+        assert seen == every_change(records)
+        assert isinstance(batch.outcome, Drained) == ends
+        assert stream.open == 0
+
+    @given(logs(), st.integers(1, 7), st.integers(1, 4))
+    def test_one_reader_reads_everything_through_small_fetches(self, records, most, message):
+        stream = FakeStream(records, message=message)
+        reader, seen = stream.reader(BEGIN), []
+        while not (batch := fetch(reader, most)).caught_up:
+            assert len(batch) <= most
+            seen += names(batch)
+        assert seen + names(batch) == every_change(records)
+        assert stream.open == 0
+        assert len(stream.windows) == 1
+
+    @given(logs(), st.data())
+    def test_a_range_has_the_same_changes_whenever_it_is_read(self, records, data):
+        stream = FakeStream(records, message=3)
+        everything = every_change(records)
+        batch = fetch(stream.reader(BEGIN))
+        start = data.draw(st.integers(0, len(everything)))
+        stop = data.draw(st.integers(start, len(everything)))
+        cursors = [stored(batch.cursor_after(number)) for number in (start, stop)]
+        stream.ends = 70  # it is split meanwhile
+        stream.records = [*records, record(68, "later", 0, 2)]
+        stream.calls.time = 100
+        reader, seen = stream.reader(*cursors), []
+        while not isinstance((batch := fetch(reader, 2)).outcome, Reached):
+            seen += names(batch)
+        assert seen + names(batch) == everything[start:stop]
+        assert batch.cursor_after(len(batch)) == cursors[1] or not len(batch)
+        again = fetch(reader)
+        assert (len(again), again.outcome) == (0, Reached())
+
+    @given(logs(), st.integers(1, 8))
+    def test_an_answer_that_breaks_off_loses_nothing(self, records, breaks):
+        stream = FakeStream(records, message=1)
+        reader, seen, cursor = stream.reader(BEGIN), [], BEGIN
+        stream.breaks = breaks
+        while True:
+            try:
+                batch = fetch(reader, 4)
+            except ConnectionError:
+                reader.close()
+                reader = stream.reader(stored(cursor))
+                continue
+            seen += names(batch)
+            cursor = batch.cursor_after(len(batch))
+            if batch.caught_up:
+                break
+        assert seen == every_change(records)
+
+    @given(logs(), st.integers(0, 70))
+    def test_what_was_committed_before_the_start_is_left_out(self, records, since):
+        stream = FakeStream(records)
+        stream.calls.time = 100
+        cursor, seen = [ORIGIN, ORIGIN + since] if since else BEGIN, []
+        while True:
+            reader = stream.reader(stored(cursor))
+            batch = fetch(reader, 1)
+            seen += names(batch)
+            cursor = batch.cursor_after(len(batch))
+            reader.close()
+            if batch.caught_up:
+                break
+        assert seen == [each for each in every_change(records) if each[0] >= ORIGIN + since]
+
+
+class TestWindows:
+    def test_an_idle_partition_moves_to_the_service_s_now(self):
+        stream = FakeStream([])
+        reader = stream.reader(BEGIN)
+        for now in (10, 20):
+            stream.calls.time = now
+            batch = fetch(reader)
+            assert (len(batch), batch.caught_up, batch.end) == (0, True, [ORIGIN + now + 1])
+        assert stream.windows == [(0, 10), (11, 20)]
+
+    def test_a_position_ahead_of_the_clock_is_read_at_itself(self):
+        stream = FakeStream([])
+        stream.calls.time = 10
+        batch = fetch(stream.reader([ORIGIN + 50]))
+        assert stream.windows == [(50, 50)]
+        assert (batch.end, batch.caught_up) == ([ORIGIN + 51], True)
+
+    def test_a_wait_reads_ahead_of_the_clock_for_five_seconds_at_most(self):
+        stream = FakeStream([])
+        stream.calls.time = 10
+        for wait, ahead in ((1.0, 1_000_000), (60.0, 5_000_000)):
+            fetch(stream.reader(BEGIN), wait=wait)
+            assert stream.windows[-1] == (0, 10 + ahead)
+
+    def test_a_wait_that_ends_too_early_proves_nothing(self):
+        """The machine has slept: the moment had passed when it was asked for."""
+        stream = FakeStream([])
+        assert fetch(stream.reader(BEGIN), wait=2.0).caught_up is False
+
+    def test_much_past_is_read_piece_by_piece(self):
+        stream = FakeStream([])
+        stream.calls.time = 10 * 3600 * 1_000_000
+        reader, lengths = stream.reader(BEGIN), []
+        while not (batch := fetch(reader)).caught_up:
+            assert batch.caught_up is False
+        lengths = [(end - start) / 3600e6 for start, end in stream.windows]
+        assert lengths[:3] == pytest.approx([1, 2, 4])
+
+    def test_what_is_left_of_an_answer_is_served_without_another_query(self):
+        stream = FakeStream([record(at, "t", 0, 1) for at in range(1, 50)], message=7)
+        reader = stream.reader(BEGIN)
+        assert [len(fetch(reader, 5)) for _ in range(9)] == [5] * 9
+        assert len(stream.windows) == 1
+
+    def test_without_a_place_for_an_open_answer_it_is_asked_again(self):
+        stream = FakeStream([record(at, "t", 0, 1) for at in range(1, 20)], slots=0)
+        reader, seen = stream.reader(BEGIN), []
+        while not (batch := fetch(reader, 5)).caught_up:
+            seen += names(batch)
+            assert stream.open == 0
+        assert seen + names(batch) == every_change(stream.records)
+
+    def test_places_are_given_back(self):
+        stream = FakeStream([record(at, "t", 0, 1) for at in range(1, 20)], slots=1)
+        for _ in range(5):
+            reader = stream.reader(BEGIN)
+            fetch(reader, 5)
+            assert stream.open == 1
+            reader.close()
+            assert stream.open == 0
+
+    def test_an_open_answer_is_left_that_may_last_longer_than_the_fetch(self):
+        stream = FakeStream([record(at, "t", 0, 1) for at in range(1, 20)])
+        stream.calls.time = 30
+        reader = stream.reader(BEGIN)
+        assert len(fetch(reader, 2, wait=5.0)) == 2
+        assert len(fetch(reader, 2)) == 2
+        assert len(stream.windows) == 2
+
+    def test_bytes_bound_a_fetch(self):
+        stream = FakeStream([record(at, "t", 0, 1) for at in range(1, 20)])
+        assert len(fetch(stream.reader(BEGIN), nbytes=450)) == 5
+
+
+class TestEnds:
+    def test_children_come_with_the_last_changes_and_again_behind_them(self):
+        stream = FakeStream([record(5, "t", 0, 3)], ends=9)
+        stream.calls.time = 30
+        batch = fetch(stream.reader(BEGIN))
+        child = Child("child", ("p", "q"), [ORIGIN + 9])
+        assert (len(batch), batch.outcome) == (3, Drained((child,)))
+        again = fetch(stream.reader(stored(batch.cursor_after(3))))
+        assert (len(again), again.outcome) == (0, Drained((child,)))
+
+    def test_a_full_page_leaves_the_end_for_the_next_one(self):
+        stream = FakeStream([record(5, "t", 0, 3)], ends=9)
+        stream.calls.time = 30
+        reader = stream.reader(BEGIN)
+        assert fetch(reader, 2).outcome == Continue()
+        assert isinstance(fetch(reader, 2).outcome, Drained)
+
+    def test_a_child_inherits_what_is_not_wanted(self):
+        stream = FakeStream([], ends=9)
+        stream.calls.time = 30
+        batch = fetch(stream.reader([ORIGIN, ORIGIN + 20]))
+        assert batch.outcome == Drained((Child("child", ("p", "q"), [ORIGIN + 9, ORIGIN + 20]),))
+
+    def test_an_end_that_is_still_to_come_is_none(self):
+        stream = FakeStream([], ends=9)
+        stream.calls.time = 8
+        reader = stream.reader(BEGIN)
+        assert fetch(reader).outcome == Continue()
+        stream.calls.time = 9
+        assert isinstance(fetch(reader).outcome, Drained)
+
+
+class TestRequired:
+    @pytest.mark.parametrize(
+        ("field", "capture", "kind"),
+        [
+            ("require_new", "OLD_AND_NEW_VALUES", "UPDATE"),
+            ("require_new", "NEW_VALUES", "UPDATE"),
+            ("require_old", "NEW_ROW", "UPDATE"),
+            ("require_old", "OLD_AND_NEW_VALUES", "UPDATE"),
+            ("require_old", "NEW_ROW", "DELETE"),
+        ],
+    )
+    def test_what_lacks_its_row_is_refused_behind_what_has_it(self, field, capture, kind):
+        good = record(5, "t", 0, 2, kind="UPDATE", capture="NEW_ROW_AND_OLD_VALUES")
+        stream = FakeStream([good, record(7, "u", 0, 1, kind=kind, capture=capture)])
+        reader = stream.reader(BEGIN, **{field: True})
+        first = fetch(reader)
+        assert (len(first), first.caught_up) == (2, False)
+        for again in (reader, stream.reader(stored(first.end), **{field: True})):
+            with pytest.raises(ProviderFault) as caught:
+                fetch(again)
+            assert caught.value.fault.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+            assert "ALTER CHANGE STREAM s" in caught.value.fault.message
+            assert "INCLUDE_IF_AVAILABLE" in caught.value.fault.message
+
+    @pytest.mark.parametrize("kind", ["INSERT", "DELETE"])
+    def test_an_insert_has_its_row_and_a_delete_has_none(self, kind):
+        stream = FakeStream([record(5, "t", 0, 2, kind=kind, capture="NEW_VALUES")])
+        assert len(fetch(stream.reader(BEGIN, require_new=True))) == 2
+
+    def test_a_stream_that_leaves_columns_out_by_now_has_no_rows(self):
+        stream = FakeStream([record(5, "t", 0, 1)])
+        batch = fetch(stream.reader(BEGIN))
+        assert batch.events(0, 1)[0].new_item_state == {
+            "id": f"{ORIGIN + 5}-t-0-0", "n": "1",
+        }  # fmt: skip
+        stream.whole = False
+        batch = fetch(stream.reader(BEGIN))
+        assert batch.events(0, 1)[0].new_item_state is None
+        with pytest.raises(ProviderFault, match="all columns"):
+            fetch(stream.reader(BEGIN, require_new=True))

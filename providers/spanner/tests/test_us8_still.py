@@ -1,0 +1,11 @@
+"""The whole conformance suite on Google's emulator, whose partitions stay as they are."""
+
+import pytest
+
+from .harness import SpannerHarness
+from .servers.emulator import STILL
+from .suite import *  # noqa: F403
+
+pytestmark = pytest.mark.emulator(*STILL)
+
+HARNESS = SpannerHarness
