@@ -36,7 +36,7 @@ PLUGIN = Plugin()
 
 
 class Clock:
-    """A store's time, half an hour ago and a second later with each look."""
+    """A store's clock: half an hour ago, and a second later on each call."""
 
     def __init__(self):
         self.time = datetime.now(UTC) - timedelta(minutes=30)

@@ -1,4 +1,4 @@
-"""The commands that look and change nothing."""
+"""The commands that only read."""
 
 import contextlib
 import json
@@ -89,7 +89,7 @@ class TestPartitions:
         ]
 
     def test_one_whose_parent_is_gone_says_so(self):
-        """Some services no longer list a partition whose changes are gone."""
+        """Some services no longer list a partition whose changes have expired."""
         family = Family([Partition("p2", ("p0",), PartitionState.OPEN)])
         (branch,) = family.tree(lines=False)
         assert branch.partition.partition_id == "p2"
@@ -372,7 +372,7 @@ class TestOutput:
 
 
 class TestScope:
-    """Only MongoDB has the wide ones: its tests read them."""
+    """Only MongoDB has the wider scopes: its tests read them."""
 
     @pytest.mark.parametrize("words", [("main", "--scope", "database"), ("--scope", "cluster")])
     @pytest.mark.parametrize("command", ["tail", "top"])
@@ -417,7 +417,7 @@ class TestInterrupt:
         main, worker = pty.openpty()
         words = [*PROGRAM, "top", url, "orders", "--interval", "0.5"]
         out = worker if live else subprocess.PIPE
-        # A shell's background jobs ignore SIGINT, and what they start does until it says otherwise.
+        # A shell's background jobs ignore SIGINT, and so do their child processes until they set a handler.
         heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         with subprocess.Popen(
             words, stdout=out, stderr=subprocess.PIPE, text=True, preexec_fn=heed

@@ -116,7 +116,7 @@ class TestExitCode:
 
 
 def on_a_terminal(tmp_path, *words, **environment):
-    """What a person sees of a command, stdout and stderr together."""
+    """The whole output of a command, stdout and stderr together."""
     with pseudo_terminal() as (ours, theirs):
         ran = subprocess.run(
             [*PROGRAM, *words], cwd=tmp_path, check=False, timeout=60,

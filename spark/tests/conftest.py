@@ -1,4 +1,4 @@
-"""One Spark session a process, one embedded store a test, and what follows its feed."""
+"""One Spark session per process, one embedded store per test, and the readers of its feed."""
 
 import random
 
@@ -11,7 +11,7 @@ COLLECTION = "orders"
 
 
 class Source:
-    """A collection with all its history, and how Spark finds it.
+    """A collection with its complete history, and the options for Spark to find it.
 
     Attributes:
         store: The store.

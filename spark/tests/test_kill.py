@@ -16,7 +16,7 @@ SECONDS = 300
 
 
 class Follower:
-    """The program, and where it stands."""
+    """The program, and its progress."""
 
     def __init__(self, folder, die_at=""):
         self.folder = folder
@@ -27,12 +27,12 @@ class Follower:
         )
 
     def noise(self):
-        """What it printed, but for warnings of Java's launcher, which nothing turns off."""
+        """Its output, without the warnings of Java's launcher, which cannot be switched off."""
         lines = (self.folder / "log").read_text()[self.printed :].splitlines()
         return [line for line in lines if not line.startswith("WARNING: ")]
 
     def wait_for(self, name):
-        """Until a file of the checkpoint is there."""
+        """Wait until a file of the checkpoint exists."""
         deadline = time.monotonic() + SECONDS
         while not (self.folder / "checkpoint" / name).exists():
             assert self.process.poll() is None, (self.folder / "log").read_text()
@@ -40,7 +40,7 @@ class Follower:
             time.sleep(0.002)
 
     def kill(self):
-        # Stopped first: neither shall have a moment in which the other one is gone.
+        # Both are stopped first, so that neither runs while the other one is dead.
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in (self.process.pid, int((self.folder / "jvm").read_text())):
                 os.kill(pid, number)
@@ -63,10 +63,10 @@ def marks(folder, kind):
 
 @pytest.mark.timeout(900)  # it starts Spark four times
 def test_table_equals_the_source_after_kills_at_every_stage(source, tmp_path):
-    """Each start begins with the batch that the kill before it left open."""
+    """Each start begins with the batch that the last kill interrupted."""
     source.write(150)
 
-    # In the first batch, which pins the start: planned, not done.
+    # In the first batch, which fixes the start: planned, not done.
     follower = Follower(tmp_path)
     follower.wait_for("offsets/0")
     follower.kill()

@@ -1,4 +1,4 @@
-"""Every option: what it means, and what a wrong one says."""
+"""Every option: its meaning, and the error for a wrong value."""
 
 from datetime import UTC, datetime
 

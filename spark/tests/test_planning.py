@@ -1,4 +1,4 @@
-"""Seeded lives of a partitioned log, planned step by step and read again later, as micro-batches are."""
+"""Random changes of a partitioned log, planned step by step and read again later, as micro-batches are."""
 
 import random
 from datetime import timedelta
@@ -26,7 +26,7 @@ BEGINNING = Beginning()
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    """A retry is made at once."""
+    """Retries at once."""
     monkeypatch.setattr(ranges, "_sleep", lambda seconds: None)
 
 
@@ -62,7 +62,7 @@ class Consumer:
         self.steps = []
 
     def attempt(self, call):
-        """What a caller has to do: nothing in the planner is tried again by itself."""
+        """Retries for the planner: it does not retry by itself."""
         for _ in range(100):
             try:
                 return call()
@@ -72,7 +72,7 @@ class Consumer:
         raise AssertionError("it never works")
 
     def step(self, max_records=None, target=None):
-        """One step as a micro-batch has it: both ends go through JSON."""
+        """One step as in a micro-batch: both ends are converted to JSON and back."""
         before = self.position
         step = self.attempt(lambda: self.planner.advance(before, max_records, self.deadline, target))
         if not step.moved:
@@ -114,7 +114,7 @@ def written(sim, after=0):
 
 
 def live(sim, dice, actions, reshape=True):
-    """Let things happen to the log."""
+    """Change the log at random."""
     for _ in range(actions):
         match dice.choice(["write"] * 6 + ["transaction"] + ["split", "merge", "roll"] * reshape):
             case "write":
@@ -186,7 +186,7 @@ def test_limit_is_used_up_when_the_records_are_in_one_partition():
 
 @pytest.mark.parametrize("limit", [None, 5])
 def test_target_ends_under_writes_splits_and_merges(limit):
-    """A run that ends by itself reads what was there, through every generation, and nothing later."""
+    """A run that ends by itself reads the existing changes of every generation, and nothing later."""
     dice = random.Random(limit)
     sim = Simulation(partitions=3)
     live(sim, dice, 80)
@@ -251,7 +251,7 @@ def test_children_named_late_are_read_when_they_are_named():
 
 
 def test_what_lies_before_a_poison_record_is_planned_first():
-    """Where heads are found by reading, the poison record is met while planning."""
+    """Where the planner finds heads by reading, it finds the poison record while planning."""
     sim = Simulation(partitions=1, weather=Weather(poison_at_fetch=True))
     consumer = Consumer(sim, heads=False)
     sim.write("a", {"n": 1})

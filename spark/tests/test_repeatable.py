@@ -16,7 +16,7 @@ from pyspark_multiclouddb.stream import ChangeFeedStreamReader
 
 
 class Query:
-    """What a query does with a reader."""
+    """The calls that a query makes to a reader."""
 
     def __init__(self, source, **options):
         self.settings = parse_options(source.options(pollInterval="0", **options)).for_stream()

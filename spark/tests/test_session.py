@@ -1,4 +1,5 @@
-"""The local session: this Python, UTC, the caller's settings. `test_kill.py` sees that it is quiet."""
+"""The local session: this Python, UTC, the caller's settings. `test_kill.py` checks that it prints
+nothing."""
 
 import sys
 

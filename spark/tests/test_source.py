@@ -57,7 +57,7 @@ def follow(spark, source, checkpoint, **options):
 
 
 def offset_of(checkpoint, batch):
-    """The offset that a batch ends at, out of Spark's file of it."""
+    """The offset that a batch ends at, from Spark's file."""
     return json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[-1])
 
 
@@ -163,7 +163,7 @@ class TestStream:
         assert follow(spark, source, tmp_path / "checkpoint", startingPosition="now").sizes() == [7]
 
     def test_replayed_batch_has_the_same_rows(self, spark, source, tmp_path):
-        """The mark that says a batch is done is lost, as when the driver dies between sink and mark."""
+        """The mark of a finished batch is lost, as when the driver dies between sink and mark."""
         source.write(50)
         first = follow(spark, source, tmp_path / "checkpoint", maxRecordsPerTrigger=20)
         last = max(first.batches)
@@ -232,7 +232,7 @@ class TestStream:
         assert len({json.dumps(offset_of(checkpoint, number)["c"]) for number in range(4)}) == 4
 
     def test_without_foreach_batch(self, spark, source, tmp_path):
-        """Any sink of Spark does; here its own files."""
+        """Any Spark sink works; this one writes files."""
         source.write(30)
         stream = load(spark.readStream, source).writeStream.format("parquet")
         query = (

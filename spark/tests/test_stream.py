@@ -141,7 +141,7 @@ class TestIdle:
 
 
 class Clock:
-    """Stands in for the module `time`: nobody waits."""
+    """Replaces the module `time`, so that nothing waits."""
 
     def __init__(self):
         self.seconds = 1000.0
@@ -161,11 +161,11 @@ def clock(monkeypatch):
 
 
 class TestIdlePosition:
-    """Something happens in the store, nothing in the collection: its position moves."""
+    """The store changes but the collection does not: its position moves."""
 
     @pytest.fixture
     def offset(self, source, clock):
-        """What a checkpoint has when all is read."""
+        """The content of a checkpoint when everything is read."""
         source.store.create_collection("others")
         source.write(10)
         reader = reader_of(source)
@@ -176,7 +176,8 @@ class TestIdlePosition:
         source.store.put("others", "k", {"n": 1})
 
     def moves(self, source, reader, offset, clock, seconds, times):
-        """When in a number of questions the offset moves, something being written beside it each time."""
+        """The calls in which the offset moves, when something is written to another collection before
+        each."""
         began, found = clock.seconds, []
         for _ in range(times):
             self.write_beside(source)
@@ -261,7 +262,7 @@ class TestIdlePosition:
 
     @pytest.fixture
     def begun(self, monkeypatch):
-        """Where each question began."""
+        """The start of each call."""
         begun, advance = [], Planner.advance
 
         def noting(planner, before, *rest, **settings):
@@ -326,7 +327,7 @@ class TestIdlePosition:
 
 
 def test_children_are_saved_before_they_are_read(simulation):
-    """They are named in a question in which another partition's position moves, and nothing else happens."""
+    """They are named in a call in which only the position of another partition moves."""
     keys = {simulation.write(key, {"n": 0}).partition_id: key for key in "abcdefgh"}
     simulation.delay_children("p0", 3)
     reader = simulated()
