@@ -42,6 +42,8 @@ _FEW: Final = 256
 _START: Final = 3600 * _SECOND
 _HORIZONS: Final = 3
 _SPARE_SECONDS: Final = 0.25
+# Small pages of one partition would ask all the others for each.
+_IDLE_PAUSE: Final = 0.05
 
 
 class SpannerReader(Reader):
@@ -113,7 +115,8 @@ class SpannerReader(Reader):
                 raise
             raise ours from error
         self._keep_window()
-        return self._batch(begin, taken, nbytes, caught_up=caught_up)
+        pause = 0.0 if wait > 0 else _IDLE_PAUSE
+        return self._batch(begin, taken, nbytes, caught_up=caught_up, pause=pause)
 
     def cancel(self) -> None:
         """End the call in flight; the fetch ends at once."""
@@ -334,7 +337,9 @@ class SpannerReader(Reader):
             return False
         return window.current
 
-    def _batch(self, begin: Place, taken: list[Change], nbytes: int, *, caught_up: bool | None) -> Batch:
+    def _batch(
+        self, begin: Place, taken: list[Change], nbytes: int, *, caught_up: bool | None, pause: float = 0.0
+    ) -> Batch:
         at = self._place.first
         return Batch(
             Changes(begin, taken),
@@ -344,6 +349,7 @@ class SpannerReader(Reader):
             self._outcome,
             nbytes,
             caught_up=caught_up,
+            poll_after=pause if caught_up and not taken else 0.0,
             watermark=moment_of(at),
             headroom=self._headroom(at),
             requests=self._requests,

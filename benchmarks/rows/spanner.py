@@ -1,0 +1,292 @@
+"""The Spanner provider beside the library's own change stream query."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from statistics import median
+from threading import Thread
+from typing import Any, Final
+
+from benchmarks.arrow import arrow_reader
+from benchmarks.row import Bench, Done, Sides, row
+from benchmarks.spanner import Backlog, backlog, on_client_core
+from multiclouddb_api import (
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    FromContinuationToken,
+    OperationOptions,
+    connect,
+)
+
+_EVENTS: Final = 20_000
+_SINGLE: Final = 2_500
+_AT_ONCE: Final = 100
+_SMALL_PAGE: Final = 5
+_SMALL_PAGES: Final = 500
+_LARGE_PAGES: Final = 3
+_COMMITS: Final = 50
+_WAIT: Final = 5.0
+_PAUSE: Final = 0.3
+_READ: Final = (
+    "of nine columns, about 300 bytes of JSON, from Google's emulator with churning off. The client has one "
+    "core and the emulator another, for both sides alike; both connect, go on from in front of the first "
+    "change, and stop behind the last."
+)
+_LOOP: Final = (
+    "A loop over the library's own query of the change stream (`execute_sql` on `READ_…`), partition by "
+    "partition, that makes a dict of each record and one of each change in it; no event."
+)
+_FIELDS: Final = (
+    "commit_timestamp",
+    "record_sequence",
+    "server_transaction_id",
+    "is_last_record_in_transaction_in_partition",
+    "table_name",
+    "column_types",
+    "mods",
+    "mod_type",
+    "value_capture_type",
+    "number_of_records_in_transaction",
+    "number_of_partitions_in_transaction",
+    "transaction_tag",
+    "is_system_transaction",
+)
+
+
+# -- The library by hand
+
+
+def dict_loop(changes: Backlog) -> Done:
+    """Records as the library gives them, as dicts."""
+    end, count = changes.now(), 0
+    for token in changes.partitions():
+        for data, _, _ in changes.query(token, end=end):
+            for fields in data:
+                record = dict(zip(_FIELDS, fields, strict=True))
+                for keys, new, old in record["mods"]:
+                    _ = {"keys": keys, "new_values": new, "old_values": old}
+                    count += 1
+    return Done(count)
+
+
+def _by_hand(changes: Backlog) -> Done:
+    with on_client_core():
+        return _counted(changes, dict_loop(changes))
+
+
+# -- Ours
+
+
+def _pages(
+    read: Callable[[ChangeFeedRequest], ChangeFeedPage], changes: Backlog, max_page_size: int = 0
+) -> Iterator[ChangeFeedPage]:
+    token = changes.token
+    while True:
+        start = FromContinuationToken(token)
+        page = read(ChangeFeedRequest(changes.address, start, max_page_size=max_page_size))
+        yield page
+        token = page.continuation_token
+
+
+def _through_the_client(changes: Backlog, max_page_size: int = 0) -> Done:
+    ids: set[str] = set()
+    count = 0
+    with on_client_core(), connect(changes.config) as client:
+        for page in _pages(client.read_changes, changes, max_page_size):
+            ids.update(event.event_id for event in page.events)
+            count += len(page.events)
+            if count >= changes.size:
+                break
+    return _counted(changes, Done(count, len(ids)))
+
+
+def _through_arrow(changes: Backlog) -> Done:
+    with on_client_core(), arrow_reader(changes.config) as reader:
+        for _ in _pages(reader.read, changes):
+            if reader.count >= changes.size:
+                break
+    return _counted(changes, Done(reader.count))
+
+
+def _counted(changes: Backlog, done: Done) -> Done:
+    """Each change once.
+
+    Raises:
+        ValueError: It has not read all, or something twice.
+    """
+    if done.count != changes.size or done.ids not in (0, changes.size):
+        raise ValueError(f"read {done.count:,} changes, {done.ids} different, of {changes.size:,}")
+    return Done(done.count)
+
+
+# -- Rows
+
+
+@row(
+    "spanner-events",
+    title="Spanner, events, a hundred in a transaction",
+    goal=1.3,
+    about=f"The client reads 20,000 inserts {_READ}",
+    against=_LOOP,
+    same_work=False,
+    shown=(dict_loop,),
+)
+def spanner_events(bench: Bench) -> Iterator[Sides]:
+    """One record has many changes."""
+    with backlog(bench.size(_EVENTS), _AT_ONCE) as changes:
+        yield Sides(lambda: _through_the_client(changes), lambda: _by_hand(changes))
+
+
+@row(
+    "spanner-events-single",
+    title="Spanner, events, one in a transaction",
+    goal=1.3,
+    about=f"The client reads 2,500 inserts {_READ}",
+    against=_LOOP,
+    same_work=False,
+)
+def spanner_events_single(bench: Bench) -> Iterator[Sides]:
+    """One record has one change."""
+    with backlog(bench.size(_SINGLE), 1) as changes:
+        yield Sides(lambda: _through_the_client(changes), lambda: _by_hand(changes))
+
+
+@row(
+    "spanner-arrow",
+    title="Spanner, Arrow",
+    goal=1.6,
+    about=f"The engine reads, as Arrow batches with rows as JSON text, 20,000 inserts {_READ}",
+    against=_LOOP,
+    same_work=False,
+)
+def spanner_arrow(bench: Bench) -> Iterator[Sides]:
+    """As Spark takes them."""
+    with backlog(bench.size(_EVENTS), _AT_ONCE) as changes:
+        yield Sides(lambda: _through_arrow(changes), lambda: _by_hand(changes))
+
+
+def _milliseconds(changes: Backlog, max_page_size: int, pages: int) -> float:
+    began = time.perf_counter()
+    count = 0
+    with on_client_core(), connect(changes.config) as client:
+        for number, page in enumerate(_pages(client.read_changes, changes, max_page_size), 1):
+            count += len(page.events)
+            if number >= pages or count >= changes.size:
+                break
+    if count < min(changes.size, max_page_size * pages):
+        raise ValueError(f"read {count:,} of {changes.size:,} changes")
+    return 1000 * (time.perf_counter() - began)
+
+
+def small_pages(changes: Backlog, pages: int) -> Done:
+    """What it takes more to read the same in small pages."""
+    small = _milliseconds(changes, _SMALL_PAGE, pages)
+    large = _milliseconds(changes, 1000, _LARGE_PAGES)
+    return Done(pages, value=small - large, notes={"small pages": small, "large pages": large})
+
+
+@row(
+    "spanner-pages",
+    title="Spanner, pages of five",
+    unit="ms",
+    goal=250,
+    at_most=True,
+    about=(
+        "How much longer 500 pages of 5 take than 3 pages of 1,000, over a backlog of 2,500 commits with one "
+        "row each; every call by the token of the page before, in one process."
+    ),
+    against="",
+)
+def spanner_pages(bench: Bench) -> Iterator[Sides]:
+    """An answer stays open between calls."""
+    pages = bench.size(_SMALL_PAGES, 4)
+    with backlog(pages * _SMALL_PAGE, 1) as changes:
+        yield Sides(lambda: small_pages(changes, pages))
+
+
+def _shown_after(changes: Backlog, number: int, read: Callable[[], int]) -> float:
+    """Milliseconds from a commit to its change, while somebody waits for it."""
+    committed: list[float] = []
+
+    def write() -> None:
+        time.sleep(_PAUSE + number % 7 / 50)
+        changes.write(number, 1)
+        committed.append(time.perf_counter())
+
+    writer = Thread(target=write)
+    writer.start()
+    found = read()
+    shown = time.perf_counter()
+    writer.join()
+    if found != 1:
+        raise ValueError(f"{found} changes came of one commit")
+    return 1000 * (shown - committed[0])
+
+
+def latency(changes: Backlog, commits: int) -> Done:
+    """The client with `wait_seconds`."""
+    waits = []
+    with connect(changes.config) as client:
+        token = changes.token
+
+        def read() -> int:
+            nonlocal token
+            request = ChangeFeedRequest(changes.address, FromContinuationToken(token))
+            page = client.read_changes(request, OperationOptions(wait_seconds=_WAIT))
+            token = page.continuation_token
+            return len(page.events)
+
+        while read():
+            pass
+        for number in range(commits):
+            waits.append(_shown_after(changes, number, read))
+    return Done(commits, value=median(waits))
+
+
+def bare_latency(changes: Backlog, commits: int) -> Done:
+    """The library's query of each partition, open while it waits."""
+    waits = []
+    for number in range(commits):
+        start = changes.now() + timedelta(microseconds=1)
+        found: list[Any] = []
+
+        def follow(token: str, found: list[Any] = found, start: Any = start) -> None:
+            for data, _, _ in changes.query(token, start=start, end=start + timedelta(seconds=2)):
+                found.extend(data)
+                if found:
+                    return
+
+        threads = [Thread(target=follow, args=(token,), daemon=True) for token in changes.partitions()]
+
+        def read(threads: list[Thread] = threads, found: list[Any] = found) -> int:
+            for thread in threads:
+                thread.start()
+            while not found:
+                time.sleep(0.001)
+            return len(found)
+
+        waits.append(_shown_after(changes, number, read))
+        for thread in threads:
+            thread.join()
+    return Done(commits, value=median(waits))
+
+
+@row(
+    "spanner-latency",
+    title="Spanner, from a commit to its event",
+    unit="ms",
+    goal=1.2,
+    at_most=True,
+    about="A client that waits (`wait_seconds`) for the change of one commit at a time; the median of 50.",
+    against="The library's own query of each partition, open while it waits.",
+    same_work=False,
+    pairs=1,
+    warm_up=False,
+)
+def spanner_latency(bench: Bench) -> Iterator[Sides]:
+    """A wait ends with the change."""
+    commits = bench.size(_COMMITS, 3)
+    with backlog(1, 1) as changes:
+        yield Sides(lambda: latency(changes, commits), lambda: bare_latency(changes, commits))

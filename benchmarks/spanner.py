@@ -1,0 +1,108 @@
+"""Google's Cloud Spanner emulator that rows read from, and what is known of the changes in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import attrs
+
+from benchmarks.dynamo import on_client_core, on_server_core
+from benchmarks.servers import server_module
+from multiclouddb_api import ChangeFeedRequest, ClientConfig, Now, ResourceAddress, connect
+
+__all__ = ["STREAM", "Backlog", "backlog", "on_client_core"]
+
+STREAM: Final = "items_stream"
+_COLUMNS: Final = ("id", "number", *(f"field{index}" for index in range(7)))
+
+
+def _row(number: int) -> list[Any]:
+    """About 300 bytes of JSON in nine columns."""
+    return [f"key-{number:07}", number, *("x" * 24 for _ in range(7))]
+
+
+@attrs.frozen
+class Backlog:
+    """A table whose changes nobody has read.
+
+    Attributes:
+        url: Where it is.
+        address: The table.
+        size: How many changes there are.
+        token: Our position in front of the first.
+        start: The same as a moment.
+        database: The library's.
+    """
+
+    url: str
+    address: ResourceAddress
+    size: int
+    token: str
+    start: Any
+    database: Any
+
+    @property
+    def config(self) -> ClientConfig:
+        """What `connect` takes."""
+        return ClientConfig("spanner", {"url": self.url})
+
+    def write(self, first: int, count: int) -> None:
+        """One more transaction with so many rows."""
+        with self.database.batch() as batch:
+            batch.insert_or_update("items", _COLUMNS, [_row(first + number) for number in range(count)])
+
+    def partitions(self) -> list[str]:
+        """The tokens that the library's own query gives."""
+        return [child[0] for record in self.query(None) for part in record[2] for child in part[2]]
+
+    def query(self, token: str | None, start: Any = None, end: Any = None) -> Iterator[Any]:
+        """The change stream by the library: the records of a partition, or of the list of partitions."""
+        from google.cloud.spanner_v1 import param_types
+
+        sql = (
+            f"SELECT ChangeRecord FROM READ_{STREAM}(start_timestamp => @s, end_timestamp => @e, "
+            "partition_token => @t, heartbeat_milliseconds => 10000)"
+        )
+        values = {"s": start or self.start, "e": end, "t": token}
+        kinds = {"s": param_types.TIMESTAMP, "e": param_types.TIMESTAMP, "t": param_types.STRING}
+        with self.database.snapshot() as snapshot:
+            for row in snapshot.execute_sql(sql, params=values, param_types=kinds):
+                yield from row[0]
+
+    def now(self) -> Any:
+        """The service's clock."""
+        with self.database.snapshot() as snapshot:
+            ((moment,),) = snapshot.execute_sql("SELECT CURRENT_TIMESTAMP()")
+        return moment
+
+
+@contextmanager
+def backlog(size: int, at_once: int) -> Iterator[Backlog]:
+    """An emulator on a core of its own, with so many inserts in a table.
+
+    Args:
+        size: How many.
+        at_once: How many in a transaction.
+    """
+    module = server_module("spanner", "emulator")
+    with on_server_core():
+        server = module.Emulator(module.STILL)
+    try:
+        columns = ", ".join(f"{name} {'INT64' if name == 'number' else 'STRING(MAX)'}" for name in _COLUMNS)
+        database = server.database(
+            f"CREATE TABLE items ({columns}) PRIMARY KEY (id)",
+            f"CREATE CHANGE STREAM {STREAM} FOR items OPTIONS (value_capture_type = 'NEW_ROW')",
+        )
+        address = ResourceAddress(database.database_id, "items")
+        made = Backlog(server.url, address, size, "", None, database)
+        start = made.now()
+        with connect(made.config) as client:
+            token = client.read_changes(ChangeFeedRequest(address, Now())).continuation_token
+        made = attrs.evolve(made, token=token, start=start)
+        for first in range(0, size, at_once):
+            made.write(first, min(at_once, size - first))
+        yield made
+    finally:
+        server.stop()

@@ -1,0 +1,172 @@
+"""A server that is killed, silent or not there: a category by the deadline, and little work."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from multiclouddb_api import (
+    ChangeFeedRequest,
+    ErrorCategory,
+    FromContinuationToken,
+    MulticloudDbError,
+    Now,
+    OperationOptions,
+    ResourceAddress,
+    connect,
+)
+from multiclouddb_conformance.waiting import assert_prompt
+
+from .servers.emulator import STILL, Emulator
+from .table import Table
+
+pytestmark = pytest.mark.emulator(*STILL)
+
+
+@pytest.fixture
+def own():
+    """An emulator that a test may end."""
+    made = Emulator(STILL)
+    if made.process is None:
+        pytest.fail("an emulator that runs already cannot be stopped")
+    yield made
+    made.process.send_signal(signal.SIGCONT)
+    made.stop()
+
+
+@pytest.fixture
+def table(own):
+    return Table(own)
+
+
+@pytest.fixture
+def here(table):
+    return ResourceAddress(table.database.database_id, table.name)
+
+
+def failing(client, request, seconds, wait=0.0):
+    """The error of a read, how long it took, and what of a CPU."""
+    began, worked = time.monotonic(), time.process_time()
+    with pytest.raises(MulticloudDbError) as caught:
+        client.read_changes(request, OperationOptions(seconds, wait))
+    took = time.monotonic() - began
+    return caught.value, took, (time.process_time() - worked) / took
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
+def test_a_server_that_is_gone_is_told_by_the_deadline_with_little_work(own, table, here, how):
+    with connect(own.url) as client:
+        token = client.read_changes(ChangeFeedRequest(here, Now())).continuation_token
+        request = ChangeFeedRequest(here, FromContinuationToken(token))
+        own.process.send_signal(how)
+        shares = []
+
+        def attempt():
+            error, took, share = failing(client, request, 3.0)
+            assert error.category == ErrorCategory.TRANSIENT_FAILURE
+            assert error.retryable
+            shares.append(share)
+            return took
+
+        assert_prompt(5.0, attempt, at_most=30)
+    assert min(shares) < 0.1
+    print(f"{how.name}: {100 * min(shares):.1f} % of a CPU")  # noqa: T201
+
+
+def test_a_wait_in_which_the_server_is_killed_is_not_idle(own, table, here):
+    with connect(own.url) as client:
+        token = client.read_changes(ChangeFeedRequest(here, Now())).continuation_token
+        request = ChangeFeedRequest(here, FromContinuationToken(token))
+        threading.Timer(0.5, own.process.kill).start()
+        page = client.read_changes(request, OperationOptions(5.0, 4.0))
+        assert (page.events, page.idle) == ((), False)
+        assert all("UNAVAILABLE" in problem for problem in page.diagnostics.partition_errors.values())
+        assert page.diagnostics.partition_errors
+
+
+def test_a_client_is_closed_while_a_server_is_silent(own, table, here):
+    client = connect(own.url)
+    token = client.read_changes(ChangeFeedRequest(here, Now())).continuation_token
+    own.process.send_signal(signal.SIGSTOP)
+    errors = []
+
+    def read():
+        try:
+            client.read_changes(ChangeFeedRequest(here, FromContinuationToken(token)), OperationOptions(60.0))
+        except MulticloudDbError as error:
+            errors.append(error)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    time.sleep(0.3)
+
+    def close():
+        began = time.monotonic()
+        client.close()
+        reading.join(timeout=30)
+        return time.monotonic() - began
+
+    assert close() < 10
+    assert not reading.is_alive()
+    assert [error.category for error in errors] == [ErrorCategory.TRANSIENT_FAILURE]
+
+
+def test_a_server_that_comes_back_is_read_on(own, table, here):
+    with connect(own.url) as client:
+        token = client.read_changes(ChangeFeedRequest(here, Now())).continuation_token
+        request = ChangeFeedRequest(here, FromContinuationToken(token))
+        table.put(["a", 1, ""])
+        own.process.send_signal(signal.SIGSTOP)
+        failing(client, request, 1.0)
+        own.process.send_signal(signal.SIGCONT)
+        until = time.monotonic() + 60
+        while True:
+            try:
+                page = client.read_changes(request)
+            except MulticloudDbError as error:
+                assert error.retryable  # noqa: PT017
+                assert time.monotonic() < until
+                continue
+            assert len(page.events) == 1
+            break
+
+
+@pytest.mark.parametrize("listening", [False, True], ids=["nobody", "mute"])
+def test_nobody_at_the_address(listening):
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        if listening:
+            listener.listen(50)
+        host = f"localhost:{listener.getsockname()[1]}"
+        with connect(f"spanner://p/i?emulator_host={host}") as client:
+            error, _, share = failing(client, ChangeFeedRequest(ResourceAddress("d", "t"), Now()), 2.0)
+            assert error.category == ErrorCategory.TRANSIENT_FAILURE
+            assert share < 0.5
+
+
+INTERRUPTED = """
+import sys
+from multiclouddb_api import ChangeFeedRequest, Now, OperationOptions, ResourceAddress, connect
+url, database = sys.argv[1:]
+with connect(url) as client:
+    request = ChangeFeedRequest(ResourceAddress(database, "items"), Now())
+    page = client.read_changes(request)
+    print("ready", flush=True)
+    changes = client.iterate_changes(ChangeFeedRequest(ResourceAddress(database, "items"), Now()))
+    for event in changes:
+        pass
+"""
+
+
+def test_ctrl_c_ends_a_process(own, table):
+    command = [sys.executable, "-c", INTERRUPTED, own.url, table.database.database_id]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as running:
+        assert running.stdout.readline() == "ready\n"
+        time.sleep(0.5)
+        os.kill(running.pid, signal.SIGINT)
+        running.wait(timeout=20)
