@@ -162,7 +162,9 @@ def _stream_rows(
     meet: Meet,
 ) -> Iterator[list[list[Value]]]:
     """Rows, in batches that are sent at once; a trouble may come between any two."""
-    for records in Reading(query, stream, world.clock, world.changed, is_active).records():
+    mix = world.habits.mixes_equal_timestamps
+    reading = Reading(query, stream, world.clock, world.changed, is_active, mix=mix)
+    for records in reading.records():
         batch: list[list[Value]] = []
         for record in records:
             if not isinstance(record, Heartbeat):

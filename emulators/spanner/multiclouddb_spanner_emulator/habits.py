@@ -21,6 +21,8 @@ class Habits:
         children_per_record: How many children a child partitions record names at most; None for all.
         repeat_children: How often each child partitions record comes again.
         children_first: True when partitions and children are named in reverse order.
+        mixes_equal_timestamps: True when transactions with one commit timestamp come in another order, and
+            mixed, each time; the records of each stay in order.
         rows_per_message: How many rows an answer's message has at most.
         chunk_characters: A message ends inside a value as soon as it has so many characters of text.
         horizon_is_told: True when an error about retention names the earliest timestamp.
@@ -35,6 +37,7 @@ class Habits:
     children_per_record: int | None = None
     repeat_children: int = 0
     children_first: bool = False
+    mixes_equal_timestamps: bool = False
     rows_per_message: int = 100
     chunk_characters: int = 1_000_000
     horizon_is_told: bool = True

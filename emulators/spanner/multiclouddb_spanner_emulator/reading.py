@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Callable, Iterator
 from threading import Condition
 from typing import Final
@@ -12,7 +14,7 @@ from multiclouddb_spanner_emulator.clock import MICROSECOND, SECOND, Clock, to_t
 from multiclouddb_spanner_emulator.errors import ServiceError, invalid, out_of_range
 from multiclouddb_spanner_emulator.habits import Habits
 from multiclouddb_spanner_emulator.partition import Partition
-from multiclouddb_spanner_emulator.record import Heartbeat, Record
+from multiclouddb_spanner_emulator.record import DataChange, Heartbeat, Record
 from multiclouddb_spanner_emulator.stream import ChangeStream
 
 __all__ = ["Reading", "StreamQuery", "checked"]
@@ -101,6 +103,7 @@ class Reading:
         clock: The server's clock.
         changed: Held by whoever reads or changes the server; notified on every change.
         is_active: False when nobody listens any more.
+        mix: True to tell transactions with one commit timestamp in another order each time.
     """
 
     def __init__(
@@ -110,7 +113,10 @@ class Reading:
         clock: Clock,
         changed: Condition,
         is_active: Callable[[], bool],
+        *,
+        mix: bool = False,
     ) -> None:
+        self._mix = mix
         self._query = query
         self._stream = stream
         self._clock = clock
@@ -148,7 +154,8 @@ class Reading:
         stop = at
         while stop < len(partition.log) and partition.log[stop].commit <= bound:
             stop += 1
-        found: list[Record] = list(partition.log[at:stop])
+        told = partition.log[at:stop]
+        found: list[Record] = list(_mixed(told) if self._mix else told)
         ended = partition.end is not None and partition.end <= bound
         if found:
             self._told = bound
@@ -183,3 +190,15 @@ class Reading:
                 self._changed.wait(_LONGEST_WAIT)
         if not self._is_active():
             raise ServiceError("CANCELLED", "The call was cancelled")
+
+
+def _mixed(records: list[DataChange]) -> Iterator[DataChange]:
+    """The records, those of transactions with one commit timestamp dealt out by chance."""
+    for _, same in itertools.groupby(records, key=lambda record: record.commit):
+        hands: dict[str, list[DataChange]] = {}
+        for record in same:
+            hands.setdefault(record.transaction, []).append(record)
+        turns = [name for name, hand in hands.items() for _ in hand]
+        random.shuffle(turns)
+        for name in turns:
+            yield hands[name].pop(0)

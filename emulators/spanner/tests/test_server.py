@@ -197,6 +197,18 @@ class TestTime:
         assert moments[0] == moments[1] < moments[2]
         assert len({each[2] for each in told}) == 3
 
+    def test_transactions_with_one_commit_timestamp_may_come_in_any_order(self, make):
+        world = make(initial_partitions=1, mods_per_record=1, mixes_equal_timestamps=True)
+        (token,) = world.open()
+        with world.server.one_commit_timestamp():
+            for number in range(8):
+                world.put((f"a{number}", 1), (f"b{number}", 1))
+        orders = [[(each[2], each[1]) for each in world.data(token)] for _ in range(5)]
+        assert len({tuple(order) for order in orders}) > 1
+        for order in orders:
+            assert len(set(order)) == 16
+            assert all(order.index((name, "00000000")) < order.index((name, "00000001")) for name, _ in order)
+
     def test_a_child_may_begin_in_the_timestamp_of_a_change(self, make):
         world = make(initial_partitions=1)
         (parent,) = world.open()

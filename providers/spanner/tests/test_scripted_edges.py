@@ -5,6 +5,7 @@ import threading
 from datetime import timedelta
 
 import attrs
+import grpc
 import pytest
 
 from multiclouddb_api import (
@@ -18,6 +19,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.plugged import open_client
 from multiclouddb_spanner.provider import PLUGIN
+from multiclouddb_spi import Deadline, Drained, FeedSpec, Reached
 
 from .scripted import READ
 from .test_scripted_attacks import STREAM, TABLE, feed, in_order, numbers, once
@@ -83,6 +85,84 @@ class TestNeighbours:
             events = items.drain(token, 1, fresh=True)
             once(events, 24)
             in_order(events)
+
+
+class TestMixed:
+    """Transactions with one commit timestamp that come in another order with each query."""
+
+    @pytest.mark.parametrize("mods", [1, 2, None])
+    @pytest.mark.parametrize("size", [1, 3, 0])
+    def test_every_change_comes_once_and_is_the_same_each_time(self, size, mods):
+        with feed(initial_partitions=1, mods_per_record=mods, mixes_equal_timestamps=True) as items:
+            token = items.token()
+            for round_ in range(2):
+                with items.server.one_commit_timestamp():
+                    for number in range(5):
+                        items.put(*((f"{letter}{number}", round_) for letter in "abc"))
+            events = items.drain(token, size, fresh=True)
+            once(events, 30)
+            again = {event.event_id: event for event in items.drain(token)}
+            assert {event.event_id: event for event in events} == again
+
+
+class TestBounded:
+    """A range of a partition, from a cursor to a head, is the same whenever it is read."""
+
+    @pytest.mark.parametrize("habits", [{}, {"mods_per_record": 1, "mixes_equal_timestamps": True}], ids=str)
+    def test_a_range_is_the_same_behind_splits_and_breaks(self, habits):
+        with feed(**habits) as items:
+            provider = PLUGIN.connect(ClientConfig("spanner", {"url": items.scripted.url}), None)
+            soon = Deadline.after(60)
+            try:
+                opened = provider.open_feed(FeedSpec(items.address), soon)
+                starts = {seed.partition_id: seed.cursor for seed in opened.start(Now(), None, soon)}
+                items.fill(20)
+                with items.server.one_commit_timestamp():
+                    for number in range(20, 25):
+                        items.put((f"k{number}", number), (f"l{number}", number))
+                heads = opened.heads(starts, None, soon)
+                assert heads.keys() == starts.keys()
+                items.fill(5, start=30)
+                for token in items.open_partitions():
+                    items.server.split(token)
+                items.fill(5, start=40)
+                whole = {
+                    name: bounded(opened, name, starts[name], heads[name].cursor, 1000) for name in starts
+                }
+                assert sum(len(each) for each in whole.values()) == 30
+                for size in (1, 4):
+                    items.server.troubles.fail(READ, "UNAVAILABLE", None, after_rows=3, every=2)
+                    for name in starts:
+                        found = bounded(opened, name, starts[name], heads[name].cursor, size)
+                        assert sorted(found) == sorted(whole[name])
+                    items.server.troubles.end()
+                late = opened.heads(starts, None, soon)
+                for name, head in late.items():
+                    found = bounded(opened, name, starts[name], head.cursor, 3)
+                    assert set(found) >= set(whole[name])
+            finally:
+                provider.close()
+
+
+def bounded(opened, name, cursor, until, size):
+    """The ids of the events from a cursor to a bound; one that breaks off is made again from there."""
+    found = []
+    reader = opened.open(name, cursor, until)
+    for _ in range(500):
+        try:
+            batch = reader.fetch(size, 1 << 20, 0.0, Deadline.after(10))
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            reader.close()
+            reader = opened.open(name, cursor, until)
+            continue
+        found += [event.event_id for event in batch.events(0, len(batch))]
+        cursor = batch.end
+        if isinstance(batch.outcome, Reached | Drained):
+            reader.close()
+            return found
+    return pytest.fail("the bound is never reached")
 
 
 class TestStorms:
