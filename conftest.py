@@ -31,6 +31,7 @@ JVM_TESTS = (
     "providers/mongo/tests/test_spark.py",
     "providers/mongo/tests/test_spark_dropped.py",
     "providers/mongo/tests/test_spark_idle.py",
+    "providers/spanner/tests/test_spark.py",
 )
 # Pages of the documentation that do, see docs/tests/test_blocks.py.
 JVM_PAGE = "-jvm]"
@@ -61,6 +62,7 @@ WAITING = (
     "providers/dynamo/tests/test_servers.py",
     "providers/dynamo/tests/test_us8_local.py",
     "providers/mongo/",
+    "providers/spanner/",
     "tests/engine/test_outlasts.py",
     "tests/engine/test_time.py",
     "tests/engine/test_waiting.py",
@@ -72,6 +74,14 @@ COMPUTING = (
     "providers/mongo/tests/test_mapping.py",
     "providers/mongo/tests/test_position.py",
     "providers/mongo/tests/test_reader.py",
+    "providers/spanner/tests/test_catalog.py",
+    "providers/spanner/tests/test_config.py",
+    "providers/spanner/tests/test_errors.py",
+    "providers/spanner/tests/test_mapping.py",
+    "providers/spanner/tests/test_position.py",
+    "providers/spanner/tests/test_provider.py",
+    "providers/spanner/tests/test_reader.py",
+    "providers/spanner/tests/test_scripted",
 )
 # Classes of the conformance suite that wait, whatever they run on.
 WAITING_CLASSES = ("::TestDeadline::", "::TestEndlessTrouble::", "::TestLongPoll::", "::TestTrouble::")
