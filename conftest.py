@@ -81,7 +81,10 @@ COMPUTING = (
     "providers/spanner/tests/test_position.py",
     "providers/spanner/tests/test_provider.py",
     "providers/spanner/tests/test_reader.py",
-    "providers/spanner/tests/test_scripted",
+    "providers/spanner/tests/test_scripted_attacks.py",
+    "providers/spanner/tests/test_scripted_edges.py",
+    "providers/spanner/tests/test_scripted_nasty.py",
+    "providers/spanner/tests/test_scripted_us8.py",
 )
 # Classes of the conformance suite that wait, whatever they run on.
 WAITING_CLASSES = ("::TestDeadline::", "::TestEndlessTrouble::", "::TestLongPoll::", "::TestTrouble::")
