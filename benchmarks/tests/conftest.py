@@ -1,4 +1,4 @@
-"""Rows that do nothing but count."""
+"""Rows that only count."""
 
 import sys
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.row import Done, Row, Sides
 
-# The benchmarks are no distribution: they are found from the repository's root.
+# The benchmarks are not a distribution: Python finds them from the repository's root.
 ROOT = Path(__file__).parents[2]
 
 

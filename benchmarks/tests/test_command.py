@@ -1,4 +1,4 @@
-"""What a person types and sees."""
+"""The command line and its output."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What the rows of DynamoDB stand on: cores, servers, and that a missing server breaks these rows alone."""
+"""The basis of DynamoDB's rows: cores, servers, and that a missing server breaks only these rows."""
 
 import multiprocessing
 import os

@@ -1,4 +1,4 @@
-"""One row: turns, medians, verdicts, and nobody is fast by reading less."""
+"""One row: order of the sides, medians, verdicts, and that a side cannot be fast by reading less."""
 
 import gc
 

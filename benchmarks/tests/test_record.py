@@ -1,4 +1,4 @@
-"""The recorded run, and that the documentation is made of it."""
+"""The recorded run, and that the documentation is made from it."""
 
 import json
 import struct

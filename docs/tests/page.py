@@ -1,4 +1,4 @@
-"""What the tests of a how-to page look at: its programs, commands and tables, and the servers for them."""
+"""The programs, commands and tables of a how-to page for its tests, and their servers."""
 
 import functools
 import os
@@ -31,7 +31,7 @@ class Page:
         return re.findall(rf"^```{language}\n(.*?)^```$", self.text, re.DOTALL | re.MULTILINE)
 
     def commands(self, start):
-        """Shell commands that begin so, as their words."""
+        """The shell commands with this beginning, each as a list of words."""
         lines = [line for block in self.blocks("sh") for line in block.replace("\\\n", " ").splitlines()]
         found = [shlex.split(line) for line in lines if line.startswith(start)]
         return [[os.path.expandvars(word) for word in words] for words in found]
@@ -52,7 +52,7 @@ class Page:
         return re.match(r"\n\n```text\n(.*?)^```$", self.text[end:], re.DOTALL | re.MULTILINE)[1]
 
     def programs_run_in(self, file):
-        """The programs that a file of tests names where it runs them."""
+        """The programs that a file of tests runs, by name."""
         return set(re.findall(r'(?:run|param)\("([^"]+\.py)"', Path(file).read_text(encoding="utf-8")))
 
     def rows_below(self, heading, number=0):
@@ -70,7 +70,7 @@ class Page:
 
 @functools.cache
 def servers(provider):
-    """Imports modules of the servers of a provider's tests, which are no package of their own."""
+    """Imports modules of the servers of a provider's tests, which are not an installed package."""
     spec = ModuleSpec(f"{provider}_servers", None, is_package=True)
     spec.submodule_search_locations = [str(ROOT / "providers" / provider / "tests/servers")]
     sys.modules[spec.name] = module_from_spec(spec)

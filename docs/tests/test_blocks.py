@@ -113,7 +113,7 @@ def test_a_page_prints_what_it_says(page, blocks, tmp_path):
 
 
 def test_pages_have_blocks():
-    """The regular expression has not gone blind."""
+    """The regular expression still finds the blocks."""
     found = {page.id: page.values[1] for page in PAGES}
     assert {"README.md-jvm", "docs/index.md", "docs/tutorial/first-feed.md"} <= found.keys()
     assert all(block.output for block in found["README.md-jvm"])
@@ -129,7 +129,7 @@ def test_the_spark_page_shows_what_the_readme_runs():
 
 
 class TestTheRunner:
-    """A page that is wrong turns red."""
+    """A page that is wrong makes the test fail."""
 
     PAGE = textwrap.dedent(
         """

@@ -40,7 +40,7 @@ ORDERS = ResourceAddress(collection="orders")
 
 @pytest.fixture(autouse=True)
 def nobody(tmp_path, monkeypatch):
-    """boto3 finds nothing of the person who runs the tests."""
+    """boto3 finds no settings of the user who runs the tests."""
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
@@ -148,7 +148,7 @@ class TestPermissions:
         return found
 
     def test_the_policy_allows_what_is_called_and_no_more(self, orders):
-        """A feed from both ends, over a roll-over, from a token, with the list of its partitions."""
+        """Reads a feed from both ends, across a roll-over, and from a token, and lists its partitions."""
         called = set()
         session = boto3.Session()
 
@@ -237,7 +237,7 @@ class TestRefusals:
                     client.read_changes(ChangeFeedRequest(**asked))
 
     def test_each_category_has_its_row(self):
-        # Nothing conflicts with a reader, and a permanent failure has no way out but a report.
+        # A reader causes no conflict, and the only way out of a permanent failure is a report.
         assert PAGE.categories() == set(ErrorCategory.known()) - {"CONFLICT", "PERMANENT_FAILURE"}
 
     def test_a_stream_that_was_switched_off_and_on(self, orders):

@@ -1,4 +1,4 @@
-"""What the how-tos say of their programs, beyond what their blocks print."""
+"""Checks what the how-tos say about their programs, beyond the output of their blocks."""
 
 import json
 import re
@@ -53,7 +53,7 @@ def write_program(page, name):
 
 
 def by_opentelemetry(read):
-    """What the page's observer makes of a reading: metric and labels → value, or how often."""
+    """The metrics of the page's observer after a run: metric and labels → value, or count."""
     write_program("metrics.md", "to_opentelemetry.py")
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
@@ -137,7 +137,7 @@ class TestSpread:
 
     @pytest.mark.parametrize("kept", [True, False])
     def test_an_older_change_that_comes_late_changes_nothing(self, store, plan, kept):
-        """One follower is through with the merged child before the other has read its own parent."""
+        """One follower has read the merged child before the other has read its own parent."""
         write_program("spread-over-processes.md", "worker.py")
         worker = runpy.run_path("worker.py")
         upsert = worker["UPSERT"] if kept else worker["UPSERT"].partition(" WHERE ")[0]
@@ -151,7 +151,7 @@ class TestSpread:
         assert (found == there) is kept
 
     def test_a_follower_that_fails_ends_its_process(self, store, plan):
-        """Also when the others have no end."""
+        """Also when the others never end."""
         code = write_program("spread-over-processes.md", "worker.py")
         assert code.count("until_idle=True,") == 1
         Path("worker.py").write_text(code.replace("until_idle=True,", "max_outage_seconds=1,"))

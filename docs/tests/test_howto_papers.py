@@ -1,4 +1,4 @@
-"""The project's papers: changelogs name the version, and what they and CONTRIBUTING speak of is there."""
+"""The project's papers: changelogs name the version, and named files and targets exist."""
 
 import re
 import subprocess

@@ -73,7 +73,7 @@ def empty(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def users(tmp_path_factory):
-    """A deployment that wants to know who somebody is, and one collection in it."""
+    """A deployment with authentication, and one collection in it."""
     with started(tmp_path_factory.mktemp("users"), auth=True) as replica_set:
         replica_set.client()["shop"]["orders"].insert_one({"_id": "o-1"})
         yield replica_set
@@ -97,7 +97,7 @@ def database(one, request):
 
 
 def by_mongosh(name):
-    """What the page has mongosh call by this name: the arguments of each call."""
+    """The arguments of each call that the page makes in mongosh with this name."""
     calls = []
     for block in PAGE.blocks("js"):
         for found in re.finditer(r"^(?:db|rs)\.(\w+)\((.*?)\)$", block, re.DOTALL | re.MULTILINE):
@@ -108,7 +108,7 @@ def by_mongosh(name):
 
 
 def adminly(name):
-    """The page's command for the deployment that begins so."""
+    """The page's command for the deployment with this beginning."""
     (found,) = (call for (call,) in by_mongosh("adminCommand") if next(iter(call)) == name)
     return found
 
@@ -120,7 +120,7 @@ def create_orders(client):
 
 
 def words_of(cell):
-    """What stands in backticks."""
+    """The texts in backticks."""
     return re.findall(r"`([^`]+)`", cell)
 
 
@@ -163,7 +163,7 @@ class Monitor(CommandListener):
         found = []
         for command in self.sent:
             stage = (command.get("pipeline") or [{}])[0].get("$changeStream")
-            # A question whether the log reaches back far enough has a time limit.
+            # The check whether the log reaches back far enough has a time limit.
             if "aggregate" in command and stage is not None and "maxTimeMS" not in command:
                 found.append((stage, command))
         return found
@@ -171,7 +171,7 @@ class Monitor(CommandListener):
 
 @contextmanager
 def watched(replica_set):
-    """A client of ours, and what it sends."""
+    """One of our clients, and the commands that it sends."""
     monitor = Monitor()
     with (
         MongoClient(replica_set.uri(), event_listeners=[monitor]) as native,
@@ -267,7 +267,7 @@ ASKED = {
 
 
 class TestRoles:
-    """What a user of each row may do, and what not; the user that the page makes."""
+    """What a user with the role of each row may do, and what not; the user that the page creates."""
 
     COLLECTION = ({"db": "shop", "collection": "orders"}, ["find", "changeStream"])
     LIST = ({"db": "shop", "collection": ""}, ["listCollections"])
@@ -276,7 +276,7 @@ class TestRoles:
 
     @contextmanager
     def reader(self, users, *privileges, roles=()):
-        """A client of a user who may do just that."""
+        """A client of a user who has exactly these privileges."""
         admin = users.client()["admin"]
         name = f"reader-{time.monotonic_ns()}"
         if privileges:
@@ -377,7 +377,7 @@ class TestOplog:
         native["shop"]["orders"].insert_one({"_id": 1})
         with connect(small.uri()) as client:
             page = page_of(client, ORDERS, Beginning())
-            # Nothing has fallen out of the log yet.
+            # The log has not removed any entry yet.
             assert page.diagnostics.retention_headroom_seconds is None
             token = page.continuation_token
             fill(native)
@@ -445,7 +445,7 @@ def entry_size(replica_set, collection):
 
 
 def fill(native):
-    """Write notes into the log until what there is has fallen out of it."""
+    """Write notes into the log until its present entries are removed."""
     log = native["local"]["oplog.rs"]
     last = log.find_one(sort=[("$natural", -1)])["ts"]
     while log.find_one()["ts"] <= last:
@@ -947,7 +947,7 @@ class TestSpeed:
 
 class TestFailures:
     def test_each_category_has_its_row(self):
-        # Nothing conflicts with a reader, and a permanent failure has no way out but a report.
+        # A reader causes no conflict, and the only way out of a permanent failure is a report.
         assert PAGE.categories() == set(ErrorCategory.known()) - {"CONFLICT", "PERMANENT_FAILURE"}
 
     def test_a_wrong_password(self, users):

@@ -1,4 +1,4 @@
-"""The page of MongoDB's specifications is that of today; no row is without a test or a reason."""
+"""The page of MongoDB's specifications is up to date; every row has a test or a reason."""
 
 import re
 import runpy
@@ -52,7 +52,7 @@ class TestRows:
 
 
 class TestProblems:
-    """What would make the page untrue is an error of the generator."""
+    """The generator reports an error for everything that would make the page untrue."""
 
     def test_a_row_without_test_and_reason(self):
         shown = {name: words for name, words in MADE["shown_rows"]().items() if name != "CS-12"}
@@ -90,7 +90,7 @@ class TestProblems:
 
 
 class TestWords:
-    """Rows that ask for words."""
+    """Rows that require documentation."""
 
     @pytest.mark.parametrize(
         "words",

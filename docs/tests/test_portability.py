@@ -1,4 +1,4 @@
-"""Every gap between databases is a numbered warning, and stands at every public element where it shows."""
+"""Every gap between databases is a numbered warning, and every affected public element names it."""
 
 import inspect
 import re
@@ -57,7 +57,7 @@ PLAN = {
     6: "The scope of one partition key: Cosmos DB, MongoDB and embedded only",
     7: "Partition ids mean something to one provider and resource only",
 }
-# What a section has to name, so that it cannot be emptied.
+# The words that a section has to contain, so that it cannot be emptied.
 NAMED = {
     1: ["INVALID_REQUEST"],
     2: ["UNSUPPORTED_CAPABILITY", "CHANGE_FEED_POINT_IN_TIME", "AtTime"],

@@ -28,7 +28,7 @@ FILES = files_of(PAGE.read_text(encoding="utf-8"))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """What a reader has in the end; the provider is installed as far as entry points go."""
+    """The reader's files at the end; the provider is installed only as an entry point."""
     made = tmp_path_factory.mktemp("tutorial")
     for name, text in FILES.items():
         (made / name).write_text(text, encoding="utf-8")
@@ -83,7 +83,7 @@ class TestTutorial:
         assert (ran.returncode, ran.stdout) == (0, FILES["try_it.txt"])
 
     def test_what_the_page_calls_wrong_turns_tests_red(self, folder, tmp_path):
-        """The two defects that the page invites to try."""
+        """The two defects that the page asks the reader to try."""
         for right, wrong in (
             ("first = len(log)", "first = log.kept_from"),
             ("return records[count - 1][0] + 1", "return records[-1][0] + 1"),

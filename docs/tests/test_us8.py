@@ -1,4 +1,4 @@
-"""What is promised is shown by tests that exist, and every test of the suite shows something."""
+"""Every promise names tests that exist, and every test of the suite is named."""
 
 import ast
 import runpy

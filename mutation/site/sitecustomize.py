@@ -1,4 +1,4 @@
-"""Puts a module with a planted defect in the place of the sound one, in every Python process of a test run.
+"""Replaces a module by one with a planted defect, in every Python process of a test run.
 
 Python imports a module of this name when it starts, and the folder is on PYTHONPATH only in the processes
 that `mutation.running` starts, and in theirs. Files of the tree stay as they are.
@@ -15,12 +15,12 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 
-# A defect may ask for memory without end.
+# A defect may allocate memory without end.
 _MOST_BYTES = 4 << 30
 
 
 class _Loader(SourceFileLoader):
-    """Compiles another source; everything else is the sound module's."""
+    """Compiles another source; everything else is that of the original module."""
 
     def __init__(self, fullname: str, path: str, source: str) -> None:
         super().__init__(fullname, path)

@@ -1,4 +1,4 @@
-"""What the operators find, and what they leave alone."""
+"""What the operators change, and what they do not change."""
 
 import textwrap
 
@@ -9,7 +9,7 @@ from mutation.mutant import mutants_of, sample
 
 @pytest.fixture
 def changed(tmp_path):
-    """Pairs of a line before and after, of a module with that source."""
+    """Pairs of a line before and after, for a module with this source."""
 
     def find(source):
         (tmp_path / "module.py").write_text(textwrap.dedent(source))

@@ -11,7 +11,7 @@ from mutation.tracing import Traces
 
 @pytest.fixture
 def run(monkeypatch):
-    """Runs the command with outcomes that are made up: the exit code and what it prints."""
+    """Runs the command with given outcomes: returns the exit code and the output."""
 
     def go(*arguments, status=KILLED):
         monkeypatch.setattr(command, "_traced", lambda *_: Traces({}, {}, ()))

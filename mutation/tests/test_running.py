@@ -1,4 +1,4 @@
-"""A small project, traced and searched: each mutant in a process of its own, and no file of it changed."""
+"""A small project, traced and tested: each mutant in its own process, and no file changed."""
 
 import time
 

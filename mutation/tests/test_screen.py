@@ -1,4 +1,4 @@
-"""What is counted and shown."""
+"""The counts and the output."""
 
 import io
 import tomllib

@@ -218,7 +218,7 @@ class TestHttp:
         server.break_connections()
         while server.connections:
             time.sleep(0.001)
-        # The pool finds out by itself and connects again.
+        # The pool detects it by itself and connects again.
         wire.tables.describe_table(TableName="orders")
         assert server.connections == 1
 
@@ -850,7 +850,7 @@ class TestShards:
         assert wire.ids(arn) == [parent, child]
         server.hide_children(parent, 1)
         assert wire.ids(arn) == [parent]
-        # A hidden one is there all the same.
+        # A hidden one still exists.
         server.hide_children(parent, 1)
         wire.put("a")
         assert keys(wire.read(arn, child)) == ["a"]
@@ -1247,7 +1247,7 @@ class TestDeletesByExpiry:
         server.expire_item("orders", {"id": {"S": "a"}})
         record = wire.read(arn, only(wire.ids(arn)))[1]
         assert record["eventName"] == "REMOVE"
-        # boto3 knows the upper case alone.
+        # boto3 knows only the upper case.
         identity = {"PrincipalId": "dynamodb.amazonaws.com", "Type": "Service"}
         assert record["userIdentity"] == ({} if lower else identity)
 
@@ -1596,7 +1596,7 @@ class TestJournal:
 
 
 class TestReference:
-    """The facts that the DynamoDB provider stands on."""
+    """The facts that the DynamoDB provider relies on."""
 
     def test_limits_of_the_service_model(self, wire):
         arn = wire.create()
@@ -1721,7 +1721,7 @@ def first_number(shard):
 
 
 def drained(wire, arn, shard_id):
-    """All that a shard has now, whatever is thrown in the way."""
+    """All that a shard has now, in spite of all troubles."""
     records, last = [], None
     iterator = wire.iterator(arn, shard_id)
     empty = 0
