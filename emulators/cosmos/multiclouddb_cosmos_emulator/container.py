@@ -110,11 +110,6 @@ class Container:
         """Where a key lies."""
         return next(partition for partition in self.partitions if partition.covers(epk))
 
-    def overlapping(self, prefix: Key) -> list[Partition]:
-        """Where the keys with a prefix lie."""
-        end = prefix.epk + "FF"
-        return [each for each in self.partitions if each.low < end and prefix.epk < each.high]
-
     # -- Writing
 
     def next_number(self) -> int:

@@ -94,16 +94,6 @@ class KeyDefinition:
             return Key(name, hash_hierarchy(values), values)
         return Key(name, hash_v1(values) if self.version == 1 else hash_v2(values), values)
 
-    def is_prefix(self, key: Key) -> bool:
-        """True for a key that does not have all components."""
-        return len(key.values) < len(self.paths)
-
-    def contains(self, prefix: Key, key: Key) -> bool:
-        """True when a key begins with the components of another."""
-        return key.name == prefix.name or (
-            self.is_prefix(prefix) and key.name.startswith(prefix.name[:-1] + b",")
-        )
-
 
 @lru_cache(maxsize=10_000)
 def _of_header(definition: KeyDefinition, text: str) -> Key:
