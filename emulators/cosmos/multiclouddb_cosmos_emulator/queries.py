@@ -33,7 +33,7 @@ _DISABLED: Final = (
 def _query_items(call: Call) -> Reply:
     container, body = call.container(), call.request.json()
     query = compiled(body)
-    reach = Reach.of(call.request, container)
+    reach = Reach.of(call.request, container).pinned(container, query.equalities)
     if reach.key is None and not reach.named:
         if not call.request.flag("x-ms-documentdb-query-enablecrosspartition"):
             raise bad_request(_DISABLED)

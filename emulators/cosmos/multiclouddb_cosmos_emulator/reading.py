@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 
 from multiclouddb_cosmos_emulator.container import Container
@@ -80,6 +82,14 @@ class Reach:
         if token := headers.get("x-ms-session-token"):
             check_session(token, partitions)
         return cls(partitions, low, high, key, range_id is not None)
+
+    def pinned(self, container: Container, equal: dict[tuple[str, ...], Any]) -> Reach:
+        """The reach of a query whose filter names the whole partition key; otherwise the same."""
+        paths = container.definition.paths
+        if self.named or self.key is not None or any(path not in equal for path in paths):
+            return self
+        key = container.definition.of_values(tuple(equal[path] for path in paths))
+        return attrs.evolve(self, partitions=[container.partition_of(key.epk)], key=key)
 
     def covers(self, key: Key) -> bool:
         """True when an item with this key can be seen."""

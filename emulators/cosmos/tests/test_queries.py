@@ -189,6 +189,20 @@ class TestOverPartitions:
         call = list
         assert shop.fails(call, stocked.query_items("SELECT * FROM c")) == (400, 0)
 
+    @pytest.mark.parametrize(
+        "where", ["c.pk = 'p1'", "IS_DEFINED(c.even) AND (c.pk = @pk) AND c.n >= 0", 'c["pk"] = "p1"']
+    )
+    def test_a_filter_by_the_partition_key_needs_no_permission_and_no_plan(self, server, stocked, where):
+        parameters = [{"name": "@pk", "value": "p1"}]
+        query = f"SELECT VALUE c.n FROM c WHERE {where} ORDER BY c.n DESC"
+        found = stocked.query_items(query, parameters=parameters)
+        assert list(found) == [16, 11, 6, 1]
+        assert server.journal.count("ReadQueryPlan") == 0
+
+    @pytest.mark.parametrize("where", ["c.pk = 'p1' OR c.n = 1", "c.pk != 'p1'", "NOT (c.pk = 'p1')"])
+    def test_another_one_does(self, shop, stocked, where):
+        assert shop.fails(list, stocked.query_items(f"SELECT * FROM c WHERE {where}")) == (400, 0)
+
     def test_an_aggregate_beside_others_is_refused_by_the_client(self, stocked):
         query = "SELECT COUNT(1) AS many FROM c"
         with pytest.raises(CosmosHttpResponseError, match="VALUE <AggregateFunc>"):
