@@ -318,6 +318,13 @@ class TestBatches:
         assert [each["statusCode"] for each in caught.value.operation_responses] == [424, 409, 424]
         assert [each["id"] for each in container.read_all_items()] == ["1"]
 
+    def test_it_counts_as_one_change_of_its_partition(self, container):
+        container.create_item(ORDER)
+        before = container.read_item("1", "a").get_response_headers()["lsn"]
+        operations = [("create", ({"id": "2", "pk": "a"},)), ("delete", ("1",))]
+        done = container.execute_item_batch(operations, partition_key="a")
+        assert int(done.get_response_headers()["lsn"]) == int(before) + 1
+
     def test_conditions_and_filters_inside(self, container):
         made = container.create_item(ORDER)
         patch = ("patch", ("1", [{"op": "set", "path": "/n", "value": 2}]))

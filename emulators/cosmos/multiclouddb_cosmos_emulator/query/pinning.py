@@ -1,4 +1,4 @@
-"""What the filter of a query says of single properties: one that names the partition key needs one partition."""
+"""What the filter of a query says of single properties; with the partition key, one partition is enough."""
 
 from __future__ import annotations
 
