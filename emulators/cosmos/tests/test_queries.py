@@ -156,6 +156,7 @@ class TestOverPartitions:
             ("SELECT VALUE SUM(c.n) FROM c WHERE c.even", [90]),
             ("SELECT VALUE AVG(c.n) FROM c", [9.5]),
             ("SELECT VALUE MIN(c.name) FROM c", ["Item 00"]),
+            ("SELECT VALUE MAX(c.none) FROM c", [None]),
             ("SELECT VALUE MAX(c.deep.x) FROM c WHERE c.n < 3", [1]),
             ("SELECT DISTINCT VALUE c.pk FROM c ORDER BY c.pk", ["p0", "p1", "p2", "p3", "p4"]),
         ],
