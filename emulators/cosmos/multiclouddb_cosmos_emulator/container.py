@@ -21,6 +21,7 @@ from multiclouddb_cosmos_emulator.partition import (
     middle,
     place_of,
 )
+from multiclouddb_cosmos_emulator.values import UNDEFINED
 
 __all__ = ["Container", "Effect"]
 
@@ -110,11 +111,6 @@ class Container:
         """Where a key lies."""
         return next(partition for partition in self.partitions if partition.covers(epk))
 
-    def overlapping(self, prefix: Key) -> list[Partition]:
-        """Where the keys with a prefix lie."""
-        end = prefix.epk + "FF"
-        return [each for each in self.partitions if each.low < end and prefix.epk < each.high]
-
     # -- Writing
 
     def next_number(self) -> int:
@@ -125,9 +121,9 @@ class Container:
     def expiry(self, ttl: Any, ts: int) -> float | None:
         """When a document expires; None for never, and always so where the container has no time to live."""
         default = self.properties.get("defaultTtl")
-        if ttl is not None and not _is_ttl(ttl):
+        if ttl is not UNDEFINED and not _is_ttl(ttl):
             raise bad_request("The input ttl is invalid. Ttl value must be -1 or a positive integer.")
-        effective = default if ttl is None else ttl
+        effective = default if ttl is UNDEFINED else ttl
         if default is None or effective is None or effective == _FOREVER:
             return None
         return float(ts + effective)
@@ -192,7 +188,7 @@ class Container:
         """The container's time to live may have changed, and with it every item's."""
         self._expiring = []
         for item in self.items():
-            item.expires = self.expiry(item.document.get("ttl"), item.ts)
+            item.expires = self.expiry(item.document.get("ttl", UNDEFINED), item.ts)
             if item.expires is not None:
                 self._expiring.append((item.expires, item.number, item))
         heapify(self._expiring)

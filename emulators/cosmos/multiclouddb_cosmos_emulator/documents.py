@@ -13,8 +13,7 @@ from multiclouddb_cosmos_emulator.call import Call, charge
 from multiclouddb_cosmos_emulator.container import Container
 from multiclouddb_cosmos_emulator.errors import ServiceError, bad_request
 from multiclouddb_cosmos_emulator.feed import FeedRequest, check_retention, read_feed
-from multiclouddb_cosmos_emulator.keys import Key
-from multiclouddb_cosmos_emulator.message import Reply, Request
+from multiclouddb_cosmos_emulator.message import Reply
 from multiclouddb_cosmos_emulator.query import predicate
 from multiclouddb_cosmos_emulator.reading import Reach, key_of, page_size
 from multiclouddb_cosmos_emulator.session import check_session
@@ -29,16 +28,9 @@ _ENABLE: Final = (
 )
 
 
-def _full_key(request: Request, container: Container) -> Key | None:
-    key = key_of(request, container)
-    if key is not None and container.definition.is_prefix(key):
-        raise bad_request("The partition key of the request has too few components.", 1001)
-    return key
-
-
 def _transaction(call: Call) -> tuple[Container, Transaction]:
     container = call.container()
-    key = _full_key(call.request, container)
+    key = key_of(call.request, container)
     if key is not None:
         container.partition_of(key.epk).check()
     return container, Transaction(container, key)
@@ -192,7 +184,7 @@ def _read_change_feed(call: Call) -> Reply:
         check_retention(partition, after, before)
     low, high = reach.low, reach.high
     if reach.key is not None:
-        low, high = max(low, reach.key.epk), min(high, _behind(container, reach.key))
+        low, high = max(low, reach.key.epk), min(high, reach.key.epk + "0")
     page = read_feed(
         container, FeedRequest(partition, after, page_size(call.request), low, high, since, all_versions)
     )
@@ -201,12 +193,6 @@ def _read_change_feed(call: Call) -> Reply:
         return call.seen(Reply(304, headers=etag), container, [partition])
     body = b'{"_rid":"%s","Documents":[%s],"_count":%d}' % (container.rid.encode(), page.text, page.count)
     return call.seen(Reply(200, body, etag, charge(len(body), 1.0)), container, [partition])
-
-
-def _behind(container: Container, key: Key) -> str:
-    if container.definition.is_prefix(key):
-        return key.epk + "FF"
-    return f"{int(key.epk, 16) + 1:0{len(key.epk)}X}"
 
 
 def _position(text: str | None, newest: int) -> int | None:

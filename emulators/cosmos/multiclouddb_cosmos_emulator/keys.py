@@ -66,10 +66,10 @@ class KeyDefinition:
             raise bad_request("The partition key needs paths, each of which begins with a slash.")
         if kind not in ("Hash", "MultiHash") or version not in (1, 2):
             raise bad_request(f"A partition key of kind {kind!r} and version {version!r} is not known.")
-        if kind == "Hash" and len(paths) > 1:
-            raise bad_request("A partition key of kind 'Hash' has one path; use kind 'MultiHash' for more.")
-        if kind == "MultiHash" and (len(paths) > _LEVELS or version == 1):
-            raise bad_request("A partition key of kind 'MultiHash' has at most 3 paths and version 2.")
+        if len(paths) > (1 if kind == "Hash" else _LEVELS):
+            raise bad_request(f"Too many partition key paths. Kind {kind!r} has {len(paths)}.")
+        if kind == "MultiHash" and version == 1:
+            raise bad_request("A partition key of kind 'MultiHash' has version 2.")
         return cls(tuple(path_names(str(path)) for path in paths), kind, version)
 
     @property
@@ -93,16 +93,6 @@ class KeyDefinition:
         if self.kind == "MultiHash":
             return Key(name, hash_hierarchy(values), values)
         return Key(name, hash_v1(values) if self.version == 1 else hash_v2(values), values)
-
-    def is_prefix(self, key: Key) -> bool:
-        """True for a key that does not have all components."""
-        return len(key.values) < len(self.paths)
-
-    def contains(self, prefix: Key, key: Key) -> bool:
-        """True when a key begins with the components of another."""
-        return key.name == prefix.name or (
-            self.is_prefix(prefix) and key.name.startswith(prefix.name[:-1] + b",")
-        )
 
 
 @lru_cache(maxsize=10_000)

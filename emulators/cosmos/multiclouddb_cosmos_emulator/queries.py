@@ -33,9 +33,8 @@ _DISABLED: Final = (
 def _query_items(call: Call) -> Reply:
     container, body = call.container(), call.request.json()
     query = compiled(body)
-    reach = Reach.of(call.request, container)
-    whole = reach.key is None or container.definition.is_prefix(reach.key)
-    if whole and not reach.named:
+    reach = Reach.of(call.request, container).pinned(container, query.equalities)
+    if reach.key is None and not reach.named:
         if not call.request.flag("x-ms-documentdb-query-enablecrosspartition"):
             raise bad_request(_DISABLED)
         if needs_plan(query.select):
@@ -58,11 +57,11 @@ def _read_query_plan(call: Call) -> Reply:
 # -- Pages
 
 
-def _visible(container: Container, reach: Reach) -> Iterator[tuple[str, Item]]:
+def _visible(reach: Reach) -> Iterator[tuple[str, Item]]:
     """Items in the order of a scan, each with the lower end of its partition."""
     for partition in reach.partitions:
         for item in partition.items.values():
-            if reach.covers(container, item.key):
+            if reach.covers(item.key):
                 yield partition.low, item
 
 
@@ -74,7 +73,7 @@ def _streamed(
     found: list[bytes] = []
     size, limit, last = 0, page_size(call.request), behind
     more = False
-    for low, item in _visible(container, reach):
+    for low, item in _visible(reach):
         place = [low, item.number]
         if behind is not None and place <= behind:
             continue
@@ -93,7 +92,7 @@ def _counted(call: Call, container: Container, reach: Reach, query: Execution) -
     """A page of what has to be computed as a whole: the continuation counts results."""
     done = _continuation(call, "n", int) or 0
     limit = page_size(call.request)
-    results = list(query.results(item.document for _, item in _visible(container, reach)))
+    results = list(query.results(item.document for _, item in _visible(reach)))
     found = [orjson.dumps(result) for result in results[done : done + limit]]
     more = done + limit < len(results)
     return _page(call, container, reach, found, {"n": done + limit} if more else None)

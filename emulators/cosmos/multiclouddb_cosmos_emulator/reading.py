@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 
 from multiclouddb_cosmos_emulator.container import Container
@@ -36,7 +38,13 @@ def page_size(request: Request) -> int:
 def key_of(request: Request, container: Container) -> Key | None:
     """The partition key that a request names; None for none."""
     text = request.headers.get("x-ms-documentdb-partitionkey")
-    return None if text is None else container.definition.of_header(text)
+    if text is None:
+        return None
+    key = container.definition.of_header(text)
+    # For a prefix the SDK sends its range of effective partition keys.
+    if len(key.values) < len(container.definition.paths):
+        raise bad_request("The partition key of the request has too few components.", 1001)
+    return key
 
 
 @attrs.frozen
@@ -47,7 +55,7 @@ class Reach:
         partitions: In the order of their ranges.
         low: The first effective partition key.
         high: The first one behind.
-        key: The partition key, or its leading components; None for all.
+        key: The partition key; None for all.
         named: True when the request names one partition.
     """
 
@@ -69,16 +77,20 @@ class Reach:
             partitions = [container.partition(range_id.rpartition(",")[2])]
         elif key is None:
             partitions = list(container.partitions)
-        elif container.definition.is_prefix(key):
-            partitions = container.overlapping(key)
         else:
             partitions = [container.partition_of(key.epk)]
         if token := headers.get("x-ms-session-token"):
             check_session(token, partitions)
         return cls(partitions, low, high, key, range_id is not None)
 
-    def covers(self, container: Container, key: Key) -> bool:
+    def pinned(self, container: Container, equal: dict[tuple[str, ...], Any]) -> Reach:
+        """The reach of a query whose filter names the whole partition key; otherwise the same."""
+        paths = container.definition.paths
+        if self.named or self.key is not None or any(path not in equal for path in paths):
+            return self
+        key = container.definition.of_values(tuple(equal[path] for path in paths))
+        return attrs.evolve(self, partitions=[container.partition_of(key.epk)], key=key)
+
+    def covers(self, key: Key) -> bool:
         """True when an item with this key can be seen."""
-        if not self.low <= key.epk < self.high:
-            return False
-        return self.key is None or container.definition.contains(self.key, key)
+        return self.low <= key.epk < self.high and self.key in (None, key)

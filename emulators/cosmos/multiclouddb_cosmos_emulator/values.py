@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Any, Final, TypeAlias
 
@@ -23,9 +24,12 @@ UNDEFINED: Final = Undefined.UNDEFINED
 Json: TypeAlias = Any
 
 
+_NAME: Final = re.compile(r"""/(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^/]*))""")
+
+
 def path_names(path: str) -> tuple[str, ...]:
-    """The property names of a path such as `/a/"b c"/d`."""
-    return tuple(part.strip('"') for part in path.strip("/").split("/"))
+    """The property names of a path such as `/a/"b/c"/d`; what stands in quotes may have slashes."""
+    return tuple(next((name for name in names if name), "") for names in _NAME.findall(path))
 
 
 def at_path(document: Json, names: tuple[str, ...]) -> Json:

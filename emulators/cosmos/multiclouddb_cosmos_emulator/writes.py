@@ -21,7 +21,7 @@ from multiclouddb_cosmos_emulator.ids import document_rid, new_etag
 from multiclouddb_cosmos_emulator.keys import Key
 from multiclouddb_cosmos_emulator.partition import Item, Partition
 from multiclouddb_cosmos_emulator.patch import patched
-from multiclouddb_cosmos_emulator.values import at_path, path_names
+from multiclouddb_cosmos_emulator.values import UNDEFINED, at_path, path_names
 
 __all__ = ["LARGEST", "Condition", "Transaction"]
 
@@ -179,7 +179,7 @@ class Transaction:
         body = orjson.dumps(document)
         if len(body) > LARGEST:
             raise ServiceError(413, "Request size is too large")
-        expires = container.expiry(document.get("ttl"), ts)
+        expires = container.expiry(document.get("ttl", UNDEFINED), ts)
         new = Item(self.key, document["id"], number, document, body[:-1], etag, ts, expires)
         self._effects.append(Effect("create" if old is None else "replace", old, new))
         self._staged[new.item_id] = new

@@ -45,7 +45,7 @@ class Shop:
         self._open.close()
 
     def create(self, name="orders", partitions=1, key="/pk", **more):
-        if not isinstance(key, PartitionKey):
+        if isinstance(key, str):
             key = PartitionKey(key)
         return self.database.create_container(
             name, key, offer_throughput=max(400, 10_000 * partitions), **more

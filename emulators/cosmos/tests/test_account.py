@@ -150,6 +150,7 @@ class TestContainers:
         "key",
         [
             PartitionKey(["/a", "/b", "/c", "/d"], kind="MultiHash"),
+            {"paths": ["/a", "/b"], "kind": "Hash", "version": 2},
             PartitionKey("pk"),
             PartitionKey("/pk", version=7),
         ],

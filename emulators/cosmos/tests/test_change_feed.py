@@ -312,6 +312,11 @@ class TestIncarnations:
         with pytest.raises(ValueError, match="Mismatch collection rid"):
             stranger.page()
 
+    def test_resource_ids_are_new_in_every_server(self, shop, make_shop):
+        other = make_shop()
+        assert shop.database.read()["_rid"] != other.database.read()["_rid"]
+        assert shop.create().read()["_rid"][6:] != other.create().read()["_rid"][6:]
+
     def test_another_server_does_as_well(self, shop, container, follow, make_shop):
         fill(container, 3)
         reader = follow(container, start_time="Beginning")

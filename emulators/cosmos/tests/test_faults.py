@@ -171,6 +171,13 @@ class TestOtherCalls:
         with pytest.raises(ServiceRequestError):
             CosmosClient(gone.server.endpoint, gone.server.key, retry_connect=0)
 
+    def test_a_server_that_goes_away_is_told(self, make_shop):
+        gone = make_shop()
+        container = gone.create()
+        gone.server.stop()
+        with pytest.raises(ServiceRequestError):
+            read(container)
+
     @pytest.mark.parametrize(("code", "requests"), [(429, 10), (503, 2), (500, 1), (449, 1)])
     def test_create_item_is_tried_so_often(self, server, items, code, requests):
         server.journal.clear()

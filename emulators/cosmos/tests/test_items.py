@@ -140,6 +140,21 @@ class TestPartitionKeys:
         container.create_item({"id": "1", "pk": None})
         assert "pk" not in container.read_item("1", NonePartitionKeyValue)
 
+    @pytest.mark.parametrize(
+        ("path", "item"),
+        [
+            ('/"first level\' 1*()"/"le/vel2"', {"first level' 1*()": {"le/vel2": "v"}}),
+            ("/'first level\" 1*()'/'first le/vel2'", {'first level" 1*()': {"first le/vel2": "v"}}),
+        ],
+    )
+    def test_its_path_may_have_names_in_quotes(self, shop, path, item):
+        container = shop.create(key=path)
+        container.create_item({"id": "1", **item})
+        container.create_item({"id": "2"})
+        found = container.query_items("SELECT VALUE c.id FROM c", partition_key="v")
+        assert list(found) == ["1"]
+        assert container.read_item("1", "v")["id"] == "1"
+
     def test_it_may_lie_deeper(self, shop):
         container = shop.create(key="/who/name")
         container.create_item(ORDER)
@@ -302,6 +317,13 @@ class TestBatches:
         assert caught.value.status_code == 409
         assert [each["statusCode"] for each in caught.value.operation_responses] == [424, 409, 424]
         assert [each["id"] for each in container.read_all_items()] == ["1"]
+
+    def test_it_counts_as_one_change_of_its_partition(self, container):
+        container.create_item(ORDER)
+        before = container.read_item("1", "a").get_response_headers()["lsn"]
+        operations = [("create", ({"id": "2", "pk": "a"},)), ("delete", ("1",))]
+        done = container.execute_item_batch(operations, partition_key="a")
+        assert int(done.get_response_headers()["lsn"]) == int(before) + 1
 
     def test_conditions_and_filters_inside(self, container):
         made = container.create_item(ORDER)

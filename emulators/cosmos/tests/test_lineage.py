@@ -65,6 +65,14 @@ class TestSplits:
         kinds = [each["metadata"]["operationType"] for each in reader.all()]
         assert sorted(kinds) == [*["create"] * 10, "delete", "delete"]
 
+    def test_each_child_s_feed_has_its_own_items(self, shop, container):
+        fill(container, 20)
+        shop.split()
+        for partition in container.read_feed_ranges(force_refresh=True):
+            feed = container.query_items_change_feed(feed_range=partition, start_time="Beginning")
+            items = container.query_items("SELECT VALUE c.n FROM c", feed_range=partition)
+            assert numbers(feed) == sorted(items) != []
+
     def test_two_splits_at_once(self, shop, container, follow):
         fill(container, 12)
         reader = follow(container, start_time="Beginning", max_item_count=3)
@@ -135,7 +143,10 @@ class TestMerges:
     def test_the_child_has_both_and_counts_on_from_the_higher(self, shop):
         container = shop.create(partitions=2)
         fill(container, 10)
+        for _ in range(10):
+            container.upsert_item({"id": "0", "pk": "k0", "n": 0})
         parents = shop.partitions()
+        assert len({each["lsn"] for each in parents}) == 2
         child = shop.merge("0", "1")
         (merged,) = shop.partitions()
         assert merged["id"] == child == "2"

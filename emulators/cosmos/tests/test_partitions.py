@@ -119,6 +119,17 @@ class TestHierarchy:
         found = tree.query_items("SELECT VALUE c.user FROM c", partition_key=["t1"])
         assert sorted(found) == [1, 5, 9, 13, 17]
 
+    @pytest.mark.parametrize("prefix", [["t"], [""], [None, 1], [255, 255], ["t1", "1"], ("t1", None)])
+    def test_one_that_no_item_has_sees_nothing(self, tree, prefix):
+        assert list(tree.query_items("SELECT * FROM c", partition_key=prefix)) == []
+
+    def test_one_without_components_is_none(self, shop, tree):
+        assert shop.fails(list, tree.query_items("SELECT * FROM c", partition_key=[])) == (400, 0)
+
+    def test_a_point_operation_needs_the_whole_key(self, shop, tree):
+        assert shop.fails(tree.read_item, "1", ["t1"]) == (400, 1001)
+        assert shop.fails(tree.delete_all_items_by_partition_key, ["t1"]) == (400, 1001)
+
     def test_a_whole_key_sees_one(self, tree):
         assert list(tree.query_items("SELECT VALUE c.user FROM c", partition_key=["t1", 5])) == [5]
 

@@ -156,12 +156,37 @@ class TestOverPartitions:
             ("SELECT VALUE SUM(c.n) FROM c WHERE c.even", [90]),
             ("SELECT VALUE AVG(c.n) FROM c", [9.5]),
             ("SELECT VALUE MIN(c.name) FROM c", ["Item 00"]),
+            ("SELECT VALUE MAX(c.none) FROM c", [None]),
             ("SELECT VALUE MAX(c.deep.x) FROM c WHERE c.n < 3", [1]),
             ("SELECT DISTINCT VALUE c.pk FROM c ORDER BY c.pk", ["p0", "p1", "p2", "p3", "p4"]),
         ],
     )
     def test_the_client_puts_them_together(self, stocked, query, expected):
         assert list(stocked.query_items(query, enable_cross_partition_query=True)) == expected
+
+    @pytest.mark.parametrize(
+        ("window", "expected"), [("0 LIMIT 2", [0, 1]), ("2 LIMIT 2", [2, 3]), ("4 LIMIT 3", [])]
+    )
+    def test_distinct_values_in_an_order_and_a_window(self, shop, window, expected):
+        container = shop.create(partitions=3)
+        for number in range(10):
+            container.create_item({"id": str(number), "pk": number, "value": number // 3})
+        query = f'SELECT DISTINCT c["value"] FROM c ORDER BY c.pk OFFSET {window}'
+        found = container.query_items(query, enable_cross_partition_query=True)
+        assert [each["value"] for each in found] == expected
+
+    def test_distinct_properties_that_are_named_like_keywords(self, shop):
+        container = shop.create(partitions=2)
+        for number in range(6):
+            container.create_item({"id": str(number), "pk": number, "value": number // 3, "order": 1})
+        query = 'SELECT DISTINCT c["value"], c.order FROM c'
+        found = container.query_items(query, enable_cross_partition_query=True)
+        assert sorted(each["value"] for each in found) == [0, 1]
+
+    @pytest.mark.parametrize("what", ["COUNT(1)", "COUNT(1) + 5", "COUNT(1) + SUM(c)"])
+    def test_what_no_client_can_put_together_is_400(self, shop, stocked, what):
+        found = stocked.query_items(f"SELECT {what} FROM c", enable_cross_partition_query=True)
+        assert shop.fails(list, found) == (400, 0)
 
     def test_distinct_values_come_once(self, stocked):
         query = "SELECT DISTINCT c.even FROM c"
@@ -188,6 +213,20 @@ class TestOverPartitions:
     def test_it_has_to_be_allowed(self, shop, stocked):
         call = list
         assert shop.fails(call, stocked.query_items("SELECT * FROM c")) == (400, 0)
+
+    @pytest.mark.parametrize(
+        "where", ["c.pk = 'p1'", "IS_DEFINED(c.even) AND (c.pk = @pk) AND c.n >= 0", 'c["pk"] = "p1"']
+    )
+    def test_a_filter_by_the_partition_key_needs_no_permission_and_no_plan(self, server, stocked, where):
+        parameters = [{"name": "@pk", "value": "p1"}]
+        query = f"SELECT VALUE c.n FROM c WHERE {where} ORDER BY c.n DESC"
+        found = stocked.query_items(query, parameters=parameters)
+        assert list(found) == [16, 11, 6, 1]
+        assert server.journal.count("ReadQueryPlan") == 0
+
+    @pytest.mark.parametrize("where", ["c.pk = 'p1' OR c.n = 1", "c.pk != 'p1'", "NOT (c.pk = 'p1')"])
+    def test_another_one_does(self, shop, stocked, where):
+        assert shop.fails(list, stocked.query_items(f"SELECT * FROM c WHERE {where}")) == (400, 0)
 
     def test_an_aggregate_beside_others_is_refused_by_the_client(self, stocked):
         query = "SELECT COUNT(1) AS many FROM c"

@@ -2,6 +2,7 @@
 
 tokens, words, expressions, parser    from text to a tree       tree           what it consists of
 evaluation, functions, comparing      values of expressions     execution      from documents to results
+pinning                               whether one partition is enough
 plan                                  what a client does itself for several partitions
 """
 

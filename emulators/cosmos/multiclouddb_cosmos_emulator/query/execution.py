@@ -8,6 +8,7 @@ from typing import Any
 
 from multiclouddb_cosmos_emulator.query.comparing import canonical, sort_key
 from multiclouddb_cosmos_emulator.query.evaluation import ROWS, Compiled, Compiler, Row
+from multiclouddb_cosmos_emulator.query.pinning import equalities
 from multiclouddb_cosmos_emulator.query.tokens import query_error
 from multiclouddb_cosmos_emulator.query.tree import Node, Select
 from multiclouddb_cosmos_emulator.values import UNDEFINED
@@ -47,6 +48,14 @@ class Execution:
         select = self.select
         whole = self._grouped or select.distinct or select.order or select.joins or select.source is None
         return not (whole or select.top is not None or select.limit is not None)
+
+    @property
+    def equalities(self) -> dict[tuple[str, ...], Any]:
+        """What the filter says that properties have to be equal to, by their path."""
+        source = self.select.source
+        if source is None or source.path is not None:
+            return {}
+        return equalities(self.select.where, source.alias, self._compiler.parameter)
 
     def results(self, documents: Iterable[Any]) -> Iterator[Any]:
         """The results, in order."""

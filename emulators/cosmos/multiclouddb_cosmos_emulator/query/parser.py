@@ -11,13 +11,12 @@ from multiclouddb_cosmos_emulator.query.tree import (
     Column,
     Join,
     Literal,
-    Member,
-    Name,
     Node,
     Order,
     Parameter,
     Select,
     Source,
+    name_of,
 )
 from multiclouddb_cosmos_emulator.query.words import Words
 
@@ -96,7 +95,7 @@ def _columns(words: Words, value: bool) -> tuple[Column, ...] | None:
         first = words.next
         node = expression(words)
         text = words.since(first)
-        name = _name_of(node)
+        name = name_of(node)
         if words.takes("AS") or (words.next.kind == "name" and not value):
             name = words.name()
         if name is None:
@@ -105,16 +104,6 @@ def _columns(words: Words, value: bool) -> tuple[Column, ...] | None:
         found.append(Column(node, name, text))
         if value or not words.takes(","):
             return tuple(found)
-
-
-def _name_of(node: Node) -> str | None:
-    match node:
-        case Name(name):
-            return name
-        case Member(_, Literal(str(name))):
-            return name
-        case _:
-            return None
 
 
 def _source(words: Words) -> tuple[Source | None, tuple[Join, ...], str]:

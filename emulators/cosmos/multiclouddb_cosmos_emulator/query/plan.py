@@ -7,7 +7,7 @@ from typing import Any, Final
 from multiclouddb_cosmos_emulator.errors import bad_request
 from multiclouddb_cosmos_emulator.keys import MAX_EPK, MIN_EPK
 from multiclouddb_cosmos_emulator.query.evaluation import Compiler
-from multiclouddb_cosmos_emulator.query.tree import Column, Function, Node, Select
+from multiclouddb_cosmos_emulator.query.tree import Column, Function, Node, Select, name_of
 
 __all__ = ["needs_plan", "plan_of"]
 
@@ -78,7 +78,9 @@ def _listed(select: Select) -> str:
 
 
 def _aliased(column: Column) -> str:
-    return column.text if column.name.startswith("$") else f"{column.text} AS {column.name}"
+    # A name that the expression gives itself could be a keyword behind AS.
+    own = column.name.startswith("$") or column.name == name_of(column.node)
+    return column.text if own else f"{column.text} AS {column.name}"
 
 
 def _rest(select: Select) -> str:

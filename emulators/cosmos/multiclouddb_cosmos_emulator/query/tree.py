@@ -28,6 +28,7 @@ __all__ = [
     "Source",
     "Unary",
     "aggregates_in",
+    "name_of",
 ]
 
 AGGREGATES = frozenset({"COUNT", "SUM", "AVG", "MIN", "MAX"})
@@ -242,3 +243,14 @@ def aggregates_in(node: Any) -> list[str]:
     if isinstance(node, Function) and node.name in AGGREGATES:
         return [node.name]
     return [name for field in attrs.fields(type(node)) for name in aggregates_in(getattr(node, field.name))]
+
+
+def name_of(node: Node) -> str | None:
+    """The name that an expression has without an alias; None for one that has none."""
+    match node:
+        case Name(name):
+            return name
+        case Member(_, Literal(str(name))):
+            return name
+        case _:
+            return None

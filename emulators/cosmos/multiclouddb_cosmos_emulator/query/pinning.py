@@ -1,0 +1,42 @@
+"""What the filter of a query says of single properties; with the partition key, one partition is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from multiclouddb_cosmos_emulator.query.tree import Binary, Literal, Member, Name, Node, Parameter
+
+__all__ = ["equalities"]
+
+
+def equalities(node: Node | None, alias: str, parameter: Callable[[str], Any]) -> dict[tuple[str, ...], Any]:
+    """The properties that have to be equal to a value, by their path.
+
+    Args:
+        node: The filter.
+        alias: The name of a document in it.
+        parameter: Gives the value of a parameter.
+    """
+    match node:
+        case Binary("AND", left, right):
+            return equalities(left, alias, parameter) | equalities(right, alias, parameter)
+        case Binary("=", left, Literal(value)):
+            path = _path(left, alias)
+        case Binary("=", left, Parameter(name)):
+            path, value = _path(left, alias), parameter(name)
+        case _:
+            return {}
+    return {} if path is None or isinstance(value, dict | list) else {path: value}
+
+
+def _path(node: Node, alias: str) -> tuple[str, ...] | None:
+    """The names behind the alias; None for what is no property of the document."""
+    match node:
+        case Name(name):
+            return () if name == alias else None
+        case Member(base, Literal(str(name))):
+            path = _path(base, alias)
+            return None if path is None else (*path, name)
+        case _:
+            return None
