@@ -78,11 +78,7 @@ def find(
     postgres = _is_postgres(calls, deadline, hold)
     key_names = _key_names(calls, schema, name, deadline, hold)
     if not key_names:
-        raise fault(
-            ErrorCategory.NOT_FOUND,
-            f"there is no table {table!r} in database {address.database!r}; check its name, also upper and "
-            "lower case",
-        )
+        raise _no_table(address)
     watching = _watching(calls, schema, name, deadline, hold, postgres=postgres)
     options = _options(calls, deadline, hold)
     if configured is not None and postgres:
@@ -98,6 +94,14 @@ def find(
         watching[stream],
         settings.get("value_capture_type", _DEFAULT_CAPTURE).upper(),
         _retention(settings.get("retention_period", "")),
+    )
+
+
+def _no_table(address: ResourceAddress) -> ProviderFault:
+    return fault(
+        ErrorCategory.NOT_FOUND,
+        f"there is no table {address.collection!r} in database {address.database!r}; check its name, also "
+        "upper and lower case",
     )
 
 
@@ -260,16 +264,24 @@ def _chosen(
             "connection={'change_stream': …}, or ?change_stream=… in the url",
         )
     (name,) = names
-    excluded = [option for option in _EXCLUDES if options.get(name, {}).get(option, "").lower() == "true"]
-    unwatched = ["some columns"] if not watching[name] else []
-    if excluded or unwatched:
+    _check_complete(table, name, watching[name], options.get(name, {}), postgres=postgres)
+    return name
+
+
+def _check_complete(
+    table: str, name: str, whole: bool, options: Mapping[str, str], *, postgres: bool
+) -> None:
+    """Nobody reads a stream that leaves something out without knowing it."""
+    left_out = [option for option in _EXCLUDES if options.get(option, "").lower() == "true"]
+    if not whole:
+        left_out.append("some columns")
+    if left_out:
         raise fault(
             ErrorCategory.INVALID_REQUEST,
-            f"change stream {name!r} leaves changes of {table!r} out ({', '.join(excluded + unwatched)}); "
+            f"change stream {name!r} leaves changes of {table!r} out ({', '.join(left_out)}); "
             f"{how_to_create(table, postgres=postgres)}, or name {name!r} in the configuration "
             "(change_stream) to read it as it is",
         )
-    return name
 
 
 def _listed(names: Collection[str]) -> str:
