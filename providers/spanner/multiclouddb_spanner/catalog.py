@@ -19,7 +19,7 @@ from multiclouddb_spanner.calls import Calls
 from multiclouddb_spanner.config import STREAM_NAME
 from multiclouddb_spanner.errors import fault
 from multiclouddb_spanner.hold import Hold
-from multiclouddb_spi import Deadline, FeedSpec, unsupported
+from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, unsupported
 
 __all__ = ["Found", "check_address", "check_provisioned", "find", "how_to_alter", "how_to_create", "is_whole"]
 
