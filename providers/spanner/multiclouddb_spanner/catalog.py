@@ -15,10 +15,11 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_spanner.calls import Calls, Hold
+from multiclouddb_spanner.calls import Calls
 from multiclouddb_spanner.config import STREAM_NAME
 from multiclouddb_spanner.errors import fault
-from multiclouddb_spi import Deadline, FeedSpec, unsupported
+from multiclouddb_spanner.hold import Hold
+from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, unsupported
 
 __all__ = ["Found", "check_address", "check_provisioned", "find", "how_to_alter", "how_to_create", "is_whole"]
 
@@ -77,22 +78,14 @@ def find(
     postgres = _is_postgres(calls, deadline, hold)
     key_names = _key_names(calls, schema, name, deadline, hold)
     if not key_names:
-        raise fault(
-            ErrorCategory.NOT_FOUND,
-            f"there is no table {table!r} in database {address.database!r}; check its name, also upper and "
-            "lower case",
-        )
+        raise _no_table(address)
     watching = _watching(calls, schema, name, deadline, hold, postgres=postgres)
     options = _options(calls, deadline, hold)
     if configured is not None and postgres:
         configured = configured.lower()
     stream = _chosen(table, watching, options, configured, postgres=postgres)
     settings = options.get(stream, {})
-    if settings.get("partition_mode", "").upper() == "MUTABLE_KEY_RANGE":
-        raise unsupported(
-            f"change stream {stream!r} has partition_mode = 'MUTABLE_KEY_RANGE', with other records",
-            "create one without that option beside it, and name it by change_stream in the configuration",
-        )
+    _check_mode(stream, settings)
     return Found(
         stream,
         table,
@@ -102,6 +95,22 @@ def find(
         settings.get("value_capture_type", _DEFAULT_CAPTURE).upper(),
         _retention(settings.get("retention_period", "")),
     )
+
+
+def _no_table(address: ResourceAddress) -> ProviderFault:
+    return fault(
+        ErrorCategory.NOT_FOUND,
+        f"there is no table {address.collection!r} in database {address.database!r}; check its name, also "
+        "upper and lower case",
+    )
+
+
+def _check_mode(stream: str, settings: Mapping[str, str]) -> None:
+    if settings.get("partition_mode", "").upper() == "MUTABLE_KEY_RANGE":
+        raise unsupported(
+            f"change stream {stream!r} has partition_mode = 'MUTABLE_KEY_RANGE', with other records",
+            "create one without that option beside it, and name it by change_stream in the configuration",
+        )
 
 
 def is_whole(calls: Calls, found: Found, deadline: Deadline, hold: Hold) -> bool:
@@ -255,16 +264,24 @@ def _chosen(
             "connection={'change_stream': …}, or ?change_stream=… in the url",
         )
     (name,) = names
-    excluded = [option for option in _EXCLUDES if options.get(name, {}).get(option, "").lower() == "true"]
-    unwatched = ["some columns"] if not watching[name] else []
-    if excluded or unwatched:
+    _check_complete(table, name, watching[name], options.get(name, {}), postgres=postgres)
+    return name
+
+
+def _check_complete(
+    table: str, name: str, whole: bool, options: Mapping[str, str], *, postgres: bool
+) -> None:
+    """Nobody reads a stream that leaves something out without knowing it."""
+    left_out = [option for option in _EXCLUDES if options.get(option, "").lower() == "true"]
+    if not whole:
+        left_out.append("some columns")
+    if left_out:
         raise fault(
             ErrorCategory.INVALID_REQUEST,
-            f"change stream {name!r} leaves changes of {table!r} out ({', '.join(excluded + unwatched)}); "
+            f"change stream {name!r} leaves changes of {table!r} out ({', '.join(left_out)}); "
             f"{how_to_create(table, postgres=postgres)}, or name {name!r} in the configuration "
             "(change_stream) to read it as it is",
         )
-    return name
 
 
 def _listed(names: Collection[str]) -> str:
