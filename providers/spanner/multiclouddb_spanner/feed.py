@@ -14,7 +14,7 @@ from multiclouddb_spanner.partitions import oldest_left, seeds_of_missed
 from multiclouddb_spanner.position import Place, compare, cursor_of, describe, moment_of, place_of
 from multiclouddb_spanner.reader import SpannerReader
 from multiclouddb_spanner.records import DataRecord
-from multiclouddb_spanner.stream import Stream
+from multiclouddb_spanner.source import Source
 from multiclouddb_spi import (
     Continue,
     Cursor,
@@ -41,15 +41,15 @@ class SpannerFeed(Feed):
     """The change stream of one table.
 
     Args:
-        stream: What its readers share.
+        source: What its readers share.
         spec: What was asked for.
     """
 
-    def __init__(self, stream: Stream, spec: FeedSpec) -> None:
+    def __init__(self, source: Source, spec: FeedSpec) -> None:
         self.spec = spec
-        self._stream = stream
+        self._source = source
         self._hold = Hold()
-        name = f"{stream.calls.name}/changeStreams/{stream.found.stream}"
+        name = f"{source.calls.name}/changeStreams/{source.found.stream}"
         self.identity = FeedIdentity(PROVIDER_ID, spec.address, name)
 
     def clock(self, deadline: Deadline) -> datetime | None:
@@ -71,10 +71,10 @@ class SpannerFeed(Feed):
                 at = min(now, wanted)
                 place = Place.at(at, wanted)
             case Beginning():
-                at = self._stream.earliest(now, deadline, self._hold)
+                at = self._source.earliest(now, deadline, self._hold)
                 place = Place(Place.at(at).cut, horizon=True)
         try:
-            names = self._stream.partitions(at, deadline, self._hold)
+            names = self._source.partitions(at, deadline, self._hold)
         except Exception as error:
             raise self._refused(error, at, deadline) or error from error
         seeds = [Seed(name, (), cursor_of(place)) for name in names if partition_id in (None, name)]
@@ -84,11 +84,11 @@ class SpannerFeed(Feed):
 
     def _alone(self, name: str, place: Place, now: int, deadline: Deadline) -> list[Seed]:
         """The seed of a partition that is not alive at a start: it begins later, or has ended."""
-        interval = self._stream.interval(name, now, deadline, self._hold)
+        interval = self._source.interval(name, now, deadline, self._hold)
         if interval is None:
             raise fault(
                 ErrorCategory.INVALID_REQUEST,
-                f"partition {name[:12]}… is none of change stream {self._stream.found.stream!r}: it is of "
+                f"partition {name[:12]}… is none of change stream {self._source.found.stream!r}: it is of "
                 "another one, or of an earlier one that was recreated under the same name; list the open "
                 "ones with client.list_physical_partitions(address)",
             )
@@ -102,7 +102,7 @@ class SpannerFeed(Feed):
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> SpannerReader:
         """A reader of one partition."""
-        spec, found = self.spec, self._stream.found
+        spec, found = self.spec, self._source.found
         view = View(
             spec.address,
             self.public_id(partition_id),
@@ -110,10 +110,10 @@ class SpannerFeed(Feed):
             with_new=spec.new_item_state_mode is not NewItemStateMode.OMIT,
             with_old=spec.old_item_state_mode is not OldItemStateMode.OMIT,
             native=spec.include_native,
-            whole=self._stream.whole,
+            whole=self._source.whole,
         )
         return SpannerReader(
-            self._stream,
+            self._source,
             view,
             partition_id,
             place_of(cursor),
@@ -159,11 +159,11 @@ class SpannerFeed(Feed):
         if not tracked.keys() <= set(names):
             return None
         missed = [name for name in names if name not in tracked]
-        return seeds_of_missed(self._stream, missed, at, bound, deadline, self._hold) if missed else []
+        return seeds_of_missed(self._source, missed, at, bound, deadline, self._hold) if missed else []
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """The stream's retention period from the position on."""
-        left = place_of(cursor).first / _SECOND + self._stream.found.retention - now.timestamp()
+        left = place_of(cursor).first / _SECOND + self._source.found.retention - now.timestamp()
         return max(0.0, left)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
@@ -176,7 +176,7 @@ class SpannerFeed(Feed):
         The service does not tell which of those came of it. Some did not: that repeats changes, where to
         leave them out would lose some.
         """
-        return oldest_left(self._stream, partition_ids, self._now(deadline), deadline, self._hold)
+        return oldest_left(self._source, partition_ids, self._now(deadline), deadline, self._hold)
 
     def describe(self, cursor: Cursor) -> Position:
         """Its commit timestamp."""
@@ -187,20 +187,20 @@ class SpannerFeed(Feed):
         self._hold.cancel()
 
     def _now(self, deadline: Deadline) -> int:
-        return self._stream.calls.now(deadline, Hold())
+        return self._source.calls.now(deadline, Hold())
 
     def _listed(self, at: int, deadline: Deadline) -> list[str]:
         try:
-            return self._stream.partitions(at, deadline, Hold())
+            return self._source.partitions(at, deadline, Hold())
         except Exception as error:
             raise self._refused(error, at, deadline) or error from error
 
     def _refused(self, error: Exception, at: int, deadline: Deadline) -> Exception | None:
-        return self._stream.translated(error, at, deadline, Hold())
+        return self._source.translated(error, at, deadline, Hold())
 
     def _has_change(self, name: str, place: Place, now: int, deadline: Deadline) -> bool:
         """Whether there is a change between a position and now: no more than a message is received."""
-        window = self._stream.window(name, place.cut.at, now, deadline, Hold())
+        window = self._source.window(name, place.cut.at, now, deadline, Hold())
         try:
             while (items := window.next()) is not None:
                 if any(isinstance(item, DataRecord) and _is_behind(item, place) for item in items):

@@ -8,7 +8,7 @@ from typing import Final
 from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.position import Place, cursor_of
 from multiclouddb_spanner.records import Children
-from multiclouddb_spanner.stream import Stream
+from multiclouddb_spanner.source import Source
 from multiclouddb_spi import Deadline, Seed
 
 __all__ = ["oldest_left", "seeds_of_missed"]
@@ -17,7 +17,7 @@ _MOST_ANCESTORS: Final = 10_000
 
 
 def seeds_of_missed(
-    stream: Stream, missed: Sequence[str], at: int, since: int, deadline: Deadline, hold: Hold
+    source: Source, missed: Sequence[str], at: int, since: int, deadline: Deadline, hold: Hold
 ) -> list[Seed]:
     """Where to start partitions that an audit has found, with all that they came from since the feed began.
 
@@ -25,36 +25,36 @@ def seeds_of_missed(
     as well.
 
     Args:
-        stream: Whose.
+        source: Whose.
         missed: The partitions.
         at: A moment at which they are alive.
         since: Nothing older is wanted.
         deadline: When it has to be over.
         hold: Who asks.
     """
-    now = stream.calls.now(deadline, hold)
-    bound = max(since, stream.earliest(now, deadline, hold))
+    now = source.calls.now(deadline, hold)
+    bound = max(since, source.earliest(now, deadline, hold))
     seeds: dict[str, Seed] = {}
     pending = list(missed)
     while pending and len(seeds) < _MOST_ANCESTORS:
         name = pending.pop()
         if name in seeds:
             continue
-        begin, _ = stream.interval(name, now, deadline, hold) or (at, at)
-        parents = _parents(stream, name, begin, deadline, hold) if begin > bound else ()
+        begin, _ = source.interval(name, now, deadline, hold) or (at, at)
+        parents = _parents(source, name, begin, deadline, hold) if begin > bound else ()
         seeds[name] = Seed(name, parents, cursor_of(Place.at(max(begin, bound))))
         pending += parents
     return list(seeds.values())
 
 
-def _parents(stream: Stream, name: str, begin: int, deadline: Deadline, hold: Hold) -> tuple[str, ...]:
+def _parents(source: Source, name: str, begin: int, deadline: Deadline, hold: Hold) -> tuple[str, ...]:
     """The parents of a partition: those that ended where it began say it."""
-    before = stream.partitions(begin - 1, deadline, hold)
-    after = set(stream.partitions(begin, deadline, hold))
+    before = source.partitions(begin - 1, deadline, hold)
+    after = set(source.partitions(begin, deadline, hold))
     for candidate in before:
         if candidate in after:
             continue
-        window = stream.window(candidate, begin - 1, begin, deadline, hold)
+        window = source.window(candidate, begin - 1, begin, deadline, hold)
         try:
             while (items := window.next()) is not None:
                 for item in items:
@@ -65,26 +65,26 @@ def _parents(stream: Stream, name: str, begin: int, deadline: Deadline, hold: Ho
     return ()
 
 
-def oldest_left(stream: Stream, names: Sequence[str], now: int, deadline: Deadline, hold: Hold) -> list[Seed]:
+def oldest_left(source: Source, names: Sequence[str], now: int, deadline: Deadline, hold: Hold) -> list[Seed]:
     """Where partitions can be read on whose positions have expired.
 
     Args:
-        stream: Whose.
+        source: Whose.
         names: The partitions.
         now: The service's time.
         deadline: When it has to be over.
         hold: Who asks.
     """
-    earliest = stream.earliest(now, deadline, hold)
+    earliest = source.earliest(now, deadline, hold)
     # It moves on while the answer is read.
     start = cursor_of(Place(Place.at(earliest).cut, horizon=True))
-    alive = stream.partitions(earliest, deadline, hold)
+    alive = source.partitions(earliest, deadline, hold)
     seeds = {name: Seed(name, (), start) for name in names if name in alive}
     gone = False
     for name in names:
         if name in seeds:
             continue
-        interval = stream.interval(name, now, deadline, hold)
+        interval = source.interval(name, now, deadline, hold)
         if interval is None or interval[1] < earliest:
             gone = True
         else:

@@ -23,7 +23,7 @@ from multiclouddb_spanner.config import SpannerConfig
 from multiclouddb_spanner.errors import PROVIDER_ID, classify
 from multiclouddb_spanner.feed import SpannerFeed
 from multiclouddb_spanner.hold import Hold
-from multiclouddb_spanner.stream import Slots, Stream
+from multiclouddb_spanner.source import Slots, Source
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
 
 __all__ = ["CAPABILITIES", "PLUGIN", "SpannerPlugin", "SpannerProvider"]
@@ -78,7 +78,7 @@ class SpannerProvider(Provider):
         self._slots = Slots(_KEPT_ANSWERS)
         self._lock = threading.Lock()
         self._databases: dict[str, Calls] = {}
-        self._streams: WeakSet[Stream] = WeakSet()
+        self._sources: WeakSet[Source] = WeakSet()
         self._closed = False
 
     def capabilities(self) -> CapabilitySet:
@@ -90,9 +90,9 @@ class SpannerProvider(Provider):
         calls = self._calls(check_address(spec.address))
         found = find(calls, spec.address, self._config.change_stream, deadline, Hold())
         check_provisioned(found, spec)
-        stream = Stream(calls, found, self._slots)
-        self._streams.add(stream)
-        return SpannerFeed(stream, spec)
+        source = Source(calls, found, self._slots)
+        self._sources.add(source)
+        return SpannerFeed(source, spec)
 
     def classify(self, error: Exception) -> Fault:
         """What an exception of gRPC or of Google's libraries means."""
@@ -100,8 +100,8 @@ class SpannerProvider(Provider):
 
     def close(self) -> None:
         """Cancel every reader and call, delete the sessions, and close our channels; within a second."""
-        for stream in list(self._streams):
-            for reader in list(stream.readers):
+        for source in list(self._sources):
+            for reader in list(source.readers):
                 reader.cancel()
         with self._lock:
             self._closed = True

@@ -15,7 +15,7 @@ from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, View, h
 from multiclouddb_spanner.position import Place, cursor_of, micros_of, moment_of
 from multiclouddb_spanner.query import Window
 from multiclouddb_spanner.records import Children, DataRecord, Heartbeat, Item
-from multiclouddb_spanner.stream import Stream
+from multiclouddb_spanner.source import Source
 from multiclouddb_spi import (
     Batch,
     Child,
@@ -52,7 +52,7 @@ class SpannerReader(Reader):
     """Reads a partition forward by windows, each a query that ends by itself.
 
     Args:
-        stream: What the readers of the feed share.
+        source: What the readers of the feed share.
         view: What the partition's events share.
         token: The partition.
         place: Where to read from.
@@ -63,7 +63,7 @@ class SpannerReader(Reader):
 
     def __init__(
         self,
-        stream: Stream,
+        source: Source,
         view: View,
         token: str,
         place: Place,
@@ -72,7 +72,7 @@ class SpannerReader(Reader):
         require_new: bool = False,
         require_old: bool = False,
     ) -> None:
-        self._stream, self._view, self._token = stream, view, token
+        self._source, self._view, self._token = source, view, token
         self._mapper = SpannerMapper(view)
         self._place, self._since = place, place.since
         self._bound, self._until = until, None if until is None else _from(until)
@@ -89,7 +89,7 @@ class SpannerReader(Reader):
         self._span = _SPAN
         self._outcome: Outcome = Continue()
         self._requests = 0
-        stream.readers.add(self)
+        source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """The next changes, up to the service's present time, or as long as it may wait behind that.
@@ -112,7 +112,7 @@ class SpannerReader(Reader):
             self._end_window()
             if taken or self._place != begin:
                 return self._batch(begin, taken, 0, caught_up=False)  # what is wrong is told next time
-            ours = self._stream.translated(error, begin.cut.at, deadline, self._hold, self._token)
+            ours = self._source.translated(error, begin.cut.at, deadline, self._hold, self._token)
             if ours is None:
                 raise
             raise ours from error
@@ -129,7 +129,7 @@ class SpannerReader(Reader):
     def close(self) -> None:
         """End the answer that is open."""
         self._end_window()
-        self._stream.readers.discard(self)
+        self._source.readers.discard(self)
 
     # -- Windows
 
@@ -138,7 +138,7 @@ class SpannerReader(Reader):
         window = self._window
         if window is None:
             return
-        left = (window.end - (self._stream.calls.ahead() or 0)) / _SECOND
+        left = (window.end - (self._source.calls.ahead() or 0)) / _SECOND
         late = window.expires > deadline.at or window.expires - time.monotonic() < _SPARE_SECONDS
         if late or (window.waits and left > wait):
             self._end_window()
@@ -150,7 +150,7 @@ class SpannerReader(Reader):
             window.cancel()
         if self._kept:
             self._kept = False
-            self._stream.slots.give()
+            self._source.slots.give()
         self._items.clear()
         self._children.clear()
         self._used = 0
@@ -159,13 +159,13 @@ class SpannerReader(Reader):
         """A window that has more stays open, if there is a place for it."""
         if self._window is None or self._kept:
             return
-        self._kept = self._stream.slots.take()
+        self._kept = self._source.slots.take()
         if not self._kept:
             self._span = max(_LEAST_SPAN, self._span // 2)
             self._end_window()
 
     def _open_window(self, wait: float, deadline: Deadline) -> Window:
-        calls, start = self._stream.calls, self._place.cut.at
+        calls, start = self._source.calls, self._place.cut.at
         last = start + self._span if self._until is None else min(start + self._span, _last_of(self._until))
         waits, current = 0.0, False
         if last <= calls.passed():
@@ -184,7 +184,7 @@ class SpannerReader(Reader):
             end = min(last, now)
         self._requests += 1
         self._from, self._count = self._place, 0
-        self._window = self._stream.window(
+        self._window = self._source.window(
             self._token, start, max(start, end), deadline, self._hold, waits=waits, current=current
         )
         return self._window
@@ -297,7 +297,7 @@ class SpannerReader(Reader):
         if taken:
             return True
         field = "new_item_state_mode" if not new or self._require_new else "old_item_state_mode"
-        found = self._stream.found
+        found = self._source.found
         problem = (
             f"the change at {record.commit} was captured with value_capture_type {record.capture}, without "
             "the whole row"
@@ -315,7 +315,7 @@ class SpannerReader(Reader):
         view = self._view
         if not (view.with_new or view.with_old) or not (has_new(record) or has_old(record)):
             return True
-        whole = self._stream.watches_whole(record.shape, deadline, self._hold)
+        whole = self._source.watches_whole(record.shape, deadline, self._hold)
         if not whole and view.whole:
             self._view = attrs.evolve(view, whole=False)
             self._mapper = SpannerMapper(self._view)
@@ -337,7 +337,7 @@ class SpannerReader(Reader):
             self._place = Place.at(window.end + 1, self._since)
         self._span = min(_MOST_SPAN, 2 * self._span) if few else self._span
         if not taken and took < window.waits / 2:
-            self._stream.calls.forget_clock()  # the moment had passed: this machine has slept, perhaps
+            self._source.calls.forget_clock()  # the moment had passed: this machine has slept, perhaps
             return False
         return window.current
 
@@ -360,10 +360,10 @@ class SpannerReader(Reader):
         )
 
     def _headroom(self, at: int) -> float | None:
-        now = self._stream.calls.passed()
+        now = self._source.calls.passed()
         if not now:
             return None
-        return max(0.0, at / _SECOND + self._stream.found.retention - now / _SECOND)
+        return max(0.0, at / _SECOND + self._source.found.retention - now / _SECOND)
 
 
 def _from(place: Place) -> Cut:

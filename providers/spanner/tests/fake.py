@@ -11,7 +11,7 @@ from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.position import place_of, text_at
 from multiclouddb_spanner.reader import SpannerReader
 from multiclouddb_spanner.records import Children, DataRecord, Heartbeat, Mod, Shape
-from multiclouddb_spanner.stream import Slots
+from multiclouddb_spanner.source import Slots
 from multiclouddb_spi import Deadline
 
 SHAPE = Shape(("id", "n"))

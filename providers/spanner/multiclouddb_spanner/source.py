@@ -23,7 +23,7 @@ from multiclouddb_spanner.query import Window, list_partitions, open_window
 from multiclouddb_spanner.records import Shape, Shapes
 from multiclouddb_spi import Deadline, ProviderFault, Reader
 
-__all__ = ["Slots", "Stream"]
+__all__ = ["Slots", "Source"]
 
 _SECOND = 1_000_000
 # What the oldest moment may differ from now less the retention, when it is that which bounds it.
@@ -51,7 +51,7 @@ class Slots:
         self._free.release()
 
 
-class Stream:
+class Source:
     """One change stream, and the table that is wanted of it.
 
     Args:
