@@ -17,7 +17,6 @@ from multiclouddb_api import (
 )
 from multiclouddb_spanner.calls import Calls
 from multiclouddb_spanner.config import STREAM_NAME
-from multiclouddb_spanner.errors import fault
 from multiclouddb_spanner.hold import Hold
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, unsupported
 
@@ -98,7 +97,7 @@ def find(
 
 
 def _no_table(address: ResourceAddress) -> ProviderFault:
-    return fault(
+    return ProviderFault.of(
         ErrorCategory.NOT_FOUND,
         f"there is no table {address.collection!r} in database {address.database!r}; check its name, also "
         "upper and lower case",
@@ -246,19 +245,19 @@ def _chosen(
         named = [name for name in names if name.lower() == configured.lower()]
         if named:
             return named[0]
-        raise fault(
+        raise ProviderFault.of(
             ErrorCategory.NOT_FOUND,
             f"connection.change_stream: no change stream {configured!r} watches table {table!r}; name one "
             f"that does ({_listed(names)}), or leave it out",
         )
     if not names:
-        raise fault(
+        raise ProviderFault.of(
             ErrorCategory.NOT_FOUND,
             f"no change stream watches table {table!r}; create one: "
             f"{how_to_create(table, postgres=postgres)}",
         )
     if len(names) > 1:
-        raise fault(
+        raise ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
             f"several change streams watch table {table!r}: {_listed(names)}; name one of them: "
             "connection={'change_stream': …}, or ?change_stream=… in the url",
@@ -276,7 +275,7 @@ def _check_complete(
     if not whole:
         left_out.append("some columns")
     if left_out:
-        raise fault(
+        raise ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
             f"change stream {name!r} leaves changes of {table!r} out ({', '.join(left_out)}); "
             f"{how_to_create(table, postgres=postgres)}, or name {name!r} in the configuration "

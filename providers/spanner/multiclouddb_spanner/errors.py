@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import attrs
 import grpc
 from google.api_core.exceptions import GoogleAPICallError
 from google.auth.exceptions import GoogleAuthError, RefreshError, TransportError
@@ -16,15 +15,14 @@ from google.rpc.error_details_pb2 import RetryInfo
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
-from multiclouddb_spi import Fault, ProviderFault
+from multiclouddb_spi import Fault
+from multiclouddb_spi.error_table import REPORT, UNAVAILABLE, Row, one_line
 
 __all__ = [
     "PROVIDER_ID",
     "STATUSES",
-    "Row",
     "classify",
     "earliest_of",
-    "fault",
     "interval_of",
     "is_foreign_partition",
     "is_lost_session",
@@ -38,36 +36,15 @@ __all__ = [
 PROVIDER_ID: Final = "spanner"
 
 _Code: Final = grpc.StatusCode
-_MOST_TEXT: Final = 300
 _PAGE: Final = f"{DOCS_URL}how-to/spanner/"
-_OURS: Final = "this should not happen; please report it with the text of this error"
 _RETRY_INFO: Final = "google.rpc.retryinfo-bin"
 
 
-@attrs.frozen
-class Row:
-    """What a status means.
-
-    Attributes:
-        category: What kind of failure.
-        way_out: What to do.
-        retryable: True when the same call may succeed later.
-    """
-
-    category: ErrorCategory
-    way_out: str
-    retryable: bool = False
-
-
-_UNAVAILABLE: Final = Row(
-    ErrorCategory.TRANSIENT_FAILURE, "the service cannot be reached now; try again", True
-)
 _OUT_OF_TIME: Final = Row(
     ErrorCategory.TRANSIENT_FAILURE,
     "the service gave no answer in time; try again, with a longer timeout_seconds if that goes on",
-    True,
 )
-_BROKEN_OFF: Final = Row(ErrorCategory.TRANSIENT_FAILURE, "the call was broken off; try again", True)
+_BROKEN_OFF: Final = Row(ErrorCategory.TRANSIENT_FAILURE, "the call was broken off; try again")
 _AUTHENTICATION: Final = Row(
     ErrorCategory.AUTHENTICATION_FAILED,
     "check what Google's credential chain finds (gcloud auth application-default print-access-token)",
@@ -84,7 +61,7 @@ _NO_STREAM: Final = Row(
     ErrorCategory.NOT_FOUND,
     "the change stream was dropped; create it again (CREATE CHANGE STREAM … FOR …) and start anew",
 )
-_UNKNOWN: Final = Row(ErrorCategory.PERMANENT_FAILURE, _OURS)
+_UNKNOWN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
 
 STATUSES: Final[Mapping[grpc.StatusCode, Row]] = {
     _Code.CANCELLED: _BROKEN_OFF,
@@ -94,14 +71,14 @@ STATUSES: Final[Mapping[grpc.StatusCode, Row]] = {
     _Code.NOT_FOUND: Row(
         ErrorCategory.NOT_FOUND, "check the project, the instance and the database of the address"
     ),
-    _Code.ALREADY_EXISTS: Row(ErrorCategory.CONFLICT, _OURS),
+    _Code.ALREADY_EXISTS: Row(ErrorCategory.CONFLICT, REPORT),
     _Code.PERMISSION_DENIED: Row(
         ErrorCategory.AUTHORIZATION_FAILED,
         f"give the identity that Google's credential chain found the roles of {_PAGE}",
     ),
     _Code.UNAUTHENTICATED: _AUTHENTICATION,
     _Code.RESOURCE_EXHAUSTED: Row(
-        ErrorCategory.THROTTLED, "read with fewer processes, or give the instance more nodes", True
+        ErrorCategory.THROTTLED, "read with fewer processes, or give the instance more nodes"
     ),
     _Code.FAILED_PRECONDITION: Row(
         ErrorCategory.INVALID_REQUEST, "change what the service names and try again"
@@ -116,7 +93,7 @@ STATUSES: Final[Mapping[grpc.StatusCode, Row]] = {
         "this server has no such thing; use Cloud Spanner or its emulator",
     ),
     _Code.INTERNAL: _UNKNOWN,
-    _Code.UNAVAILABLE: _UNAVAILABLE,
+    _Code.UNAVAILABLE: UNAVAILABLE,
     _Code.DATA_LOSS: _UNKNOWN,
 }
 """Every status that a call can end with but OK."""
@@ -135,13 +112,6 @@ _TEXTS: Final[tuple[tuple[grpc.StatusCode, str, Row], ...]] = (
 _EARLIEST: Final = re.compile(r"earliest read timestamp: ([0-9T:.+Z-]+?)\.?(?:\s|$)")
 _INTERVAL: Final = re.compile(r"start_timestamp within ([0-9T:.+Z-]+) and ([0-9T:.+Z-]+?)\.?(?:\s|$)")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def fault(
-    category: ErrorCategory, message: str, *, retryable: bool = False, code: str | None = None
-) -> ProviderFault:
-    """The failure for what the provider found out itself."""
-    return ProviderFault(Fault(category, message, code, retryable=retryable))
 
 
 def status_of(error: BaseException) -> grpc.StatusCode | None:
@@ -208,17 +178,17 @@ def classify(error: Exception) -> Fault:
         return _said(error, status)
     match error:
         case TransportError():
-            return _fault(_UNAVAILABLE, error)
+            return _plain_fault(UNAVAILABLE, error)
         case RefreshError() if error.retryable:
-            return _fault(_UNAVAILABLE, error)
+            return _plain_fault(UNAVAILABLE, error)
         case GoogleAuthError():
-            return _fault(_AUTHENTICATION, error)
+            return _plain_fault(_AUTHENTICATION, error)
         case grpc.RpcError() | OSError():
-            return _fault(_UNAVAILABLE, error)
+            return _plain_fault(UNAVAILABLE, error)
         case ValueError() if "closed channel" in str(error):
-            return _fault(_BROKEN_OFF, error)
+            return _plain_fault(_BROKEN_OFF, error)
         case _:
-            return _fault(_UNKNOWN, error)
+            return _plain_fault(_UNKNOWN, error)
 
 
 def _row(status: grpc.StatusCode | None, text: str) -> Row:
@@ -230,14 +200,13 @@ def _row(status: grpc.StatusCode | None, text: str) -> Row:
 
 def _said(error: Exception, status: grpc.StatusCode) -> Fault:
     text, name = text_of(error), status.name
-    row = _row(status, text)
-    said = f"Spanner {name}" + (f" ({_short(text)})" if text else "")
-    return Fault(row.category, f"{said}; {row.way_out}", name, row.retryable, _retry_after(error))
+    said = f"Spanner {name}" + (f" ({one_line(text)})" if text else "")
+    return _row(status, text).fault(said, name, retry_after=_retry_after(error))
 
 
-def _fault(row: Row, error: Exception) -> Fault:
+def _plain_fault(row: Row, error: Exception) -> Fault:
     name = type(error).__name__
-    return Fault(row.category, f"{_short(f'{name}: {error}')}; {row.way_out}", name, row.retryable)
+    return row.fault(one_line(f"{name}: {error}"), name)
 
 
 def _retry_after(error: Exception) -> float | None:
@@ -258,8 +227,3 @@ def _retry_after(error: Exception) -> float | None:
                 return None
             return max(0.0, float(info.retry_delay.seconds + info.retry_delay.nanos / 1e9))
     return None
-
-
-def _short(text: str) -> str:
-    """On one line, and not too long."""
-    return " ".join(text.split())[:_MOST_TEXT]

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from multiclouddb_api import AtTime, Beginning, ErrorCategory, NewItemStateMode, Now, OldItemStateMode
-from multiclouddb_spanner.errors import PROVIDER_ID, fault
+from multiclouddb_spanner.errors import PROVIDER_ID
 from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.partitions import oldest_left, seeds_of_missed
@@ -27,6 +27,7 @@ from multiclouddb_spi import (
     Partition,
     PartitionState,
     Position,
+    ProviderFault,
     Seed,
     Tracked,
 )
@@ -86,7 +87,7 @@ class SpannerFeed(Feed):
         """The seed of a partition that is not alive at a start: it begins later, or has ended."""
         interval = self._source.interval(name, now, deadline, self._hold)
         if interval is None:
-            raise fault(
+            raise ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
                 f"partition {name[:12]}… is none of change stream {self._source.found.stream!r}: it is of "
                 "another one, or of an earlier one that was recreated under the same name; list the open "

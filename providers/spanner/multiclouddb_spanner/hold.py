@@ -6,8 +6,7 @@ import threading
 from typing import Any
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_spanner.errors import fault
-from multiclouddb_spi import ProviderFault
+from multiclouddb_spi import ProviderFault, cancelled
 
 __all__ = ["Hold", "late"]
 
@@ -43,12 +42,12 @@ class Hold:
             ProviderFault: `TRANSIENT_FAILURE`.
         """
         if self._cancelled.is_set():
-            raise fault(ErrorCategory.TRANSIENT_FAILURE, "the read was cancelled; try again", retryable=True)
+            raise cancelled()
 
 
 def late() -> ProviderFault:
     """What to raise when the service has not answered by the deadline."""
-    return fault(
+    return ProviderFault.of(
         ErrorCategory.TRANSIENT_FAILURE,
         "the service gave no answer in time; try again, with a longer timeout_seconds if that goes on",
         retryable=True,

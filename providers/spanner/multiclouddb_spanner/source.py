@@ -10,7 +10,6 @@ from multiclouddb_spanner.calls import Calls
 from multiclouddb_spanner.catalog import Found, how_to_create, is_whole
 from multiclouddb_spanner.errors import (
     earliest_of,
-    fault,
     interval_of,
     is_foreign_partition,
     is_outside_partition,
@@ -200,13 +199,13 @@ class Source:
         """
         name = self.found.stream
         if is_without_stream(error):
-            return fault(
+            return ProviderFault.of(
                 ErrorCategory.NOT_FOUND,
                 f"change stream {name!r} was dropped; create it and start anew: "
                 f"{how_to_create(self.found.table, postgres=self.found.postgres)}",
             )
         if is_foreign_partition(error):
-            return fault(
+            return ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
                 f"partition {_short(token)} is none of change stream {name!r}: it is of another one, or of "
                 "an earlier one that was recreated under the same name; start anew",
@@ -214,7 +213,7 @@ class Source:
         if is_past(error):
             return self._past(error, at, deadline, hold, resumes=token is not None)
         if is_outside_partition(error):
-            return fault(
+            return ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
                 f"partition {_short(token)} of change stream {name!r} has nothing at {text_at(at)}: it began "
                 "later or had ended; pass a token as it was returned, or start anew",
@@ -229,13 +228,13 @@ class Source:
         told = earliest_of(error)
         earliest = self.earliest(now, deadline, hold) if told is None else micros_of(told, up=True)
         if resumes and self.is_recreated(earliest, now):
-            return fault(
+            return ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
                 f"change stream {name!r} holds nothing before {text_at(earliest)}, when it was created, and "
                 f"this position is of {text_at(at)}: it is of an earlier stream that was recreated under the "
                 "same name; start anew: what the old one held is gone",
             )
-        return fault(
+        return ProviderFault.of(
             ErrorCategory.CHECKPOINT_EXPIRED,
             f"change stream {name!r} holds nothing before {text_at(earliest)}, and this position is of "
             f"{text_at(at)}; start again, or read with on_expired=SkipToOldest() to go on behind the gap; a "
