@@ -42,8 +42,10 @@ _FEW: Final = 256
 _START: Final = 3600 * _SECOND
 _HORIZONS: Final = 3
 _SPARE_SECONDS: Final = 0.25
-# Small pages of one partition would ask all the others for each.
-_IDLE_PAUSE: Final = 0.05
+# Small pages of one partition would ask all the others for each: an idle one rests ten times as long.
+_LEAST_PAUSE: Final = 0.05
+_MOST_PAUSE: Final = 1.0
+_REST: Final = 10
 
 
 class SpannerReader(Reader):
@@ -95,7 +97,7 @@ class SpannerReader(Reader):
         An answer that has more than asked for stays open for the next call, as far as its deadline allows.
         """
         self._hold.check()
-        begin = self._place
+        begin, began = self._place, time.monotonic()
         self._requests = 0
         if self._until is not None and _from(begin).compare(self._until) in (0, 1):
             self._outcome = Reached()
@@ -115,7 +117,9 @@ class SpannerReader(Reader):
                 raise
             raise ours from error
         self._keep_window()
-        pause = 0.0 if wait > 0 else _IDLE_PAUSE
+        pause = 0.0
+        if wait <= 0:
+            pause = min(_MOST_PAUSE, max(_LEAST_PAUSE, _REST * (time.monotonic() - began)))
         return self._batch(begin, taken, nbytes, caught_up=caught_up, pause=pause)
 
     def cancel(self) -> None:
