@@ -25,6 +25,7 @@ JVM_TESTS = (
     "providers/mongo/tests/test_spark.py",
     "providers/mongo/tests/test_spark_dropped.py",
     "providers/mongo/tests/test_spark_idle.py",
+    "providers/spanner/tests/test_spark.py",
 )
 # Pages of the documentation that do, see docs/tests/test_blocks.py.
 JVM_PAGE = "-jvm]"

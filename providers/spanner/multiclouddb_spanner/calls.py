@@ -22,8 +22,9 @@ from google.cloud.spanner_v1 import (
     TypeCode,
 )
 
-from multiclouddb_api import ErrorCategory
-from multiclouddb_spanner.errors import fault, is_lost_session
+from multiclouddb_spanner.clock import Clock
+from multiclouddb_spanner.errors import is_lost_session
+from multiclouddb_spanner.hold import Hold, late
 from multiclouddb_spanner.records import rows_of
 from multiclouddb_spi import Deadline
 
@@ -36,10 +37,6 @@ TIMESTAMP: Final = int(TypeCode.TIMESTAMP)
 _SESSION_SECONDS: Final = 20 * 3600  # the service keeps one for 28 days, and asks for a new one every week
 _LOOK_SECONDS: Final = 0.1
 _DELETE_SECONDS: Final = 0.5
-_CLOCK_SECONDS: Final = 600.0
-# How much faster than this machine's clock the service's may run, and how far commits may be ahead of it.
-_DRIFT: Final = 1.0001
-_AHEAD: Final = 5_000
 
 
 @attrs.frozen
@@ -53,40 +50,6 @@ class Parameter:
 
     kind: int
     text: str | None
-
-
-class Hold:
-    """What a caller has in flight, for another thread to cancel."""
-
-    def __init__(self) -> None:
-        self._cancelled = threading.Event()
-        self._call: Any = None
-
-    def take(self, call: Any) -> None:
-        """This call is in flight now.
-
-        Args:
-            call: The call of gRPC.
-        """
-        self._call = call
-        if self._cancelled.is_set():
-            call.cancel()
-
-    def cancel(self) -> None:
-        """End what is in flight, and let nothing begin."""
-        self._cancelled.set()
-        call = self._call
-        if call is not None:
-            call.cancel()
-
-    def check(self) -> None:
-        """Raise when it was cancelled.
-
-        Raises:
-            ProviderFault: `TRANSIENT_FAILURE`.
-        """
-        if self._cancelled.is_set():
-            raise fault(ErrorCategory.TRANSIENT_FAILURE, "the read was cancelled; try again", retryable=True)
 
 
 class Answer:
@@ -133,7 +96,7 @@ class Calls:
         self._session: tuple[str, bool, float] | None = None
         self._creating = threading.Lock()
         self._active: set[Any] = set()
-        self._clock = _Clock(self)
+        self._clock = Clock(self._ask_time)
         self.now, self.passed, self.ahead = self._clock.now, self._clock.passed, self._clock.ahead
         self.forget_clock = self._clock.forget
         self._closed = False
@@ -200,6 +163,13 @@ class Calls:
         answer = self.query(sql, parameters or {}, deadline, hold)
         return [[_plain(value) for value in row] for rows in rows_of(answer, columns) for row in rows]
 
+    def _ask_time(self, deadline: Deadline, hold: Hold) -> int:
+        found = 0
+        for message in self.query("SELECT 1", {}, deadline, hold, read_timestamp=True):
+            moment = PartialResultSet.pb(message).metadata.transaction.read_timestamp
+            found = max(found, moment.seconds * 1_000_000 + moment.nanos // 1000)
+        return found
+
     def forget(self, session: str) -> None:
         """The service does not know a session any more."""
         with self._lock:
@@ -237,7 +207,7 @@ class Calls:
         while not self._creating.acquire(timeout=_LOOK_SECONDS):
             hold.check()
             if deadline.passed():
-                raise _late()
+                raise late()
         try:
             if self._session is session:
                 made = self._create(deadline, hold)
@@ -250,7 +220,7 @@ class Calls:
                     self._delete(made[0])
             found = self._session
             if found is None:
-                raise _late()
+                raise late()
             return found[0]
         finally:
             self._creating.release()
@@ -268,7 +238,7 @@ class Calls:
             made = call.result()
         except grpc.FutureCancelledError:
             hold.check()
-            raise _late() from None
+            raise late() from None
         finally:
             self.over(call)
         return made.name, bool(made.multiplexed), time.monotonic()
@@ -299,110 +269,6 @@ class Calls:
         ]
 
 
-@attrs.define(eq=False)
-class _Turn:
-    done: threading.Event = attrs.field(factory=threading.Event)
-    found: int = 0
-    error: BaseException | None = None
-
-
-class _Clock:
-    """The service's clock: every commit that was acknowledged before it is asked is at or before its answer.
-
-    Threads that ask while a call is in flight share the next one.
-
-    Args:
-        calls: Makes the call.
-    """
-
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-        self._lock, self._busy = threading.Lock(), threading.Lock()
-        self._waiting: _Turn | None = None
-        self._told: tuple[int, float] | None = None
-
-    def now(self, deadline: Deadline, hold: Hold) -> int:
-        """The service's time, in microseconds since 1970; asked now.
-
-        Args:
-            deadline: When it has to be over.
-            hold: Who asks.
-        """
-        with self._lock:
-            turn, leads = self._waiting, self._waiting is None
-            if turn is None:
-                turn = self._waiting = _Turn()
-        if leads:
-            self._lead(turn, deadline, hold)
-        else:
-            while not turn.done.wait(_LOOK_SECONDS):
-                hold.check()
-                if deadline.passed():
-                    raise _late()
-        if turn.error is not None:
-            raise turn.error
-        return turn.found
-
-    def _lead(self, turn: _Turn, deadline: Deadline, hold: Hold) -> None:
-        acquired = False
-        try:
-            while not (acquired := self._busy.acquire(timeout=_LOOK_SECONDS)):
-                hold.check()
-                if deadline.passed():
-                    raise _late()
-            with self._lock:
-                self._waiting = None
-            turn.found = self._ask(deadline, hold)
-        except BaseException as error:
-            turn.error = error
-            raise
-        finally:
-            with self._lock:
-                self._waiting = None if self._waiting is turn else self._waiting
-            if acquired:
-                self._busy.release()
-            turn.done.set()
-
-    def _ask(self, deadline: Deadline, hold: Hold) -> int:
-        sent = time.monotonic()
-        found = 0
-        answer = self._calls.query("SELECT 1", {}, deadline, hold, read_timestamp=True)
-        for message in answer:
-            moment = PartialResultSet.pb(message).metadata.transaction.read_timestamp
-            found = max(found, moment.seconds * 1_000_000 + moment.nanos // 1000)
-        with self._lock:
-            self._told = (found, sent)
-        return found
-
-    def passed(self) -> int:
-        """A moment that the service's clock has passed, as far as that is known; 0 when nothing is known."""
-        told = self._told
-        return 0 if told is None else told[0]
-
-    def ahead(self) -> int | None:
-        """A moment a little ahead of the service's clock, without a call; None when it was not asked lately.
-
-        A call that was just answered says what the clock was at some time after it was sent. A clock that
-        stood still meanwhile, in a machine that slept, is found out by who waits for this moment.
-        """
-        told = self._told
-        if told is None or time.monotonic() - told[1] > _CLOCK_SECONDS:
-            return None
-        return told[0] + int((time.monotonic() - told[1]) * 1_000_000 * _DRIFT) + _AHEAD
-
-    def forget(self) -> None:
-        """What was told is not right any more."""
-        self._told = None
-
-
 def _plain(value: Any) -> Any:
     kind = value.WhichOneof("kind")
     return None if kind in (None, "null_value") else getattr(value, kind)
-
-
-def _late() -> Exception:
-    return fault(
-        ErrorCategory.TRANSIENT_FAILURE,
-        "the service gave no answer in time; try again, with a longer timeout_seconds if that goes on",
-        retryable=True,
-    )

@@ -15,9 +15,10 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_spanner.calls import Calls, Hold
+from multiclouddb_spanner.calls import Calls
 from multiclouddb_spanner.config import STREAM_NAME
 from multiclouddb_spanner.errors import fault
+from multiclouddb_spanner.hold import Hold
 from multiclouddb_spi import Deadline, FeedSpec, unsupported
 
 __all__ = ["Found", "check_address", "check_provisioned", "find", "how_to_alter", "how_to_create", "is_whole"]
@@ -88,11 +89,7 @@ def find(
         configured = configured.lower()
     stream = _chosen(table, watching, options, configured, postgres=postgres)
     settings = options.get(stream, {})
-    if settings.get("partition_mode", "").upper() == "MUTABLE_KEY_RANGE":
-        raise unsupported(
-            f"change stream {stream!r} has partition_mode = 'MUTABLE_KEY_RANGE', with other records",
-            "create one without that option beside it, and name it by change_stream in the configuration",
-        )
+    _check_mode(stream, settings)
     return Found(
         stream,
         table,
@@ -102,6 +99,14 @@ def find(
         settings.get("value_capture_type", _DEFAULT_CAPTURE).upper(),
         _retention(settings.get("retention_period", "")),
     )
+
+
+def _check_mode(stream: str, settings: Mapping[str, str]) -> None:
+    if settings.get("partition_mode", "").upper() == "MUTABLE_KEY_RANGE":
+        raise unsupported(
+            f"change stream {stream!r} has partition_mode = 'MUTABLE_KEY_RANGE', with other records",
+            "create one without that option beside it, and name it by change_stream in the configuration",
+        )
 
 
 def is_whole(calls: Calls, found: Found, deadline: Deadline, hold: Hold) -> bool:

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Final
 
 from multiclouddb_api import AtTime, Beginning, ErrorCategory, NewItemStateMode, Now, OldItemStateMode
-from multiclouddb_spanner.calls import Hold
 from multiclouddb_spanner.errors import PROVIDER_ID, fault
+from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.partitions import oldest_left, seeds_of_missed
 from multiclouddb_spanner.position import Place, compare, cursor_of, describe, moment_of, place_of

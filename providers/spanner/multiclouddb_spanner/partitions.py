@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from multiclouddb_spanner.calls import Hold
+from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.position import Place, cursor_of
 from multiclouddb_spanner.records import Children
 from multiclouddb_spanner.stream import Stream

@@ -17,11 +17,12 @@ from multiclouddb_api import (
     Support,
     invalid_request,
 )
-from multiclouddb_spanner.calls import Calls, Hold
+from multiclouddb_spanner.calls import Calls
 from multiclouddb_spanner.catalog import check_address, check_provisioned, find
 from multiclouddb_spanner.config import SpannerConfig
 from multiclouddb_spanner.errors import PROVIDER_ID, classify
 from multiclouddb_spanner.feed import SpannerFeed
+from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.stream import Slots, Stream
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderFault, ProviderPlugin
 

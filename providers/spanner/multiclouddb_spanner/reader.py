@@ -8,9 +8,9 @@ from typing import Final
 
 import attrs
 
-from multiclouddb_spanner.calls import Hold
 from multiclouddb_spanner.catalog import how_to_alter
 from multiclouddb_spanner.errors import earliest_of, is_past
+from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, View, has_new, has_old, place_behind
 from multiclouddb_spanner.position import Place, cursor_of, micros_of, moment_of
 from multiclouddb_spanner.query import Window

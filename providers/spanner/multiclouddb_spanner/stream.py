@@ -6,7 +6,7 @@ import threading
 from weakref import WeakSet
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_spanner.calls import Calls, Hold
+from multiclouddb_spanner.calls import Calls
 from multiclouddb_spanner.catalog import Found, how_to_create, is_whole
 from multiclouddb_spanner.errors import (
     earliest_of,
@@ -17,6 +17,7 @@ from multiclouddb_spanner.errors import (
     is_past,
     is_without_stream,
 )
+from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.position import micros_of, text_at
 from multiclouddb_spanner.query import Window, list_partitions, open_window
 from multiclouddb_spanner.records import Shape, Shapes

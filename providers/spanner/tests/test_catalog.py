@@ -4,8 +4,8 @@ import attrs
 import pytest
 
 from multiclouddb_api import ErrorCategory, NewItemStateMode, OldItemStateMode, ResourceAddress
-from multiclouddb_spanner.calls import Hold
 from multiclouddb_spanner.catalog import check_provisioned, find, is_whole
+from multiclouddb_spanner.hold import Hold
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault
 
 HERE = ResourceAddress("shop", "orders")

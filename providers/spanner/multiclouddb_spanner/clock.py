@@ -1,0 +1,112 @@
+"""The service's clock, asked as seldom as will do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+
+from multiclouddb_spanner.hold import Hold, late
+from multiclouddb_spi import Deadline
+
+__all__ = ["Clock"]
+
+_LOOK_SECONDS: Final = 0.1
+_KEPT_SECONDS: Final = 600.0
+# How much faster than this machine's clock the service's may run, and how far commits may be ahead of it.
+_DRIFT: Final = 1.0001
+_AHEAD: Final = 5_000
+
+
+@attrs.define(eq=False)
+class _Turn:
+    done: threading.Event = attrs.field(factory=threading.Event)
+    found: int = 0
+    error: BaseException | None = None
+
+
+class Clock:
+    """The service's clock: every commit that was acknowledged before it is asked is at or before its answer.
+
+    Threads that ask while a call is in flight share the next one.
+
+    Args:
+        asked: Asks the service, in microseconds since 1970.
+    """
+
+    def __init__(self, asked: Callable[[Deadline, Hold], int]) -> None:
+        self._asked = asked
+        self._lock, self._busy = threading.Lock(), threading.Lock()
+        self._waiting: _Turn | None = None
+        self._told: tuple[int, float] | None = None
+
+    def now(self, deadline: Deadline, hold: Hold) -> int:
+        """The service's time, in microseconds since 1970; asked now.
+
+        Args:
+            deadline: When it has to be over.
+            hold: Who asks.
+        """
+        with self._lock:
+            turn, leads = self._waiting, self._waiting is None
+            if turn is None:
+                turn = self._waiting = _Turn()
+        if leads:
+            self._lead(turn, deadline, hold)
+        else:
+            while not turn.done.wait(_LOOK_SECONDS):
+                hold.check()
+                if deadline.passed():
+                    raise late()
+        if turn.error is not None:
+            raise turn.error
+        return turn.found
+
+    def _lead(self, turn: _Turn, deadline: Deadline, hold: Hold) -> None:
+        acquired = False
+        try:
+            while not (acquired := self._busy.acquire(timeout=_LOOK_SECONDS)):
+                hold.check()
+                if deadline.passed():
+                    raise late()
+            with self._lock:
+                self._waiting = None
+            turn.found = self._ask(deadline, hold)
+        except BaseException as error:
+            turn.error = error
+            raise
+        finally:
+            with self._lock:
+                self._waiting = None if self._waiting is turn else self._waiting
+            if acquired:
+                self._busy.release()
+            turn.done.set()
+
+    def _ask(self, deadline: Deadline, hold: Hold) -> int:
+        sent = time.monotonic()
+        found = self._asked(deadline, hold)
+        self._told = (found, sent)
+        return found
+
+    def passed(self) -> int:
+        """A moment that the service's clock has passed, as far as that is known; 0 when nothing is known."""
+        told = self._told
+        return 0 if told is None else told[0]
+
+    def ahead(self) -> int | None:
+        """A moment a little ahead of the service's clock, without a call; None when it was not asked lately.
+
+        A call that was just answered says what the clock was at some time after it was sent. A clock that
+        stood still meanwhile, in a machine that slept, is found out by who waits for this moment.
+        """
+        told = self._told
+        if told is None or time.monotonic() - told[1] > _KEPT_SECONDS:
+            return None
+        return told[0] + int((time.monotonic() - told[1]) * 1_000_000 * _DRIFT) + _AHEAD
+
+    def forget(self) -> None:
+        """What was told is not right any more."""
+        self._told = None
