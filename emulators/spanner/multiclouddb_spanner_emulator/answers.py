@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -162,7 +163,7 @@ def _stream_rows(
     meet: Meet,
 ) -> Iterator[list[list[Value]]]:
     """Rows, in batches that are sent at once; a trouble may come between any two."""
-    mix = world.habits.mixes_equal_timestamps
+    mix = random.Random(len(world.journal.calls)) if world.habits.mixes_equal_timestamps else None
     reading = Reading(query, stream, world.clock, world.changed, is_active, mix=mix)
     for records in reading.records():
         batch: list[list[Value]] = []

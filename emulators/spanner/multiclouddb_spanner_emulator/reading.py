@@ -103,7 +103,7 @@ class Reading:
         clock: The server's clock.
         changed: Held by whoever reads or changes the server; notified on every change.
         is_active: False when nobody listens any more.
-        mix: True to tell transactions with one commit timestamp in another order each time.
+        mix: Deals out transactions with one commit timestamp; None to tell them as they came.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Reading:
         changed: Condition,
         is_active: Callable[[], bool],
         *,
-        mix: bool = False,
+        mix: random.Random | None = None,
     ) -> None:
         self._mix = mix
         self._query = query
@@ -155,7 +155,7 @@ class Reading:
         while stop < len(partition.log) and partition.log[stop].commit <= bound:
             stop += 1
         told = partition.log[at:stop]
-        found: list[Record] = list(_mixed(told) if self._mix else told)
+        found: list[Record] = list(told if self._mix is None else _mixed(told, self._mix))
         ended = partition.end is not None and partition.end <= bound
         if found:
             self._told = bound
@@ -192,13 +192,13 @@ class Reading:
             raise ServiceError("CANCELLED", "The call was cancelled")
 
 
-def _mixed(records: list[DataChange]) -> Iterator[DataChange]:
+def _mixed(records: list[DataChange], dice: random.Random) -> Iterator[DataChange]:
     """The records, those of transactions with one commit timestamp dealt out by chance."""
     for _, same in itertools.groupby(records, key=lambda record: record.commit):
         hands: dict[str, list[DataChange]] = {}
         for record in same:
             hands.setdefault(record.transaction, []).append(record)
         turns = [name for name, hand in hands.items() for _ in hand]
-        random.shuffle(turns)
+        dice.shuffle(turns)
         for name in turns:
             yield hands[name].pop(0)

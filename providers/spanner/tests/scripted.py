@@ -214,7 +214,7 @@ class NastyHarness(ScriptedHarness):
     """Values in chunks, a record for each mod, and each child announced by itself, in reverse, and twice."""
 
     habits = (
-        ("chunk_characters", 11), ("rows_per_message", 1), ("mods_per_record", 1), ("sequence_step", 7),
+        ("chunk_characters", 61), ("rows_per_message", 1), ("mods_per_record", 1), ("sequence_step", 7),
         ("children_per_record", 1), ("repeat_children", 1), ("children_first", True), ("multiplexed", False),
     )  # fmt: skip
 
