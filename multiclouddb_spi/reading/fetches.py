@@ -14,15 +14,14 @@ from multiclouddb_spi.reading.context import ReadContext
 from multiclouddb_spi.reading.fetcher import Ask, closed_fault
 from multiclouddb_spi.reading.partition_reader import PartitionReader
 from multiclouddb_spi.reading.turns import Turn, Turns
+from multiclouddb_spi.reading.waiting import HEAD_SECONDS
 
-__all__ = ["HEAD_SECONDS", "Fetches"]
+__all__ = ["Fetches"]
 
 _MIN_ASK: Final = 4096
 _MAX_ASK: Final = 8 * 1024 * 1024
 _LOOK_SECONDS: Final = 0.2
 _SEND_SECONDS: Final = 50e-6
-HEAD_SECONDS: Final = 2.0
-"""So long a partition may keep others waiting; one that takes longer is read beside them."""
 
 
 class Fetches:

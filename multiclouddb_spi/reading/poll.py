@@ -20,10 +20,9 @@ Fetches run on the pool; everything here happens in the caller's thread. The sta
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from multiclouddb_api import OnExpired
 from multiclouddb_spi.batch import Batch
@@ -34,20 +33,15 @@ from multiclouddb_spi.fault import ProviderFault, RecordFault
 from multiclouddb_spi.reading.answers import Answers
 from multiclouddb_spi.reading.context import ReadContext
 from multiclouddb_spi.reading.fetcher import closed_fault, late_fault
-from multiclouddb_spi.reading.fetches import HEAD_SECONDS, Fetches
+from multiclouddb_spi.reading.fetches import Fetches
 from multiclouddb_spi.reading.partition_reader import PartitionReader
 from multiclouddb_spi.reading.result import PollResult
 from multiclouddb_spi.reading.turns import Turn, Turns
+from multiclouddb_spi.reading.waiting import HEAD_SECONDS, Waiting
 
 __all__ = ["Poll"]
 
 T = TypeVar("T")
-
-_LINGER_SECONDS: Final = 0.002
-_MOST_WAIT_SECONDS: Final = 1.0
-_RETURN_SECONDS: Final = 1.0
-_FIRST_PAUSE_SECONDS: Final = 0.02
-_MOST_PAUSE_SECONDS: Final = 0.5
 
 
 class Poll(Generic[T]):
@@ -78,24 +72,18 @@ class Poll(Generic[T]):
         on_expired: OnExpired,
         single: bool,
     ) -> None:
-        self._context, self._lineage, self._deadline = context, lineage, deadline
+        self._context, self._lineage = context, lineage
         self._turns = turns = Turns(lineage)
         self._answers = Answers(
             context, feed, lineage, turns, limit, view, deadline, on_expired=on_expired, single=single
         )
         self._result = self._answers.result
-        self._began = now = time.monotonic()
-        # A fetch that waits for news has to be back before the deadline: that there are none is no failure.
-        self._last_ask = deadline.at - min(_RETURN_SECONDS, (deadline.at - now) / 4)
-        self._wait_until = min(self._last_ask, now + wait)
+        self._waiting = Waiting(deadline, wait)
         active = lineage.active()
         for entry in active:
             turns.of(entry.partition_id).failed_last = entry.suspect
         self._head = turns.of(active[0].partition_id) if active else None
-        self._head_until = now + min(HEAD_SECONDS, (deadline.at - now) / 2)
         self._fetches = Fetches(context, feed, turns, len(active), limit, deadline)
-        self._lingering: float | None = None
-        self._round_began, self._pause, self._rounds = now, _FIRST_PAUSE_SECONDS, 0
 
     def run(self) -> PollResult[T]:
         """Do it.
@@ -130,7 +118,9 @@ class Poll(Generic[T]):
         self._turns.ask(turn.partition_id for turn in turns)
         while not (self._result.full() or all(turn.partition_id in self._turns.served for turn in turns)):
             self._launch()
-            turn = self._fetches.land(self._head_until - time.monotonic()) if self._turns.asked else None
+            turn = (
+                self._fetches.land(self._waiting.for_head()) if self._turns.asked else None
+            )
             if turn is None:
                 return
             self._answer(turn)
@@ -141,6 +131,8 @@ class Poll(Generic[T]):
         turns.ask(partition_ids)
         while not self._result.full():
             self._launch()
+            if self._may_begin_again():
+                return
             turn = self._fetches.land(self._patience()) if turns.asked else None
             if turn is not None:
                 self._answer(turn)
@@ -154,15 +146,10 @@ class Poll(Generic[T]):
 
     def _wait(self) -> None:
         """5. Every partition has answered: wait for news as long as the caller wants to."""
-        while (
-            not (self._result.full() or self._result.in_hand())
-            and (now := time.monotonic()) < self._wait_until
-        ):
-            rest = self._pause - (now - self._round_began)
-            self._pause_for(min(rest, self._wait_until - now))
-            self._pause = min(_MOST_PAUSE_SECONDS, 1.5 * self._pause)
-            self._rounds += 1
-            self._round_began = time.monotonic()
+        waiting = self._waiting
+        while not (self._result.full() or self._result.in_hand()) and time.monotonic() < waiting.until:
+            self._pause_for(waiting.before_round())
+            waiting.begin_round()
             self._turns.ask(self._answers.discover())
             asked = self._answers.worth_asking()
             if not asked and self._lineage.active():
@@ -196,34 +183,37 @@ class Poll(Generic[T]):
 
     def _fetch_wait(self) -> float:
         """How long a read may block: not in the first round, which only looks around."""
-        if self._rounds == 0 or self._result.count or len(self._lineage) > self._context.width:
-            return 0.0
-        return max(0.0, min(_MOST_WAIT_SECONDS, self._wait_until - time.monotonic()))
+        may_block = not self._result.count and len(self._lineage) <= self._context.width
+        return self._waiting.of_fetch() if may_block else 0.0
 
     # -- 4. Wait for answers
 
     def _patience(self) -> float:
         """How long the next answer is waited for."""
-        now = time.monotonic()
         if self._head is not None and (self._result.count or self._turns.held):
-            return self._head_until - now
-        if not self._result.count:
-            return min(self._end() - now, HEAD_SECONDS if self._turns.due else math.inf)
-        if self._lingering is None:
-            self._lingering = now + _LINGER_SECONDS
-        return self._lingering - now
+            return self._waiting.for_head()
+        if self._result.count:
+            return self._waiting.for_more()
+        return self._waiting.for_answer(more_to_ask=bool(self._turns.due))
+
+    def _may_begin_again(self) -> bool:
+        """5. What waits for news, or is slow, does not keep the others from being asked again."""
+        turns, now = self._turns, time.monotonic()
+        if self._result.in_hand() or turns.due or turns.held or now >= self._waiting.until:
+            return False
+        readers = [turn.reader for turn in turns.asked.values()]
+        return 0 < len(readers) < len(self._lineage.active()) and all(
+            reader is not None and (reader.waiting or now - reader.asked_at > HEAD_SECONDS)
+            for reader in readers
+        )
 
     def _go_on(self) -> bool:
         """No answer came in time: True when there is something to do all the same."""
         now = time.monotonic()
-        more = bool(self._turns.held) or (not self._result.count and now < self._end())
-        if self._head is not None and (now >= self._head_until or not self._turns.asked):
+        more = bool(self._turns.held) or (not self._result.count and now < self._waiting.end())
+        if self._head is not None and (now >= self._waiting.head_until or not self._turns.asked):
             self._has_had_turn(self._head)
         return more
-
-    def _end(self) -> float:
-        """When a call with nothing in hand ends: it has waited, or its time is over."""
-        return min(self._deadline.at, self._wait_until + HEAD_SECONDS) if self._rounds else self._deadline.at
 
     def _sleep_until_paced(self) -> bool:
         """With nothing else to do: wait for the partition that may be asked next."""
@@ -231,7 +221,7 @@ class Poll(Generic[T]):
         if self._result.in_hand() or not paced:
             return False
         soonest = min(turn.not_before for turn in paced.values())
-        if soonest >= (self._wait_until if self._rounds else self._last_ask):
+        if soonest >= (self._waiting.until if self._waiting.rounds else self._waiting.last_ask):
             return False
         self._pause_for(soonest - time.monotonic())
         self._turns.ask_paced()
@@ -265,7 +255,7 @@ class Poll(Generic[T]):
             self._result.poison = (turn.partition_id, fault)
         except Exception as error:  # noqa: BLE001 - classified by the provider
             reader.discard()
-            if reader.asked_at < self._began:
+            if reader.asked_at < self._waiting.began:
                 self._turns.ask([turn.partition_id])  # an earlier call's failure: it may work by now
                 return
             self._has_had_turn(turn)
@@ -305,7 +295,7 @@ class Poll(Generic[T]):
 
     def _used_up(self, turn: Turn, reader: PartitionReader, batch: Batch) -> None:
         """3. A partition that ended is retired now, and not before."""
-        fresh = reader.asked_at >= self._began
+        fresh = reader.asked_at >= self._waiting.began
         reader.used_up()
         started = self._answers.finish(turn, batch)
         if started is not None:

@@ -192,7 +192,7 @@ class TestSlowPartitions:
     @pytest.fixture(autouse=True)
     def shorter_turns(self, monkeypatch):
         """How long the head of the queue is waited for alone."""
-        for module in ("poll", "fetches"):
+        for module in ("poll", "fetches", "waiting"):
             monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", 1.0)
 
     def test_slow_head_of_the_queue_holds_up_the_others_once(self, threaded, ids):

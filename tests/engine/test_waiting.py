@@ -3,6 +3,8 @@
 Everything here runs on real threads; no bound is on how long it takes.
 """
 
+import threading
+
 import pytest
 
 from multiclouddb_api import ChangeFeedIterator, ChangeFeedRequest, ErrorCategory, Now
@@ -116,3 +118,55 @@ class _Client:
 
     def read_changes(self, request, options=None):
         return self._bench.engine.read_changes(request, options)
+
+
+class TestNewsBesideOthers:
+    """What gives no answer, or waits for news itself, does not keep the news of the others back."""
+
+    @pytest.fixture
+    def reading(self, threaded):
+        """A call in another thread that waits for news, once it has looked at `p1`."""
+        bench = threaded(2)
+        token = bench.page(Now()).continuation_token
+        pages = []
+
+        def begin(token):
+            before = bench.calls.fetches["p1"]
+            call = threading.Thread(target=lambda: pages.append(bench.page(token, wait=300, timeout=300)))
+            call.start()
+            while bench.calls.fetches["p1"] == before:
+                call.join(0.01)
+            return call
+
+        yield bench, token, begin, pages
+        bench.sim.release("p0")
+
+    def test_of_a_partition_that_never_answers(self, reading, ids, monkeypatch):
+        for module in ("poll", "fetches", "waiting"):
+            monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", 0.2)
+        bench, token, begin, pages = reading
+        bench.connect(threads=True)
+        bench.sim.hold("p0")
+        call = begin(token)
+        call.join(1)  # it has asked both, and waits
+        news = bench.fill_partition("p1", 1)
+        call.join(60)
+        assert [ids(page) for page in pages] == [news]
+
+    def test_of_a_long_poll_that_an_earlier_call_has_left(self, reading, ids, monkeypatch):
+        """A service that keeps the poll of one partition for as long as there is no news."""
+        fetch = SimulationReader.fetch
+
+        def patient(self, records, nbytes, wait, deadline):
+            wait = 300 if wait and self._id == "p0" else wait
+            return fetch(self, records, nbytes, wait, deadline)
+
+        monkeypatch.setattr(SimulationReader, "fetch", patient)
+        bench, token, begin, pages = reading
+        for _ in range(2):
+            call = begin(token)
+            call.join(1)
+            news = bench.fill_partition("p1", 1)
+            call.join(60)
+            assert [ids(page) for page in pages] == [news]
+            token = pages.pop().continuation_token

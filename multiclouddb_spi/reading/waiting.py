@@ -1,0 +1,81 @@
+"""How long one call waits, and for what."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Final
+
+from multiclouddb_spi.deadline import Deadline
+
+__all__ = ["HEAD_SECONDS", "Waiting"]
+
+HEAD_SECONDS: Final = 2.0
+"""So long a partition may keep others waiting; one that takes longer is read beside them."""
+_LINGER_SECONDS: Final = 0.002
+_MOST_WAIT_SECONDS: Final = 1.0
+_RETURN_SECONDS: Final = 1.0
+_FIRST_PAUSE_SECONDS: Final = 0.02
+_MOST_PAUSE_SECONDS: Final = 0.5
+
+
+class Waiting:
+    """The times of one call, on the monotonic clock.
+
+    Args:
+        deadline: When the call has to be over.
+        wait: Seconds to wait for a first record.
+
+    Attributes:
+        began: When the call began.
+        last_ask: After this moment no fetch that waits for news begins: it has to be back before the
+            deadline, because no news is no failure.
+        until: How long the call waits for a first record.
+        head_until: How long the head of the queue is waited for.
+        rounds: How often all partitions were asked again.
+    """
+
+    def __init__(self, deadline: Deadline, wait: float) -> None:
+        self.began = now = time.monotonic()
+        self._deadline = deadline
+        self.last_ask = deadline.at - min(_RETURN_SECONDS, (deadline.at - now) / 4)
+        self.until = min(self.last_ask, now + wait)
+        self.head_until = now + min(HEAD_SECONDS, (deadline.at - now) / 2)
+        self.rounds = 0
+        self._round_began, self._pause = now, _FIRST_PAUSE_SECONDS
+        self._lingering: float | None = None
+
+    def of_fetch(self) -> float:
+        """How long a read may block for news: not in the first round, which only looks around."""
+        return max(0.0, min(_MOST_WAIT_SECONDS, self.until - time.monotonic())) if self.rounds else 0.0
+
+    def for_head(self) -> float:
+        """How long the head of the queue is still waited for."""
+        return self.head_until - time.monotonic()
+
+    def for_answer(self, *, more_to_ask: bool) -> float:
+        """With nothing in hand: how long the next answer is waited for."""
+        now = time.monotonic()
+        return min(self.end() - now, HEAD_SECONDS if more_to_ask or now < self.until else math.inf)
+
+    def for_more(self) -> float:
+        """With something in hand: a moment for answers that are nearly here, once in a call."""
+        if self._lingering is None:
+            self._lingering = time.monotonic() + _LINGER_SECONDS
+        return self._lingering - time.monotonic()
+
+    def end(self) -> float:
+        """When a call with nothing in hand ends: it has waited, or its time is over."""
+        return min(self._deadline.at, self.until + HEAD_SECONDS) if self.rounds else self._deadline.at
+
+    def before_round(self) -> float:
+        """How long to pause before all partitions are asked again: longer each time."""
+        now = time.monotonic()
+        pause = min(self._pause - (now - self._round_began), self.until - now)
+        self._pause = min(_MOST_PAUSE_SECONDS, 1.5 * self._pause)
+        return max(0.0, pause)
+
+    def begin_round(self) -> None:
+        """All partitions are asked again now."""
+        self.rounds += 1
+        self._round_began = time.monotonic()
