@@ -118,9 +118,7 @@ class Poll(Generic[T]):
         self._turns.ask(turn.partition_id for turn in turns)
         while not (self._result.full() or all(turn.partition_id in self._turns.served for turn in turns)):
             self._launch()
-            turn = (
-                self._fetches.land(self._waiting.for_head()) if self._turns.asked else None
-            )
+            turn = self._fetches.land(self._waiting.for_head()) if self._turns.asked else None
             if turn is None:
                 return
             self._answer(turn)
