@@ -43,7 +43,8 @@ class TestBeginning:
         with feed(horizon_is_told=told) as items:
             items.fill(3)
             items.server.advance(DAY + MINUTE)
-            items.server.troubles.act(lambda: items.server.advance(5 * MINUTE), 1)
+            late = items.open_partitions()[0]
+            items.server.troubles.act(lambda: items.server.advance(5 * MINUTE), token=late, after_rows=None)
             items.fill(4, start=3)
             assert sorted(numbers(items.drain(Beginning()))) == [3, 4, 5, 6]
 
