@@ -63,19 +63,21 @@ class SpannerFeed(Feed):
         A partition that is asked for alone and begins later starts with itself.
         """
         now = self._now(deadline)
-        match position:
-            case Now():
-                # This moment is behind every change that was acknowledged; what comes is later.
-                at, place = now, Place.at(now, now + 1)
-            case AtTime(utc):
-                wanted = micros(utc)
-                at = min(now, wanted)
-                place = Place.at(at, wanted)
-            case Beginning():
-                at = self._source.earliest(now, deadline, self._hold)
-                place = Place(Place.at(at).cut, horizon=True)
+        at, names = now, None
         try:
-            names = self._source.partitions(at, deadline, self._hold)
+            match position:
+                case Now():
+                    # This moment is behind every change that was acknowledged; what comes is later.
+                    place = Place.at(now, now + 1)
+                case AtTime(utc):
+                    wanted = micros(utc)
+                    at = min(now, wanted)
+                    place = Place.at(at, wanted)
+                case Beginning():
+                    at, names = self._source.oldest(now, deadline, self._hold)
+                    place = Place(Place.at(at).cut, horizon=True)
+            if names is None:
+                names = self._source.partitions(at, deadline, self._hold)
         except Exception as error:
             raise self._refused(error, at, deadline) or error from error
         seeds = [Seed(name, (), cursor_of(place)) for name in names if partition_id in (None, name)]

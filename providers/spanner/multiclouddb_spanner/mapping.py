@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import repeat
@@ -114,8 +115,14 @@ def place_behind(begin: Place, changes: Sequence[Change], count: int) -> Place:
         record, last = changes[index]
         mark = (record.sequence, last + 1)
         behind[record.transaction] = max(mark, behind.get(record.transaction, mark))
-        index -= last + 1  # what lies between is of the same record
+        index = _first_of(changes, index) - 1
     return Place(Cut(at, {**delivered, **behind}))
+
+
+def _first_of(changes: Sequence[Change], index: int) -> int:
+    """The first change here of a change's record, of which some may have been delivered before."""
+    record, nth = changes[index]
+    return bisect_left(changes, True, max(0, index - nth), index, key=lambda each: each.record is record)
 
 
 # -- Rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from multiclouddb_spanner.errors import is_past
 from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.position import Place, cursor_of
 from multiclouddb_spanner.records import Children
@@ -48,8 +49,13 @@ def seeds_of_missed(
 
 
 def _parents(source: Source, name: str, begin: int, deadline: Deadline, hold: Hold) -> tuple[str, ...]:
-    """The parents of a partition: those that ended where it began say it."""
-    before = source.partitions(begin - 1, deadline, hold)
+    """The parents of a partition: those that ended where it began say it, unless that is out of retention."""
+    try:
+        before = source.partitions(begin - 1, deadline, hold)
+    except Exception as error:
+        if not is_past(error):
+            raise
+        return ()
     after = set(source.partitions(begin, deadline, hold))
     for candidate in before:
         if candidate in after:
@@ -75,10 +81,9 @@ def oldest_left(source: Source, names: Sequence[str], now: int, deadline: Deadli
         deadline: When it has to be over.
         hold: Who asks.
     """
-    earliest = source.earliest(now, deadline, hold)
-    # It moves on while the answer is read.
-    start = cursor_of(Place(Place.at(earliest).cut, horizon=True))
-    alive = source.partitions(earliest, deadline, hold)
+    earliest, alive = source.oldest(now, deadline, hold)
+    # What falls out of retention behind this is a gap again, which is told.
+    start = cursor_of(Place.at(earliest))
     seeds = {name: Seed(name, (), start) for name in names if name in alive}
     gone = False
     for name in names:

@@ -41,7 +41,9 @@ CAPABILITIES: Final = CapabilitySet(
             "value_capture_type NEW_ROW or NEW_ROW_AND_OLD_VALUES",
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
-            _NATIVE, "the oldest change that the stream's retention_period keeps, a day by default"
+            _NATIVE,
+            "the oldest change that the stream's retention_period keeps, a day by default; of a stream that "
+            "is older, from a minute later on: what it keeps moves on while first reads are made",
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(_NATIVE, "exact, to the microsecond"),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(

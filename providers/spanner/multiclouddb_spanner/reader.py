@@ -38,9 +38,10 @@ _SPAN: Final = 3600 * _SECOND
 _LEAST_SPAN: Final = _SECOND
 _MOST_SPAN: Final = 24 * 3600 * _SECOND
 _FEW: Final = 256
-# A start at `Beginning` has to get to each partition in that time: what is lost meanwhile is not missed.
-_START: Final = 3600 * _SECOND
-_HORIZONS: Final = 3
+# A start at `Beginning` has to get to each partition so long behind its margin: what is lost meanwhile is not
+# missed. It goes on so far behind the edge of retention, which moves on until the next query: each time more.
+_START: Final = 600 * _SECOND
+_MARGINS: Final = (_SECOND, 10 * _SECOND, 60 * _SECOND)
 _SPARE_SECONDS: Final = 0.25
 # Small pages of one partition would ask all the others for each: an idle one rests ten times as long.
 _LEAST_PAUSE: Final = 0.05
@@ -195,8 +196,8 @@ class SpannerReader(Reader):
         self, taken: list[Change], max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> tuple[int, bool | None]:
         """Take what there is; returns its size, and whether there is nothing behind it."""
-        nbytes, horizons = 0, 0
-        begin = self._place
+        nbytes, margins = 0, iter(_MARGINS)
+        begin = start = self._place
         while True:
             window = self._window or self._open_window(wait, deadline)
             nbytes += self._take(taken, begin, max_records, max_bytes - nbytes, deadline)
@@ -207,27 +208,29 @@ class SpannerReader(Reader):
             try:
                 items = window.next()
             except Exception as error:
-                horizons += 1
-                if horizons > _HORIZONS or not self._moved_horizon(error):
+                oldest = self._moved_horizon(error, start, deadline)
+                margin = next(margins, None)
+                if oldest is None or margin is None:
                     raise
-                begin = self._place
+                self._end_window()
+                begin = self._place = Place(Cut(oldest + margin), horizon=True)
                 continue
             self._hold.check()
             if items is None:
                 return nbytes, self._finish(window, taken)
             self._items.extend(items)
 
-    def _moved_horizon(self, error: Exception) -> bool:
-        """Go on at the oldest change by now, when that of the start has fallen out of retention since."""
-        told = earliest_of(error) if self._place.horizon and is_past(error) else None
+    def _moved_horizon(self, error: Exception, start: Place, deadline: Deadline) -> int | None:
+        """The oldest change by now, when that of a start has fallen out of retention since."""
+        if not (self._place.horizon and is_past(error)):
+            return None
+        told = earliest_of(error)
         if told is None:
-            return False
-        earliest = micros_of(told, up=True)
-        if not self._place.cut.at < earliest <= self._place.cut.at + _START:
-            return False
-        self._end_window()
-        self._place = Place(Cut(earliest), horizon=True)
-        return True
+            source, hold = self._source, self._hold
+            oldest = source.earliest(source.calls.now(deadline, hold), deadline, hold)
+        else:
+            oldest = micros_of(told, up=True)
+        return oldest if start.cut.at < oldest <= start.cut.at + _START else None
 
     def _take(
         self, taken: list[Change], begin: Place, max_records: int, max_bytes: int, deadline: Deadline

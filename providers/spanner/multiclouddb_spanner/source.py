@@ -27,6 +27,9 @@ __all__ = ["Slots", "Source"]
 _SECOND = 1_000_000
 # What the oldest moment may differ from now less the retention, when it is that which bounds it.
 _SLACK = 60 * _SECOND
+# How far a start at the oldest change keeps from the edge of retention, which moves on while partitions are
+# read for the first time: a thousand of them, 32 at a time, a second each. More where that is not enough.
+_MARGINS = (60 * _SECOND, 120 * _SECOND, 240 * _SECOND)
 
 
 class Slots:
@@ -104,6 +107,30 @@ class Source:
             told = earliest_of(error)
             return self._search(bound, now, deadline, hold) if told is None else micros_of(told, up=True)
         return bound
+
+    def oldest(self, now: int, deadline: Deadline, hold: Hold) -> tuple[int, list[str]]:
+        """The oldest moment that a start can read every partition at, and the partitions alive then.
+
+        Where retention bounds what can be read, that is a margin later: the bound moves on meanwhile. Where
+        the stream's creation does, it stands still, and nothing is left out.
+
+        Args:
+            now: The service's time.
+            deadline: When it has to be over.
+            hold: Who asks.
+        """
+        bound = now - self.found.retention * _SECOND
+        at = max(self.earliest(now, deadline, hold), bound + _MARGINS[0])
+        for margin in _MARGINS:
+            try:
+                return at, self.partitions(at, deadline, hold)
+            except Exception as error:
+                if not is_past(error):
+                    raise
+                # It has moved all the same: the retention was made shorter, or this took long.
+                told = earliest_of(error)
+                at = (at if told is None else micros_of(told, up=True)) + margin
+        return at, self.partitions(at, deadline, hold)
 
     def _search(self, before: int, behind: int, deadline: Deadline, hold: Hold) -> int:
         """The same where the service does not say it: by halves, to the microsecond."""
