@@ -1,21 +1,21 @@
-"""One call's reading: from the partitions of a lineage until the page is full or all have answered.
+"""One call's reading: it asks the partitions of a lineage until the page is full or all have answered.
 
-Fetches run on the pool; everything here happens in the caller's thread. The stage of each partition is in
-`turns.py`; this is what moves the partitions from stage to stage, and the numbers stand where it is done:
+Fetches run on the pool; everything here happens in the caller's thread. `turns.py` has the stage of each
+partition. This module moves the partitions from stage to stage, and the numbers mark where it does so:
 
- 1. Partitions are asked in the order of the lineage, several at once; what an earlier call has fetched and
-    not handed out is used first. So no partition starves: the token keeps the order.
- 2. Answers are taken as they come. Records are mapped, cut at the page's bound, and the cursor moves only
-    past what is handed out: what a page does not hold, its token does not skip.
+ 1. It asks partitions in the order of the lineage, several at once. First it uses what an earlier call has
+    fetched and not handed out. So no partition starves: the token keeps the order.
+ 2. It takes answers as they come. Records are mapped and cut at the page's bound. The cursor moves only past
+    what is handed out: a token does not skip what its page does not hold.
  3. A partition that ended is retired once its last record is handed out; its children are asked in the same
     call.
  4. With something in hand the poll ends as soon as no further answer is there, but not before the head of
-    the queue has had its turn, for which a place on the page is kept: so no slow partition starves. One that
-    is slower than `HEAD_SECONDS` has had its turn.
- 5. With nothing in hand it continues until every partition has answered that it has nothing, and then for as
+    the queue has had its turn. A place on the page is kept for the head, so no slow partition starves. A head
+    that is slower than `HEAD_SECONDS` has had its turn.
+ 5. With nothing in hand it continues until every partition has answered that it has nothing. Then it waits as
     long as the caller wants to wait, unless it has a notice to report.
- 6. After a notice nothing more of its partition is handed out, nor of those that are read because of it:
-    that is for a later call.
+ 6. After a notice it hands out nothing more of that partition, nor of those that are read because of it: a
+    later call does.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Poll(Generic[T]):
     Args:
         context: What all calls share.
         feed: The opened feed.
-        lineage: Moved on in place.
+        lineage: Changed in place.
         limit: Bound on records handed out.
-        view: Makes of a batch's records `[i, j)` what the caller wants.
+        view: Makes what the caller wants from a batch's records `[i, j)`.
         deadline: When the call has to be over.
         wait: Seconds to wait for a first record.
         on_expired: What to do about a position older than retention.
-        single: True to report the end of a partition instead of going on with its children.
+        single: True to report the end of a partition instead of continuing with its children.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Poll(Generic[T]):
         )
         self._result = self._answers.result
         self._began = now = time.monotonic()
-        # A fetch that waits for news has to be back before the deadline: that there are none is no failure.
+        # A fetch that waits for news has to return before the deadline: having none is no failure.
         self._last_ask = deadline.at - min(_RETURN_SECONDS, (deadline.at - now) / 4)
         self._wait_until = min(self._last_ask, now + wait)
         active = lineage.active()
@@ -98,10 +98,10 @@ class Poll(Generic[T]):
         self._round_began, self._pause, self._rounds = now, _FIRST_PAUSE_SECONDS, 0
 
     def run(self) -> PollResult[T]:
-        """Do it.
+        """Read one page.
 
         Raises:
-            Exception: What the provider raised for a call that is about no single partition.
+            Exception: What the provider raised for a call that does not concern a single partition.
         """
         result, turns = self._result, self._turns
         first = [turn for turn in turns if turn.failed_last]
@@ -126,7 +126,7 @@ class Poll(Generic[T]):
     # -- Rounds
 
     def _read_alone(self, turns: list[Turn]) -> None:
-        """Ask first what ended the last call, so that nothing puts off what stops it; but not for ever."""
+        """Ask first the partitions that ended the last call, so that nothing delays their error for long."""
         self._turns.ask(turn.partition_id for turn in turns)
         while not (self._result.full() or all(turn.partition_id in self._turns.served for turn in turns)):
             self._launch()
@@ -136,7 +136,7 @@ class Poll(Generic[T]):
             self._answer(turn)
 
     def _read(self, partition_ids: Iterable[str]) -> None:
-        """Ask these, and what starts on the way, until there is reason to end."""
+        """Ask these, and the partitions that start meanwhile, until there is a reason to end."""
         turns = self._turns
         turns.ask(partition_ids)
         while not self._result.full():
@@ -148,12 +148,12 @@ class Poll(Generic[T]):
                 return
 
     def _follow(self) -> None:
-        """Before a page stays empty: read the children of partitions that have ended in this call."""
+        """Before a page stays empty, read the children of partitions that have ended in this call."""
         while not self._result.in_hand() and not self._result.full() and self._answers.has_ended():
             self._read(self._answers.discover())
 
     def _wait(self) -> None:
-        """5. Every partition has answered: wait for news as long as the caller wants to."""
+        """5. Every partition has answered: wait for news as long as the caller wants."""
         while (
             not (self._result.full() or self._result.in_hand())
             and (now := time.monotonic()) < self._wait_until
@@ -195,7 +195,7 @@ class Poll(Generic[T]):
             fetches.launch(turn, reader, wait)
 
     def _fetch_wait(self) -> float:
-        """How long a read may block: not in the first round, which only looks around."""
+        """How long a read may block; not at all in the first round, which only asks what is there."""
         if self._rounds == 0 or self._result.count or len(self._lineage) > self._context.width:
             return 0.0
         return max(0.0, min(_MOST_WAIT_SECONDS, self._wait_until - time.monotonic()))
@@ -203,7 +203,7 @@ class Poll(Generic[T]):
     # -- 4. Wait for answers
 
     def _patience(self) -> float:
-        """How long the next answer is waited for."""
+        """How long to wait for the next answer."""
         now = time.monotonic()
         if self._head is not None and (self._result.count or self._turns.held):
             return self._head_until - now
@@ -214,7 +214,7 @@ class Poll(Generic[T]):
         return self._lingering - now
 
     def _go_on(self) -> bool:
-        """No answer came in time: True when there is something to do all the same."""
+        """No answer came in time: True when there is still something to do."""
         now = time.monotonic()
         more = bool(self._turns.held) or (not self._result.count and now < self._end())
         if self._head is not None and (now >= self._head_until or not self._turns.asked):
@@ -222,11 +222,11 @@ class Poll(Generic[T]):
         return more
 
     def _end(self) -> float:
-        """When a call with nothing in hand ends: it has waited, or its time is over."""
+        """When a call with nothing in hand ends: after the caller's wait, or at the deadline."""
         return min(self._deadline.at, self._wait_until + HEAD_SECONDS) if self._rounds else self._deadline.at
 
     def _sleep_until_paced(self) -> bool:
-        """With nothing else to do: wait for the partition that may be asked next."""
+        """With nothing else to do, wait for the partition that may be asked next."""
         paced = self._turns.paced
         if self._result.in_hand() or not paced:
             return False
@@ -246,7 +246,7 @@ class Poll(Generic[T]):
         self._served(turn)
 
     def _served(self, turn: Turn) -> None:
-        """The head of the queue is not waited for any more: others have its place on the page."""
+        """Stop waiting for the head of the queue: others get its place on the page."""
         if turn is self._head:
             self._head = None
             self._fetches.ask_held()
@@ -266,7 +266,7 @@ class Poll(Generic[T]):
         except Exception as error:  # noqa: BLE001 - classified by the provider
             reader.discard()
             if reader.asked_at < self._began:
-                self._turns.ask([turn.partition_id])  # an earlier call's failure: it may work by now
+                self._turns.ask([turn.partition_id])  # an earlier call's failure: it may work now
                 return
             self._has_had_turn(turn)
             self._turns.ask(self._answers.failed(turn, error))
@@ -304,7 +304,7 @@ class Poll(Generic[T]):
             self._turns.hold(turn)
 
     def _used_up(self, turn: Turn, reader: PartitionReader, batch: Batch) -> None:
-        """3. A partition that ended is retired now, and not before."""
+        """3. Retire a partition that ended now, and not before."""
         fresh = reader.asked_at >= self._began
         reader.used_up()
         started = self._answers.finish(turn, batch)
@@ -328,7 +328,7 @@ class Poll(Generic[T]):
         late = self._fetches.park()
         if not (result.count or result.stopped()):
             result.idle = self._lineage.is_quiet(turns.quiet())
-        for name, trouble in late.items():  # that a service throttles says more than that it was late
+        for name, trouble in late.items():  # throttling by the service explains more than a late answer
             turn = turns.of(name)
             turns.fail(turn, trouble or turn.error or ProviderFault(late_fault()))
         self._lineage.rotate([*turns.served, *late])

@@ -151,7 +151,7 @@ class TestDefaults:
 
     def test_where_the_order_is_unknown_it_is_not_guessed(self):
         with pytest.raises(
-            ProviderFault, match=r"Vague does not tell where c starts.*write `join`"
+            ProviderFault, match=r"Vague does not say where c starts.*implement `join`"
         ) as caught:
             self.ask(World().feed, [3, 5])
         assert not caught.value.fault.retryable
