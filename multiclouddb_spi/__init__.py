@@ -1,4 +1,4 @@
-"""The service provider interface: the contract a provider implements, and the engine behind it."""
+"""The service provider interface: the contract that a provider implements, and the engine that uses it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def _json(value: Any) -> str | None:
 
 
 def events_to_arrow(events: Sequence[ChangeEvent]) -> pa.RecordBatch:
-    """Build a batch from events, where the provider has no columnar path of its own."""
+    """Build a batch from events, for a provider without a columnar path of its own."""
     columns: list[list[Any]] = [
         [event.event_id for event in events],
         [event.type.value for event in events],

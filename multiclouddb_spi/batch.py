@@ -1,4 +1,4 @@
-"""What one read of a partition brings: raw records, how they are mapped, and what comes behind them."""
+"""What one read of a partition returns: raw records, how they are mapped, and what follows them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ __all__ = [
 
 @attrs.frozen
 class Child:
-    """A partition that goes on where a drained one ended.
+    """A partition that continues where a drained one ended.
 
     Attributes:
         partition_id: The child.
         parents: *All* its parents, the one that names it included. Each of them names the child
-            when it is drained; the engine starts it when the last one has.
-        cursor: Where the child starts as far as this parent knows.
+            when it is drained; the engine starts the child when the last parent has named it.
+        cursor: Where the child starts, as far as this parent knows.
     """
 
     partition_id: str
@@ -48,12 +48,12 @@ class Child:
 
 @attrs.frozen
 class Continue:
-    """There may be more behind this batch."""
+    """There may be more after this batch."""
 
 
 @attrs.frozen
 class Reached:
-    """The `until` that the reader was opened with is reached; nothing more comes from it."""
+    """The reader has reached the `until` that it was opened with; it returns nothing more."""
 
 
 @attrs.frozen
@@ -62,12 +62,13 @@ class Drained:
 
     Attributes:
         children: The ones that are known so far, at least one: without any it is `Awaiting` or `Ended`. They
-            start at once. Reading again at the final cursor must say at least the same.
+            start at once. Reading again at the final cursor must name at least these.
         complete: True when the service proves that there are no others. With False the engine keeps the
             partition in the token and asks `Feed.discover` for more of them, for ten minutes of running
             time by default (`ClientConfig.child_watch_seconds`).
-        instead: True when the partition is gone and nobody can name its children any more: these are all that
-            may have come of it. They are of use where no child is known, and where no audit would find one.
+        instead: True when the partition is gone and nobody can name its children any more. Then `children`
+            are all partitions that may descend from it. They are used where no child is known, and where no
+            audit would find one.
     """
 
     children: tuple[Child, ...]
@@ -85,19 +86,19 @@ class Ended:
     """The partition has ended and nothing follows it.
 
     Attributes:
-        notice: What to tell the application; None where nobody needs to know, as at the end of a part of a
-            scan.
+        notice: What the application should know; None where nobody needs to know, as at the end of a part of
+            a scan.
     """
 
     notice: Notice | None
 
 
 Outcome: TypeAlias = Continue | Reached | Drained | Awaiting | Ended
-"""How a batch leaves its partition; it applies behind the batch's last record."""
+"""The state of a partition after the batch's last record."""
 
 
 def goes_on(outcome: Outcome) -> bool:
-    """Whether the reader may give more behind this."""
+    """Whether the reader may return more after this."""
     match outcome:
         case Continue():
             return True
@@ -108,7 +109,7 @@ def goes_on(outcome: Outcome) -> bool:
 
 
 def children_of(outcome: Outcome) -> tuple[Child, ...]:
-    """The children that it names."""
+    """The children that `outcome` names."""
     match outcome:
         case Drained(children):
             return children
@@ -119,15 +120,17 @@ def children_of(outcome: Outcome) -> tuple[Child, ...]:
 
 
 class Mapper(ABC):
-    """Makes of raw records what is handed out; one for all batches of a reader. Every method is pure."""
+    """Maps raw records to what is handed out; one for all batches of a reader. Every method is pure."""
 
     @abstractmethod
     def cursor_behind(self, records: Any, count: int) -> Cursor:
-        """The position behind some records; inside a transaction it names what has been delivered of it.
+        """The position after the first `count` records.
+
+        Inside a transaction, it names the part of the transaction that was delivered.
 
         Args:
             records: The batch's.
-            count: Behind the first so many; at least one, and not all of them.
+            count: How many records lie before it; at least one, and not all of them.
         """
 
     @abstractmethod
@@ -137,7 +140,7 @@ class Mapper(ABC):
         Args:
             records: The batch's.
             start: The first one to map.
-            stop: Behind the last one.
+            stop: The index after the last one.
 
         Raises:
             RecordFault: A record cannot be decoded; its index is in `[start, stop)`.
@@ -149,7 +152,7 @@ class Mapper(ABC):
         Args:
             records: The batch's.
             start: The first one to map.
-            stop: Behind the last one.
+            stop: The index after the last one.
 
         Returns:
             None where the provider has no columnar path: the engine builds it from `events`.
@@ -166,17 +169,17 @@ class Batch:
     Attributes:
         records: The records; one gives exactly one event.
         mapper: Maps them.
-        begin: The position in front of them: where the read began.
-        end: The position behind them, and behind whatever was scanned after them, so that an idle or
-            filtered partition moves. It never lies before where the reader was opened, also where a service
-            delivers earlier records again.
-        outcome: What comes behind the last record.
-        nbytes: Memory that the raw records hold, as near as is cheap to know.
-        caught_up: True when the service said that there is nothing behind this batch at present,
+        begin: The position before them: where the read began.
+        end: The position after them, and after everything that was scanned after them, so that the position
+            also moves in an idle or filtered partition. It never lies before the position where the reader
+            was opened, also where a service delivers earlier records again.
+        outcome: What comes after the last record.
+        nbytes: Memory that the raw records hold, as exactly as is cheap to know.
+        caught_up: True when the service said that there is nothing after this batch at present,
             False when there is or may be more to read at once (also after an empty batch: a filter
-            is scanning), None when the service cannot tell (an empty batch then counts as "nothing").
+            is scanning), None when the service does not say (an empty batch then counts as "nothing").
             On a partition's last batch it says nothing.
-        watermark: No record behind this batch is older; None when unknown. Never later than the
+        watermark: No record after this batch is older; None when unknown. Never later than the
             commit time of a record that can still become visible.
         poll_after: Seconds before it makes sense to ask this partition again; 0 = at once.
         notices: Facts that are no change. They stand after the batch's last record and before the next batch.
@@ -184,7 +187,7 @@ class Batch:
             more may follow, `caught_up` is False. The page that uses up the batch has its notices, and no
             later record of this partition. `end` lies after the notices. Every other cursor of the batch, and
             the `skip_cursor` of a record in it, lies before them: a read from there gives them again.
-        headroom: Seconds until the position behind this batch falls out of retention, or None.
+        headroom: Seconds until the position after this batch falls out of retention, or None.
         charge: What the service charged for it in its own unit, or None.
         requests: Calls to the service that it took.
     """
@@ -208,7 +211,7 @@ class Batch:
         return len(self.records)
 
     def cursor_after(self, count: int) -> Cursor:
-        """The position behind the first `count` records: `end` behind all of them."""
+        """The position after the first `count` records; after all of them it is `end`."""
         if count == len(self.records):
             return self.end
         return self.mapper.cursor_behind(self.records, count) if count else self.begin

@@ -1,4 +1,4 @@
-"""The cyclic garbage collector, kept from running while records are parsed and mapped."""
+"""Pauses the cyclic garbage collector while records are parsed and mapped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 __all__ = ["collector_paused"]
 
 _pausing: Final = threading.RLock()
-# A child is not to inherit a pause of a thread that it does not have.
+# A child process must not inherit the pause of a thread that it does not have.
 os.register_at_fork(
     before=_pausing.acquire, after_in_parent=_pausing.release, after_in_child=_pausing.release
 )
@@ -22,11 +22,11 @@ os.register_at_fork(
 def collector_paused() -> Iterator[None]:
     """Keep the cyclic garbage collector from running inside; meant for milliseconds.
 
-    Mapping makes some ten containers an event and no cycle. The collector would look through them again and
-    again while they are made: a quarter of the time that reading takes.
+    Mapping makes about ten containers per event and no cycle. The collector would scan them again and again
+    while they are made, which costs a quarter of the time of reading.
 
-    One thread at a time pauses it; others run inside as if it were not there. So the collector has its turn
-    whenever that thread leaves, however many come after one another.
+    One thread at a time pauses it; other threads run inside without any effect on it. So the collector can
+    run whenever that thread leaves, however many threads follow one another.
     """
     if not gc.isenabled() or not _pausing.acquire(blocking=False):
         yield

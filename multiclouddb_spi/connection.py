@@ -1,4 +1,4 @@
-"""The checks of a client's `connection` that every provider makes: names, and a URL of our own form."""
+"""Checks of a client's `connection` that all providers share: option names, and a URL in our own form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @attrs.frozen
 class Location:
-    """What a URL says; each part is the provider's to take or to refuse.
+    """What a URL says; the provider accepts or refuses each part.
 
     Attributes:
         host: After the `//`, the port included; empty when there is none.
@@ -39,7 +39,7 @@ def check_names(connection: Mapping[str, Any], known: Sequence[str]) -> None:
         known: The options that there are.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that names a near one.
+        MulticloudDbError: `INVALID_REQUEST` that names a similar one.
     """
     for name in connection:
         if name not in known:
@@ -47,7 +47,7 @@ def check_names(connection: Mapping[str, Any], known: Sequence[str]) -> None:
 
 
 def checked_native(native_client: object, kind: type[T], way_out: str) -> T:
-    """The application's own client, if it is one of this vendor's.
+    """The application's own client, if it is of this vendor's class.
 
     Args:
         native_client: What the application passed.
@@ -65,18 +65,18 @@ def checked_native(native_client: object, kind: type[T], way_out: str) -> T:
 def parse_location(
     url: object, scheme: str, *, options: Sequence[str], form: str, credentials: str
 ) -> Location:
-    """Take `scheme://HOST/PATH?name=value` apart; no value of it is quoted but the name of an option.
+    """Take `scheme://HOST/PATH?name=value` apart. Its errors quote only the scheme and names of options.
 
     Args:
         url: What the user wrote.
         scheme: The only one.
         options: The names that may stand after the `?`.
         form: How a URL looks, for messages: `"write dynamo://REGION"`.
-        credentials: Where they come from, since they never stand in a URL.
+        credentials: For messages: where credentials come from, since a URL never holds them.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`: it is no such URL, it may hold a password, or it names an option
-            that nobody reads, or one twice.
+        MulticloudDbError: `INVALID_REQUEST`: it is no such URL, it may hold a password, it names an option
+            that nobody reads, or it names an option twice.
     """
     if not isinstance(url, str):
         raise invalid_request("connection.url", f"must be text, not {type(url).__name__}", form)
@@ -104,7 +104,7 @@ def parse_location(
 
 
 def split_url(url: str) -> SplitResult | None:
-    """The parts of a URL; None when it is none, its port included."""
+    """The parts of a URL; None when the text is no URL or its port is not valid."""
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -114,14 +114,14 @@ def split_url(url: str) -> SplitResult | None:
 
 
 def merged(found: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """What a URL says and the options beside it.
+    """The options of a URL together with the other options.
 
     Args:
-        found: By the URL.
+        found: The options of the URL.
         others: The other options.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`: both say the same thing.
+        MulticloudDbError: `INVALID_REQUEST`: both name the same option.
     """
     for name in found:
         if name in others:

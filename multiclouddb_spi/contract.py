@@ -1,28 +1,29 @@
 """The contract between the engine and a provider: what a provider author implements.
 
-A provider says what its service can do with one partition; the engine does the rest once for all:
-fan-out, lineage, cutting pages, buffers, pacing, retries, tokens. Read `providers/embedded` beside
+A provider says what its service can do with one partition. The engine does the rest for all providers:
+fan-out, lineage, cutting pages, buffers, pacing, retries, tokens. Read `providers/embedded` together with
 this page, then run the conformance suite until it is green.
 
 A *record* is one change and gives one event. Where the service sends several changes as one (a data change
-record of Spanner has many), each of them is a record here: all counts and bounds are of these, and there is a
-position between any two of them, because a page may end there.
+record of Spanner has many), each of them is a record here. All counts and bounds count these records. There
+is a position between any two of them, because a page may end there.
 
 Rules that hold for every method here:
 
-- *What is optional.* A question has a default here: the answer of a service that has nothing of the kind.
-  What only some services can do is a small protocol, `Supports…`: the engine goes another way without it.
-- *Who retries.* The engine. A provider neither retries nor wraps: it lets the vendor's exception out, and
-  `Provider.classify`, which sees the error alone, names it later. It raises `ProviderFault` for what it found
-  out itself, and for an error whose meaning depends on the call (the same code of the service is an expired
-  position in a read and a wrong moment in a start). It catches that one where the call is known, and raises
-  `ProviderFault(Fault(…)) from error`: what `classify` would say counts no more.
+- *What is optional.* A method that asks a question has a default: the answer of a service without that
+  feature. What only some services can do is a small protocol, `Supports…`. Without it the engine uses another
+  way.
+- *Who retries.* The engine. A provider neither retries nor wraps. It does not catch the vendor's exception;
+  `Provider.classify`, which sees only the error, classifies it later. It raises `ProviderFault` for what it
+  found out itself, and for an error whose meaning depends on the call (the same code of the service is an
+  expired position in a read and a wrong moment in a start). It catches such an error where the call is known,
+  and raises `ProviderFault(Fault(…)) from error`: then `classify` is not asked.
 - *Threads.* A `Provider` and a `Feed` are called from several threads at once; one `Reader` from one thread
   at a time, not always the same one, except `cancel`, which any thread may call.
-- *Time.* Every method with a `deadline` returns or raises by then as exactly as the vendor's client allows;
-  the engine stops waiting then, whatever the provider does.
+- *Time.* Every method with a `deadline` returns or raises by then as exactly as the vendor's client allows.
+  The engine stops waiting at the deadline, whatever the provider does.
 - *Ownership.* Arguments are immutable and may be kept. What is returned is not changed afterwards.
-- *After close.* Nothing is called any more but `close` and `cancel`, which do nothing then.
+- *After close.* Only `close` and `cancel` are still called, and then they do nothing.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ class FeedSpec:
 
     Attributes:
         address: The resource.
-        scope: How much of it. `PhysicalPartition` arrives as `EntireCollection`: reading one
-            partition, alone or with its descendants, is the engine's business.
+        scope: How much of it. `PhysicalPartition` arrives as `EntireCollection`: the engine itself
+            limits reading to one partition, alone or with its descendants.
         new_item_state_mode: Whether events need the new document; decides what `open_feed` checks.
         old_item_state_mode: The same for the old document.
         include_native: True when events carry the vendor's own record.
@@ -114,9 +115,9 @@ class FeedIdentity:
     Attributes:
         provider_id: The provider's id.
         address: The resource.
-        incarnation: What the service calls this very resource (stream ARN, container rid,
-            collection UUID), so that one recreated under the same name is told apart; None where
-            the service names nothing, and then its own refusal has to do.
+        incarnation: The service's own id of this resource (stream ARN, container rid, collection
+            UUID). It differs when the resource was recreated under the same name. None where the service
+            has no such id: then only the service itself can refuse a position of the old resource.
     """
 
     provider_id: str
@@ -133,9 +134,9 @@ class Seed:
         parents: Parents that have to be drained first. Ones that are not seeds of the same answer
             count as drained.
         cursor: Where to start. Durable: it must stay valid, and mean the same, in another process
-            years of idle polling later, as far as the service's retention allows.
-        children: For a partition that has ended before the start, so that `cursor` is its end: those of its
-            children that are seeds of the same answer. More of them are looked for, and nothing is read.
+            after years of idle polling, as far as the service's retention allows.
+        children: For a partition that ended before the start, so that `cursor` is its end: those of its
+            children that are seeds of the same answer. The engine looks for more children and reads nothing.
     """
 
     partition_id: str
@@ -157,7 +158,7 @@ class Partition:
 
     Attributes:
         partition_id: The service's own id.
-        parents: Its parents, also ones that are no longer listed; empty where the service does not tell.
+        parents: Its parents, also ones that are no longer listed; empty where the service does not say.
         state: Open or closed.
     """
 
@@ -172,9 +173,9 @@ class Tracked:
 
     Attributes:
         partition_id: The service's own id.
-        cursors: Where it stands; for one that waits, what its parents have said so far.
+        cursors: Its position; for one that waits, the start positions that its parents have given so far.
         parents: The parents that it still waits for; empty unless it waits.
-        drained: True when it is read to its end and only its children are still looked for.
+        drained: True when it was read to its end and the engine only looks for its children.
     """
 
     partition_id: str
@@ -189,7 +190,7 @@ class Head:
 
     Attributes:
         cursor: The position; reading until it includes the record at it.
-        records: How many records lie between, or None where the service cannot tell.
+        records: How many records lie between, or None where the service does not say.
         outcome: `Continue`, or how the partition ends at that position.
     """
 
@@ -204,7 +205,7 @@ class Position:
 
     Attributes:
         text: For a person: `"sequence 4711"`. No content of a document.
-        time: No event behind this position is older; None when the cursor does not tell.
+        time: No event after this position is older; None when the cursor does not say.
     """
 
     text: str
@@ -215,9 +216,10 @@ class Reader(ABC):
     """Reads one partition forward from where it was opened."""
 
     def outlasts(self) -> bool:
-        """Whether a fetch that is late is left to the next call at that position, which waits for it.
+        """Whether a late fetch continues, so that the next call at its position waits for it.
 
-        True for a service whose answer cannot be hurried and would be lost. By default it is cancelled.
+        True for a service that cannot answer faster, so that cancelling loses the answer. By default a late
+        fetch is cancelled.
         """
         return False
 
@@ -227,18 +229,18 @@ class Reader(ABC):
 
         Args:
             max_records: Hard bound on `len(batch)`, at least 1.
-            max_bytes: Wish for `batch.nbytes`; a batch may exceed it by one record, or by more
-                where the service cannot be told a size.
+            max_bytes: Target for `batch.nbytes`; a batch may exceed it by one record, or by more
+                where the service takes no size.
             wait: Seconds that it may block while there is nothing; 0 = answer at once.
             deadline: When it has to be over.
 
         Returns:
             A batch; an empty one when there is nothing. After an outcome other than `Continue` a
-            further call gives an empty batch with the same outcome.
+            further call returns an empty batch with the same outcome.
 
         Raises:
             RecordFault: With index 0, when the first record here cannot even be fetched.
-            Exception: Whatever the vendor raised. The engine closes this reader then and opens
+            Exception: Whatever the vendor raised. The engine then closes this reader and opens
                 another at the last position, so a failed reader need not be usable.
         """
 
@@ -263,41 +265,41 @@ class Feed(ABC):
 
     @final
     def public_id(self, partition_id: str) -> str:
-        """The id that applications see for the service's `partition_id`; call it once a reader."""
+        """The id that applications see for the service's `partition_id`; call it once per reader."""
         return encode_partition_id(
             self.identity.provider_id, self.identity.address, self.identity.incarnation, partition_id
         )
 
     def resumes(self, incarnation: str | None) -> bool:
-        """Whether a token of this `incarnation` goes on in this feed; by default one of its own."""
+        """Whether this feed can resume a token of this `incarnation`; by default only of its own."""
         return incarnation == self.identity.incarnation
 
     def for_one_call(self) -> Feed:
-        """This feed for all tries of one call, which may keep for the next try what one has learned.
+        """This feed for all tries of one call: it may keep what one try has learned for the next try.
 
-        The engine asks it for a start or a listing, again after each failure, and lets go of it when the call
-        is over. What it answers is as of that call. The default keeps nothing: it is the feed itself.
+        The engine asks it for a start or a listing, again after each failure, and drops it when the call
+        is over. Its answers are as of that call. The default is the feed itself and keeps nothing.
         """
         return self
 
     @abstractmethod
     def clock(self, deadline: Deadline) -> datetime | None:
-        """The service's own time, aware, before the `deadline`; None where it does not tell.
+        """The service's own time, with a time zone, before the `deadline`; None where it does not say.
 
-        The engine compares it with `Position.time`: both are by the clock of the events.
+        The engine compares it with `Position.time`: both use the clock of the events.
         """
 
     @abstractmethod
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """Resolve a start into positions that are durable at once.
 
-        `Beginning` gives every partition that still has records, closed ones with their children
-        as further seeds that name their parents; `Now` and `AtTime` every partition alive then
-        (and, for `AtTime`, what follows them).
+        `Beginning` gives every partition that still has records. Closed ones come with their children
+        as further seeds, which name their parents. `Now` and `AtTime` give every partition alive then
+        (and, for `AtTime`, its descendants).
 
         Args:
             position: Where to start. The engine has checked `AtTime` against `clock`.
-            partition_id: Only this partition, or None for all of the scope. One that is closed by
+            partition_id: Only this partition, or None for all of the scope. A partition that is closed by
                 then, but still listed, gets a seed at its end.
             deadline: When it has to be over.
 
@@ -313,8 +315,9 @@ class Feed(ABC):
     def partitions(self, deadline: Deadline) -> list[Partition]:
         """The partitions of the scope, by the `deadline`: the open ones, and closed ones that are listed.
 
-        Of the scope: for one partition key those that may hold it. The parents of one may be left out, and
-        one that is new may come late: what is not listed is not gone for that, `oldest` decides.
+        For the scope of one partition key these are the partitions that may hold it. The parents of a
+        partition may be left out, and a new partition may be listed late. So a partition that is not listed
+        need not be gone: `oldest` decides that.
         """
 
     @abstractmethod
@@ -323,29 +326,29 @@ class Feed(ABC):
 
         Args:
             partition_id: The service's own id.
-            cursor: Read behind this.
-            until: Stop behind this with `Reached`, also where the partition ends there; reading it again
-                gives the same events whatever is split, merged or written later.
+            cursor: Read after this.
+            until: Stop after this with `Reached`, also where the partition ends there. Reading up to it again
+                gives the same events, whatever is split, merged or written later.
 
         Raises:
             InvalidCursor: This provider cannot have made the cursor.
         """
 
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
-        """Ask once for the children of drained partitions that may have more than are known.
+        """Ask once for the children of drained partitions that may have more children than are known.
 
-        The engine asks soon after a partition has ended and then less and less often: at most about once in
-        as many seconds as it has looked so far. A provider bounds what that costs its service: it may leave
-        partitions out of the answer, and then they count as not asked.
+        The engine asks soon after a partition has ended and then less and less often: when it has
+        looked for n seconds, it asks at most about once in the next n seconds. A provider bounds the cost for
+        its service: it may leave partitions out of the answer, and then they count as not asked.
 
         Args:
             awaiting: Partition id → its final cursor; never empty.
             deadline: When it has to be over.
 
         Returns:
-            For each id that was asked `Drained`, `Ended`, or `Awaiting` while no child is known. What an
-            answer has named before may be missing in a later one. An answer counts as a look at the service
-            as of now: it must not come from memory. The default, for a service without children, raises.
+            For each id that was asked `Drained`, `Ended`, or `Awaiting` while no child is known. A child that
+            one answer named may be missing in a later one. An answer must show the service as of now: it must
+            not come from memory. The default, for a service without children, raises.
         """
         raise unwritten(type(self), "discover", f"what follows {', '.join(awaiting)}")
 
@@ -355,37 +358,38 @@ class Feed(ABC):
     ) -> list[Seed] | None:
         """Find open partitions that the token neither holds nor leads to: an audit of a whole collection.
 
-        It answers from what the service gives and from the token, and from nothing that this process
-        remembers: by parents (`missed_by_parents`), by key ranges (a range that no partition of the token
-        overlaps), or by a listing as of a moment that every partition of the token has been read to. The
-        engine calls it after partitions were retired and every ten minutes, at most once a minute.
+        It uses only the service's answers and the token, and nothing that this process remembers. It compares
+        parents (`missed_by_parents`), or key ranges (a range that no partition of the token overlaps), or a
+        listing as of a moment up to which every partition of the token has been read. The engine calls it
+        after partitions were retired and every ten minutes, at most once a minute.
 
         Args:
             tracked: Every partition of the token by its id. What descends from one of them is covered.
-            since: The feed's start: nothing that was committed earlier is wanted. None = no bound is known.
+            since: The feed's start: changes committed earlier are not wanted. None = no bound is known.
             deadline: When it has to be over.
 
         Returns:
-            Where to start what is not covered, parents with their descendants down to the open ones; seeds
-            whose parents are no seeds of the answer start at once. Never a partition that was drained, and
-            none that ended before `since`: it would name children that began before that as well.
-            Empty when everything is covered; None when the service does not allow to tell, now or ever.
+            Seeds for the partitions that are not covered: parents with their descendants, down to the open
+            ones. Seeds whose parents are no seeds of the answer start at once. It never holds a partition
+            that was drained, or one that ended before `since`: that one would also name children that began
+            before `since`. Empty when everything is covered; None when the service gives no means to find
+            out, now or ever.
         """
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """Seconds until `cursor` falls out of retention at the service's time `now`; pure.
 
-        Asked for partitions that wait; None where the cursor does not tell, or nothing behind it can be lost.
+        Asked for partitions that wait. None where the cursor does not say, or nothing after it can be lost.
         """
         return None
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """Where a child starts, from what its seed and its parents said; pure.
+        """Where a child starts, from the cursors that its seed and its parents gave; pure.
 
         Args:
             child_id: The child.
-            cursors: Distinct cursors, at least one; one only is the rule. The default takes the first of
-                them in the order of `compare`, so that nothing is left out, and raises where that gives None.
+            cursors: Distinct cursors, at least one, usually exactly one. The default takes the first of them
+                in the order of `compare`, so that no event is left out. It raises where `compare` gives None.
         """
         for cursor in cursors:
             if all(self.compare(cursor, other) in (-1, 0) for other in cursors if other is not cursor):
@@ -393,39 +397,48 @@ class Feed(ABC):
         raise unwritten(type(self), "join", f"where {child_id} starts")
 
     def without_hints(self, cursor: Cursor) -> Cursor:
-        """`cursor` without what only saves calls: where the rest is equal, one reader serves both. Pure."""
+        """`cursor` without the parts that only save calls; pure.
+
+        One reader serves two cursors whose remaining parts are equal.
+        """
         return cursor
 
     @abstractmethod
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """-1, 0 or 1 as `a` lies before, at or behind `b` in one partition; pure. Equal cursors give 0.
+        """-1, 0 or 1 as `a` lies before, at or after `b` in one partition; pure. Equal cursors give 0.
 
-        None: the cursors do not tell which lies first. It proves nothing, so the engine goes on everywhere as
-        if there was something left: it reads up to a bound and not past it, stays where it is, or raises. It
-        ends, leaves out and skips nothing for a None. A cursor that cannot be its own raises `InvalidCursor`.
+        None: the cursors do not show which lies first. That proves nothing, so the engine always assumes that
+        events are left: it reads up to a bound and not past it, stays where it is, or raises. It never ends,
+        leaves out or skips anything because of a None. A cursor that this provider cannot have made raises
+        `InvalidCursor`.
         """
 
     @abstractmethod
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Where `partition_ids`, whose positions have expired, can be read on; over by the `deadline`.
+        """Where reading of `partition_ids`, whose positions have expired, can resume; over by the `deadline`.
 
-        Also asked for parents of a merged child that have not been discovered, to learn whether they still
-        can be: one that is neither among the seeds nor listed is waited for no more. And for all that are not
-        listed, to learn which of them are gone and what may come of those: that is read behind them.
+        The engine also asks for parents of a merged child that have not been discovered, to learn whether
+        they still can be: it stops waiting for a parent that is neither a seed nor listed. And it asks for
+        all partitions that are not listed, to learn which of them are gone and what may descend from those.
+        It reads these descendants after them.
 
         Returns:
-            A seed for each that can still be read, closed ones and ones that the service does not list
-            included, also when it is empty; and for one that is gone its oldest descendants that can be
-            read, with their parents. Who cannot tell gives all that may be, without what began before the
-            partition ended. Empty when nothing is left.
+            A seed for each partition that can still be read, also for closed ones, for ones that the service
+            does not list, and for empty ones. For a partition that is gone: its oldest descendants that can
+            be read, with their parents. A provider that cannot find them out gives all that may be
+            descendants, without those that began before the partition ended. Empty when nothing is left.
         """
 
     @abstractmethod
     def describe(self, cursor: Cursor) -> Position:
-        """What `cursor` says, as text and time; pure. `InvalidCursor` for one that cannot be its own."""
+        """What `cursor` says, as text and time; pure.
+
+        Raises:
+            InvalidCursor: This provider cannot have made the cursor.
+        """
 
     def close(self) -> None:  # noqa: B027 - most feeds hold nothing
-        """Free what the feed holds; idempotent. Its readers are closed before."""
+        """Free what the feed holds; idempotent. Its readers are closed first."""
 
 
 @runtime_checkable
@@ -438,16 +451,16 @@ class SupportsHeads(Protocol):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """The present end of each partition, or the position `max_records` behind the cursor.
+        """The present end of each partition, or the position `max_records` after the cursor.
 
         Args:
-            cursors: Partition id → where reading stands.
+            cursors: Partition id → the position of its reader.
             max_records: Bound on the records between cursor and head, of each partition; None = no bound.
             deadline: When it has to be over.
 
         Returns:
-            A head for each partition that has a cheap one; the planner reads the others. No head lies
-            behind an end of its partition: reading up to it has to be possible.
+            A head for each partition where it can be found cheaply; the planner reads the others. No head
+            lies after the end of its partition: it must be possible to read up to it.
         """
         ...
 
@@ -463,7 +476,7 @@ class SupportsCommands(Protocol):
     def run_cursor_command(
         self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Any:
-        """Like `run_command`, for one whose reply is a cursor; returns an iterator with `close`."""
+        """Like `run_command`, for a command whose reply is a cursor; returns an iterator with `close`."""
         ...
 
 
@@ -499,4 +512,4 @@ class Provider(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Cancel every reader and free the vendor's client if we made it; idempotent, any thread."""
+        """Cancel every reader, and free the vendor's client if we made it; idempotent, any thread."""

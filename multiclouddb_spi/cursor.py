@@ -11,7 +11,7 @@ __all__ = ["Cursor"]
 Cursor: TypeAlias = JsonValue
 """JSON, made and read by one provider's `mapping` only; opaque to the engine.
 
-Treat it as immutable. Keep it short: it stands in every token, once a partition. It nests at most 8 levels:
-write as text what may nest deeper, a key for example. A token nests at most 16, and none that nests deeper is
-made.
+Treat it as immutable. Keep it short: every token holds one per partition. It nests at most 8 levels: write a
+value that may nest deeper, for example a key, as text. A token nests at most 16 levels, and the engine makes
+none that nests deeper.
 """

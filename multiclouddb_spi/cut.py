@@ -1,12 +1,13 @@
 """Positions inside a commit, for services that name a commit and not the single changes in it.
 
-A page may end in the middle of a commit, and such a service can only be asked for the whole commit again. So
-the position names the commit and what was delivered of it. What the service sends again is left out by that.
+A page may end in the middle of a commit, and such a service can only send the whole commit again. So the
+position names the commit and what was delivered of it. With that, the changes that the service sends a second
+time are left out.
 
-Where the changes of one commit have an order, or several orders side by side, each order has a name and its
-last delivered change a mark: Spanner's transactions of one commit timestamp. Where they have none, each
-delivered change is named: Cosmos DB's changes of one LSN. Changes of other commits are never named, so a
-cursor stays short.
+Where the changes of one commit have one or several orders, each order has a name, and a mark says which
+change of it was delivered last. Spanner's transactions of one commit timestamp are such orders. Where the
+changes have no order, the position names each delivered change: Cosmos DB's changes of one LSN. It never
+names changes of other commits, so a cursor stays short.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Cut", "Mark"]
 
 Mark: TypeAlias = tuple[str | int, ...]
-"""How far an order was delivered. Marks of one order have the same length, and sort as its changes do."""
+"""How far an order was delivered. Marks of one order have the same length and sort like its changes."""
 
 _MOST_POSITION: Final = 2**63 - 1
 _MOST_PARTS: Final = 8
@@ -34,11 +35,11 @@ _MOST_PARTS: Final = 8
 
 @attrs.frozen
 class Cut:
-    """In front of a commit, but behind what was delivered of it.
+    """A position before a commit, but after the part of it that was delivered.
 
     Attributes:
         at: The commit, as a number: everything before it was delivered.
-        delivered: Name → mark. Of the changes at `at`, those up to the mark of their name were delivered.
+        delivered: Name → mark. Of the changes at `at`, each order was delivered up to its mark.
     """
 
     at: int
@@ -58,17 +59,17 @@ class Cut:
         return last is not None and mark <= last
 
     def behind(self, at: int, name: str, mark: Mark = ()) -> Cut:
-        """The position behind a change, when it is the next one that is delivered.
+        """The position after a change that is delivered next.
 
         Args:
             at: Its commit, not before this one.
             name: Its order, or itself.
-            mark: Its place in the order, behind what was delivered of it.
+            mark: Its place in the order, after what was delivered of it.
         """
         return Cut(at, {**(self.delivered if at == self.at else {}), name: mark})
 
     def compare(self, other: Cut) -> int | None:
-        """-1, 0 or 1 as this lies before, at or behind another; None where each has what the other lacks.
+        """-1, 0 or 1 as this lies before, at or after another; None where each has what the other lacks.
 
         Args:
             other: Another position of the same partition.

@@ -1,4 +1,4 @@
-"""The engine: pages out of a provider's partitions."""
+"""The engine: it makes pages from a provider's partitions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _MOST_READERS: Final = 16384
 
 
 class Engine:
-    """Everything behind a client but the service itself; implements `multiclouddb_api.backend.Backend`.
+    """Does everything for a client except the service's part; implements `multiclouddb_api.backend.Backend`.
 
     Args:
         provider: The connected database; closed with the engine.
@@ -66,7 +66,7 @@ class Engine:
         observer: The application's, or None.
         executor: Where blocking calls run; a pool of threads by default.
         attempts: Tries of one call; 1 when the application's own client retries.
-        pause: Waits between tries; for tests that have no time.
+        pause: Waits between tries; tests pass one that does not wait.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Engine:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that are fetched or asked for and not handed out."""
+        """Bytes that were fetched or requested and are not handed out yet."""
         return self._context.budget.used
 
     def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
@@ -191,7 +191,7 @@ class Engine:
     def plan_partitions(
         self, request: ChangeFeedRequest, options: OperationOptions, *, with_descendants: bool = False
     ) -> tuple[tuple[str, str], ...]:
-        """As `MulticloudDbClient.plan_partitions`: one token a partition, from one resolved start."""
+        """As `MulticloudDbClient.plan_partitions`: one token per partition, from one resolved start."""
         if not isinstance(request.scope, EntireCollection):
             raise invalid_request(
                 "ChangeFeedRequest.scope", "must be EntireCollection() to be planned", "leave the scope out"

@@ -1,4 +1,4 @@
-"""What every provider's table of errors has: its rows, and what is said of an error that it does not know."""
+"""The parts of every provider's table of errors: its rows, and the fault of an unknown error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multiclouddb_spi.fault import Fault
 __all__ = ["REPORT", "THROTTLED", "UNAVAILABLE", "Row", "one_line", "row_of_status", "unexpected"]
 
 REPORT: Final = "this should not happen; please report it with the text of this error"
-"""The way out where there is none."""
+"""The way out of an error that the user cannot avoid."""
 
 _RETRYABLE: Final = (ErrorCategory.THROTTLED, ErrorCategory.TRANSIENT_FAILURE)
 _MOST_TEXT: Final = 300
@@ -25,7 +25,7 @@ class Row:
     Attributes:
         category: What kind of failure.
         way_out: What to do, in our words.
-        confidential: True when the service's text may quote a secret: nobody gets to see it then.
+        confidential: True when the service's text may quote a secret: then no error shows it.
         retryable: True when the same call may succeed later; by default as its category says.
     """
 
@@ -44,7 +44,7 @@ class Row:
         retry_after: float | None = None,
         vendor_retried: bool = False,
     ) -> Fault:
-        """The fault of this row: what was said, and the way out.
+        """The fault of this row: the service's text, and the way out.
 
         Args:
             said: What the service or its client said, on one line and without a secret.
@@ -72,9 +72,9 @@ THROTTLED: Final = Row(
 
 
 def row_of_status(status: int) -> Row | None:
-    """What an HTTP status means where no code says it, as behind a proxy that answers for the service.
+    """What an HTTP status means where no code says it, as when a proxy answers for the service.
 
-    None for one that does not say that the same call may succeed later.
+    None for a status that does not say that the same call may succeed later.
     """
     if status == 429:
         return THROTTLED

@@ -1,4 +1,4 @@
-"""Faults become the user's error here, once."""
+"""The one place that makes the user's error from a fault."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CLASSIFIED: Final = "_multiclouddb_fault"
 
 
 def fault_of(provider: Provider, error: Exception) -> Fault:
-    """What a failure means: the provider's own words where it spoke, else its classification."""
+    """What a failure means: the provider's own fault if it raised one, else its classification."""
     if isinstance(error, ProviderFault):
         return error.fault
     if isinstance(error, RecordFault):
@@ -34,12 +34,12 @@ def fault_of(provider: Provider, error: Exception) -> Fault:
         )
     try:
         return classified(provider.classify, error)
-    except Exception:  # noqa: BLE001 - the failure itself is what the user must hear of
+    except Exception:  # noqa: BLE001 - the user must see the failure itself
         return unexpected(error)
 
 
 def classified(classify: Callable[[Exception], Fault], error: Exception) -> Fault:
-    """What a vendor's error means; asked for once, for it stays with the error.
+    """What a vendor's error means; asked for once, because the answer is kept with the error.
 
     Args:
         classify: `Provider.classify`, or what that calls.
@@ -53,7 +53,7 @@ def classified(classify: Callable[[Exception], Fault], error: Exception) -> Faul
 
 
 def cause_of(fault: Fault, error: Exception) -> Exception | None:
-    """What to raise an error from: nothing whose text may quote a secret, for logs print causes too."""
+    """What to raise an error from: never an error that may quote a secret, because logs print causes too."""
     return None if fault.confidential else error
 
 
@@ -96,7 +96,7 @@ def to_error(
 
 @contextmanager
 def user_errors(provider: Provider, operation: str) -> Iterator[None]:
-    """Whatever goes wrong inside leaves as the user's error.
+    """Raises the user's error for whatever goes wrong inside.
 
     Args:
         provider: Says what failures mean.

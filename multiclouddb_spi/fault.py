@@ -1,4 +1,4 @@
-"""What a provider says about a failure; the engine makes the user's error of it."""
+"""What a provider says about a failure; the engine makes the user's error from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
     "unwritten",
 ]
 
-START_AGAIN: Final = "start again, or read with on_expired=SkipToOldest() to go on after the gap"
+START_AGAIN: Final = "start again, or read with on_expired=SkipToOldest() to continue after the gap"
 """The way out of `CHECKPOINT_EXPIRED`."""
 
 
@@ -38,7 +38,7 @@ class Fault:
         retry_after: Seconds that the service asked to wait, or None.
         vendor_retried: True when the vendor's client has already retried this call: the engine
             adds no retry of its own on top.
-        confidential: True when the vendor's text may quote a secret: the user's error is without it.
+        confidential: True when the vendor's text may quote a secret: the user's error does not show it.
     """
 
     category: ErrorCategory
@@ -53,8 +53,8 @@ class Fault:
 class ProviderFault(Exception):  # noqa: N818
     """Raised by a provider for what it found out itself, or for an error whose meaning depends on the call.
 
-    Its fault is taken as it is; `Provider.classify` is not asked. It is raised `from` the vendor's exception
-    where there is one: `ErrorDetail` names that.
+    The engine takes its fault as it is and does not ask `Provider.classify`. Raise it `from` the vendor's
+    exception where there is one: `ErrorDetail` names that.
 
     Args:
         fault: The classified failure.
@@ -96,7 +96,7 @@ class ProviderFault(Exception):  # noqa: N818
 
 
 class InvalidCursor(ValueError):  # noqa: N818
-    """Raised by a provider for a cursor that it can not have made: a damaged or forged token."""
+    """Raised by a provider for a cursor that it cannot have made: a damaged or forged token."""
 
 
 class RecordFault(Exception):  # noqa: N818
@@ -128,7 +128,7 @@ class RecordFault(Exception):  # noqa: N818
 
     @property
     def skip_cursor(self) -> Cursor:
-        """The position behind it."""
+        """The position after it."""
         cursor: Cursor = self.args[3]
         return cursor
 
@@ -143,10 +143,10 @@ class RecordFault(Exception):  # noqa: N818
 
 
 def expired(what: str) -> ProviderFault:
-    """The fault for a position that is older than what is kept.
+    """The fault for a position that is older than retention.
 
     Args:
-        what: What is not there any more, and why.
+        what: What is no longer there, and why.
     """
     return ProviderFault.of(ErrorCategory.CHECKPOINT_EXPIRED, f"{what}; {START_AGAIN}")
 
@@ -162,19 +162,19 @@ def unsupported(what: str, way_out: str) -> ProviderFault:
     """The fault for a thing that this database, or this resource as provisioned, cannot do.
 
     Args:
-        what: What was asked for, and that it is not there.
+        what: What was asked for, and that it is not available.
         way_out: What to do instead.
     """
     return ProviderFault.of(ErrorCategory.UNSUPPORTED_CAPABILITY, f"{what}; {way_out}")
 
 
 def unwritten(made: type, method: str, what: str) -> ProviderFault:
-    """The fault for a default of the contract that does not do for this provider.
+    """The fault for a method whose default in the contract does not suffice for this provider.
 
     Args:
         made: The provider's class.
         method: What it has to override.
-        what: What nobody can tell without.
+        what: What the default cannot know.
     """
-    message = f"{made.__name__} does not tell {what}; its provider has to write `{method}`"
+    message = f"{made.__name__} does not say {what}; its provider has to implement `{method}`"
     return ProviderFault.of(ErrorCategory.PERMANENT_FAILURE, message)

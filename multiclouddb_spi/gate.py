@@ -1,4 +1,4 @@
-"""Refuses what the database cannot do, before it is touched, and says what to do instead."""
+"""Refuses what the database cannot do before calling it, and says what to do instead."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TITLES = {
 def require(
     provider: Provider, capability: Capability, options: ProviderOptions | None, operation: str
 ) -> None:
-    """Let a capability pass that is there, or emulated and asked for.
+    """Accept a capability that is native, or that is emulated and was asked for.
 
     Raises:
         MulticloudDbError: `UNSUPPORTED_CAPABILITY` with the way out.
@@ -65,7 +65,7 @@ def require(
 def require_start(
     provider: Provider, position: FeedStart, options: ProviderOptions | None, operation: str
 ) -> None:
-    """Let a start pass that the provider can do, as `require` does.
+    """Accept a start that the provider can do, as `require` does.
 
     Raises:
         MulticloudDbError: `UNSUPPORTED_CAPABILITY` with the way out.
@@ -75,7 +75,7 @@ def require_start(
 
 
 def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> FeedSpec:
-    """Check a request against the provider, and say what feed it needs.
+    """Check a request against the provider, and return the spec of the feed that it needs.
 
     Raises:
         MulticloudDbError: `UNSUPPORTED_CAPABILITY` or `INVALID_REQUEST`.

@@ -1,4 +1,4 @@
-"""One feed of a provider, as the engine, Spark and the command line work with it."""
+"""One feed of a provider, as the engine, Spark and the command line use it."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ T = TypeVar("T")
 
 
 class Keeper(Protocol):
-    """Keeps opened feeds for others who need the same."""
+    """Keeps opened feeds, so that other callers with the same spec can use them."""
 
     def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
-        """The feed of this spec, to be released; and whether it was opened for this."""
+        """The feed of this spec, to be released, and whether this call opened it."""
         ...
 
     def forget(self, feed: Feed) -> None:
-        """Nobody else gets it from now on."""
+        """Give it to no other caller from now on."""
         ...
 
     def release(self, feed: Feed) -> None:
-        """It is not used here any more."""
+        """End one use of it."""
         ...
 
 
 class OpenFeed:
     """A feed that is opened at the first use, with retries.
 
-    A feed that has been open for long may be of a resource that was recreated since: it is opened anew
-    before it is believed that something is not of its resource.
+    A feed that has been open for long may belong to a resource that was recreated since. So it is opened
+    again before a token or an id is refused as one of another resource.
 
     Args:
         provider: Opens it.
         spec: What to open, as `spec_of` makes it of a request that the provider can serve.
         make: Makes the calls.
-        limit: When they have to be over: the deadline of a caller that names errors itself, or seconds for
-            each call, whose error is then the user's.
-        keeper: Keeps the feed for others; without one it is closed with this.
+        limit: When the calls have to be over. A `Deadline`: the caller makes the user's errors itself.
+            Seconds: the limit of each call, and a call raises the user's error.
+        keeper: Keeps the feed for other callers; without one it is closed with this.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class OpenFeed:
             ask: Gets the deadline; may be called several times.
 
         Raises:
-            MulticloudDbError: By category, where each call has its own time.
-            Exception: Else that of the last try.
+            MulticloudDbError: By category, where `limit` is in seconds.
+            Exception: Otherwise the error of the last try.
         """
         limit = self._limit
         if isinstance(limit, Deadline):
@@ -85,12 +85,12 @@ class OpenFeed:
             return self._make(lambda: ask(deadline), deadline)
 
     def use(self, begin: Callable[[Feed], T], suits: Callable[[Feed], bool] = lambda _: True) -> T:
-        """What `begin` makes of the feed.
+        """What `begin` returns for the feed.
 
-        A feed that was open before and does not suit, or whose resource is not found, is opened anew first.
+        A feed that was open before and does not suit, or whose resource is not found, is opened again first.
 
         Args:
-            begin: Called again with the feed that is opened anew.
+            begin: Called again with a feed that was opened again.
             suits: Whether a feed that was open before is of the right resource.
 
         Raises:
@@ -110,10 +110,10 @@ class OpenFeed:
         return begin(self.feed)
 
     def check_resumes(self, incarnation: str | None, field: str, way_out: str) -> None:
-        """Refuse what is of another incarnation of the resource, as `Feed.resumes` says it.
+        """Refuse what is of another incarnation of the resource, as `Feed.resumes` says.
 
         Args:
-            incarnation: Of which it is.
+            incarnation: The incarnation that it is of.
             field: What the caller calls it, for the error.
             way_out: What to do instead.
 
@@ -140,7 +140,7 @@ class OpenFeed:
         self.close()
 
     def close(self) -> None:
-        """Need the feed no longer; idempotent."""
+        """Give the feed back; idempotent."""
         feed, self._feed = self._feed, None
         if feed is not None:
             self._keeper.release(feed)
@@ -156,7 +156,7 @@ class OpenFeed:
 
 
 def check_resumes(feed: Feed, incarnation: str | None, field: str, way_out: str) -> None:
-    """As `OpenFeed.check_resumes`, by what this feed says."""
+    """As `OpenFeed.check_resumes`, for this feed."""
     if not feed.resumes(incarnation):
         problem = f"is of an earlier {feed.spec.address} that was recreated under the same name"
         raise invalid_request(field, problem, way_out)

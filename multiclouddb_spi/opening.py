@@ -1,4 +1,4 @@
-"""From a request to an opened feed and the state to go on from."""
+"""From a request to an opened feed and the state to continue from."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["Opening"]
 
 
 class Opening:
-    """Checks a request's token and ids in the order that costs least, then opens.
+    """Checks a request's token and ids in the cheapest order, then opens the feed.
 
     Args:
         provider: Whose feed.
@@ -46,10 +46,10 @@ class Opening:
     def open(
         self, request: ChangeFeedRequest, spec: FeedSpec, deadline: Deadline
     ) -> Iterator[Session | Finished]:
-        """Open a feed for the time of a call, and find where to go on.
+        """Open a feed for the time of a call, and find the state to continue from.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a token or partition id of elsewhere.
+            MulticloudDbError: `INVALID_REQUEST` for a token or partition id of another resource.
             Exception: What the provider raised.
         """
         physical = self._physical(request)
@@ -92,7 +92,7 @@ class Opening:
         return decode_partition_id(request.scope.partition_id, self._provider.provider_id, request.address)
 
     def _envelope(self, position: StartPosition, spec: FeedSpec, scope: str, digest: str) -> Envelope | None:
-        """The request's token, checked as far as that goes without the service."""
+        """The request's token, checked as far as is possible without the service."""
         if not isinstance(position, FromContinuationToken):
             return None
         envelope = decode_token(position.token)
@@ -121,8 +121,8 @@ class Opening:
         )
 
 
-_RECREATED: Final = "start anew: what the old one held is gone"
-_SAME_KIND: Final = "pass it to the same kind of request that it came from, or start anew"
+_RECREATED: Final = "start again: what the old one held is gone"
+_SAME_KIND: Final = "pass it to the same kind of request that it came from, or start again"
 
 
 def _foreign(problem: str, way_out: str = _SAME_KIND) -> MulticloudDbError:
@@ -135,5 +135,5 @@ def _other_scope(theirs: str, ours: str) -> MulticloudDbError:
         is_of_all = kind == "descendants"
         what = "with its descendants, not of it alone" if is_of_all else "alone, not with its descendants"
         way_out = f"pass it with PhysicalPartition(…, with_descendants={is_of_all})"
-        return _foreign(f"is of the partition {one} {what}", f"{way_out}, or start anew")
+        return _foreign(f"is of the partition {one} {what}", f"{way_out}, or start again")
     return _foreign(f"was made for the scope {theirs!r}, not {ours!r}")

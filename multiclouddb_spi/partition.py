@@ -1,9 +1,9 @@
-"""Partition ids as applications see them: they know which resource they belong to.
+"""Partition ids as applications see them: each id names the resource that it belongs to.
 
     dynamo:1f3a9c2b.77e01d5c:shardId-00000001541626099285-f35f62ef
     provider:address.incarnation:the service's own id
 
-Address and incarnation are digests: an id says that it belongs elsewhere, and gives nothing away.
+Address and incarnation are digests: a foreign id is recognised, and an id reveals no names.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PartitionId:
 
     Attributes:
         native: The service's own id.
-        incarnation_digest: Which incarnation of the resource it is of.
+        incarnation_digest: Which incarnation of the resource it belongs to.
     """
 
     native: str
@@ -67,10 +67,10 @@ class PartitionId:
 
         Args:
             address: The resource, for the message.
-            incarnation: The one that it is by now.
+            incarnation: The one that it has now.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` when the resource is another one by now.
+            MulticloudDbError: `INVALID_REQUEST` when the resource is another one now.
         """
         if not self.is_of(incarnation):
             raise _foreign(f"is of an earlier {address} that was recreated under the same name")
@@ -81,8 +81,8 @@ def decode_partition_id(public_id: str, provider_id: str, address: ResourceAddre
 
     Args:
         public_id: What an application passed.
-        provider_id: The provider that it has to be of.
-        address: The resource that it has to be of.
+        provider_id: The provider that it must belong to.
+        address: The resource that it must belong to.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` that says what does not match.

@@ -1,4 +1,4 @@
-"""How a provider is found, connected and put behind an engine."""
+"""Finds a provider, connects it and gives it to an engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ProviderPlugin(ABC):
         """Check the configuration and make the provider; as little I/O as possible.
 
         Args:
-            config: `config.connection` is the provider's to understand; unknown names are refused.
+            config: The provider reads `config.connection` and refuses unknown names.
             native_client: The application's own vendor client, or None to make one.
 
         Raises:
@@ -42,12 +42,12 @@ class ProviderPlugin(ABC):
         """What the service can do when provisioned as documented: the same as `Provider.capabilities`."""
 
     def open(self, config: ClientConfig, native_client: object | None, observer: Observer | None) -> Engine:
-        """Connect, and put the engine in front.
+        """Connect, and make the engine that uses the provider.
 
         Args:
             config: Which provider, and how to reach it.
             native_client: The application's own vendor client, or None to make one.
-            observer: Told what happens inside.
+            observer: Notified of what happens inside.
         """
         attempts = ATTEMPTS if native_client is None else 1
         return Engine(_connect(self, config, native_client), config, observer, attempts=attempts)
@@ -62,7 +62,7 @@ def open_provider(config: ClientConfig, native_client: object | None = None) -> 
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for a provider that is unknown, not installed, or that
-            does not follow this SPI; else what its configuration lacks.
+            does not follow this SPI; also for what is wrong in its configuration.
     """
     plugin = load_plugin(config.provider)
     if not isinstance(plugin, ProviderPlugin):

@@ -1,4 +1,4 @@
-"""A call that fails is made again: how often, how soon, and when it is not."""
+"""Retries a call that failed: how often, how soon, and when not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["ATTEMPTS", "Call", "Tries", "directly"]
 T = TypeVar("T")
 
 ATTEMPTS: Final = 6
-"""Tries of one call, the first included: about three seconds of waiting when none asks for more."""
+"""Tries of one call, the first included: about three seconds of waiting unless the service asks for more."""
 
 _FULL_JITTER: Final = wait_random_exponential(multiplier=0.1, max=2.0)
 
@@ -49,7 +49,7 @@ class Call(Protocol):
 
 
 def directly(ask: Callable[[], T], deadline: Deadline) -> T:
-    """Call once: whoever plans is called again as a whole."""
+    """Call once: the caller is itself retried as a whole."""
     del deadline
     return ask()
 
@@ -66,13 +66,13 @@ def _untold(attempt: int, seconds: float, error: Exception) -> None:
 class Tries:
     """Makes a call again in the caller's own thread, with full jitter, and raises the last failure.
 
-    The service's `retry_after` is waited in full, with jitter on top. Nothing is tried again that is not
-    retryable or that the vendor's client has retried already.
+    It waits the service's `retry_after` in full, with jitter on top. It does not retry a failure that is not
+    retryable or that the vendor's client has already retried.
 
     Attributes:
         provider: Says what failures mean.
         attempts: Tries, the first included; 1 to leave retries to the application's own client.
-        pause: Waits that many seconds, shorter when the client is closed.
+        pause: Waits that many seconds, or less when the client is closed.
         told: Called before each wait with the number of the try, the seconds and the failure.
     """
 
@@ -82,7 +82,7 @@ class Tries:
     told: Callable[[int, float, Exception], None] = _untold
 
     def call(self, ask: Callable[[], T], deadline: Deadline, /) -> T:
-        """As `Call` says; no try begins behind the deadline."""
+        """As `Call` says; no try begins after the deadline."""
         try:
             return ask()
         except Exception as error:  # noqa: BLE001 - raised again below, as the first try of the policy
@@ -93,7 +93,7 @@ class Tries:
                 raise failed.pop()
             return ask()
 
-        # The policy costs as much as a fetch that brings nothing: only failures go through it.
+        # The policy costs as much as an empty fetch, so only failures use it.
         return self._policy(deadline)(again)
 
     def _policy(self, deadline: Deadline) -> Retrying:
@@ -125,7 +125,7 @@ class Tries:
 
 
 def _failure(state: RetryCallState) -> Exception:
-    """What the try has failed with: only failures of which `Tries` knows what they mean get here."""
+    """The error of the failed try; only failures that `Tries` has classified come here."""
     error = state.outcome and state.outcome.exception()
     assert isinstance(error, Exception)
     return error

@@ -1,4 +1,4 @@
-"""Tells the application's observer and the log what happens; neither can break a read."""
+"""Reports what happens to the application's observer and to the log; neither can break a read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger("multiclouddb.engine")
 
 
 class Watch:
-    """The observer and the loggers `multiclouddb.*`, behind one guard.
+    """Calls the observer and the loggers `multiclouddb.*`, and catches the observer's errors.
 
     Args:
         observer: The application's, or None.
@@ -61,8 +61,8 @@ class Watch:
         self._tell(self._observer.partition_found_late, address, found)
 
     def audit_failed(self, address: ResourceAddress, reason: str) -> None:
-        """An audit of coverage could not be made; it is tried again soon."""
-        _log.warning("%s: coverage could not be audited (%s)", address, reason)
+        """An audit of coverage failed; it is tried again soon."""
+        _log.warning("%s: the audit of coverage failed (%s)", address, reason)
 
     def headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
         """A position will soon be older than retention."""

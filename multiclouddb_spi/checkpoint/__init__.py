@@ -1,1 +1,1 @@
-"""What a token holds: which partitions are read, from where and what follows, and what retention takes."""
+"""What a token holds: the partitions, their positions, what follows them, and how retention changes it."""

@@ -1,7 +1,7 @@
-"""How large the JSON of a token may be: looked at before it is parsed, and before it is handed out.
+"""How large the JSON of a token may be; checked before it is parsed, and before it is handed out.
 
-A parser builds an object for each value: a token of 84 kB can hold so many that they take gigabytes. So the
-text is counted first, with operations that run in C and build nothing for each byte.
+A parser builds an object for each value: a token of 84 kB can hold so many values that they take gigabytes.
+So the values are counted first, with operations that run in C and build nothing for each byte.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _MARKS: Final = b',:"'
 
 
 def beyond_bounds(text: bytes) -> str | None:
-    """What of a JSON text is beyond its bound; None when nothing is.
+    """Which bound a JSON text exceeds; None when it exceeds none.
 
-    Of a text that is no JSON it says what holds up to the place where a parser stops.
+    For a text that is no JSON the answer holds up to the place where a parser stops.
 
     Args:
         text: UTF-8, from this process or from anywhere.
@@ -45,8 +45,8 @@ def _structure(text: bytes) -> bytes | None:
     marks = text.translate(_SQUARED, _CONTENT)
     if marks.count(b'"') > 2 * MAX_VALUES:
         return None
-    # Two quotes with nothing of interest between them are an empty string, or the border of two strings:
-    # without them each other mark is inside or outside as before. Left are the strings with marks in them.
+    # Two adjacent quotes are an empty string, or the border of two strings. Without them each other mark is
+    # inside or outside a string as before. Only the strings with marks in them remain.
     parts = marks.replace(b'""', b"").split(b'"')
     return b"".join(parts[::2])
 
@@ -57,7 +57,7 @@ def _count(structure: bytes) -> int:
 
 
 def _is_deep(brackets: bytes) -> bool:
-    """Each round takes the innermost pairs away; what is not balanced is never gone."""
+    """Each round removes the innermost pairs; brackets without a partner are never removed."""
     for _ in range(MAX_LEVELS):
         if not brackets:
             return False

@@ -1,8 +1,8 @@
 """Audits of coverage: which open partitions a token neither holds nor leads to.
 
-A service may list a partition late, and a token knows nothing of what was never listed. An open partition
-that is listed cannot have been read to its end. So it is in the lineage, or descends from an entry of it, or
-it was missed.
+A service may list a partition late, and a token does not know a partition that was never listed. An open
+partition cannot have been read to its end. So a listed open partition is in the lineage, or it descends from
+an entry of the lineage, or it was missed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | No
     Args:
         feed: The feed.
         position: Where it starts.
-        now: The service's time before it starts, or None where it does not tell.
+        now: The service's time before it starts, or None where the service does not say.
     """
     if isinstance(feed.spec.scope, LogicalPartition):
         return None
@@ -53,7 +53,7 @@ def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | No
 
 
 def is_audit_due(audited: Audited | None, every: float) -> bool:
-    """Whether to audit now; by the clock of this machine, which decides nothing but that.
+    """Whether to audit now; by the clock of this machine, which decides nothing else.
 
     Args:
         audited: What the token keeps, or None for a feed that is not audited.
@@ -62,7 +62,7 @@ def is_audit_due(audited: Audited | None, every: float) -> bool:
     if audited is None:
         return False
     since = time.time() - audited.at
-    # A clock that was set back must not put audits off for long.
+    # A clock that was set back must not delay audits for long.
     return since >= (every / 10 if audited.retired else every) or since < -every / 10
 
 
@@ -82,7 +82,7 @@ def find_uncovered(feed: Feed, lineage: Lineage, deadline: Deadline) -> list[See
 
 
 def add_uncovered(feed: Feed, lineage: Lineage, seeds: Sequence[Seed] | None) -> list[PartitionFoundLate]:
-    """Take up what an audit found, and note that it was made.
+    """Add what an audit found to the lineage, and record the time of the audit.
 
     Args:
         feed: Whose lineage.
@@ -93,7 +93,7 @@ def add_uncovered(feed: Feed, lineage: Lineage, seeds: Sequence[Seed] | None) ->
         A notice for each partition that is new.
     """
     assert lineage.audited is not None
-    # What cannot be told now, because a listing was incomplete, may be told soon.
+    # An incomplete listing gave no answer now; a later one may give it soon.
     lineage.audited = Audited(lineage.audited.since, int(time.time()), retired=seeds is None)
     found = {seed.partition_id: seed for seed in seeds or ()}
     return [
@@ -103,13 +103,13 @@ def add_uncovered(feed: Feed, lineage: Lineage, seeds: Sequence[Seed] | None) ->
 
 
 def audit_failed(lineage: Lineage) -> None:
-    """An audit could not be made: try again as soon as after a partition was retired."""
+    """An audit failed: the next one is as soon as after a partition was retired."""
     assert lineage.audited is not None
     lineage.audited = Audited(lineage.audited.since, int(time.time()), retired=True)
 
 
 def tracked(lineage: Lineage) -> dict[str, Tracked]:
-    """A lineage as `Feed.uncovered` sees it: what no listing names is not in it, and nobody waits for it."""
+    """A lineage as `Feed.uncovered` sees it: without the entries that no listing names, also as parents."""
     unlisted = {entry.partition_id for entry in lineage} - lineage.listed()
     return {
         entry.partition_id: _tracked(entry, unlisted)
@@ -133,20 +133,20 @@ def missed_by_parents(
 ) -> dict[str, tuple[str, ...]] | None:
     """The partitions that a token neither holds nor leads to, by the parents that a service lists; pure.
 
-    It begins at each open partition, and at each parent that one of the token still waits for, and goes up:
-    to a partition of the token, then it is covered; or to one that an entry of the token descends from, which
-    was read. What lies below that was missed.
+    It begins at each open partition, and at each parent that a partition of the token still waits for, and
+    follows the parents. If it comes to a partition of the token, the start is covered. If it comes to a
+    partition that an entry of the token descends from, that one was read, and everything below it was missed.
 
     Args:
         tracked: Every partition of the token.
         listed: What the service lists. It may be incomplete, and its pages may be of different moments.
-        is_gone: Asks the service, for a partition that is not listed, whether it is there no more. If it is
-            still there, it is not listed yet: what descends from it cannot be judged now. It is asked only
-            when something seems to be missed.
+        is_gone: Asks the service whether a partition that is not listed is gone. If it still exists, it is
+            not listed yet, and its descendants cannot be judged now. It is asked only when something seems to
+            be missed.
 
     Returns:
         Missed partition → its parents among the missed. None when the listing is incomplete: it lacks a
-        partition of the token that is being read, or one that an entry of the token descends from, and then a
+        partition of the token that is being read, or one that an entry of the token descends from. Then a
         partition that was read may look like one that was missed.
     """
     listed = list(listed)
@@ -171,10 +171,11 @@ def missed_by_parents(
 def ancestors_read(
     tracked: Mapping[str, Tracked], parents: Mapping[str, Sequence[str]]
 ) -> tuple[set[str], list[str]]:
-    """What the partitions of a token descend from, and have been read therefore.
+    """The ancestors of the partitions of a token: they have been read.
 
     Returns:
-        These, and all that are not listed, among them and in the token: what they descend from is not known.
+        The ancestors; and all partitions that are not listed, among the ancestors and in the token. The
+        ancestors of these are not known.
     """
     named_by = (
         parent

@@ -1,4 +1,4 @@
-"""The partitions of one feed as they stand; `Lineage` moves them on."""
+"""The partitions of one feed and their states; `Lineage` changes them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["Entries"]
 
 
 class Entries:
-    """What is read, what waits and what has ended, in the order of the queue.
+    """The partitions that are read, that wait and that have ended, in the order of the queue.
 
     Args:
-        entries: In that order.
+        entries: The partitions in that order.
         audited: What is kept for audits; None for a feed that is not audited.
 
     Attributes:
@@ -38,14 +38,14 @@ class Entries:
         self.audited = audited
 
     def to_json(self) -> Cursor:
-        """JSON with six characters of ours for an active partition."""
+        """JSON; for an active partition the form itself takes six characters."""
         value: dict[str, Cursor] = {"p": [entry_to_json(entry) for entry in self._entries.values()]}
         if self.audited is not None:
             value["a"] = audited_to_json(self.audited)
         return value
 
     def stands_like(self, other: Entries) -> bool:
-        """Whether both hold the same partitions at the same positions; looks and audits do not count.
+        """Whether both hold the same partitions at the same positions; watches and audits do not count.
 
         Args:
             other: Another lineage of the feed.
@@ -76,13 +76,15 @@ class Entries:
         return [entry for entry in self._entries.values() if type(entry) is Waiting]
 
     def listed(self) -> set[str]:
-        """Ids of those that the service has a partition for; audits and retention look at no others."""
+        """Ids of the entries that are partitions of the service; audits and retention look only at these."""
         return {entry.partition_id for entry in self if isinstance(entry, Drained) or entry.listed}
 
     def is_quiet(self, quiet: Collection[str]) -> bool:
-        """Whether all that is read is `quiet`, none waits for it, and each that has ended has a known child.
+        """Whether the feed has nothing to read at present.
 
-        Without audits some may wait for strangers (`Strangers`), and others for those.
+        Then every active partition is `quiet`, no child waits for one of them, and each partition that has
+        ended has a known child. In a feed without audits, children may wait for strangers (`Strangers`), and
+        others for those children.
         """
         waiting = self.waiting()
         if self.unnamed() or (waiting and self.audited is not None):
@@ -93,16 +95,16 @@ class Entries:
         )
 
     def ending(self, partition_id: str) -> Drained | None:
-        """The partition `partition_id` that has ended and may have more children; None when it is no such."""
+        """The entry of `partition_id` if it has ended and may have more children, else None."""
         entry = self._entries.get(partition_id)
         return entry if type(entry) is Drained else None
 
     def unnamed(self) -> list[Drained]:
-        """Those of them without a known child."""
+        """The drained partitions without a known child."""
         return [entry for entry in self.drained() if not entry.children]
 
     def cursor(self, partition_id: str) -> Cursor:
-        """Where an active or drained partition stands.
+        """The position of an active or drained partition.
 
         Args:
             partition_id: The service's own id.
@@ -123,9 +125,9 @@ class Entries:
         return [child for child in children if child.partition_id not in named]
 
     def strangers(self, partition_id: str, children: Sequence[Child]) -> set[str]:
-        """Parents, beside the partition, of children that it is the first to name, none known here.
+        """Unknown parents, other than the partition, of the children that it is the first to name.
 
-        They are not discovered yet, or they were lost to retention and can name nobody any more.
+        They are not discovered yet, or they were lost to retention and cannot name their children any more.
 
         Args:
             partition_id: The service's own id.

@@ -4,14 +4,13 @@
     [id, cursor, 2]                       it is read first and alone
     [id, cursor, 8]                       it is read, and no listing of the service names it; 10 with both
     [id, cursor, 1]                       it has ended, and no child is known
-    [id, cursor, 1, [child, …], 17]       it has ended, these are known, others were looked for for 1.7 s
+    [id, cursor, 1, [child, …], 17]       it has ended, these are known, more were looked for during 1.7 s
     [id, [cursor, …], 4, [parent, …]]     it waits for its parents
-    [id, [cursor, …], 4, [parent, …], µs] the same; it was named then, and some parents are strangers
+    [id, [cursor, …], 4, [parent, …], µs] the same; it was named at that time, and some parents are strangers
 
     [id, [cursor, …], 12, [parent, …]]    it waits, and no listing names it
 
-The third item is a set of bits. A bit that this version does not know stands for what a newer one has
-written.
+The third item is a set of bits. A newer version may write bits that this version does not know.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _WAITING: Final = 4
 _UNLISTED: Final = 8
 _KNOWN: Final = _DRAINED | _SUSPECT | _WAITING | _UNLISTED
 _MOST: Final = 2**53
-"""No count in a token is higher: JSON of other languages holds it exactly."""
+"""The highest count in a token: JSON of other languages holds it exactly."""
 
 
 @attrs.frozen
@@ -57,10 +56,10 @@ class Active:
     Attributes:
         partition_id: The service's own id.
         cursor: Everything up to here has been delivered.
-        suspect: True when its last read failed for good behind events that were delivered: it is
-            read first and alone, so that the failure is not put off for ever.
-        listed: False for what the service has no partition for, such as a part of a scan. Audits and what
-            retention takes do not concern it. Its children are of the same kind.
+        suspect: True when its last read failed for good after events were delivered: it is read first and
+            alone, so that the failure is not delayed for ever.
+        listed: False for an entry that is no partition of the service, such as a part of a scan. Audits and
+            retention do not concern it. Its children are of the same kind.
     """
 
     partition_id: str
@@ -78,7 +77,7 @@ class Drained:
         cursor: Where it ended.
         children: The children that were named so far, also ones that have been drained since; none = not even
             one is known.
-        watched: For how long they have been looked for: tenths of a second of running time.
+        watched: How long the engine has looked for children, in tenths of a second of running time.
     """
 
     partition_id: str
@@ -94,9 +93,9 @@ class Waiting:
     Attributes:
         partition_id: The service's own id.
         said: Distinct cursors from its seed and its drained parents.
-        parents: The parents that have not named it yet, and a lost one that it may have come of.
+        parents: The parents that have not named it yet, and a lost one that it may descend from.
         named_at: When it was named by the service's clock, in µs since 1970, if parents were strangers then
-            (`multiclouddb_spi.checkpoint.strangers`); None also where the service does not tell the time.
+            (`multiclouddb_spi.checkpoint.strangers`); None also where the service does not give the time.
         listed: As in `Active`.
     """
 
@@ -114,7 +113,7 @@ class Audited:
     Attributes:
         since: When the feed began by the service's clock, in µs since 1970: nothing older is wanted. None =
             no bound is known.
-        at: When the last audit was, in seconds since 1970; it decides when the next one is, and no more.
+        at: When the last audit was, in seconds since 1970; it only decides when the next one is.
         retired: True when a partition has left the lineage since then: the next audit is due soon.
     """
 
@@ -129,8 +128,8 @@ Entry: TypeAlias = Active | Drained | Waiting
 def seeded(seed: Seed, present: Collection[str]) -> Entry:
     """A partition at its seed; it waits for those of its parents that are present.
 
-    Of the children that the seed names those count that are present: another one was left out somewhere, and
-    is looked for.
+    Of the children that the seed names, only those that are present count. The engine looks for the others
+    again.
     """
     if children := tuple(child for child in seed.children if child in present):
         return Drained(seed.partition_id, seed.cursor, children)
@@ -141,12 +140,12 @@ def seeded(seed: Seed, present: Collection[str]) -> Entry:
 
 
 def place_of(entry: Entry) -> Entry:
-    """A partition without what looks for its children have left."""
+    """A partition without the time that the engine has looked for its children."""
     return attrs.evolve(entry, watched=0) if type(entry) is Drained else entry
 
 
 def entry_to_json(entry: Entry) -> Cursor:
-    """One partition as it stands in a token."""
+    """One partition in the form of a token."""
     match entry:
         case Active(partition_id, cursor, suspect, listed):
             flags = suspect * _SUSPECT | (not listed) * _UNLISTED
@@ -193,7 +192,7 @@ def entry_from_json(item: Any) -> Entry:
 
 
 def audited_to_json(audited: Audited) -> Cursor:
-    """What is kept for audits as it stands in a token."""
+    """What is kept for audits, in the form of a token."""
     return [audited.since, audited.at, int(audited.retired)]
 
 

@@ -4,17 +4,17 @@ A lineage is the changing part of a token. Each partition in it is in one of thr
 
     Active    it is read from its cursor
     Drained   it is read to its end, and the service may name more children than it has named so far
-    Waiting   a child: some of its parents are not drained; it has what the drained ones said
+    Waiting   a child: some of its parents are not drained; it has the cursors that the drained ones gave
 
-A known child starts at once: its parent stays here as Drained, and is asked again (`watch`), until the
-service proves that all children are known or the watch has lasted long enough. While it is here, whatever
-comes of it is covered. A lineage also keeps when the feed began and when its coverage was last audited.
+A known child starts at once. Its parent stays here as Drained and is asked again (`watch`), until the
+service proves that all children are known or the watch has lasted long enough. While the parent is here, all
+its descendants are covered. A lineage also keeps when the feed began and when its coverage was last audited.
 
-A child starts when *every* parent has named it. A parent that is not in the lineage is one that
-has not been discovered yet, because every partition of the feed descends from its seeds: so an
-unknown parent is waited for, and the start of a child is never early. The exceptions are a partition
-that was lost to retention (`replace`, `strangers`), and a parent that does not descend from what is read
-(`Strangers`). What may come of several that are gone waits for one of them as for a parent (`Retention`).
+A child starts when *every* parent has named it. A parent that is not in the lineage has not been discovered
+yet, because every partition of the feed descends from its seeds. So the child waits for an unknown parent,
+and never starts too early. There are two exceptions: a partition that was lost to retention (`replace`,
+`strangers`), and a parent that does not descend from what is read (`Strangers`). A partition that may descend
+from several lost ones waits for one of them as for a parent (`Retention`).
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ class Lineage(Entries):
         return cls(entries, join, audited)
 
     def copy(self) -> Lineage:
-        """The same, to be moved on apart."""
+        """A copy that can be changed without changing this one."""
         return Lineage(self._entries.values(), self._join, self.audited)
 
     def start(self, partition_id: str) -> None:
-        """Wait no more for the parents of a child.
+        """Start a child without waiting for its parents any longer.
 
         Args:
             partition_id: The child.
@@ -114,11 +114,11 @@ class Lineage(Entries):
         self._entries[partition_id] = Active(partition_id, cursor, listed=entry.listed)
 
     def advance(self, partition_id: str, cursor: Cursor) -> None:
-        """Everything up to the cursor has been delivered; an earlier suspicion is over.
+        """Everything up to the cursor has been delivered; this also clears `suspect`.
 
         Args:
             partition_id: The service's own id.
-            cursor: Behind what has been delivered.
+            cursor: The position after what has been delivered.
         """
         entry = self._entries[partition_id]
         listed = entry.listed if type(entry) is Active else True
@@ -135,7 +135,7 @@ class Lineage(Entries):
         self._entries[partition_id] = attrs.evolve(entry, suspect=True)
 
     def rotate(self, partition_ids: Iterable[str]) -> None:
-        """These have had their turn: to the back of the queue.
+        """Move partitions that had their turn to the back of the queue.
 
         Args:
             partition_ids: In the order served.
@@ -158,14 +158,14 @@ class Lineage(Entries):
 
         Args:
             partition_id: The service's own id.
-            watched: For how long in all, in tenths of a second of running time.
+            watched: How long in all, in tenths of a second of running time.
         """
         entry = self._entries[partition_id]
         assert type(entry) is Drained
         self._entries[partition_id] = attrs.evolve(entry, watched=watched)
 
     def forget(self, partition_id: str) -> list[str]:
-        """No more children of a drained partition are looked for.
+        """Stop looking for more children of a drained partition.
 
         Args:
             partition_id: The service's own id.
@@ -178,7 +178,7 @@ class Lineage(Entries):
         return self.release(partition_id)
 
     def add(self, seeds: Sequence[Seed]) -> list[str]:
-        """Partitions that an audit found; those that are here already stay as they are.
+        """Add partitions that an audit found; those that are already here do not change.
 
         Args:
             seeds: What `Feed.uncovered` gave.
@@ -193,14 +193,14 @@ class Lineage(Entries):
         return [seed.partition_id for seed in fresh]
 
     def _seed(self, seed: Seed, present: Collection[str]) -> None:
-        """Take up a partition that waits for those of its parents that are present and not drained."""
+        """Add a partition that waits for those of its parents that are present and not drained."""
         watched = self._watched_among(seed.parents, seed.partition_id)
         entry = self._entries[seed.partition_id] = seeded(seed, set(present) - watched)
         if isinstance(entry, Waiting):
             self._index(entry)
 
     def _watched_among(self, parents: Sequence[str], child_id: str) -> set[str]:
-        """Those of a child's parents that are drained and are only watched: they have named it with that."""
+        """Those of a child's parents that are drained and only watched; this counts as naming the child."""
         found = set()
         for parent in parents:
             entry = self._entries.get(parent)
@@ -224,7 +224,7 @@ class Lineage(Entries):
         Args:
             partition_id: The partition.
             children: Its children, as far as they are known. One that it has named before is left out.
-            lost: Strangers among their parents that retention has taken: not waited for.
+            lost: Strangers among their parents that were lost to retention: nobody waits for them.
             complete: False to keep the partition here, because it may have more children.
             now: The service's time, in µs since 1970: kept with children that wait for strangers.
 
@@ -260,14 +260,14 @@ class Lineage(Entries):
         coming: Collection[str] = frozenset(),
         holds: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """The partition's records are lost to retention; go on with what is left of its branch.
+        """The partition's records are lost to retention; continue with what is left of its branch.
 
         Args:
             partition_id: The partition.
-            seeds: It again, or what is left of its descendants (`Feed.oldest`).
-            coming: Partitions that are not discovered yet and will be: a parent among these is still
-                waited for.
-            holds: Partition, of the seeds or of those that wait → entry that it waits for as for a parent.
+            seeds: The partition itself again, or what is left of its descendants (`Feed.oldest`).
+            coming: Partitions that are not discovered yet and will be: a child still waits for a parent
+                among these.
+            holds: Seed or waiting partition → entry that it waits for as for a parent.
 
         Returns:
             The ids that start now.
@@ -315,7 +315,7 @@ class Lineage(Entries):
             self._entries[child.partition_id] = attrs.evolve(entry, said=(*entry.said, child.cursor))
 
     def release(self, parent: str) -> list[str]:
-        """Nobody waits for a parent any more; the ids that start now.
+        """End all waits for a parent; returns the ids that start now.
 
         Args:
             parent: The parent.

@@ -1,4 +1,4 @@
-"""Moments as a token has them: microseconds since 1970."""
+"""Times in the form of a token: microseconds since 1970."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TIMES: Final = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
 
 
 def to_micros(moment: datetime) -> int:
-    """A moment as a token has it."""
+    """A time in the form of a token."""
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
@@ -23,5 +23,5 @@ def to_moment(micros: int) -> datetime:
 
 
 def is_micros(value: Any) -> TypeGuard[int]:
-    """Whether a value of a token's JSON is such a moment."""
+    """Whether a value of a token's JSON is such a time."""
     return type(value) is int and value in _TIMES

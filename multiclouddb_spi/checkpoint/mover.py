@@ -1,4 +1,4 @@
-"""Moves a lineage on by what a service answers: the one place for pages and for bounded reads."""
+"""Applies a service's answers to a lineage; pages and bounded reads both use it."""
 
 from __future__ import annotations
 
@@ -46,13 +46,15 @@ class Moved:
 
 @attrs.frozen
 class Waits:
-    """Whom the children of a partition wait for.
+    """What the children of a partition wait for.
 
     Attributes:
         fresh: Its children that are not known yet.
-        named: The same, with what else each has to wait for.
-        lost: Parents of them that retention has taken, or that nobody here leads to: not waited for.
-        now: The service's time, in µs since 1970, if they wait for strangers and nobody audits; else None.
+        named: The same, with everything else that each has to wait for.
+        lost: Parents of them that were lost to retention, or that no entry here leads to: nobody waits for
+            them.
+        now: The service's time, in µs since 1970, if they wait for strangers in a feed without audits; else
+            None.
     """
 
     fresh: tuple[Child, ...] = ()
@@ -63,10 +65,10 @@ class Waits:
 
 @attrs.frozen
 class Coming:
-    """What is waited for when a partition is lost to retention.
+    """What others wait for when a partition is lost to retention.
 
     Attributes:
-        partitions: Those that are discovered later.
+        partitions: The partitions that are discovered later.
         holds: Partition → entry that it waits for as if that were its parent.
     """
 
@@ -81,8 +83,8 @@ class Audit:
     Attributes:
         late: The partitions that were missed, now in the lineage, with the notice for each.
         seeds: Ids of all that the feed named.
-        stranded: Partitions that are waited for, and were lost before they were listed.
-        error: Why the service did not tell which are stranded, or None.
+        stranded: Partitions that others wait for, and that were lost before they were listed.
+        error: Why the service did not say which are stranded, or None.
     """
 
     late: tuple[PartitionFoundLate, ...]
@@ -92,14 +94,14 @@ class Audit:
 
 
 class Mover:
-    """Moves one lineage on; made for one call.
+    """Applies answers to one lineage; made for one call.
 
     Args:
         feed: Whose lineage.
-        lineage: Moved on in place.
+        lineage: Changed in place.
         call: Makes control calls.
         deadline: When the call has to be over.
-        watch_seconds: For how long more children of a drained partition are looked for.
+        watch_seconds: How long to look for more children of a drained partition.
     """
 
     def __init__(
@@ -110,11 +112,11 @@ class Mover:
         self._retention = _retention(feed, call, deadline)
 
     def ask_waits(self, name: str, outcome: Outcome) -> Waits:
-        """Ask the service whom the children of a partition wait for; moves nothing.
+        """Ask the service what the children of a partition wait for; does not change the lineage.
 
         Args:
             name: The partition.
-            outcome: How it goes on.
+            outcome: How it continues.
 
         Raises:
             Exception: What the provider raised.
@@ -132,11 +134,11 @@ class Mover:
         return None if now is None else to_micros(now)
 
     def end(self, name: str, outcome: Outcome, waits: Waits) -> Moved | None:
-        """A partition is read up to an outcome. What fails here leaves the lineage useless.
+        """A partition was read up to an outcome. After an error in this method the lineage is not usable.
 
         Args:
             name: The partition.
-            outcome: How it goes on.
+            outcome: How it continues.
             waits: From `ask_waits`.
 
         Returns:
@@ -159,7 +161,7 @@ class Mover:
                 assert_never(outcome)
 
     def due(self) -> list[Ending]:
-        """The partitions whose children are to be looked for now."""
+        """The partitions to ask for their children now."""
         return due(self._feed, self._lineage)
 
     def discover(
@@ -169,7 +171,7 @@ class Mover:
 
         Args:
             entries: Those that are due; at least one.
-            end: Moves the lineage on by an answer, and returns what starts.
+            end: Applies an answer to the lineage, and returns what starts.
 
         Returns:
             The ids that start now.
@@ -182,11 +184,11 @@ class Mover:
         return settle(self._feed, self._lineage, entries, outcomes, self._watch_seconds, end)
 
     def oldest(self, name: str) -> list[Seed]:
-        """Where a partition whose position has expired can be read on (`Feed.oldest`)."""
+        """Where reading of a partition whose position has expired can resume (`Feed.oldest`)."""
         return self._call(lambda: self._feed.oldest([name], self._deadline), self._deadline)
 
     def ask_coming(self, name: str, seeds: Sequence[Seed]) -> Coming:
-        """Ask the service what is waited for when a partition is lost; moves nothing.
+        """Ask the service what others wait for when a partition is lost; does not change the lineage.
 
         Args:
             name: The partition.
@@ -198,7 +200,7 @@ class Mover:
         return Coming(*self._retention.lost(self._lineage, name, seeds))
 
     def replace(self, name: str, seeds: Sequence[Seed], coming: Coming) -> list[str]:
-        """Go on at what retention has left of a partition; returns the ids that start now.
+        """Continue with what retention has left of a partition; returns the ids that start now.
 
         Args:
             name: The partition.
@@ -208,7 +210,7 @@ class Mover:
         return self._lineage.replace(name, seeds, coming.partitions, coming.holds)
 
     def audit(self, deadline: Deadline) -> Audit:
-        """Compare the lineage with what the service lists, and take up what was missed.
+        """Compare the lineage with what the service lists, and add what was missed.
 
         Args:
             deadline: When it has to be over.
@@ -227,7 +229,7 @@ class Mover:
         failed: Exception | None = None
         try:
             stranded = _retention(feed, self._call, deadline).stranded(lineage)
-        except Exception as error:  # noqa: BLE001 - told with what was found; the next audit asks again
+        except Exception as error:  # noqa: BLE001 - returned with what was found; the next audit asks again
             failed = error
         if stranded or failed is not None:
             audit_failed(lineage)  # the next one is soon: this call may have no place to report what it found
@@ -236,7 +238,8 @@ class Mover:
 
 
 def _retention(feed: Feed, call: Call, deadline: Deadline) -> Retention:
-    # No method of the mover: in a cycle, every event would wait for the garbage collector.
+    # Not a method of the mover: that would make a cycle, which keeps every event until the garbage collector
+    # runs.
     asked = feed.for_one_call()
     return Retention(
         lambda: call(lambda: asked.partitions(deadline), deadline),

@@ -1,4 +1,4 @@
-"""One walk over partitions, for all questions about who descends from whom."""
+"""One graph search over partitions, for all questions about which partition descends from which."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["parents_of", "reach"]
 def reach(
     starts: Iterable[str], edges: Mapping[str, Iterable[str]], ends: Container[str] = frozenset()
 ) -> set[str]:
-    """All that one comes to from some partitions, these included; pure.
+    """All partitions that can be reached from some, these included; pure.
 
     Args:
         starts: Where to begin.
-        edges: From a partition on: to its parents, to its children, or to what it waits for.
-        ends: Partitions that are reached, and from which it does not go on.
+        edges: Partition → the next ones: its parents, its children, or what it waits for.
+        ends: Partitions that are reached, but whose edges are not followed.
     """
     found: set[str] = set()
     pending = list(starts)

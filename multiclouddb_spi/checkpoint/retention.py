@@ -1,16 +1,16 @@
-"""What retention does to a lineage: what takes the place of a lost partition, and who is waited for in vain.
+"""How retention changes a lineage: what replaces a lost partition, and which waits would never end.
 
-A partition that is gone names no children, and what the service still lists may come of several that are
-gone. It is read once and in its place when it starts behind all of them: so it waits for one entry of the
-lineage that is gone too, as for a parent, and when that turns out to be lost, for the next. It is never left
-out in the hope that somebody names it: an entry that is gone may still end in order, from what was read of
-it before, and then it names its own children only.
+A partition that is gone names no children, and a partition that the service still lists may descend from
+several that are gone. It has to start after all of them, so that it is read once and in order. So it waits
+for one entry of the lineage that is gone too, as for a parent. When that entry turns out to be lost, it waits
+for the next. It is never left out in the hope that another entry names it: an entry that is gone may still
+end normally, with what was read of it before, and then it names only its own children.
 
-What is listed is there. What is not listed need not be gone: some services list open partitions only, or list
-one late. `Feed.oldest` decides, which gives a partition that can still be read as itself.
+A partition that is listed exists. One that is not listed need not be gone: some services list only open
+partitions, or list one late. `Feed.oldest` decides: it returns a partition that can still be read as itself.
 
-A parent that is there, and that nobody leads to, was read before, or it was missed: its sibling is known and
-it is not. A feed that is audited waits for the missed one, for the audit starts it.
+If a parent exists and no entry leads to it, it was read before, or it was missed: its sibling is known and it
+is not. An audited feed waits for a missed parent, because the audit starts it.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ class Retention:
         self._left: set[str] = set()
 
     def lost(self, lineage: Lineage, name: str, seeds: Sequence[Seed]) -> tuple[set[str], dict[str, str]]:
-        """What is waited for when a partition is lost; for `Lineage.replace`.
+        """What others wait for when a partition is lost; for `Lineage.replace`.
 
         Args:
             lineage: It still holds the partition.
             name: The partition.
-            seeds: What takes its place: it again, or what is left of its descendants (`Feed.oldest`).
+            seeds: What replaces it: the partition again, or what is left of its descendants (`Feed.oldest`).
 
         Returns:
-            Every partition that is discovered later, and partition → entry that it has to wait for as
+            Every partition that is discovered later; and partition → entry that it has to wait for as
             if that were a parent.
         """
         if any(seed.partition_id == name for seed in seeds):
@@ -82,7 +82,7 @@ class Retention:
         awaited = {parent for waits in parents.values() for parent in waits} - others - coming - {name}
         unlisted = _unlisted(awaited, listed)
         coming |= self._oldest_of(unlisted).intersection(unlisted)
-        # What came of the lost one and is not among its seeds has nothing left to be read.
+        # Descendants of the lost partition that are not among its seeds have nothing left to be read.
         coming |= _missed(lineage, awaited - _descendants({name}, listed), listed)
         return coming, _holds(parents, left & parents.keys(), gone)
 
@@ -95,7 +95,7 @@ class Retention:
             children: All its children.
 
         Returns:
-            The children, some with an entry that they have to wait for as if it were a parent, and those
+            The children, some with an entry that they have to wait for as if it were a parent; and those
             of their parents that nobody waits for, because they are lost.
         """
         strangers = lineage.strangers(name, children)
@@ -120,12 +120,13 @@ class Retention:
         return named, lost - _missed(lineage, lost, listed)
 
     def stranded(self, lineage: Lineage) -> list[str]:
-        """Parents that are waited for and that nobody will read: never listed, and gone by now.
+        """Parents that others wait for and that nobody will read: never listed, and gone now.
 
-        Asked at an audit. As long as an entry is gone itself, what came of it is settled when it is read.
+        Asked at an audit. It returns none while an entry of the lineage is itself gone: the descendants of
+        that entry are decided when it is read.
 
         Args:
-            lineage: The lineage, behind the audit.
+            lineage: The lineage after the audit.
         """
         entries = {entry.partition_id for entry in lineage}
         awaited = {parent for waits in _waits_of(lineage).values() for parent in waits} - entries
@@ -137,7 +138,7 @@ class Retention:
         return sorted(lost) if lost and not self._gone(lineage.listed(), listed)[0] else []
 
     def _unclear(self, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
-        """Of partitions that nobody leads to, those that may descend from one that is not listed yet."""
+        """Of partitions that no entry leads to, those that may descend from one that is not listed yet."""
         parents = parents_of(listed)
         above = {name: reach([name], parents) for name in names}
         unlisted = set[str]().union(*above.values()) - parents.keys()
@@ -145,10 +146,10 @@ class Retention:
         return {name for name in names if not above[name].isdisjoint(late)}
 
     def _gone(self, names: Collection[str], listed: Sequence[Partition]) -> tuple[list[str], set[str]]:
-        """Those that are gone, and what is left of all that came of them.
+        """The partitions that are gone, and what is left of their descendants.
 
-        Of more, when this call has asked for more before. A partition then waits for one that does not lead
-        to it: it starts later, but it starts.
+        If this call has already asked for more partitions, it returns the descendants of all of these. Then a
+        partition may wait for one that does not lead to it: it starts later, but it starts.
         """
         unlisted = _unlisted(names, listed)
         if not self._asked.issuperset(unlisted):
@@ -167,7 +168,7 @@ def _unlisted(names: Iterable[str], listed: Iterable[Partition]) -> list[str]:
 
 
 def _missed(lineage: Lineage, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
-    """Of partitions that nobody leads to, those that were never read: an audit starts them."""
+    """Of partitions that no entry leads to, those that were never read: an audit starts them."""
     parents = parents_of(listed)
     there = parents.keys() & names
     if lineage.audited is None or not there:
@@ -182,10 +183,10 @@ def _waits_of(lineage: Lineage) -> dict[str, tuple[str, ...]]:
 def _holds(
     parents: dict[str, tuple[str, ...]], names: Collection[str], gone: Sequence[str]
 ) -> dict[str, str]:
-    """For each partition one of those that are gone, unless that waits for the partition itself.
+    """For each partition an entry that is gone and does not itself wait for the partition.
 
     Args:
-        parents: Who waits for whom already, or will; what is found is added.
+        parents: Partition → what it waits for, now or later; the answer is added to it.
         names: The partitions.
         gone: Entries of the lineage that are gone.
     """
@@ -199,7 +200,7 @@ def _holds(
 
 
 def _descendants(roots: Iterable[str], listed: Iterable[Partition]) -> set[str]:
-    """Of the partitions that a service lists, those that follow these, however far."""
+    """Of the partitions that a service lists, all descendants of `roots`."""
     children: dict[str, list[str]] = {}
     for partition in listed:
         for parent in partition.parents:

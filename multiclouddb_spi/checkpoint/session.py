@@ -1,4 +1,4 @@
-"""What one call works on, and the tokens it makes."""
+"""What one call works on, and the tokens that it makes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Finished", "Session"]
 
 @attrs.frozen
 class Finished:
-    """What a token says behind which nothing will ever follow; told without the service.
+    """What a token says after which nothing will ever follow; returned without asking the service.
 
     Attributes:
         token: The request's token.
         over: How the feed ended.
-        skipped: Poison records that the token steps over.
+        skipped: Poison records that the token skips.
     """
 
     token: str
@@ -37,11 +37,11 @@ class Session:
 
     Attributes:
         feed: The opened feed.
-        state: The lineage that the call moves on, or how the feed ended.
+        state: The lineage that the call changes, or how the feed ended.
         scope: The scope's text for tokens.
         digest: The digest of the options that change positions.
-        watermark: The highest told so far, µs since 1970, or None.
-        skipped: Poison records that the request's token steps over.
+        watermark: The highest reported so far, µs since 1970, or None.
+        skipped: Poison records that the request's token skips.
     """
 
     feed: Feed
@@ -65,7 +65,7 @@ class Session:
             state: The state as JSON.
             scope: Another scope than the session's: a child's, a planned partition's.
             watermark: The watermark to remember.
-            skipped: Poison records that it steps over.
+            skipped: Poison records that it skips.
         """
         identity = self.feed.identity
         return encode_token(
@@ -82,7 +82,7 @@ class Session:
         )
 
     def partition_token(self, entry: Entry, *, with_descendants: bool = False) -> str:
-        """A token for one physical partition of this feed; it tells of the records skipped there.
+        """A token for one physical partition of this feed; it keeps the records skipped there.
 
         Args:
             entry: The partition.

@@ -34,11 +34,11 @@ def resolve_start(
         clock: Asks for the service's time, before the start; as `Feed.clock`.
         start: Asks for the seeds; as `Feed.start`.
         only: The one partition that is started, or None for all of the feed's scope.
-        field: What the caller calls the moment of `AtTime`, for the error.
+        field: The caller's name for the time of `AtTime`, for the error.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` for a moment that is still to come, or a partition that cannot
-            be started.
+        MulticloudDbError: `INVALID_REQUEST` for a time in the future, or for a partition that cannot be
+            started.
         Exception: What `clock` or `start` raised.
     """
     now = None if isinstance(position, Beginning) else clock()

@@ -1,4 +1,4 @@
-"""What stands behind a token: a running lineage, a retired partition, or the end of the feed."""
+"""The state that a token holds: a running lineage, a retired partition, or the end of the feed."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = [
 
 @attrs.frozen
 class Retired:
-    """The one physical partition that was read has ended; kept so that reading again repeats it.
+    """The one physical partition that was read has ended; kept so that reading again reports it again.
 
     Attributes:
         partition_id: The service's own id.
-        children: Where to go on, as far as it is known.
-        watch: Where it ended and for how long more children have been looked for; None when there are no
-            others, or they have been looked for long enough.
+        children: Where to continue, as far as it is known.
+        watch: Where it ended, and how long the engine has looked for more children; None when there are no
+            others, or the engine has looked long enough.
     """
 
     partition_id: str
@@ -73,7 +73,7 @@ FeedState: TypeAlias = Lineage | Retired | FeedOver
 
 
 def state_to_json(state: FeedState) -> Cursor:
-    """The state as it stands in a token."""
+    """The state in the form of a token."""
     match state:
         case Lineage():
             return state.to_json()
@@ -106,7 +106,7 @@ def state_from_json(value: Any, join: Join) -> FeedState:
 
 
 def lineage_from_json(value: Any, join: Join) -> Lineage:
-    """The inverse of `Lineage.to_json`, which is never of partitions that wait for each other.
+    """The inverse of `Lineage.to_json`; it refuses partitions that wait for each other.
 
     Raises:
         InvalidCursor: The value was not made by `Lineage.to_json`.
@@ -118,10 +118,10 @@ def lineage_from_json(value: Any, join: Join) -> Lineage:
 
 
 def _is_circular(parents: Mapping[str, Collection[str]]) -> bool:
-    """Whether some of those that wait can never start, because they wait for each other.
+    """Whether some waiting partitions can never start, because they wait for each other.
 
     Args:
-        parents: Who waits → for whom.
+        parents: Waiting partition → the partitions that it waits for.
     """
     children: dict[str, list[str]] = {}
     left: dict[str, int] = {}

@@ -1,17 +1,18 @@
-"""When a child starts that waits for parents which nobody here may ever read.
+"""Decides when a child starts whose parents this feed may never read.
 
-A feed of a whole collection waits for every parent: what it does not lead to, an audit finds. Other feeds
-have no audit: that of a partition and its descendants, and that of one partition key. There a parent that is
-not in the lineage is a stranger. Somebody else reads it; or it descends from a partition of the lineage that
-has not come to its end. What the service lists tells the two apart in most cases, and then the first kind is
-not waited for (`Retention.named`). Where it does not tell, this does:
+A feed of a whole collection waits for every parent: an audit finds the ones that it does not lead to. Two
+kinds of feeds have no audit: a partition with its descendants, and one partition key. There a parent that is
+not in the lineage is a stranger. Either another reader reads it, or it descends from a partition of the
+lineage that has not come to its end. In most cases the service's listing shows which of the two it is, and
+then a child does not wait for the first kind (`Retention.named`). Where the listing does not show it, this
+rule decides:
 
-A stranger existed before its child was made, so what it descends from had ended by then. A partition that is
-read behind the moment at which the child was named, and has not ended, leads to no such stranger. Nor does
-one that was asked behind that moment, and had nothing more.
+A stranger existed before its child was made, so its ancestors had ended by then. A partition that was read
+past the time at which the child was named, and has not ended, leads to no such stranger. Nor does a partition
+that was asked after that time and had nothing more.
 
-So a child is late at most, and never left out. One child starts at a time, the oldest first: another that
-waits may lead to it.
+So a child may start late, but it is never left out. One child starts at a time, the oldest first, because
+another waiting child may lead to it.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ _LATE: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class Strangers:
-    """The children of a lineage that wait for strangers alone; made for one call, before it reads.
+    """The children of a lineage that wait only for strangers; made for one call, before it reads.
 
-    Those start at once that positions show to wait in vain.
+    A child starts at once when the positions show that its wait would never end.
 
     Args:
         feed: Whose lineage.
-        lineage: Moved on in place.
+        lineage: Changed in place.
     """
 
     def __init__(self, feed: Feed, lineage: Lineage) -> None:
@@ -48,7 +49,9 @@ class Strangers:
             self._before = {child.partition_id for child in _waiting_for_strangers(lineage)}
 
     def settle(self) -> bool:
-        """All that is read was asked in this call, and has nothing: start a child that waits in vain.
+        """Start a child whose wait would never end.
+
+        Called when every active partition was asked in this call and has nothing.
 
         Returns:
             True when no child waits: the feed is idle.
@@ -56,14 +59,14 @@ class Strangers:
         child = self._oldest()
         if child is None:
             return True
-        # One that was named in this call may be younger than the answers. A child that is looked for may lead
-        # to it.
+        # A child that was named in this call may be younger than the answers. A child that is not found yet
+        # may lead to it.
         if child.partition_id in self._before and not self._lineage.drained():
             self._lineage.start(child.partition_id)
         return False
 
     def _oldest(self) -> Waiting | None:
-        """The one that begins first, by the position; the one named first, where that does not tell."""
+        """The child that begins first by its position; where positions do not say, the one named first."""
         return min(_waiting_for_strangers(self._lineage), key=self._begins, default=None)
 
     def _begins(self, child: Waiting) -> datetime:
@@ -79,7 +82,7 @@ class Strangers:
 
 
 def _waiting_for_strangers(lineage: Lineage) -> list[Waiting]:
-    """Children of which no parent is here; none where audits find what is missed."""
+    """Children without any parent in the lineage; none in a feed where audits find what is missed."""
     if lineage.audited is not None:
         return []
     return [child for child in lineage.waiting() if not any(parent in lineage for parent in child.parents)]

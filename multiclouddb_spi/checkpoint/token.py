@@ -6,10 +6,10 @@
                "o": digest of the options that change positions, "t": issued at (s), "c": state,
                "w": watermark (µs), "k": [[partition, skipped record], …]}   the last two if any
 
-Decoding runs no code, inflates into a bounded buffer, counts what is in it before it is parsed, and gives a
-token or `INVALID_REQUEST` for any text whatsoever; what could not be read again is not made. The checksum
-finds damage; it is no protection against forgery, which needs none: a token gives access to nothing that its
-reader could not read anyway.
+Decoding runs no code, inflates into a bounded buffer and counts the values before it parses them. Any text
+gives a token or `INVALID_REQUEST`. A token that could not be read again is not made. The checksum finds
+damage, not forgery. Forgery needs no protection: a token gives no access to anything that its reader could
+not read without it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["Envelope", "decode_token", "encode_token", "scope_text"]
 
 VERSION: Final = 1
 _MOST_CHARACTERS: Final = MAX_BYTES // 3 * 4 + 16
-# Memory for each byte of JSON: what the parser takes, and its values beside that, for each and in all.
+# Memory for each byte of JSON: for the parser, and for its values, each of them and all together.
 _PARSER_TAKES, _MOST_FOR_A_BYTE, _MOST_FOR_VALUES = 14, 32, 250_000_000
 _FIELD: Final = "continuation_token"
 _PLAIN, _DEFLATED = b"j", b"z"
@@ -56,15 +56,15 @@ class Envelope:
     """A token taken apart.
 
     Attributes:
-        provider_id: Whose it is.
+        provider_id: The provider that made it.
         address: The resource.
         incarnation: Which incarnation of it, or None where the service names none.
         scope: `scope_text` of the request that made it.
         options_digest: `ProviderOptions.position_digest` of that request.
         state: The lineage, or how the feed ended; see `multiclouddb_spi.checkpoint.state`.
         issued_at: Unix time in seconds.
-        watermark: The highest that a page has told, in µs since 1970, or None.
-        skipped: Poison records that this token steps over: partition and position.
+        watermark: The highest that a page has reported, in µs since 1970, or None.
+        skipped: Poison records that this token skips: partition and position.
     """
 
     provider_id: str
@@ -79,7 +79,7 @@ class Envelope:
 
 
 def scope_text(scope: FeedScope, partition_id: str | None = None) -> str:
-    """A scope as it stands in a token; a logical partition's key only as a digest of it.
+    """A scope in the form of a token; of a logical partition's key it holds only a digest.
 
     Args:
         scope: The request's scope.
@@ -146,7 +146,7 @@ def _text(raw: bytes) -> str:
 
 
 def decode_token(token: str) -> Envelope:
-    """Take a token apart; what it says is checked against the request by the caller.
+    """Take a token apart; the caller checks its contents against the request.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST`: not a token, damaged, or of a newer version.
@@ -224,7 +224,8 @@ def _parse(payload: bytes) -> dict[str, Any]:
     problem = beyond_bounds(payload)
     if problem is not None:
         raise _damaged(problem)
-    # Without memory for what it makes, the parser ends the process: taken here, it is free again by then.
+    # If memory for its values is missing, the parser ends the process. So the memory is taken here first, and
+    # freed before the parser runs.
     bytes(_PARSER_TAKES * len(payload) + min(_MOST_FOR_A_BYTE * len(payload), _MOST_FOR_VALUES))
     try:
         body = orjson.loads(payload)

@@ -1,8 +1,8 @@
-"""When the children of a drained partition are looked for again, and for how long.
+"""When to look again for the children of a drained partition, and for how long.
 
-The time of a watch is running time: monotonic seconds between two looks of one process. It is kept in the
-token, so that neither a restart nor a client's clock ends a watch early. What this process remembers is when
-it has looked; losing that makes a watch longer.
+The time of a watch is running time: monotonic seconds between two looks of one process. The token keeps it,
+so that neither a restart nor a client's clock ends a watch early. The process only remembers when it last
+looked; if it loses that, the watch lasts longer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _lock = threading.Lock()
 
 
 def _renew_lock() -> None:
-    """A thread of the parent may have held it when the process was forked."""
+    """Replace the lock: a thread of the parent may have held it when the process was forked."""
     global _lock
     _lock = threading.Lock()
 
@@ -42,13 +42,13 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def pause_after(watched: int) -> float:
-    """Seconds from one look to the next: about as many as were looked for so far.
+    """Seconds from one look to the next: about as long as the search has lasted so far.
 
-    So ten minutes take fourteen looks, and half of them are made in the first six seconds, when most children
-    that are late appear.
+    So ten minutes take fourteen looks. Half of them are made in the first six seconds, when most late
+    children appear.
 
     Args:
-        watched: For how long children were looked for, in tenths of a second.
+        watched: How long the search has lasted, in tenths of a second.
     """
     return min(_MOST_PAUSE, max(_FIRST_PAUSE, watched / 10))
 
@@ -56,8 +56,8 @@ def pause_after(watched: int) -> float:
 def is_due(feed: Feed, entry: Drained) -> bool:
     """Whether to look for more children of a partition now.
 
-    It is looked at once for the first child, without which the feed does not go on; and by a process that has
-    not looked yet.
+    The first child is looked for at once, because the feed cannot continue without it. A process that has not
+    looked yet also looks at once.
 
     Args:
         feed: Whose partition.
@@ -72,7 +72,7 @@ def is_due(feed: Feed, entry: Drained) -> bool:
 
 
 def due(feed: Feed, lineage: Lineage) -> list[Drained]:
-    """The partitions whose children are to be looked for now.
+    """The partitions to look for children of now.
 
     Args:
         feed: Whose lineage.
@@ -82,17 +82,17 @@ def due(feed: Feed, lineage: Lineage) -> list[Drained]:
 
 
 def is_over(entry: Drained, seconds: float) -> bool:
-    """Whether the children of a partition have been looked for long enough; never before one is known.
+    """Whether the search for a partition's children has lasted long enough; never before one is known.
 
     Args:
         entry: The partition.
-        seconds: For how long they are looked for.
+        seconds: How long the search lasts.
     """
     return bool(entry.children) and entry.watched >= seconds * 10
 
 
 def looked(feed: Feed, partition_id: str, watched: int) -> int:
-    """The children of a partition have just been looked for.
+    """Note that the children of a partition have just been looked for.
 
     Args:
         feed: Whose partition.
@@ -100,14 +100,14 @@ def looked(feed: Feed, partition_id: str, watched: int) -> int:
         watched: The time of its watch so far, in tenths of a second.
 
     Returns:
-        The time of its watch now. It has grown by the time since this process has looked the last time, or
-        not at all when that is not known.
+        The time of its watch now. It has grown by the time since this process last looked, or not at all when
+        that is not known.
     """
     now = time.monotonic()
     with _lock:
         looks = _looks.setdefault(feed, OrderedDict())
         last = looks.get((partition_id, watched))
-        # Rounded down: a watch may be longer than it says.
+        # Rounded down: a watch may last longer than this number says.
         watched += 0 if last is None else int((now - last) * 10)
         if last is None or watched > 0:
             looks[partition_id, watched] = now
@@ -125,15 +125,15 @@ def settle(
     seconds: float,
     end: Callable[[str, Outcome], Sequence[str] | None],
 ) -> list[str]:
-    """What the answers of `Feed.discover` change in a lineage.
+    """Apply the answers of `Feed.discover` to a lineage.
 
     Args:
         feed: Whose lineage.
-        lineage: Moved on in place.
+        lineage: Changed in place.
         entries: The partitions that were asked for.
-        outcomes: The answers; one that is missing was not asked.
-        seconds: For how long more children are looked for.
-        end: Moves the lineage on by an outcome, and returns what starts.
+        outcomes: The answers; a partition without one was not asked.
+        seconds: How long to look for more children.
+        end: Applies an outcome to the lineage, and returns what starts.
 
     Returns:
         The ids that start now.
@@ -144,8 +144,8 @@ def settle(
             continue
         lineage.watch(name, looked(feed, name, watched))
         outcome, ending = outcomes[name], lineage.ending(name)
-        # It is gone, and no more of its children can be named. An audit finds one that was missed; where none
-        # is made, all that may be one is named instead.
+        # It is gone, and nobody can name more of its children. An audit finds a child that was missed. In a
+        # feed without audits, all partitions that may be its children are named instead.
         gone = isinstance(outcome, DrainedOutcome) and outcome.instead and lineage.audited is not None
         if gone and ending is not None and ending.children:
             started += lineage.forget(name)
@@ -156,6 +156,6 @@ def settle(
             continue
         if not lineage.fresh_children(
             name, children_of(outcome)
-        ):  # else it could not be taken up: look again for it
+        ):  # else it could not be added: look for it again
             started += lineage.forget(name)
     return started

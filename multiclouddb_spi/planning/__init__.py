@@ -1,1 +1,1 @@
-"""Bounded reads without an engine: how far, in which ranges, and each range again as it was."""
+"""Bounded reads without an engine: how far to read, in which ranges, and how to repeat a range unchanged."""

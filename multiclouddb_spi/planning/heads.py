@@ -1,4 +1,4 @@
-"""What heads say about a step; pure."""
+"""What heads mean for a step; pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["added", "clip", "is_news", "records_before", "within"]
 
 
 def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str, Head]:
-    """Heads that lie behind a target, or may lie there, put at it."""
+    """The heads, where each one that lies after a target, or may lie after it, is moved to the target."""
     if target is None:
         return heads
     clipped = {}
@@ -23,19 +23,19 @@ def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str,
             bound = target.cursors[name]
             order = feed.compare(head.cursor, bound)
             if order != -1:
-                # An end right at the bound is left for later too: its children lie behind the target.
+                # An end exactly at the bound is also left for later: its children lie after the target.
                 head = Head(bound, None if order != 0 and head.records else head.records, Continue())
         clipped[name] = head
     return clipped
 
 
 def is_news(head: Head, moved: bool) -> bool:
-    """True for records, for what may be some, and for an end: an idle position alone is none."""
+    """True for records, for possible records, and for an end; not for a position that only moved."""
     return bool(head.records) or (head.records is None and moved) or not goes_on(head.outcome)
 
 
 def records_before(head: Head, asked: Cursor, share: int) -> int:
-    """How many records at most lie before a head."""
+    """How many records lie before a head at most."""
     if head.records is not None:
         return head.records
     return 0 if head.cursor == asked else share
@@ -49,17 +49,17 @@ def added(before: Head | None, head: Head) -> Head:
 
 
 def within(feed: Feed, entry: Active, target: Target | None) -> bool:
-    """True when there may be something to read in front of the target."""
+    """True when there may be something to read before the target."""
     if target is None:
         return True
     if entry.partition_id not in target.cursors:
         return target.passed is None or entry.partition_id in target.passed
     bound = target.cursors[entry.partition_id]
     order = feed.compare(entry.cursor, bound)
-    # At the same place with other hints: what was looked through is worth being kept.
+    # At the same place with other hints: the hints keep what was already scanned.
     return order in (-1, None) or (order == 0 and entry.cursor != bound and _hints(feed, entry.cursor, bound))
 
 
 def _hints(feed: Feed, a: Cursor, b: Cursor) -> bool:
-    """Whether two cursors of one place differ in their hints alone."""
+    """Whether two cursors of one place differ only in their hints."""
     return bool(feed.without_hints(a) == feed.without_hints(b))

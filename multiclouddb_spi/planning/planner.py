@@ -1,11 +1,11 @@
 """Plans bounded reads: from one lineage to the next, by as many records as wanted.
 
-The plan of a step is the difference of two lineages (`ranges_between`), so both can be stored and the
-step be read again, anywhere, with the same result. A step never reads a child together
-with its parent: the ranges of one step may be read in any order. For the same reason a partition
-that becomes active in a step is not moved in it: the step before knows nothing of it.
+The plan of a step is the difference of two lineages (`ranges_between`). So both can be stored, and any
+process can read the step again with the same result. A step never reads a child together with its parent,
+because the ranges of one step may be read in any order. For the same reason, a step does not move a partition
+that becomes active in it: the lineage before the step does not hold it.
 
-No method changes its arguments, so each can be called again: only reads are retried here.
+No method changes its arguments, so each can be called again. Only reads are retried here.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Planner:
         provider: Classifies failures.
         feed: The opened feed; one with `SupportsHeads` is planned with little or no reading.
         on_expired: `SkipToOldest()` to plan past what retention has taken.
-        watch_seconds: For how long more children of a drained partition are looked for.
+        watch_seconds: How long to look for more children of a drained partition.
         audit_seconds: How often the coverage of a collection is audited.
     """
 
@@ -84,10 +84,10 @@ class Planner:
         Args:
             position: Where.
             deadline: When it has to be over.
-            field: What the caller calls the moment of `AtTime`, for the error.
+            field: The caller's name for the time of `AtTime`, for the error.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a moment that is still to come.
+            MulticloudDbError: `INVALID_REQUEST` for a time in the future.
         """
         return resolve_start(
             self._feed,
@@ -98,13 +98,13 @@ class Planner:
         )
 
     def restore(self, value: Any) -> Lineage:
-        """A lineage out of its JSON.
+        """A lineage from its JSON.
 
         Args:
             value: What `Lineage.to_json` gave.
 
         Raises:
-            InvalidCursor: It is none.
+            InvalidCursor: It is no lineage.
         """
         return lineage_from_json(value, self._feed.join)
 
@@ -117,15 +117,15 @@ class Planner:
         *,
         allow_empty: bool = False,
     ) -> Step:
-        """The next step; it has not moved when it is not worth one.
+        """The next step; a step that is not worth reading has not moved.
 
         Args:
-            before: Where reading stands; it is not changed.
+            before: The lineage to continue from; it is not changed.
             max_records: Hard bound on the records of the step; None = up to the present end.
             deadline: When planning has to be over.
-            target: Not further than this.
-            allow_empty: True when positions that moved without a record are worth a step too. Without
-                it a position that is kept for long falls out of the service's log.
+            target: Read not further than this.
+            allow_empty: True when positions that moved without a record are worth a step too. Without it, a
+                position that is kept for a long time falls out of the service's log.
         """
         wanted = {e.partition_id: e.cursor for e in before.active() if within(self._feed, e, target)}
         return self._step(before, wanted, max_records, deadline, target, allow_empty)
@@ -133,10 +133,10 @@ class Planner:
     def steps(self, before: Lineage, deadline: Deadline, target: Target | None = None) -> Iterator[Step]:
         """Every step from a lineage to the present end of the feed, or to the target.
 
-        Each partition is asked once, so that it ends however fast records come.
+        Each partition is asked once, so that the steps end however fast records come.
 
         Args:
-            before: Where reading stands.
+            before: The lineage to continue from.
             deadline: When it has to be over.
             target: Where to stop, or None for the present end.
         """
@@ -152,10 +152,10 @@ class Planner:
             before = step.after
 
     def target(self, before: Lineage, deadline: Deadline) -> Target:
-        """The present end of the feed: what is written later lies behind it.
+        """The present end of the feed: what is written later lies after it.
 
         Args:
-            before: Where reading stands.
+            before: The lineage to continue from.
             deadline: When it has to be over.
         """
         last, passed = before, set[str]()
@@ -169,12 +169,12 @@ class Planner:
         """The end of the feed as it was at a moment; needs `CHANGE_FEED_POINT_IN_TIME`.
 
         Args:
-            moment: Aware. As near before it as the capability's note says.
+            moment: With a time zone. The target lies before it, as closely as the capability's note says.
             deadline: When it has to be over.
-            field: What the caller calls the moment, for the error.
+            field: The caller's name for the time, for the error.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a moment that is still to come.
+            MulticloudDbError: `INVALID_REQUEST` for a time in the future.
         """
         check_not_ahead(moment, self._feed.clock(deadline), field)
         seeds = self._feed.start(AtTime(moment), None, deadline)
@@ -207,7 +207,7 @@ class Planner:
         return Step(before, after, ends, empty, late)
 
     def _audit(self, lineage: Lineage, mover: Mover, deadline: Deadline) -> tuple[PartitionFoundLate, ...]:
-        """Compare a lineage with what the service lists, when that is due; one that fails costs no plan."""
+        """Compare a lineage with what the service lists, when due; a failed audit does not stop the plan."""
         if not is_audit_due(lineage.audited, self._audit_seconds):
             return ()
         address = self._feed.spec.address
@@ -230,7 +230,7 @@ class Planner:
 
     def _warn_of_audit(self, error: Exception) -> None:
         reason = fault_of(self._provider, error).message
-        _log.warning("%s: coverage could not be audited (%s)", self._feed.spec.address, reason)
+        _log.warning("%s: the audit of coverage failed (%s)", self._feed.spec.address, reason)
 
     def _heads(
         self,
@@ -240,7 +240,7 @@ class Planner:
         deadline: Deadline,
         target: Target | None,
     ) -> dict[str, Head]:
-        """Where each partition is read until; the records of all together are bounded."""
+        """The position up to which each partition is read; `max_records` bounds all of them together."""
         if max_records is None:
             return clip(self._feed, self._ask(wanted, None, mover, deadline), target)
         heads: dict[str, Head] = {}
@@ -273,7 +273,7 @@ class Planner:
     def _ask(
         self, cursors: dict[str, Cursor], most: int | None, mover: Mover, deadline: Deadline
     ) -> dict[str, Head]:
-        """The head of each; one whose branch was lost to retention is replaced in the lineage."""
+        """The head of each partition; a partition lost to retention is replaced in the lineage."""
         left, skips = dict(cursors), Counter[str | None]()
         found: dict[str, Head] = {}
         while True:
@@ -294,14 +294,14 @@ class Planner:
                 before = dict(left)
                 for name in left.copy() if failed is None else [failed]:
                     self._skip(name, left, mover, failed)
-                # What is oldest may be gone by the time that it is read; not for ever.
+                # The oldest record may be gone before it is read, but that must not repeat for ever.
                 if left == before or skips[failed] > _MOST_SKIPS:
                     raise
 
     def _skip(self, name: str, left: dict[str, Cursor], mover: Mover, failed: str | None) -> None:
-        """Go on at the oldest record of a partition that has expired.
+        """Continue at the oldest record of a partition that has expired.
 
-        That is the one whose read has `failed`. Where all were asked together, their positions tell.
+        It is the one whose read has `failed`. Where all were asked together, their positions show which one.
         """
         seeds = {seed.partition_id: seed for seed in mover.oldest(name)}
         if name in seeds and failed is None and self._feed.compare(left[name], seeds[name].cursor) != -1:
@@ -313,18 +313,18 @@ class Planner:
             found = list(seeds.values())
             mover.replace(name, found, mover.ask_coming(name, found))
         _log.warning(
-            "%s: what %s held behind %s was lost to retention; reading goes on behind that",
+            "%s: what %s held after %s was lost to retention; reading continues after the gap",
             self._feed.spec.address,
             self._feed.public_id(name),
             self._feed.describe(lost).text,
         )
 
     def _read_head(self, name: str, cursor: Cursor, most: int | None, deadline: Deadline) -> Head:
-        """Find a head by reading, where the feed knows no cheaper way."""
+        """Find a head by reading, where the feed has no cheaper way."""
         reading = RangeReading(self._provider, self._feed, Range(name, cursor, None))
         count, outcome = 0, Continue()
         try:
-            # Where records come faster than they are read, what was read by the deadline is a step too.
+            # Where records come faster than they are read, the records read by the deadline are a step too.
             while (most is None or count < most) and not (count and deadline.remaining() < _SPARE_SECONDS):
                 wanted = _RECORDS if most is None else min(_RECORDS, most - count)
                 batch = reading.fetch(wanted, deadline)
@@ -333,7 +333,7 @@ class Planner:
                 if not goes_on(batch.outcome) or (not len(batch) and batch.caught_up is not False):
                     return Head(cursor, count, batch.outcome)
         except RecordFault:
-            # What lies before a poison record is delivered first.
+            # The records before a poison record are delivered first.
             if not count:
                 raise
         finally:

@@ -27,12 +27,12 @@ _RECORDS: Final = 10_000
 _BYTES: Final = 8 * 1024 * 1024
 _log = logging.getLogger("multiclouddb.planner")
 _ENDED: Final = (
-    "it ended before the range that was planned does: it was dropped, renamed or recreated on the way; "
-    "try again, and if that does not help start anew, at a time before that"
+    "it ended before the end of the planned range: it was dropped, renamed or recreated in the meantime; "
+    "try again, and if that does not help, start again at a time before that"
 )
 _BEHIND: Final = (
-    f"the service has had nothing more for {_STILL_SECONDS:.0f} s, but the range that was planned goes on; "
-    "try again, and if that does not help the resource was recreated: start anew"
+    f"the service has had nothing more for {_STILL_SECONDS:.0f} s, but the planned range is not at its end; "
+    "try again, and if that does not help, the resource was recreated: start again"
 )
 
 
@@ -42,9 +42,9 @@ class Range:
 
     Attributes:
         partition_id: The service's own id.
-        start: Read behind this.
-        until: Up to and including this; None = to the end, whatever it is. It has to come: this is a
-            partition that has ended, or a part of a scan.
+        start: Read after this.
+        until: Up to and including this; None = to the end, wherever that is. The end has to come: the
+            partition has ended, or it is a part of a scan.
     """
 
     partition_id: str
@@ -61,11 +61,11 @@ def read_range(
         provider: Classifies failures.
         feed: The opened feed.
         part: What to read.
-        on_expired: `SkipToOldest()` to go on behind what retention has taken from the range;
-            `Fail()` by default.
+        on_expired: `SkipToOldest()` to continue after what was lost to retention in the range; `Fail()` by
+            default.
 
     Raises:
-        MulticloudDbError: By category; `CHECKPOINT_EXPIRED` when the range is no longer whole.
+        MulticloudDbError: By category; `CHECKPOINT_EXPIRED` when part of the range was lost to retention.
     """
     reading = RangeReading(provider, feed, part)
     try:
@@ -93,8 +93,8 @@ class RangeReading:
     def batches(self, on_expired: OnExpired) -> Iterator[Batch]:
         """The whole range; batches are not empty.
 
-        Whoever answers may be behind whoever the range was planned with: where there is nothing before the
-        end of the range, it is asked again.
+        The node of the service that answers may lag behind the one that the range was planned with. So where
+        it has nothing more before the end of the range, it is asked again.
         """
         still = Deadline.after(_STILL_SECONDS)
         while True:
@@ -144,7 +144,7 @@ class RangeReading:
                 assert_never(outcome)
 
     def _is_short(self) -> bool:
-        """True unless the bound is reached: the partition has ended earlier than when it was planned."""
+        """True unless the bound is reached: the partition has ended before the end of the planned range."""
         until = self._part.until
         return until is not None and self._feed.compare(self._position, until) in (-1, None)
 
@@ -153,10 +153,10 @@ class RangeReading:
 
         Args:
             max_records: Hard bound on `len(batch)`.
-            deadline: No try begins behind it.
+            deadline: No try begins after it.
 
         Raises:
-            Exception: What the provider raised, the last time.
+            Exception: What the provider raised in the last try.
         """
         batch = self._tries.call(lambda: self._once(max_records, deadline), deadline)
         self._position = batch.cursor_after(len(batch))
@@ -177,13 +177,13 @@ class RangeReading:
         return ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, message, retryable=True)
 
     def _skip(self) -> bool:
-        """Go on at the oldest record that is left in the range; False when none is."""
+        """Continue at the oldest record that is left in the range; False when none is left."""
         part = self._part
         for seed in self._feed.oldest([part.partition_id], Deadline.after(_FETCH_SECONDS)):
             if seed.partition_id == part.partition_id and seed.cursor != self._position:
                 lost, self._position = self._position, seed.cursor
                 where, text = self._feed.public_id(part.partition_id), self._feed.describe(lost).text
-                _log.warning("%s: what it held behind %s was lost to retention", where, text)
+                _log.warning("%s: what it held after %s was lost to retention", where, text)
                 return part.until is None or self._feed.compare(seed.cursor, part.until) in (-1, None)
         return False
 

@@ -1,4 +1,4 @@
-"""One planned step, and how far a run may go."""
+"""One planned step, and how far a run may read."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Target:
 
     Attributes:
         cursors: Partition → where to stop in it.
-        passed: Partitions that ended before, which are read to their end; None = every partition
-            that has no cursor. What is neither passed nor has a cursor came later.
+        passed: Partitions that ended before the target and are read to their end; None = every partition
+            without a cursor. A partition that is not in `passed` and has no cursor came later.
     """
 
     cursors: Mapping[str, Cursor]
@@ -34,11 +34,10 @@ class Step:
     """One planned step.
 
     Attributes:
-        before: Where reading stands.
-        after: Where it stands when the ranges are read.
-        ends: Partition → where it ended, for those that ended in this step: `after` does not have
-            them any more.
-        empty: True when only positions have moved: there is nothing to read between.
+        before: The lineage before the step.
+        after: The lineage when the ranges are read.
+        ends: Partition → where it ended, for those that ended in this step: `after` no longer holds them.
+        empty: True when only positions have moved: there is nothing to read between them.
         found_late: Partitions that an audit found; the next step reads them.
     """
 
@@ -50,7 +49,7 @@ class Step:
 
     @property
     def moved(self) -> bool:
-        """False when reading stands where it stood; a look for children or an audit is no move."""
+        """False when all positions are the same; looking for children and auditing do not count."""
         return not self.after.stands_like(self.before)
 
     def ranges(self) -> list[Range]:
@@ -59,7 +58,7 @@ class Step:
 
 
 def ranges_between(before: Lineage, after: Lineage, ends: Mapping[str, Cursor]) -> list[Range]:
-    """What lies between two lineages of one feed; pure.
+    """The ranges between two lineages of one feed; pure.
 
     Args:
         before: As in `Step`.

@@ -1,1 +1,1 @@
-"""Reading one page from many partitions at once."""
+"""Reads one page from many partitions at once."""

@@ -1,4 +1,4 @@
-"""What the answers of partitions mean for the page and for the lineage: cut, move on, retire, skip."""
+"""Applies the answers of partitions to the page and the lineage: cut, advance, retire, skip."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ _ALL_ENDED: Final = "every partition has ended and all that they held has been r
 
 
 class Answers(Generic[T]):
-    """Collects what one call's partitions answer; every method moves the lineage and the result.
+    """Collects the answers of one call's partitions; every method changes the lineage and the result.
 
-    Methods that can end a partition return the ids that start in its place.
+    Methods that can end a partition return the ids of the partitions that start after it.
 
     Args:
         context: What all calls share.
         feed: The opened feed.
-        lineage: Moved on in place.
+        lineage: Changed in place.
         turns: The call's partitions.
         limit: Bound on records handed out.
-        view: Makes of a batch's records `[i, j)` what the caller wants.
+        view: Makes what the caller wants from a batch's records `[i, j)`.
         deadline: When the call has to be over.
         on_expired: What to do about a position older than retention.
-        single: True to report the end of a partition instead of going on with its children.
+        single: True to report the end of a partition instead of continuing with its children.
 
     Attributes:
         result: What was found so far.
@@ -73,7 +73,7 @@ class Answers(Generic[T]):
         self.result: PollResult[T] = PollResult(turns, limit)
 
     def landed(self, turn: Turn, reader: PartitionReader) -> Batch:
-        """What a fetch has brought, with what it cost.
+        """The batch of a fetch; its cost is counted.
 
         Raises:
             Exception: What ended the fetch.
@@ -108,10 +108,10 @@ class Answers(Generic[T]):
         return True
 
     def finish(self, turn: Turn, batch: Batch) -> list[str] | None:
-        """A batch is handed out whole: only now does it count how it ends.
+        """Apply a batch's outcome, which counts only when the whole batch is handed out.
 
         Returns:
-            What starts in the partition's place; None while there is more to read in it.
+            The ids that start after the partition; None while there is more to read in it.
         """
         turn.watermark = batch.watermark
         for notice in batch.notices:
@@ -155,12 +155,12 @@ class Answers(Generic[T]):
         return now is None or now.children != entry.children
 
     def failed(self, turn: Turn, error: Exception) -> list[str]:
-        """A read has failed for good in this call: blame it, or skip what retention has taken."""
+        """A read has failed for good in this call: record the failure, or skip what was lost to retention."""
         expired = self._fetcher.fault(error).category == ErrorCategory.CHECKPOINT_EXPIRED
         if not expired or not isinstance(self._on_expired, SkipToOldest):
             self.blame(turn, error)
             return []
-        if turn.skips == _MOST_SKIPS:  # what is oldest is always gone already: that is no progress to report
+        if turn.skips == _MOST_SKIPS:  # the oldest is always gone already: that is no progress
             self._forget_gaps(turn)
             self.blame(turn, error)
             return []
@@ -184,13 +184,13 @@ class Answers(Generic[T]):
         return started
 
     def blame(self, turn: Turn, error: Exception) -> None:
-        """Note a failure; one that is not retryable stops the feed."""
+        """Record a failure; one that is not retryable stops the feed."""
         self._turns.fail(turn, error)
         if not self._fetcher.fault(error).retryable:
             self.result.failure = (turn.partition_id, error)
 
     def _ends(self, name: str, outcome: Outcome) -> list[str] | None:
-        """Move on by an outcome; the ids that start now, or None while there is more to read."""
+        """Apply an outcome; the ids that start now, or None while there is more to read."""
         moved: Moved | None = Moved()
         if isinstance(outcome, Drained) and self._single:
             self._tell_retired(name, outcome.children)
@@ -219,7 +219,8 @@ class Answers(Generic[T]):
                 if not len(self._lineage):
                     self.result.over = _ALL_ENDED
             case Ended(notice) if notice is not None:
-                # All partitions of a dropped collection say so; that the feed is over, the last one does.
+                # Every partition of a dropped collection has this notice; the last one says that the feed is
+                # over.
                 if notice not in self.result.notices and not isinstance(notice, FeedEnded):
                     self.result.tell(notice, name)
                 if not len(self._lineage):
@@ -237,7 +238,7 @@ class Answers(Generic[T]):
 
         Args:
             every: Seconds from one audit to the next.
-            meanwhile: Begins what the service may do at the same time.
+            meanwhile: Begins the calls that the service may serve at the same time.
         """
         if self._single or not is_audit_due(self._lineage.audited, every):
             return
@@ -247,7 +248,7 @@ class Answers(Generic[T]):
             audit = self._mover.audit(
                 self._deadline.sooner(min(_AUDIT_SECONDS, self._deadline.remaining() / 2))
             )
-        except Exception as error:  # noqa: BLE001 - it costs the audit, not the page
+        except Exception as error:  # noqa: BLE001 - it fails the audit, not the page
             self._watch.audit_failed(address, self._fetcher.fault(error).message)
             return
         for late in audit.late:
@@ -260,16 +261,16 @@ class Answers(Generic[T]):
             self._skip_stranded(name)
 
     def _skip_stranded(self, name: str) -> None:
-        """A parent that was gone before it was listed: raise, or report the gap and continue without it."""
+        """A parent was gone before it was listed: raise, or report the gap and continue without it."""
         where = self._feed.public_id(name)
         if not isinstance(self._on_expired, SkipToOldest):
             self.blame(self._turns.of(name), stranded_fault(where))
             return
-        gap = Gap(where, "its first record, for it was never listed", "nothing left")
+        gap = Gap(where, "its first record, because it was never listed", "nothing left")
         self._tell(gap, name, *self._lineage.release(name))
 
     def worth_asking(self) -> list[str]:
-        """The active partitions, without those that failed although the vendor's client had tried again."""
+        """The active partitions, without those that failed after the vendor's client had already retried."""
         active = [self._turns.of(entry.partition_id) for entry in self._lineage.active()]
         return [
             turn.partition_id
@@ -278,7 +279,7 @@ class Answers(Generic[T]):
         ]
 
     def _pass_on(self, name: str, heirs: Iterable[str]) -> None:
-        """What follows a partition comes after the partition's notice, too."""
+        """The partitions that follow also come after the partition's notice."""
         if self._turns.of(name).noticed:
             for heir in heirs:
                 self._turns.of(heir).noticed = True
@@ -289,7 +290,7 @@ class Answers(Generic[T]):
         self._watch.partition_retired(self._feed.spec.address, public_id(name), named)
 
     def _tell_gap(self, turn: Turn, seeds: Sequence[Seed]) -> None:
-        """Records after the position are gone: reading goes on with the oldest that are left."""
+        """Report that records after the position are gone; reading continues with the oldest left."""
         position = self._lineage.cursor(turn.partition_id)
         turn.skips += 1
         turn.lost = position if turn.skips == 1 else turn.lost
@@ -306,7 +307,7 @@ class Answers(Generic[T]):
         self._watch.gap(self._feed.spec.address, gap)
 
     def _forget_gaps(self, turn: Turn) -> None:
-        """Take back what was told of a partition and leave it where it stood: a later call tells it."""
+        """Withdraw a partition's gaps and leave it at its old position: a later call reports them."""
         where, notices = self._feed.public_id(turn.partition_id), self.result.notices
         notices[:] = [item for item in notices if not (isinstance(item, Gap) and item.partition_id == where)]
         self._lineage.advance(turn.partition_id, turn.lost)

@@ -26,7 +26,7 @@ class ReadContext:
         closed: Set when the client is closed.
         width: Partitions read at once by one call.
         page_records: The provider's own page size.
-        watch_seconds: For how long more children of a drained partition are looked for.
+        watch_seconds: How long to look for more children of a drained partition.
         audit_seconds: How often the coverage of a collection is audited.
     """
 

@@ -1,4 +1,4 @@
-"""Which readers of one partition are closed when there are more than may be kept."""
+"""Decides which readers of one partition are closed when there are too many."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 
 class Crowd(Generic[T]):
-    """The cached readers of one partition: one for each consumer, and what consumers have left behind.
+    """The cached readers of one partition: one for each consumer, and the ones that consumers no longer use.
 
-    A consumer that comes back has proven that its reader is in use; one that goes on in another process never
-    comes back. So readers that nobody has come back to are closed first. Which one of them is left to
-    chance: with "the oldest first", consumers that take turns would each find their reader closed just
-    before they come back. The proven ones are seven eighths at most, so that new consumers have a place
-    beside old ones that have stopped.
+    A consumer that comes back has proven that its reader is in use. A consumer that continues in another
+    process never comes back. So readers that nobody has come back to are closed first, one of them at random.
+    With "the oldest first", consumers that take turns would each find their reader closed just before they
+    come back. At most seven eighths are proven readers, so that new consumers have a place when old ones have
+    stopped.
     """
 
     __slots__ = ("_new", "_proven")
@@ -39,7 +39,7 @@ class Crowd(Generic[T]):
         return _dice.choice(list(self._new))
 
     def remove(self, reader: T) -> bool:
-        """It is in use, or closed; whether it was the last one."""
+        """Remove a reader that is now in use or closed; returns whether it was the last one."""
         self._new.pop(reader, None)
         self._proven.pop(reader, None)
         return not (self._new or self._proven)

@@ -1,4 +1,4 @@
-"""What a call tells about itself: watermark, lag, headroom, cost."""
+"""What a call reports about itself: watermark, lag, headroom, cost."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _MICRO: Final = timedelta(microseconds=1)
 
 
 def watermark_micros(feed: Feed, lineage: Lineage, result: PollResult[Any], told: int | None) -> int | None:
-    """The moment before which nothing comes any more, in µs since 1970; never less than `told`.
+    """The time before which no more events come, in µs since 1970; never less than `told`.
 
-    It is the least over every partition: what its last batch said, else the time of its position.
-    A child that waits cannot be older than where its drained parents say that it starts.
+    It is the minimum over all partitions: the watermark of the last batch, else the time of the position. For
+    a child that waits it is the time of the start positions that its drained parents gave.
     """
     least: datetime | None = None
     for entry in lineage:
         if isinstance(entry, Drained) and entry.children:
-            continue  # what follows it is here; what is not known has no time
+            continue  # its known children are here; unknown children have no time
         if isinstance(entry, Waiting):
             times = [feed.describe(cursor).time for cursor in entry.said]
         else:
@@ -63,7 +63,7 @@ def diagnose(
         state: What the token says.
         result: What the call found.
         watermark: From `watermark_micros`.
-        now: The service's time, or None where it does not tell.
+        now: The service's time, or None where it does not say.
         elapsed: Seconds that the call took.
     """
     mark = None if watermark is None else _EPOCH + watermark * _MICRO
@@ -94,7 +94,7 @@ def diagnose(
 
 
 def open_watches(state: FeedState) -> int:
-    """How many partitions have ended, and more that follows them is still looked for."""
+    """How many partitions have ended while the engine still looks for more children of them."""
     match state:
         case Lineage():
             return sum(bool(entry.children) for entry in state.drained())
@@ -105,7 +105,7 @@ def open_watches(state: FeedState) -> int:
 
 
 def _headroom_of_waiting(feed: Feed, lineage: Lineage, now: datetime) -> float:
-    """How long the positions of children are kept that wait for their parents; infinite for none."""
+    """How long the positions of waiting children are still kept; infinite when none waits."""
     least = math.inf
     for entry in lineage:
         for cursor in entry.said if type(entry) is Waiting else ():

@@ -1,4 +1,4 @@
-"""Opened feeds, kept between calls, and what their services' clocks say."""
+"""Opened feeds, kept between calls, and the times of their services' clocks."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ _CLOCK_PATIENCE: Final = 1.0
 
 
 class FeedCache:
-    """Opened feeds by spec, and what the service's clock says; shared by all calls of a client.
+    """Opened feeds by spec, and the time of the service's clock; shared by all calls of a client.
 
-    A feed is closed when nobody needs it: neither a later call, nor one that still runs. Opening one costs
-    calls to the service, which check how the resource is provisioned. So a feed is kept for ten minutes after
-    its last use, and as many are kept as readers: with the scope of a partition key there is a feed for each
-    key, and a worker may read thousands of keys in turns. When there are more, those that were used in the
-    last minute stay, and a further one is closed after its call: in turns, the longest unused is needed next.
+    A feed is closed when neither a running call nor a later one needs it. Opening one costs calls to the
+    service, which check how the resource is provisioned. So a feed is kept for ten minutes after its last
+    use, and the bound is as high as that of readers: with the scope of a partition key there is a feed for
+    each key, and a worker may read thousands of keys in turns. When there are more, those that were used in
+    the last minute stay, and a further one is closed after its call: a worker that reads in turns next needs
+    the feed that was unused for longest.
 
     Args:
         fetcher: Runs calls.
@@ -51,7 +52,7 @@ class FeedCache:
         self._closed = False
 
     def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
-        """The feed of this spec, to be released; and whether this call has opened it."""
+        """The feed of this spec, to be released, and whether this call has opened it."""
         with self._lock:
             feed = self._feeds.get(spec)
             if feed is not None:
@@ -69,7 +70,7 @@ class FeedCache:
         return kept, True
 
     def release(self, feed: Feed) -> None:
-        """A call is over."""
+        """End one use of a feed: a call is over."""
         with self._lock:
             self._use(feed, -1)
             old = self._unused_since(time.monotonic() - _IDLE_SECONDS)
@@ -77,7 +78,7 @@ class FeedCache:
             self._close_unused(unused)
 
     def forget(self, feed: Feed) -> None:
-        """Open it anew next time: it may be another resource by then."""
+        """Open it again next time: its resource may have been recreated."""
         with self._lock:
             if self._feeds.get(feed.spec) is feed:
                 del self._feeds[feed.spec]
@@ -85,22 +86,23 @@ class FeedCache:
         self._close_unused(feed)
 
     def now(self, feed: Feed, deadline: Deadline) -> datetime | None:
-        """The service's time, from an answer at most a minute old; None where it does not tell."""
+        """The service's time, from an answer at most a minute old; None where the service does not say."""
         asked, told = self._clocks.get(id(feed), (-math.inf, None))
         if time.monotonic() - asked >= _CLOCK_SECONDS:
             asked, told = self._ask(feed, deadline)
-        # Carried on by a clock that nobody sets.
+        # Advanced by a clock that nobody sets.
         return None if told is None else told + timedelta(seconds=time.monotonic() - asked)
 
     def told(self, feed: Feed, deadline: Deadline) -> datetime | None:
-        """What the service answers now, if it tells quickly: never later than its time at what follows.
+        """The service's time now, if it answers quickly; never later than its time in calls that follow.
 
-        A time that was carried on may be: the clock was set back since, or another machine answers.
+        A time that this process has advanced may be later: the clock was set back since, or another machine
+        answers.
         """
         return self._quickly(feed, deadline, self._ask_now)
 
     def soon(self, feed: Feed, deadline: Deadline) -> datetime | None:
-        """The service's time if it tells quickly; one that does not is left alone for a minute."""
+        """The service's time if it answers quickly; otherwise it is not asked again for a minute."""
         return self._quickly(feed, deadline, self.now)
 
     def _quickly(
@@ -111,7 +113,7 @@ class FeedCache:
             return None
         try:
             return ask(feed, deadline.sooner(_CLOCK_PATIENCE))
-        except Exception:  # noqa: BLE001 - it costs the lag, not the page
+        except Exception:  # noqa: BLE001 - the page comes without its lag
             self._mute[id(feed)] = time.monotonic()
             return None
 
@@ -125,7 +127,7 @@ class FeedCache:
         return asked, told
 
     def close(self) -> None:
-        """Close every feed, one in use when its call is over."""
+        """Close every feed; one that is in use is closed when its call is over."""
         with self._lock:
             self._closed = True
             feeds = list(self._feeds.values())
@@ -133,16 +135,16 @@ class FeedCache:
             self.forget(feed)
 
     def _use(self, feed: Feed, more: int) -> None:
-        """A call begins or ends; with the lock held."""
+        """Count a call that begins or ends; with the lock held."""
         self._users[id(feed)] += more
         self._used_at[id(feed)] = time.monotonic()
         if self._feeds.get(feed.spec) is feed:
             self._feeds.move_to_end(feed.spec)
 
     def _unused_since(self, moment: float, most: int = 0) -> list[Feed]:
-        """Take out what was not used since then, the longest unused first, while more than `most` are kept.
+        """Remove feeds not used since then, the longest unused first, while more than `most` are kept.
 
-        Some at a time only: closing costs the call that does it. With the lock held.
+        It removes only a few at a time: closing takes time of the call that does it. With the lock held.
         """
         old: list[Feed] = []
         while len(self._feeds) > most and len(old) < _MOST_AT_ONCE:

@@ -33,8 +33,8 @@ class Ask:
 
     Attributes:
         records: Hard bound on records.
-        nbytes: Wish for bytes.
-        reserve: Bytes that an answer is likely to have; held in the budget until it is there.
+        nbytes: Target for bytes.
+        reserve: Bytes that an answer is likely to have; reserved in the budget until it arrives.
         wait: Seconds to block while there is nothing.
         deadline: When it has to be over.
     """
@@ -47,7 +47,7 @@ class Ask:
 
 
 class InlineExecutor(Executor):
-    """Runs everything at once in the calling thread: for deterministic tests."""
+    """Runs everything immediately in the calling thread: for deterministic tests."""
 
     def submit(self, fn: Callable[..., T], /, *args: object, **kwargs: object) -> Future[T]:
         """Run it now.
@@ -60,21 +60,21 @@ class InlineExecutor(Executor):
         future: Future[T] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
-        except BaseException as error:  # noqa: BLE001 - it is the future's to raise
+        except BaseException as error:  # noqa: BLE001 - the future raises it
             future.set_exception(error)
         return future
 
 
 class Fetcher:
-    """One for a client.
+    """Runs a client's reads and control calls; one for each client.
 
     Args:
         provider: Classifies failures.
         executor: Where blocking calls run.
-        watch: Told of retries.
+        watch: Notified of retries.
         closed: Set when the client is closed: ends every pause.
         attempts: Tries of one call; 1 with the application's own vendor client.
-        pause: Waits between tries; until the client is closed by default.
+        pause: Waits between tries; by default at most until the client is closed.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Fetcher:
 
         Raises:
             Exception: What the provider raised last.
-            ProviderFault: `TRANSIENT_FAILURE` when it did not come back in time, and had not failed before.
+            ProviderFault: `TRANSIENT_FAILURE` when the call did not return in time and had not failed before.
         """
         failures: list[Exception] = []
         tries = self._tries(lambda _attempt, _seconds, error: failures.append(error))
@@ -119,20 +119,20 @@ class Fetcher:
         try:
             return future.result()
         except Exception as error:
-            if self._closed.is_set():  # whatever the vendor's client says of having been closed
+            if self._closed.is_set():  # whatever the vendor's client raised because it was closed
                 raise closed_fault() from error
             raise
 
     def rest(self) -> None:
-        """Let a moment pass: the caller would ask again at once for what is not there yet."""
+        """Pause briefly: otherwise the caller would ask again at once for what is not there yet."""
         self._pause(_REST_SECONDS)
 
     def _submit(self, operation: Callable[..., T], *args: object) -> Future[T]:
         try:
             return self._executor.submit(operation, *args)
         except RuntimeError as error:
-            # The pool takes no more, since the client is closed or the process ends; a system that has no
-            # thread left raises the same class.
+            # The pool accepts no more work because the client is closed or the process ends. A system without
+            # a free thread raises the same class.
             if self._closed.is_set() or "shutdown" in str(error):
                 raise closed_fault() from error
             raise
@@ -145,7 +145,7 @@ class Fetcher:
                 raise closed_fault()
             try:
                 reader = live.open()
-                if live.cancelled:  # while it was opened: nobody has cancelled this reader
+                if live.cancelled:  # cancelled while the reader was opened: nobody has cancelled it
                     raise closed_fault()
                 return reader.fetch(ask.records, ask.nbytes, ask.wait, ask.deadline)
             except BaseException:
@@ -158,7 +158,7 @@ class Fetcher:
             self._watch.retry(address, where, attempt, seconds, self.fault(error).message)
 
         batch = self._tries(told).call(once, ask.deadline)
-        live.trouble = None  # it is over; and the traceback of it would hold the batch
+        live.trouble = None  # it is over, and its traceback would keep the batch in memory
         live.fetched(ask.nbytes, batch.nbytes)
         return batch
 
@@ -175,7 +175,7 @@ def closed_fault() -> ProviderFault:
     return ProviderFault.of(
         ErrorCategory.TRANSIENT_FAILURE,
         "the client was closed, or its process ends, while this call was in flight; nothing is lost: "
-        "connect again and go on from the token of the request",
+        "connect again and continue from the token of the request",
     )
 
 

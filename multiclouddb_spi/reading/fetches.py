@@ -1,4 +1,4 @@
-"""The fetches of one call: begun as threads and bytes allow, landed, and kept for the next call."""
+"""The fetches of one call: started as threads and bytes allow, landed, and kept for the next call."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Fetches:
         feed: The opened feed.
         turns: The call's partitions.
         active: How many partitions share the budget.
-        limit: The page's bound: a first read asks for no more, later ones for more and more.
+        limit: The page's bound: a first read asks for no more, later reads ask for more and more.
         deadline: When the call has to be over.
 
     Attributes:
-        overtaken: Partitions that wait for bytes, while what others have fetched is handed out. They keep
-            their place in the lineage, and so they are the first to be asked when there are bytes.
+        overtaken: Partitions that wait for bytes while the records of others are handed out. They keep their
+            place in the lineage, so they are the first to be asked when there are bytes.
     """
 
     def __init__(
@@ -54,34 +54,34 @@ class Fetches:
         self.overtaken: frozenset[str] = frozenset()
 
     def may_ask(self) -> bool:
-        """Whether one partition more can be asked now; which one is first may change with that."""
+        """Whether one more partition can be asked now; this may change which one is first."""
         if not self._turns.due or (len(self._turns.asked) >= self._context.width and self._full()):
             return False
         return self._has_room() or self._may_ask_without()
 
     def _full(self) -> bool:
-        """Whether so many that are not slow are asked: slow ones do not keep others from being asked."""
+        """Whether enough partitions are asked; slow ones do not count, so that others are asked."""
         slow, asked = time.monotonic() - HEAD_SECONDS, self._turns.asked.values()
         return sum(turn.reader.asked_at > slow for turn in asked if turn.reader) >= self._context.width
 
     def _has_room(self) -> bool:
-        """Whether there are bytes left for one answer more.
+        """Whether there are bytes left for one more answer.
 
-        What this call or another consumer will hand out next is not evicted for it: to fetch that again
-        would cost more than to wait until it is handed out.
+        It does not evict what this call or another consumer will hand out next: fetching that again would
+        cost more than waiting until it is handed out.
         """
         reserve = max(self._share, self._budget.expected)
         if self._budget.over(reserve) <= 0:
             return True
-        if not self._no_room:  # looked for in vain once, in vain for the rest of this call
+        if not self._no_room:  # found none once, so there is none for the rest of this call
             self._no_room = not self._cache.make_room(reserve, self._in_use)
         return self._budget.over(reserve) <= 0
 
     def _may_ask_without(self) -> bool:
-        """Without bytes for a further answer.
+        """Whether a partition may be asked although no bytes are left for an answer.
 
-        Partitions of which something is fetched go first, so that it is handed out and gives its bytes back.
-        Where there is none, one is asked alone whatever it holds.
+        Partitions that already hold records go first, so that these are handed out and free their bytes.
+        Where there are none, one partition is asked alone, whatever it holds.
         """
         due = self._turns.due
         if not self._sorted:
@@ -99,12 +99,12 @@ class Fetches:
         return reader.feed is self._feed and self._turns.position(reader.partition_id) == reader.cursor
 
     def ask_held(self) -> None:
-        """Ask those of which something is left: the page may have a place for it now."""
+        """Ask the partitions that have records left: the page may have a place for these now."""
         self._turns.ask(list(self._turns.held))
         self._sorted = False
 
     def take(self, partition_id: str, cursor: Cursor) -> PartitionReader:
-        """What an earlier call left at this position, or a reader at it."""
+        """The reader that an earlier call left at this position, or a new one."""
         reader = self._cache.pop(self._feed, partition_id, cursor)
         if reader is None:
             reader = PartitionReader(self._feed, partition_id, cursor, self._budget, self._context.watch)
@@ -114,7 +114,7 @@ class Fetches:
         return reader
 
     def launch(self, turn: Turn, reader: PartitionReader, wait: float) -> None:
-        """Ask a partition; it lands when it answers, at once when something of it is left.
+        """Ask a partition; it lands when it answers, or at once when it has records left.
 
         Args:
             turn: The partition.
@@ -130,7 +130,7 @@ class Fetches:
         assert reader.future is not None
 
         def arrived(_: object) -> None:
-            """From any thread."""
+            """Called from any thread."""
             self._landed.append(turn)
             self._bell.ring()
 
@@ -144,7 +144,7 @@ class Fetches:
         """
         until = time.monotonic() + patience
         while True:
-            landed = bool(self._landed)  # looked at first: closing cancels what flies, and then it lands
+            landed = bool(self._landed)  # read first: closing cancels fetches in flight, which then land
             if self._context.closed.is_set():
                 raise closed_fault()
             if landed:
@@ -159,18 +159,18 @@ class Fetches:
         if (
             reader.future is None
             and len(self._turns.asked) < self._context.width
-            and not self._no_room  # then others have waited for these bytes
+            and not self._no_room  # if so, others have waited for these bytes
             and self._budget.over(max(self._share, self._budget.expected)) <= 0
         ):
             self._start(reader, 0.0)
-            # Let the pool's thread send the request: mapping comes next and does not give up the interpreter.
+            # Let the pool's thread send the request: mapping comes next and does not release the interpreter.
             time.sleep(_SEND_SECONDS)
 
     def park(self) -> dict[str, Exception | None]:
-        """Leave what is in flight to the next call; past the deadline it is given up, if that loses nothing.
+        """Leave fetches in flight to the next call; after the deadline, cancel those that lose nothing by it.
 
         Returns:
-            The partitions whose answer is late, with what their fetch has failed with so far.
+            The partitions whose answer is late, with the failure of their fetch so far.
         """
         passed = self._deadline.passed()
         late: dict[str, Exception | None] = {}
@@ -178,7 +178,7 @@ class Fetches:
             reader = turn.reader
             assert reader is not None
             if passed and reader.future is not None and not reader.future.done():
-                if not (turn.awaited and reader.trouble is None):  # it was asked for news, and there are none
+                if not (turn.awaited and reader.trouble is None):  # it waits for news, and there are none
                     late[turn.partition_id] = reader.trouble
                 if not reader.outlasts():
                     reader.discard()
@@ -188,7 +188,7 @@ class Fetches:
         return late
 
     def abandon(self) -> None:
-        """Give up everything in flight."""
+        """Cancel everything in flight."""
         for turn in self._turns.asked.values():
             if turn.reader is not None:
                 turn.reader.discard()

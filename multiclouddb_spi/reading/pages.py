@@ -1,4 +1,4 @@
-"""What a call found becomes a page, or the error that it raises."""
+"""Makes the page, or the error, from what a call found."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Reading(Generic[T]):
 
     Attributes:
         values: What the view made, in the page's order.
-        page: The page around them; its `events` are empty here.
+        page: The page that they belong to; its `events` are empty here.
     """
 
     values: tuple[T, ...]
@@ -66,11 +66,11 @@ class Pages:
     """Makes pages and errors for one engine.
 
     Args:
-        provider_id: Whose errors they are.
+        provider_id: The provider that errors name.
         fetcher: Says what failures mean.
         feeds: Forgets a feed whose resource is gone.
-        watch: Told when retention comes near.
-        headroom_warning: Seconds below which it is told.
+        watch: Notified when a position is close to the end of retention.
+        headroom_warning: Seconds below which it is notified.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class Pages:
     def raise_failure(
         self, session: Session, lineage: Lineage, result: PollResult[Any], deadline: Deadline
     ) -> None:
-        """Nothing was handed out: raise what stopped the feed, if anything did.
+        """Raise what stopped the feed, if anything did and nothing was handed out.
 
-        Notices are handed out first; what stopped the feed is asked first by the next call.
+        Notices are handed out first; the next call first asks what stopped the feed.
         """
         if result.notices:
             return
@@ -117,7 +117,7 @@ class Pages:
             skipped=((where, fault.position),),
         )
         error = to_error(self._provider_id, "read_changes", self._fetcher.fault(fault), fault)
-        message = f"{where}: {fault}; go on behind it from error.detail.skip_token once it is dealt with"
+        message = f"{where}: {fault}; once it is dealt with, continue after it from error.detail.skip_token"
         raised = MulticloudDbError(message, attrs.evolve(error.detail, skip_token=token))
         raised.__cause__ = fault.__cause__ or fault
         return raised
@@ -135,14 +135,14 @@ class Pages:
         return to_error(self._provider_id, "read_changes", fault, error, oldest_position=oldest)
 
     def forget_if_gone(self, session: Session, fault: Fault) -> None:
-        """The resource may be another one by now: look anew next time."""
+        """Forget the feed, because its resource may have been recreated: open it again next time."""
         if fault.category in _REOPEN:
             self._feeds.forget(session.feed)
 
     def reading(
         self, session: Session, lineage: Lineage, result: PollResult[T], deadline: Deadline, began: float
     ) -> Reading[T]:
-        """The page of what a poll found; its token has the lineage as it is now."""
+        """The page from a poll's result; its token holds the lineage as it is now."""
         watermark = watermark_micros(session.feed, lineage, result, session.watermark)
         state: FeedState = lineage
         if result.retired is not None:
@@ -166,7 +166,7 @@ class Pages:
         )
 
     def ended(self, session: Session, look: Look) -> Reading[Any]:
-        """The page of a token behind which nothing is read: it says again how that came."""
+        """The page of a token after which nothing is read: it reports the reason again."""
         state = look.state
         errors = {}
         if look.error is not None and isinstance(state, Retired):
@@ -206,7 +206,7 @@ class Pages:
         )
 
     def _warn(self, session: Session, nearest: Turn) -> None:
-        """Report the partition that is nearest to its end; once a minute, since it will be so for long."""
+        """Report the partition that is nearest to the end of retention; once a minute, as that lasts long."""
         address, now = session.feed.spec.address, time.monotonic()
         if now - self._warned.get(address, -math.inf) < _WARNING_SECONDS:
             return
@@ -219,7 +219,7 @@ def _skipped(of: Session | Finished) -> tuple[Notice, ...]:
 
 
 def finished(end: Finished) -> Reading[Any]:
-    """The page behind which nothing follows, told without the service."""
+    """The page after which nothing follows, made without asking the service."""
     notices = (*_skipped(end), FeedEnded(end.over.reason))
     return Reading((), ChangeFeedPage((), end.token, idle=True, notices=notices))
 

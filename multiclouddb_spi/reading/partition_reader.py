@@ -1,7 +1,7 @@
 """What reads one partition: the provider's reader, what it has fetched, and the fetch in flight.
 
 A `PartitionReader` belongs to one call or to the cache, never to both: it is popped, used, and put back under
-the position it has then. Losing one costs time, not events: the token has the position.
+the position that it has then. Losing one costs time, not events: the token holds the position.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ __all__ = ["Budget", "PartitionReader"]
 
 
 class Budget:
-    """Bytes that are fetched or asked for and not handed out yet; one for a client.
+    """Bytes that were fetched or requested and are not handed out yet; one budget per client.
 
     Attributes:
         limit: Bound in bytes.
         used: How many there are at present.
-        expected: What a fetch is likely to bring although less is asked for: a service hands out at
-            least one record, however large it is.
+        expected: Bytes that a fetch is likely to return although it asks for less: a service returns at least
+            one record, however large it is.
         lock: Held while `used` changes together with what a partition holds.
     """
 
@@ -35,12 +35,12 @@ class Budget:
         self.lock = threading.Lock()
 
     def learn(self, asked: int, nbytes: int) -> None:
-        """A fetch has brought so many bytes where so many were asked for."""
+        """Learn from a fetch that asked for `asked` bytes and returned `nbytes`."""
         with self.lock:
             self.expected = max(self.expected, nbytes) if nbytes > asked else self.expected * 9 // 10
 
     def over(self, more: int = 0) -> int:
-        """How many bytes would have to go to take `more`; 0 or less when it fits."""
+        """How many bytes must be freed to take `more`; 0 or less when it fits."""
         return self.used + more - self.limit
 
 
@@ -48,8 +48,8 @@ class PartitionReader:
     """One partition: a reader, at most one batch of it, and at most one fetch in flight.
 
     Attributes:
-        cursor: Where reading goes on behind what was handed out.
-        position: Where the reader stands, behind the batch.
+        cursor: Where reading continues after what was handed out.
+        position: The reader's position, after the batch.
         batch: What was fetched, or None.
         taken: How many records of the batch were handed out.
         future: The fetch in flight, or None.
@@ -57,11 +57,11 @@ class PartitionReader:
         window: How many records the next fetch asks for; grows while the reader is reused.
         not_before: Monotonic time before which asking again makes no sense.
         asked_at: Monotonic time of the last fetch's start: an older answer proves nothing now.
-        retries: Calls that were made again in the last fetch.
-        trouble: Why the fetch in flight was made again the last time, or None.
+        retries: Retries of the last fetch.
+        trouble: Why the fetch in flight was last retried, or None.
         waiting: True while the fetch in flight blocks for news: it had nothing when it was asked.
         cancelled: True once nobody wants the fetch in flight any more.
-        call: Stands for the call that has had it last.
+        call: Identifies the call that had it last.
         proven: True once a later call has come back to it.
     """
 
@@ -126,11 +126,11 @@ class PartitionReader:
             self._held_batch = nbytes
 
     def nbytes(self) -> int:
-        """What it holds, or may hold once its fetch has landed."""
+        """Bytes that it holds, or may hold once its fetch has landed."""
         return self._held_ask + self._held_batch
 
     def empty(self) -> bool:
-        """True when nothing is fetched nor asked for: only the reader would be lost."""
+        """True when nothing is fetched or requested: only the reader would be lost."""
         return self.batch is None and self.future is None
 
     def open(self) -> Reader:
@@ -141,7 +141,7 @@ class PartitionReader:
         return self.reader
 
     def outlasts(self) -> bool:
-        """True when the fetch in flight is to be waited for by the next call, not begun again."""
+        """True when the next call has to wait for the fetch in flight instead of starting it again."""
         reader = self.reader
         return reader is not None and reader.outlasts()
 
@@ -154,7 +154,7 @@ class PartitionReader:
             self._watch.reader_closed(self.feed.spec.address, self.feed.public_id(self.partition_id))
 
     def land(self) -> Batch:
-        """Take over what the fetch brought.
+        """Take over the batch of the fetch.
 
         Raises:
             Exception: What ended the fetch.
@@ -169,7 +169,7 @@ class PartitionReader:
         return self.batch
 
     def has_more(self, batch: Batch) -> bool:
-        """Worth reading on at once: not for the first page of a caller who may want one only."""
+        """Whether to fetch the next batch at once; not on the first page, as a caller may want only one."""
         return (
             isinstance(batch.outcome, Continue)
             and batch.caught_up is not True

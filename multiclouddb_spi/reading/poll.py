@@ -1,21 +1,21 @@
-"""One call's reading: from the partitions of a lineage until the page is full or all have answered.
+"""One call's reading: it asks the partitions of a lineage until the page is full or all have answered.
 
-Fetches run on the pool; everything here happens in the caller's thread. The stage of each partition is in
-`turns.py`; this is what moves the partitions from stage to stage, and the numbers stand where it is done:
+Fetches run on the pool; everything here happens in the caller's thread. `turns.py` has the stage of each
+partition. This module moves the partitions from stage to stage, and the numbers mark where it does so:
 
- 1. Partitions are asked in the order of the lineage, several at once; what an earlier call has fetched and
-    not handed out is used first. So no partition starves: the token keeps the order.
- 2. Answers are taken as they come. Records are mapped, cut at the page's bound, and the cursor moves only
-    past what is handed out: what a page does not hold, its token does not skip.
+ 1. It asks partitions in the order of the lineage, several at once. First it uses what an earlier call has
+    fetched and not handed out. So no partition starves: the token keeps the order.
+ 2. It takes answers as they come. Records are mapped and cut at the page's bound. The cursor moves only past
+    what is handed out: a token does not skip what its page does not hold.
  3. A partition that ended is retired once its last record is handed out; its children are asked in the same
     call.
  4. With something in hand the poll ends as soon as no further answer is there, but not before the head of
-    the queue has had its turn, for which a place on the page is kept: so no slow partition starves. One that
-    is slower than `HEAD_SECONDS` has had its turn.
- 5. With nothing in hand it continues until every partition has answered that it has nothing, and then for as
+    the queue has had its turn. A place on the page is kept for the head, so no slow partition starves. A head
+    that is slower than `HEAD_SECONDS` has had its turn.
+ 5. With nothing in hand it continues until every partition has answered that it has nothing. Then it waits as
     long as the caller wants to wait, unless it has a notice to report.
- 6. After a notice nothing more of its partition is handed out, nor of those that are read because of it:
-    that is for a later call.
+ 6. After a notice it hands out nothing more of that partition, nor of those that are read because of it: a
+    later call does.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Poll(Generic[T]):
     Args:
         context: What all calls share.
         feed: The opened feed.
-        lineage: Moved on in place.
+        lineage: Changed in place.
         limit: Bound on records handed out.
-        view: Makes of a batch's records `[i, j)` what the caller wants.
+        view: Makes what the caller wants from a batch's records `[i, j)`.
         deadline: When the call has to be over.
         wait: Seconds to wait for a first record.
         on_expired: What to do about a position older than retention.
-        single: True to report the end of a partition instead of going on with its children.
+        single: True to report the end of a partition instead of continuing with its children.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class Poll(Generic[T]):
         self._fetches = Fetches(context, feed, turns, len(active), limit, deadline)
 
     def run(self) -> PollResult[T]:
-        """Do it.
+        """Read one page.
 
         Raises:
-            Exception: What the provider raised for a call that is about no single partition.
+            Exception: What the provider raised for a call that does not concern a single partition.
         """
         result, turns = self._result, self._turns
         first = [turn for turn in turns if turn.failed_last]
@@ -114,7 +114,7 @@ class Poll(Generic[T]):
     # -- Rounds
 
     def _read_alone(self, turns: list[Turn]) -> None:
-        """Ask first what ended the last call, so that nothing puts off what stops it; but not for ever."""
+        """Ask first the partitions that ended the last call, so that nothing delays their error for long."""
         self._turns.ask(turn.partition_id for turn in turns)
         while not (self._result.full() or all(turn.partition_id in self._turns.served for turn in turns)):
             self._launch()
@@ -124,7 +124,7 @@ class Poll(Generic[T]):
             self._answer(turn)
 
     def _read(self, partition_ids: Iterable[str]) -> None:
-        """Ask these, and what starts on the way, until there is reason to end."""
+        """Ask these, and the partitions that start meanwhile, until there is a reason to end."""
         turns = self._turns
         turns.ask(partition_ids)
         while not self._result.full():
@@ -138,7 +138,7 @@ class Poll(Generic[T]):
                 return
 
     def _follow(self) -> None:
-        """Before a page stays empty: read the children of partitions that have ended in this call."""
+        """Before a page stays empty, read the children of partitions that have ended in this call."""
         while not self._result.in_hand() and not self._result.full() and self._answers.has_ended():
             self._read(self._answers.discover())
 
@@ -206,7 +206,7 @@ class Poll(Generic[T]):
         )
 
     def _go_on(self) -> bool:
-        """No answer came in time: True when there is something to do all the same."""
+        """No answer came in time: True when there is still something to do."""
         now = time.monotonic()
         more = bool(self._turns.held) or (not self._result.count and now < self._waiting.end())
         if self._head is not None and (now >= self._waiting.head_until or not self._turns.asked):
@@ -214,7 +214,7 @@ class Poll(Generic[T]):
         return more
 
     def _sleep_until_paced(self) -> bool:
-        """With nothing else to do: wait for the partition that may be asked next."""
+        """With nothing else to do, wait for the partition that may be asked next."""
         paced = self._turns.paced
         if self._result.in_hand() or not paced:
             return False
@@ -234,7 +234,7 @@ class Poll(Generic[T]):
         self._served(turn)
 
     def _served(self, turn: Turn) -> None:
-        """The head of the queue is not waited for any more: others have its place on the page."""
+        """Stop waiting for the head of the queue: others get its place on the page."""
         if turn is self._head:
             self._head = None
             self._fetches.ask_held()
@@ -316,7 +316,7 @@ class Poll(Generic[T]):
         late = self._fetches.park()
         if not (result.count or result.stopped()):
             result.idle = self._lineage.is_quiet(turns.quiet())
-        for name, trouble in late.items():  # that a service throttles says more than that it was late
+        for name, trouble in late.items():  # throttling by the service explains more than a late answer
             turn = turns.of(name)
             turns.fail(turn, trouble or turn.error or ProviderFault(late_fault()))
         self._lineage.rotate([*turns.served, *late])

@@ -18,7 +18,7 @@ from multiclouddb_spi.reading.partition_reader import Budget, PartitionReader
 __all__ = ["ReaderCache"]
 
 _IDLE_SECONDS: Final = 60.0
-# A consumer who comes back page by page is back in that time.
+# A consumer that reads page by page comes back in that time.
 _RESTING_SECONDS: Final = 10.0
 # Newcomers to a full cache have this part of it.
 _PASSING_PART: Final = 32
@@ -33,17 +33,17 @@ def _place(feed: Feed, partition_id: str, cursor: Cursor) -> _Place:
 class ReaderCache:
     """Readers of partitions that no call uses at present, by feed, partition and position.
 
-    Of one partition several are kept: one for each consumer in this process. More of them are what is left
-    behind by consumers who go on in other processes, and each may hold something of the service's.
+    Of one partition several readers are kept: one for each consumer in this process. Further ones belonged to
+    consumers that continue in other processes, and each may hold a resource of the service.
 
-    A consumer asks its partitions in turns. When there are more of them than are kept, the longest unused
-    reader is the one that is needed next. So a full cache keeps what it has: newcomers pass through a small
-    part of it, and stay only if somebody comes back to them meanwhile.
+    A consumer asks its partitions in turns. When there are more partitions than the cache keeps, the reader
+    that was unused for longest is needed next. So a full cache keeps what it has: new readers pass through a
+    small part of it, and stay only if somebody comes back to them in time.
 
     Args:
-        budget: What they hold counts there.
-        capacity: How many at most.
-        most_of_one: How many of one partition at most.
+        budget: Counts the bytes that the readers hold.
+        capacity: How many readers at most.
+        most_of_one: How many readers of one partition at most.
     """
 
     def __init__(self, budget: Budget, capacity: int, most_of_one: int = 64) -> None:
@@ -57,13 +57,13 @@ class ReaderCache:
         self._closed = False
 
     def pop(self, feed: Feed, partition_id: str, cursor: Cursor) -> PartitionReader | None:
-        """The reader at this very position, or None."""
+        """The reader at exactly this position, or None."""
         with self._lock:
             here = self._places.get(_place(feed, partition_id, cursor)) or []
             return self._taken(here[-1]) if here else None
 
     def holds(self, feed: Feed, partition_id: str, cursor: Cursor) -> bool:
-        """Whether something is fetched, or asked for, at this very position."""
+        """Whether something is fetched or requested at exactly this position."""
         with self._lock:
             here = self._places.get(_place(feed, partition_id, cursor)) or []
             return bool(here) and not here[-1].empty()
@@ -71,8 +71,8 @@ class ReaderCache:
     def put(self, reader: PartitionReader) -> None:
         """Keep it for the next call.
 
-        Another one under the same position is closed, unless somebody has come back to one of the two: then
-        they belong to consumers that stand at one position.
+        Another reader at the same position is closed, unless somebody has come back to one of the two: then
+        they belong to different consumers at the same position.
         """
         reader.used_at = time.monotonic()
         place = _place(reader.feed, reader.partition_id, reader.cursor)
@@ -82,7 +82,7 @@ class ReaderCache:
             old.discard()
 
     def tidy(self, in_use: Callable[[PartitionReader], bool]) -> None:
-        """Discard what nobody has used for a minute, and what others have left beyond the budget.
+        """Discard what nobody has used for a minute, and what others have left that exceeds the budget.
 
         What the caller says is `in_use` counts as used now: with many partitions a round takes longer.
         """
@@ -102,7 +102,7 @@ class ReaderCache:
     def make_room(self, nbytes: int, in_use: Callable[[PartitionReader], bool]) -> bool:
         """Evict what others have fetched and left until that many bytes fit, the longest unused first.
 
-        Never what is `in_use`, nor what another consumer has used a moment ago: it would be fetched again.
+        It never evicts what is `in_use` or what another consumer has just used: it would be fetched again.
 
         Returns:
             Whether they fit.
@@ -126,7 +126,7 @@ class ReaderCache:
             old.discard()
 
     def close(self) -> None:
-        """Discard all, and whatever calls that are still in flight put back."""
+        """Discard all readers, also those that calls in flight put back later."""
         with self._lock:
             self._closed = True
         self.forget()
@@ -137,7 +137,7 @@ class ReaderCache:
     # -- All of these with the lock held
 
     def _taken(self, reader: PartitionReader) -> PartitionReader:
-        """Take it out."""
+        """Remove it from the cache."""
         place = self._resident.pop(reader, None) or self._passing.pop(reader)
         self._places[place].remove(reader)
         if not self._places[place]:
@@ -147,7 +147,7 @@ class ReaderCache:
         return reader
 
     def _added(self, reader: PartitionReader, place: _Place) -> list[PartitionReader]:
-        """Put it in; what has to go for it."""
+        """Put it in; returns the readers that have to leave for it."""
         twins = [] if reader.proven else [twin for twin in self._places.get(place, ()) if not twin.proven]
         gone = [self._taken(twin) for twin in twins]
         self._places.setdefault(place, []).append(reader)
@@ -166,7 +166,7 @@ class ReaderCache:
         return gone
 
     def _unused_since(self, moment: float) -> list[PartitionReader]:
-        """The longest unused first, of either part."""
+        """The readers of both parts not used since then, the longest unused first."""
         found = []
         for part in (self._passing, self._resident):
             for reader in part:

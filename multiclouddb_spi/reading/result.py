@@ -19,23 +19,23 @@ T = TypeVar("T")
 
 @attrs.define
 class PollResult(Generic[T]):
-    """What a poll found; the lineage that it was given has moved on.
+    """What a poll found; it has changed the lineage that it was given.
 
     Attributes:
         turns: What each partition has answered.
         limit: Bound on records handed out.
         values: What the view made of the records that are handed out, in order.
         count: How many records these are.
-        notices: Facts found on the way.
+        notices: Facts found while reading.
         moved: A partition answered or a position moved.
         idle: Every active partition answered that it has nothing.
         retired: With one physical partition: how it ended, once it did.
         over: Why nothing will ever follow, or None.
-        failure: Where, and what, stops the feed for good.
-        poison: Where, and which record, stops the feed.
+        failure: The partition and the error that stop the feed for good.
+        poison: The partition and the record that stop the feed.
         found_late: Partitions that an audit found.
         requests: Calls to the service.
-        retries: Calls that were made again.
+        retries: Calls that were retried.
         charge: What the service charged, or None.
     """
 
@@ -57,7 +57,7 @@ class PollResult(Generic[T]):
 
     @classmethod
     def nothing(cls, lineage: Lineage) -> PollResult[T]:
-        """Of a call that reads nothing."""
+        """The result of a call that reads nothing."""
         return cls(Turns(lineage), 0)
 
     def stopped(self) -> bool:
@@ -65,23 +65,23 @@ class PollResult(Generic[T]):
         return bool(self.failure or self.poison or self.retired or self.over)
 
     def full(self) -> bool:
-        """True when the page takes nothing more."""
+        """True when the page has no place left."""
         return self.count >= self.limit or self.stopped()
 
     def places(self) -> int:
-        """How many records the page still takes."""
+        """How many more records the page takes."""
         return self.limit - self.count
 
     def in_hand(self) -> bool:
-        """True when there is something to make a page of."""
+        """True when there is something to put on a page."""
         return bool(self.count or self.notices)
 
     def tell(self, notice: Notice, *partition_ids: str) -> None:
-        """Put a fact on the page: the next event of these partitions comes after it, on a later page.
+        """Put a fact on the page; the next event of these partitions comes after it, on a later page.
 
         Args:
             notice: The fact.
-            partition_ids: The partition that it is in, and those that are read because of it.
+            partition_ids: The partition that it belongs to, and those that are read because of it.
         """
         self.notices.append(notice)
         for name in partition_ids:

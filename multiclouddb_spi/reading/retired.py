@@ -1,4 +1,4 @@
-"""A token of one partition that has ended: it says again how, and looks for children that came late."""
+"""Reads a token of one partition that has ended: reports the end again, and looks for late children."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Look", "look_again"]
 
 @attrs.frozen
 class Look:
-    """How reading ended, and what was asked for this time.
+    """How reading ended, and what this call asked for.
 
     Attributes:
         state: How reading ended.
@@ -40,11 +40,11 @@ def look_again(
         session: The feed.
         state: What the token says.
         fetcher: Makes the call.
-        watch_seconds: For how long they are looked for.
+        watch_seconds: How long to look for them.
         deadline: When it has to be over.
 
     Returns:
-        At least what the token says: a service that does not answer takes nothing of it back.
+        At least what the token says, also when the service does not answer.
     """
     watch = state.watch
     if watch is None or not is_due(session.feed, watch):
@@ -53,7 +53,7 @@ def look_again(
     try:
         asked = {name: watch.cursor}
         outcome = fetcher.call(lambda: session.feed.discover(asked, deadline), deadline).get(name)
-    except Exception as error:  # noqa: BLE001 - what is known is said again all the same
+    except Exception as error:  # noqa: BLE001 - what is known is reported again anyway
         return Look(state, 1, fetcher.fault(error).message)
     if outcome is None:
         return Look(state)
@@ -67,7 +67,7 @@ def look_again(
 
 def _named(outcome: Outcome) -> tuple[tuple[Child, ...], bool]:
     match outcome:
-        case Drained(children, complete):  # of one that is gone: all that may be its children
+        case Drained(children, complete):  # for one that is gone: all that may be its children
             return children, complete
         case Ended():
             return (), True

@@ -1,4 +1,4 @@
-"""One record for each partition of a call: the stage in which it is, and what it has answered.
+"""One record for each partition of a call: its stage, and what it has answered.
 
                  ask             launched           landed
     UNASKED ──────────▶ DUE ──────────────▶ ASKED ──────────▶ ANSWERED
@@ -6,7 +6,7 @@
                          │ └─ paced ─▶ PACED ─ its time ─┐     │    └─ hold ─▶ HELD ─┐
                          └───────────────────────────────┴─ ask ◀──── place again ───┘
 
-All of it happens in the caller's thread: other threads only say which fetch has landed (`Fetches`).
+Everything happens in the caller's thread: other threads only report which fetch has landed (`Fetches`).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ __all__ = ["Stage", "Turn", "Turns"]
 
 
 class Stage(Enum):
-    """Where a partition stands in a call."""
+    """The stage of a partition in a call."""
 
     UNASKED = auto()
-    """The call knows it and does not read it."""
+    """The call knows it, but does not read it."""
     DUE = auto()
     """It is asked when its turn comes."""
     ASKED = auto()
-    """Its fetch is in flight, or has landed and was not looked at."""
+    """Its fetch is in flight, or has landed and is not processed yet."""
     PACED = auto()
     """Asking it makes no sense before its `not_before`."""
     HELD = auto()
-    """Some of what it brought is left: the page has no place for that now."""
+    """Some of its records are left: the page has no place for them now."""
     ANSWERED = auto()
     """It has answered, and there is no reason to ask it again."""
 
@@ -50,18 +50,18 @@ class Turn:
 
     Attributes:
         partition_id: The service's own id.
-        stage: Where it stands; only `Turns` changes it.
-        reader: What reads it, while it is ASKED.
-        failed_last: The call before ended because of it: it is asked first.
+        stage: Its stage; only `Turns` changes it.
+        reader: Its reader, while it is ASKED.
+        failed_last: The previous call ended because of it: it is asked first.
         not_before: Monotonic time before which asking it makes no sense, while it is PACED.
-        silent: Its last answer was that it has nothing, and nothing was asked since.
+        silent: Its last answer was that it has nothing, and it was not asked since.
         awaited: It was silent, and the fetch in flight waits for news.
         noticed: A notice of it is on the page, so none of its records may follow on the same page.
         error: Its failure in this call, or None.
-        watermark: What its last batch said that was handed out whole.
+        watermark: The watermark of its last batch that was handed out completely.
         headroom: Seconds until its position falls out of retention; infinite where that is not known.
         skips: How often its position was older than retention in this call.
-        lost: Where it stood before the first of these.
+        lost: Its position before the first of these.
     """
 
     partition_id: str
@@ -80,16 +80,16 @@ class Turn:
 
 
 class Turns:
-    """The partitions of one call, by id and by stage; within a stage the longest there is first.
+    """The partitions of one call, by id and by stage; within a stage, the one there for longest is first.
 
     Args:
-        lineage: Says where each stands.
+        lineage: Gives the position of each.
 
     Attributes:
         due: Those that are asked when their turn comes.
         asked: Those that are asked.
         paced: Those that are asked later.
-        held: Those of which something is left.
+        held: Those that have records left.
         failed: Those that have failed in this call, the first one first.
         served: Those that have had their turn, the last one last: in the next call they are asked in this
             order, after those that had none.
@@ -121,14 +121,14 @@ class Turns:
         return self._turns.get(partition_id)
 
     def position(self, partition_id: str) -> Cursor | None:
-        """Where the call stands in a partition; None where it does not read it."""
+        """The call's position in a partition; None where it does not read it."""
         turn = self._turns.get(partition_id)
         if turn is None or turn.stage is Stage.UNASKED or partition_id not in self._lineage:
             return None
         return self._lineage.cursor(partition_id)
 
     def quiet(self) -> set[str]:
-        """Those that have nothing: they said so, or were asked for news and wait without trouble."""
+        """Those that have nothing: they said so, or they wait for news without a failure."""
         found = set[str]()
         for name, turn in self._turns.items():
             waits = turn.awaited and turn.reader is not None and turn.reader.trouble is None
@@ -151,16 +151,16 @@ class Turns:
         self._move(turn, Stage.ASKED)
 
     def landed(self, turn: Turn) -> PartitionReader:
-        """Its fetch has an answer; returns what has read it, which is no longer the turn's."""
+        """Its fetch has an answer; returns its reader, which no longer belongs to the turn."""
         reader = turn.reader
         assert reader is not None
-        # In this order: whoever is interrupted in between finds no asked partition without a reader.
+        # In this order, so that an interruption in between leaves no asked partition without a reader.
         self._move(turn, Stage.ANSWERED)
         turn.reader, turn.awaited = None, False
         return reader
 
     def pace(self, turn: Turn, not_before: float) -> None:
-        """It is not worth asking yet."""
+        """Ask it later: asking makes no sense before `not_before`."""
         turn.not_before = not_before
         self._move(turn, Stage.PACED)
 
@@ -170,11 +170,11 @@ class Turns:
         self.ask([name for name, turn in self.paced.items() if turn.not_before <= now])
 
     def hold(self, turn: Turn) -> None:
-        """Leave the rest of what it brought for later."""
+        """Leave the rest of its records for later."""
         self._move(turn, Stage.HELD)
 
     def gone(self, turn: Turn) -> None:
-        """It has left the lineage, so nothing is read of it."""
+        """It has left the lineage, so it is not read any more."""
         self._move(turn, Stage.ANSWERED)
 
     def fail(self, turn: Turn, error: Exception) -> None:

@@ -11,7 +11,7 @@ from multiclouddb_spi.deadline import Deadline
 __all__ = ["HEAD_SECONDS", "Waiting"]
 
 HEAD_SECONDS: Final = 2.0
-"""So long a partition may keep others waiting; one that takes longer is read beside them."""
+"""How long a partition may keep others waiting; the others do not wait for one that takes longer."""
 _LINGER_SECONDS: Final = 0.002
 _MOST_WAIT_SECONDS: Final = 1.0
 _RETURN_SECONDS: Final = 1.0

@@ -490,7 +490,7 @@ class TestAudit:
         bench.fill_partition("p1", 1)
         page = bench.page(token)
         assert len(page.events) == 1
-        assert "coverage could not be audited (503)" in caplog.text
+        assert "the audit of coverage failed (503)" in caplog.text
         asked = bench.provider_of.audits
         clock.passed += 50
         page = bench.page(page.continuation_token)
@@ -579,7 +579,7 @@ class TestPlanner:
         bench.provider_of.trouble = ServerError("503")
         clock.passed += 10_000
         assert planner.advance(lineage, None, deadline).moved
-        assert "could not be audited" in caplog.text
+        assert "audit of coverage failed" in caplog.text
 
     def test_an_audit_gets_ten_seconds_of_the_time_of_a_plan(self, split, clock):
         """A service that does not answer the audit leaves the rest of the time to the plan."""

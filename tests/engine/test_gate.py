@@ -282,7 +282,7 @@ class TestForeignTokens:
                 bench.engine.read_changes(ChangeFeedRequest(**request), OperationOptions())
             assert caught.value.category == ErrorCategory.INVALID_REQUEST
             assert caught.value.message.startswith("continuation_token: ")
-            assert "start anew" in caught.value.message
+            assert "start again" in caught.value.message
             return provider.calls
 
         return refuse

@@ -113,7 +113,7 @@ def test_a_partition_that_may_have_ended_too_early_is_not_taken_for_whole():
     rows = read_range(world.provider, world.feed, Range("p0", start, end))
     assert len(next(rows)) == 1
     world.sim.drop()
-    with pytest.raises(MulticloudDbError, match="ended before the range") as caught:
+    with pytest.raises(MulticloudDbError, match="ended before the end of the planned range") as caught:
         list(rows)
     assert (caught.value.category, caught.value.retryable) == (ErrorCategory.TRANSIENT_FAILURE, True)
 
@@ -151,14 +151,14 @@ class TestDefaults:
 
     def test_where_the_order_is_unknown_it_is_not_guessed(self):
         with pytest.raises(
-            ProviderFault, match=r"Vague does not tell where c starts.*write `join`"
+            ProviderFault, match=r"Vague does not say where c starts.*implement `join`"
         ) as caught:
             self.ask(World().feed, [3, 5])
         assert not caught.value.fault.retryable
 
     def test_children_that_nobody_tells_are_not_waited_for_in_silence(self):
         feed = World().feed
-        with pytest.raises(ProviderFault, match=r"what follows p0; .*write `discover`") as caught:
+        with pytest.raises(ProviderFault, match=r"what follows p0; .*implement `discover`") as caught:
             Feed.discover(feed, {"p0": 3}, Deadline.after(1))
         assert not caught.value.fault.retryable
 
@@ -173,6 +173,6 @@ def test_an_end_with_children_to_look_for_fails_where_discover_is_not_written(
     monkeypatch.setattr(SimulationFeed, "discover", Feed.discover)
     monkeypatch.setattr(View, "ending", lambda *_, **__: outcome)
     bench.sim.split("p0")
-    with pytest.raises(MulticloudDbError, match="write `discover`") as caught:
+    with pytest.raises(MulticloudDbError, match="implement `discover`") as caught:
         bench.drain()
     assert caught.value.category == ErrorCategory.PERMANENT_FAILURE

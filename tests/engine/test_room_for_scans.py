@@ -224,5 +224,5 @@ class TestRanges:
     def test_one_before_the_bound_is_reported(self, monkeypatch, end):
         sim, provider, feed = self.world()
         monkeypatch.setattr(View, "ending", lambda *_, **__: end)
-        with pytest.raises(MulticloudDbError, match="it ended before the range"):
+        with pytest.raises(MulticloudDbError, match="it ended before the end of the planned range"):
             list(read_range(provider, feed, Range("p0", 0, sim.head + 5)))

@@ -1,4 +1,4 @@
-"""The calls to the service, as boto3 makes them: signing, endpoints and errors are boto3's."""
+"""The calls to the service, made with boto3: it does signing, endpoints and errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Calls", "Pace", "Series", "Table"]
 
 T = TypeVar("T")
 _DESCRIBES_A_SECOND: Final = 10
-_WINDOW_SECONDS: Final = 1.05  # on the way calls come closer together
+_WINDOW_SECONDS: Final = 1.05  # the network may bring calls closer together
 _JSON: Final = "application/x-amz-json"
 
 
@@ -47,10 +47,10 @@ class Table:
 
 
 class Pace:
-    """Keeps calls to so many in any second; for several threads.
+    """Limits calls to a number in any second; for several threads.
 
     Args:
-        a_second: How many.
+        a_second: The number of calls.
     """
 
     def __init__(self, a_second: int) -> None:
@@ -61,7 +61,7 @@ class Pace:
         """Wait for a turn.
 
         Raises:
-            ProviderFault: `THROTTLED` when it comes behind the deadline.
+            ProviderFault: `THROTTLED` when the turn comes after the deadline.
         """
         with self._lock:
             now = time.monotonic()
@@ -70,7 +70,7 @@ class Pace:
                 raise ProviderFault.of(
                     ErrorCategory.THROTTLED,
                     "DescribeStream may be called ten times a second and other calls of this client are in "
-                    "front; raise timeout_seconds, or try again",
+                    "the queue; raise timeout_seconds, or try again",
                     retryable=True,
                 )
             self._turns.append(due)
@@ -83,7 +83,7 @@ class Calls:
 
     Args:
         clients: boto3's clients.
-        ours: True when we made them: only then is botocore's response parser taken out of the way.
+        ours: True when we made them: only then is botocore's response parser replaced.
         vendor_retried: True when botocore retries by itself.
     """
 
@@ -120,7 +120,7 @@ class Calls:
         Args:
             arn: The stream.
             deadline: When it has to be over.
-            behind: Go on behind this shard.
+            behind: Continue after this shard.
             parent: Only children of this shard; some servers ignore it.
         """
         with self._lock:
@@ -136,7 +136,7 @@ class Calls:
         return found
 
     def iterator(self, arn: str, shard_id: str, kind: str, seq: str | None = None) -> str:
-        """An iterator."""
+        """A new iterator."""
         asked = {"StreamArn": arn, "ShardId": shard_id, "ShardIteratorType": kind}
         if seq is not None:
             asked["SequenceNumber"] = seq
@@ -144,12 +144,12 @@ class Calls:
         return str(_whole(answer, "ShardIterator"))
 
     def records(self, iterator: str, limit: int, *, native: bool) -> Mapping[str, Any]:
-        """What is behind an iterator: `Records`, and `NextShardIterator` unless the shard has ended.
+        """The answer at an iterator: `Records`, and `NextShardIterator` unless the shard has ended.
 
         Args:
             iterator: From `iterator` or an earlier answer.
-            limit: At most so many.
-            native: True for records exactly as boto3 gives them.
+            limit: The most records to return.
+            native: True for records exactly as boto3 returns them.
         """
         self._plain.wanted = native
         answer: dict[str, Any] = self._clients.streams.get_records(ShardIterator=iterator, Limit=limit)
@@ -157,11 +157,11 @@ class Calls:
         return self._told(answer)
 
     def is_passing(self, error: Exception, *, at_once: bool = False) -> bool:
-        """Whether a call that failed so may work a moment later, and nobody has retried it.
+        """Whether a failed call may work a moment later and nobody has retried it.
 
         Args:
-            error: What it failed with.
-            at_once: True to ask whether it may be made again without a pause.
+            error: The error of the call.
+            at_once: True to ask whether the call may be made again without a pause.
         """
         if isinstance(error, ProviderFault):
             found = error.fault
@@ -170,16 +170,16 @@ class Calls:
         return found.retryable and not found.vendor_retried and not (at_once and found.retry_after)
 
     def now(self) -> datetime | None:
-        """The service's clock as its last answer told it, carried on; None while it has told nothing.
+        """The service's time: that of its last answer, advanced since; None while no answer had a time.
 
-        The clock of this machine has no part in it: it may be wrong, and it may be set meanwhile.
+        This machine's wall clock is not used: it may be wrong, and it may be changed in the meantime.
         """
         told = self._told_at
         return None if told is None else told[0] + timedelta(seconds=time.monotonic() - told[1])
 
     @property
     def tells_time(self) -> bool:
-        """True once an answer has told the service's time."""
+        """True once an answer had the service's time."""
         return self._told_at is not None
 
     def close(self) -> None:
@@ -203,28 +203,28 @@ class Calls:
     def _parse(
         self, response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
     ) -> None:
-        """Parse a page of records with orjson; botocore finds an empty object instead.
+        """Parse a page of records with orjson; botocore gets an empty object instead.
 
-        Its own parser goes by the service's model, which takes four times as long.
+        botocore's own parser follows the service's model, which takes four times as long.
         """
         if getattr(self._plain, "wanted", False) or response_dict["status_code"] != 200:
             return
         if not str(response_dict["headers"].get("content-type", "")).startswith(_JSON):
             return
         try:
-            # A page is some ten thousand objects, none of which can be garbage yet.
+            # A page is about ten thousand objects, and none of them can be garbage yet.
             with collector_paused():
                 customized_response_dict.update(orjson.loads(response_dict["body"]))
         except (orjson.JSONDecodeError, TypeError, ValueError):
-            return  # botocore makes an empty object of it, see _whole
+            return  # botocore makes an empty object from it, see _whole
         response_dict["body"] = b"{}"
 
 
 def _whole(answer: Mapping[str, Any], name: str) -> Any:
     """A part that every answer has.
 
-    botocore takes an answer for a success that was cut off on the way: it does not compare the length, and
-    reads a JSON text that ends early as an empty object. Of a page of records that would be a shard's end.
+    botocore takes an answer that was cut off for a success: it does not compare the length, and it reads a
+    JSON text that ends early as an empty object. For a page of records that would mean the end of the shard.
 
     Raises:
         ProviderFault: `TRANSIENT_FAILURE`.
@@ -240,10 +240,10 @@ def _whole(answer: Mapping[str, Any], name: str) -> Any:
 
 
 class Series:
-    """Calls one after another, where a throttled one does not fail them all.
+    """A sequence of calls in which one throttled call does not fail all of them.
 
-    It is made again at once if the one in front of it has worked. To wait and to try on is the engine's: of a
-    service that throttles everything, no more is asked than without this.
+    A throttled call is made again at once if the call before it has worked. Waiting and retrying is the
+    engine's part: a service that throttles everything gets no more calls than without this class.
 
     Args:
         calls: Says which failures pass.

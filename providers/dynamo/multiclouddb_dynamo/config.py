@@ -1,4 +1,4 @@
-"""How a client names a region, and the boto3 clients that are made from it."""
+"""How an application names a region, and the boto3 clients that are made from it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _SPARE_CONNECTIONS: Final = 8
 class DynamoClients:
     """The application's own boto3 clients, for `connect(…, native_client=…)`.
 
-    They are used as they are: never reconfigured, never closed, and each call is tried once by us, so that
-    their own retries are all there are. Both must be of one account and region.
+    They are used as they are: never reconfigured and never closed. We try each call once, so only their own
+    retries happen. Both must be of one account and region.
 
     Attributes:
         dynamodb: `boto3.client("dynamodb")`; describes tables.
@@ -52,7 +52,7 @@ class DynamoClients:
 
 @attrs.frozen
 class DynamoConfig:
-    """What a client was configured with, checked.
+    """The checked configuration of a client.
 
     Attributes:
         region: The region, or None to leave it to boto3.
@@ -81,7 +81,7 @@ class DynamoConfig:
         return getattr(self.config, "retries", None) is not None
 
     def clients(self, concurrency: int) -> DynamoClients:
-        """Make boto3's clients; no I/O but what boto3 reads from its own files.
+        """Make boto3's clients; the only I/O is boto3 reading its own files.
 
         Args:
             concurrency: How many calls run at a time.
@@ -110,7 +110,7 @@ def _checked(cls: type[DynamoConfig], config: ClientConfig) -> DynamoConfig:
         if name not in _OPTIONS and any(word in name.lower() for word in _SECRET):
             raise invalid_request(
                 "connection",
-                f"the option {name!r} is not taken: {_CREDENTIALS}",
+                f"the option {name!r} is not accepted: {_CREDENTIALS}",
                 "set AWS_PROFILE or the environment, or pass a boto3 Session: connection={'session': …}",
             )
     check_names(options, _OPTIONS)

@@ -45,7 +45,7 @@ EXPIRED_ITERATOR: Final = "ExpiredIteratorException"
 REJECTED: Final = frozenset({"ValidationException", "ParamValidation"})
 BROKEN: Final = frozenset({"InternalFailure", "InternalServerError"})
 GONE: Final = frozenset({"TrimmedDataAccessException", "ResourceNotFoundException"})
-"""A shard or a record in it is not there any more."""
+"""The codes for a shard, or a record in it, that no longer exists."""
 
 _DENIED: Final = f"give the identity that boto3 found the permissions of {DOCS_URL}how-to/dynamodb/"
 _WHO: Final = (
@@ -103,12 +103,12 @@ _CODES: Final[dict[str, Row]] = {
 
 
 def expired_records(what: str) -> ProviderFault:
-    """The fault for a position that the stream does not hold any more."""
+    """The fault for a position that the stream no longer holds."""
     return expired(f"{what}: {_KEPT}")
 
 
 def code_of(error: BaseException) -> str:
-    """The service's code; `ParamValidation` for what botocore refuses itself; empty for anything else."""
+    """The service's code; `ParamValidation` for what botocore itself refuses; empty for anything else."""
     if isinstance(error, ParamValidationError):
         return "ParamValidation"
     if isinstance(error, ClientError):
@@ -165,7 +165,7 @@ def _client_fault(error: BotoCoreError, vendor_retried: bool) -> Fault:
         case ParamValidationError():
             row = _REFUSED
         case BotoConnectionError() | HTTPClientError():
-            way_out = "check the region, the endpoint_url and the way there (proxy, VPC endpoint)"
+            way_out = "check the region, the endpoint_url and the network (proxy, VPC endpoint)"
             row = Row(ErrorCategory.TRANSIENT_FAILURE, way_out)
         case _:
             row = _BROKEN

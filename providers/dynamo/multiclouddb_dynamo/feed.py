@@ -54,11 +54,11 @@ __all__ = ["DynamoFeed"]
 
 @attrs.define
 class _Learned:
-    """What tries of one call have learned.
+    """What the tries of one call have learned.
 
     Attributes:
-        resolution: Of a start.
-        listing: Of the shards.
+        resolution: What was learned for a start.
+        listing: What was learned for a listing of the shards.
     """
 
     resolution: Resolution
@@ -80,13 +80,13 @@ class DynamoFeed(Feed):
         self._audits: list[Listing] = []
 
     def for_one_call(self) -> DynamoFeed:
-        """One that asks for nothing twice that an earlier try of a start or a listing was told."""
+        """A feed that does not ask again what an earlier try of a start or a listing has learned."""
         feed = copy(self)
         feed._learned = _Learned(Resolution(self._source))
         return feed
 
     def clock(self, deadline: Deadline) -> datetime | None:
-        """The `Date` of the service's last answer, carried on; None where it sends none."""
+        """The `Date` of the service's last answer, advanced since; None where it sends none."""
         return self._source.calls.now()
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
@@ -98,13 +98,13 @@ class DynamoFeed(Feed):
         if arn != self._source.arn:
             raise ProviderFault.of(
                 ErrorCategory.NOT_FOUND,
-                f"the stream of table {self.spec.address.collection!r} is another by now",
+                f"the stream of table {self.spec.address.collection!r} was replaced by another",
             )
         if not table.enabled:
             raise ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
                 f"the stream of table {self.spec.address.collection!r} is disabled "
-                "(StreamSpecification.StreamEnabled); enable it, or go on from a token to read what it holds",
+                "(StreamSpecification.StreamEnabled); enable it, or continue from a token to read the rest",
             )
         learned = self._learned or _Learned(Resolution(self._source))
         seeds = learned.resolution.seeds(position, partition_id, deadline)
@@ -136,8 +136,8 @@ class DynamoFeed(Feed):
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
         """The children of drained shards, as far as the stream may be asked now.
 
-        A shard that was asked for a moment ago may be left out: all these looks together cost a stream less
-        than one call in two seconds.
+        A shard that was asked for a moment ago may be left out, so that all these calls together are fewer
+        than one every two seconds for a stream.
         """
         return {
             name: self._end_of(name, children, place_of(awaiting[name]))
@@ -153,7 +153,7 @@ class DynamoFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed] | None:
-        """By parents, from a new listing; one that a deadline has cut off goes on with the next audit."""
+        """By parents, from a new listing; the next audit continues a listing that a deadline has cut off."""
         try:
             listing = self._audits.pop()
         except IndexError:
@@ -172,11 +172,11 @@ class DynamoFeed(Feed):
         return seeds
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        """24 hours from the time that nothing behind the position is older than."""
+        """24 hours, counted from a time that no record after the position is older than."""
         return headroom(place_of(cursor), now)
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """At the child's start; a shard has one parent at most."""
+        """At the child's start; a shard has at most one parent."""
         return cursor_of(join(map(place_of, cursors)))
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
@@ -188,18 +188,18 @@ class DynamoFeed(Feed):
         return without_trail(cursor)
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """What is left of these shards, or of what came from them."""
+        """What is left of these shards, or of their descendants."""
         shards, now = self._shards.read(deadline).shards, self._source.seconds()
-        # A listing may be incomplete: what it lacks is asked for.
+        # A listing may be incomplete, so the shards that it lacks are asked for.
         hidden = {name for name in partition_ids if name not in shards and not self._shards.is_gone(name)}
         return [Seed(name, (), cursor_of(Horizon(now))) for name in sorted(hidden)] + oldest_left(
             shards,
             set(partition_ids) - hidden,
             now,
-            # Where the service tells the time, reading tells it by the age of the seed.
+            # Where the service gives the time, reading finds this out by the age of the seed.
             lambda shard: now is not None or shard.last is None or self._shards.can_be_read(shard),
         )
 
     def describe(self, cursor: Cursor) -> Position:
-        """`sequence 4711`, and a time that nothing behind it is older than."""
+        """`sequence 4711`, and a time that no record after it is older than."""
         return describe(place_of(cursor))

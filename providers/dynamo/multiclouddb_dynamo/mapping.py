@@ -1,6 +1,6 @@
 """Stream records as events and as Arrow; pure.
 
-A record is a dict as it is on the wire, or as boto3 parses it: times are numbers there and datetimes here.
+A record is a dict in the form of the wire, with times as numbers, or in the form of boto3, with datetimes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TYPE_TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST_DIGITS: Final = 40
 _LENGTHS: Final = tuple(f"{length:02}" for length in range(100))
-# What a record that is no record makes of the code below.
+# What the code below raises for a damaged record.
 _DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
 
 
@@ -57,7 +57,7 @@ class View:
         key_names: The attributes of the table's key: the partition key, then the sort key if there is one.
         with_new: True when events have the new item.
         with_old: True when events have the old item.
-        native: True when events carry the record.
+        native: True when events carry the vendor's record.
     """
 
     address: ResourceAddress
@@ -82,7 +82,7 @@ def seq_of(record: Record) -> str:
 
 
 def seconds_of(record: Record) -> float | None:
-    """The record's time in seconds since 1970; None when it has none that makes sense."""
+    """The record's time in seconds since 1970; None when it has no valid time."""
     moment = record["dynamodb"].get("ApproximateCreationDateTime")
     if isinstance(moment, datetime):
         return moment.timestamp()
@@ -90,7 +90,7 @@ def seconds_of(record: Record) -> float | None:
 
 
 def order_key(seq: str) -> str:
-    """Text that sorts as the number does: how many digits it has, then the digits."""
+    """Text that sorts like the number: the count of its digits, then the digits."""
     digits = seq.lstrip("0")
     return _LENGTHS[len(digits)] + digits
 
@@ -120,7 +120,7 @@ def to_arrow(records: Sequence[Record], start: int, stop: int, view: View) -> pa
 
 
 def _events(records: Sequence[Record], view: View) -> list[ChangeEvent]:
-    # By column: one call an event, and none for what a request leaves out.
+    # By column: one call per event, and none for what a request leaves out.
     datas = [record["dynamodb"] for record in records]
     types = [_TYPES[record["eventName"]] for record in records]
     columns: list[Iterable[Any]] = [
@@ -157,7 +157,7 @@ def _keys(datas: Sequence[Record], names: tuple[str, ...]) -> list[dict[str, Any
 
 
 def _times(datas: Sequence[Record]) -> list[datetime]:
-    """Times; records of one second share theirs."""
+    """The times; records of one second share one object."""
     previous, moment, moments = None, _EPOCH, []
     for data in datas:
         value = data["ApproximateCreationDateTime"]
@@ -183,7 +183,7 @@ def _expiries(records: Sequence[Record], types: Sequence[ChangeType]) -> list[bo
 
 
 def _by_service(identity: Any) -> bool:
-    """True for the identity that time-to-live deletes with; its fields are seen in both spellings."""
+    """True for the identity with which time-to-live deletes; its fields occur in both spellings."""
     fields = {name.lower(): value for name, value in (identity or {}).items()}
     return fields.get("principalid") == "dynamodb.amazonaws.com" and fields.get("type") == "Service"
 
@@ -238,7 +238,7 @@ def _first_fault(
             mapped(records[index : index + 1], view)
         except _DAMAGED as error:
             return _fault(records, index, type(error).__name__)
-    return _fault(records, start, "the records behind it cannot be told apart")
+    return _fault(records, start, "it is not clear which record is damaged")
 
 
 def _fault(records: Sequence[Record], index: int, reason: str) -> RecordFault:
@@ -251,7 +251,7 @@ def _fault(records: Sequence[Record], index: int, reason: str) -> RecordFault:
 
 
 def behind(record: Record) -> After:
-    """The position behind a record."""
+    """The position after a record."""
     seconds = seconds_of(record)
     return After(seq_of(record), None if seconds is None else int(seconds))
 
@@ -267,7 +267,7 @@ class DynamoMapper(Mapper):
     view: View
 
     def cursor_behind(self, records: Sequence[Record], count: int) -> Cursor:
-        """The position behind the first `count` records."""
+        """The position after the first `count` records."""
         return cursor_of(behind(records[count - 1]))
 
     def events(self, records: Sequence[Record], start: int, stop: int) -> list[ChangeEvent]:

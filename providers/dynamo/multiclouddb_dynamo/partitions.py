@@ -1,4 +1,4 @@
-"""Which shards a stream has and which follow which; what the table has to be provisioned with."""
+"""The shards of a stream and their order; and how the table has to be provisioned."""
 
 from __future__ import annotations
 
@@ -64,22 +64,22 @@ _ENABLE: Final = (
     "enable it: aws dynamodb update-table --table-name {table} "
     "--stream-specification StreamEnabled=true,StreamViewType=NEW_AND_OLD_IMAGES"
 )
-# A shard is rolled over after about four hours: what an open one holds is younger than this.
+# A shard is closed after about four hours: the records of an open shard are younger than this.
 _LIFE_SECONDS: Final = 6 * 3600
 _RETENTION_SECONDS: Final = 24 * 3600
-# What has not been trimmed yet is younger than a day; some of the time to begin reading is taken off.
+# A record that is not trimmed yet is younger than a day; an hour is subtracted as the time to begin reading.
 _KEPT_SECONDS: Final = 23 * 3600
 _ENDED: Final = "the stream was disabled or its table deleted; all that it held has been read"
 
 
 def end_of(children: Iterable[Shard], place: Place, *, settled: bool = False) -> Outcome:
-    """How a drained shard goes on: with its children, later, or not at all.
+    """How a drained shard continues: with its children, later, or not at all.
 
-    Nothing in the service says that these are all children: one may be listed later than the others.
+    The service does not say whether these are all the children: one may be listed later than the others.
 
     Args:
         children: Its children as far as they are known.
-        place: Where reading has ended in it.
+        place: Where reading of it has ended.
         settled: True when the stream takes no more records and no more children are listed.
     """
     found = tuple(
@@ -93,13 +93,13 @@ def end_of(children: Iterable[Shard], place: Place, *, settled: bool = False) ->
 
 
 def _start_of(shard: Shard, place: Place) -> Place:
-    """The start of a shard, and how old what is in it can be: younger than its parent, or open."""
+    """The start of a shard, with the age of its records: they are younger than its parent, or it is open."""
     ages = [seconds for seconds in (seconds_at(place), _age(shard)) if seconds is not None]
     if isinstance(place, Horizon) and not ages:
-        # A parent without a record at `Beginning` tells nothing, and its iterator is of no use here.
+        # A parent without a record at `Beginning` gives no time, and its iterator cannot be used here.
         return Horizon(place.since)
     if isinstance(place, Latest) and place.since is not None and max(ages) == seconds_at(place):
-        return Latest(place.since)  # the parent may have ended before: what is older is not wanted
+        return Latest(place.since)  # the parent may have ended earlier: older records are not wanted
     return Start(max(ages, default=None))
 
 
@@ -110,9 +110,9 @@ def _age(shard: Shard) -> int | None:
 
 
 def lost(shard_id: str, shards: Mapping[str, Shard]) -> Drained:
-    """How a drained shard goes on that is not listed any more and whose children nobody has named.
+    """How a drained shard continues that is no longer listed and whose children nobody has named.
 
-    What came of it may be gone as well: reading what is left says that the position has expired.
+    Its descendants may be gone as well: then reading what is left reports that the position has expired.
     """
     left = _orphans(shards) or set(shards)
     children = (Child(name, (shard_id,), cursor_of(Start(0))) for name in sorted(left))
@@ -120,7 +120,7 @@ def lost(shard_id: str, shards: Mapping[str, Shard]) -> Drained:
 
 
 def _orphans(shards: Mapping[str, Shard]) -> set[str]:
-    """The shards whose parent is not listed any more."""
+    """The shards whose parent is no longer listed."""
     return {
         shard.shard_id for shard in shards.values() if shard.parent is not None and shard.parent not in shards
     }
@@ -134,7 +134,7 @@ def seeds_at_oldest(
     Args:
         shards: What the service lists.
         since: The service's time, or None.
-        unlisted: Parents of these that it does not list at present, but has.
+        unlisted: Parents of these that exist although the service does not list them at present.
     """
     present = shards.keys() | set(unlisted)
     return [Seed(name, (), cursor_of(Horizon(since))) for name in unlisted] + [
@@ -153,18 +153,19 @@ def oldest_left(
     since: int | None,
     can_be_read: Callable[[Shard], bool],
 ) -> list[Seed]:
-    """Where shards can be read on whose positions have expired.
+    """Where reading of shards whose positions have expired can resume.
 
-    Nothing tells what came of a shard that is not listed any more, for its children may be gone as well:
-    every shard whose parent is not listed may be a descendant. Some are of other branches; that repeats
-    events, where leaving them out would lose some.
+    The descendants of a shard that is no longer listed are not known, because its children may be gone as
+    well: every shard whose parent is not listed may be a descendant. Some of these belong to other branches.
+        Reading
+    them repeats events, but leaving them out would lose events.
 
     Args:
         shards: What the service lists.
         shard_ids: The shards.
         since: The service's time, or None.
-        can_be_read: Asks the service, for one that it still lists. In place of one that cannot be read come
-            its children.
+        can_be_read: Asks the service about a shard that it still lists. A shard that cannot be read is
+            replaced by its children.
     """
     found = set(shard_ids)
     if not found <= shards.keys():
@@ -181,21 +182,21 @@ def oldest_left(
 
 
 def seed_at_end(shard: Shard, since: int | None, children: tuple[str, ...] = ()) -> Seed:
-    """Behind everything in a shard that has ended.
+    """A seed after everything in a shard that has ended.
 
     Args:
         shard: The shard.
         since: Nothing older is wanted.
-        children: Those of its children that have a seed of their own.
+        children: Its children that have a seed of their own.
     """
     assert shard.last is not None
     return Seed(shard.shard_id, (), cursor_of(Latest(since, None, shard.last)), children)
 
 
 def with_open_children(shards: Mapping[str, Shard]) -> dict[str, tuple[str, ...]]:
-    """The shards that have ended and whose listed children are all open, with these.
+    """The shards that have ended and whose listed children are all open, with these children.
 
-    One more may be listed later.
+    One more child may be listed later.
     """
     children: dict[str, list[Shard]] = {}
     for shard in shards.values():
@@ -209,7 +210,7 @@ def with_open_children(shards: Mapping[str, Shard]) -> dict[str, tuple[str, ...]
 
 
 def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, Shard]) -> bool:
-    """Whether a seed of the first listing, or of the second, leads to a shard."""
+    """Whether a seed of the first or the second listing leads to a shard."""
     if shard.parent is None:
         return False
     parent = shards.get(shard.parent)
@@ -217,7 +218,7 @@ def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, S
 
 
 def seeds_of_late(shards: Mapping[str, Shard], later: Mapping[str, Shard], since: int | None) -> list[Seed]:
-    """The shards of a second listing that nothing of the first leads to: halves of a split in between."""
+    """The shards of a second listing that no shard of the first leads to: children of a split in between."""
     return [
         Seed(shard.shard_id, (), cursor_of(Latest(since)))
         for shard in later.values()
@@ -237,8 +238,8 @@ def seeds_of_missed(
         missed: Shard → its parents among them.
         shards: What the service lists.
         since: Nothing older is wanted; None = no bound is known.
-        is_trimmed: Asks whether the oldest records of a shard are gone. It is asked only for a shard that is
-            followed by so many others that its records may be a day old.
+        is_trimmed: Asks whether the oldest records of a shard are gone. It is asked only for a shard that has
+            so many generations of descendants that its records may be a day old.
     """
     heights = _heights(missed)
     return [
@@ -250,7 +251,7 @@ def seeds_of_missed(
 def _start_of_missed(
     shard: Shard, height: int, since: int | None, is_trimmed: Callable[[Shard], bool]
 ) -> Place:
-    if shard.seen is None:  # the service tells no time: nothing says how old it is
+    if shard.seen is None:  # the service gives no time, so its age is not known
         return Start(None)
     oldest = shard.seen - _LIFE_SECONDS * (height + 1)
     kept = shard.seen - _KEPT_SECONDS
@@ -262,7 +263,7 @@ def _start_of_missed(
 
 
 def _heights(missed: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """How many shards follow each of these one behind the other."""
+    """How many generations of shards follow each of these."""
     heights = dict.fromkeys(missed, 0)
     pending = list(missed)
     while pending:
@@ -275,7 +276,7 @@ def _heights(missed: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
 
 
 def headroom(place: Place, now: datetime) -> float | None:
-    """Seconds until a position falls out of retention; None where it does not tell."""
+    """Seconds until a position falls out of retention; None where it has no time."""
     seconds = seconds_at(place)
     return None if seconds is None else max(0.0, seconds + _RETENTION_SECONDS - now.timestamp())
 
@@ -292,14 +293,14 @@ def find_table(calls: Calls, address: ResourceAddress) -> tuple[Table, str]:
 
     Raises:
         ProviderFault: `NOT_FOUND` when there is no such table, `INVALID_REQUEST` when it has no stream.
-        MulticloudDbError: `INVALID_REQUEST` for an address that is none of DynamoDB.
+        MulticloudDbError: `INVALID_REQUEST` for an address that DynamoDB does not have.
     """
     if address.database is not None:
         raise invalid_request(
             "address.database", f"is {address.database!r}", "DynamoDB has no databases: leave it out"
         )
     name = address.collection
-    assert name is not None  # the gate has seen to it
+    assert name is not None  # `gate` has checked it
     try:
         table = calls.describe_table(name)
     except ClientError as error:
@@ -319,14 +320,14 @@ def find_table(calls: Calls, address: ResourceAddress) -> tuple[Table, str]:
 
 
 def check_table(table: Table, spec: FeedSpec) -> None:
-    """Refuse to promise items that the stream's records do not hold.
+    """Refuse a request for items that the stream's records do not hold.
 
     Raises:
         ProviderFault: `UNSUPPORTED_CAPABILITY` that names the stream view type.
     """
     kind = table.view_type
     if kind is None:
-        return  # disabled: what it held is read as it is
+        return  # disabled: its remaining records are read as they are
     way_out = (
         "DynamoDB cannot change the type of a stream: disable it and enable it with NEW_AND_OLD_IMAGES, "
         "after the old one has been read"
@@ -342,7 +343,7 @@ def check_table(table: Table, spec: FeedSpec) -> None:
 
 
 def gone(calls: Calls, address: ResourceAddress, arn: str, shard_id: str) -> ProviderFault:
-    """Why a shard or a record in it is not there: the table, the stream, or 24 hours.
+    """Why a shard or a record in it is gone: the table, the stream, or 24 hours.
 
     Raises:
         Exception: What boto3 raised for the question.
@@ -354,13 +355,13 @@ def gone(calls: Calls, address: ResourceAddress, arn: str, shard_id: str) -> Pro
             raise
         return ProviderFault.of(
             ErrorCategory.NOT_FOUND,
-            f"table {address.collection!r} was deleted; one made under the same name since is another: "
-            "start anew",
+            f"table {address.collection!r} was deleted; a table created since under the same name "
+            "is another one: start again",
         )
     if table.arn != arn:
         return ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
-            f"the stream of table {address.collection!r} is another by now: the table was recreated, or its "
-            "stream disabled and enabled again; start anew: what the old one held is gone",
+            f"the stream of table {address.collection!r} was replaced: the table was recreated, or its "
+            "stream disabled and enabled again; start again: what the old one held is gone",
         )
-    return expired_records(f"records behind this position in {shard_id} were trimmed")
+    return expired_records(f"records after this position in {shard_id} were trimmed")

@@ -1,20 +1,20 @@
 """Positions in a shard, and their form in a token; pure.
 
-    [seq, t]               behind the record `seq`, whose time was `t`
-    ["s", t]               at the start of a shard, a child that nobody has read: nothing in it is older
+    [seq, t]               after the record `seq`, whose time was `t`
+    ["s", t]               at the start of a child shard that nobody has read: no record in it is older
     ["h", t]               at the oldest record: `Beginning` at time `t`
-    [.., t, it, looks]     each of these, and the iterator `it` of an answer without records behind it
+    [.., t, it, looks]     each of these, and the iterator `it` of an answer without records after it
     ["n", t]               at the end as of time `t`: `Now`
-    ["n", t, it]           the same, and the iterator `it` stands there while it lives
+    ["n", t, it]           the same, and the iterator `it` points there until it expires
     ["n", t, it, looks]    the same, with answers without records so far
-    ["n", t, null, seq]    the same, with everything up to `seq` looked at without an iterator
-    ["w", t, it, looks]    as `["n", t]`, and `it` is where looking from the oldest record on has come to
-    ["w", t, it, looks, seq]    as `["n", t, null, seq]`, the same way
+    ["n", t, null, seq]    the same, with everything up to `seq` scanned without an iterator
+    ["w", t, it, looks]    as `["n", t]`, and `it` is where a scan from the oldest record has come to
+    ["w", t, it, looks, seq]    as `["n", t, null, seq]`, in the same way
 
-`t` is in whole seconds since 1970 (None where the service did not tell), sequence numbers are text of digits.
-`looks` says how many readers in a row have found nothing; it decides how far the next one looks.
-A start has no sequence number: the one that a shard is listed with need not be of a record in it, and reading
-at it is refused then as if it were trimmed.
+`t` is in whole seconds since 1970 (None where the service gave no time), sequence numbers are text of digits.
+`looks` says how many readers in a row have found nothing; it decides how far the next reader scans.
+A start has no sequence number: the number that a shard is listed with need not be that of a record in it, and
+then the service refuses to read at it as if it were trimmed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _MOST_ITERATOR: Final = 2048  # the service model's bound
 
 @attrs.frozen
 class Trail:
-    """Where looking for a record has come to without finding one: it only saves calls.
+    """Where a search for a record has come to without finding one; it only saves calls.
 
     Attributes:
         iterator: The iterator of the last answer; it lives for 15 minutes.
@@ -76,12 +76,12 @@ class Trail:
 
 @attrs.frozen
 class After:
-    """Behind a record.
+    """After a record.
 
     Attributes:
         seq: The record's sequence number.
         time: Its time, or None.
-        trail: Where looking further has come to, or None.
+        trail: Where the search from here has come to, or None.
     """
 
     seq: str
@@ -94,8 +94,8 @@ class Start:
     """At the first record of a shard that has a parent which was read.
 
     Attributes:
-        time: Nothing in the shard is older, or None.
-        trail: Where looking further has come to, or None.
+        time: No record in the shard is older, or None.
+        trail: Where the search from here has come to, or None.
     """
 
     time: int | None
@@ -108,7 +108,7 @@ class Horizon:
 
     Attributes:
         since: That time, or None.
-        trail: Where looking further has come to, or None.
+        trail: Where the search from here has come to, or None.
     """
 
     since: int | None
@@ -117,14 +117,14 @@ class Horizon:
 
 @attrs.frozen
 class Latest:
-    """Behind everything that a shard held at some time, with no record to say so.
+    """After everything that a shard held at some time, without a record to name that place.
 
     Attributes:
         since: That time, or None.
-        iterator: An iterator that stands there, or None.
-        seq: What was looked at already without it, or None.
+        iterator: An iterator that points there, or None.
+        seq: Everything up to this number was already scanned without the iterator, or None.
         looks: How many readers with that iterator have found nothing; less than 10.
-        trail: Where looking without it has come to, or None.
+        trail: Where a search without the iterator has come to, or None.
     """
 
     since: int | None
@@ -219,16 +219,16 @@ def looks_at(place: Place) -> int:
 
 
 def without_iterator(place: Place) -> Place:
-    """The position alone: it is as good without an iterator."""
+    """The position without its iterator, which it does not need."""
     if isinstance(place, Latest):
         return attrs.evolve(place, iterator=None, looks=0, trail=None)
     return attrs.evolve(place, trail=None)
 
 
 def without_trail(cursor: Cursor) -> Cursor:
-    """The cursor without what only saves calls; cheap, and pure.
+    """The cursor without the parts that only save calls; cheap, and pure.
 
-    A `Now` keeps it: two of the same second differ in nothing else.
+    A `Now` keeps them: two of the same second differ in nothing else.
     """
     match cursor:
         case [str() as kind, time, _, _] if kind not in ("n", "w"):
@@ -268,7 +268,7 @@ def compare(a: Place, b: Place) -> int | None:
         case Latest(None), Latest(None):
             return 0 if a == b else None
         case Latest(left_since), Latest(right_since):
-            # No record lies between: the first one that is read ends both.
+            # No record lies between them: the first record that is read ends both.
             return 0 if left_since == right_since else None
         case ((Start() | Horizon()), (Start() | Horizon())):
             return 0
@@ -277,12 +277,12 @@ def compare(a: Place, b: Place) -> int | None:
 
 
 def join(places: Iterable[Place]) -> Place:
-    """Where a child starts, from its seed and its parent: whoever knows more about its age is right."""
+    """Where a child starts, from its seed and its parent: the one that knows more about its age counts."""
     return max(places, key=lambda place: (isinstance(place, Start), seconds_at(place) or 0))
 
 
 def seconds_at(place: Place) -> int | None:
-    """No record behind this position is older, in seconds since 1970; None when it does not tell."""
+    """A time that no record after this position is older than, in seconds since 1970; None when unknown."""
     match place:
         case After(_, time) | Start(time):
             return time
@@ -308,7 +308,7 @@ def describe(place: Place) -> Position:
 
 
 def _as_of(time: int | None) -> str:
-    return "a time that the service did not tell" if time is None else f"{_moment(time):%Y-%m-%dT%H:%M:%SZ}"
+    return "a time that the service did not give" if time is None else f"{_moment(time):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _moment(time: int) -> datetime:

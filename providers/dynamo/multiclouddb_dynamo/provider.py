@@ -42,8 +42,8 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
             _UNSUPPORTED,
-            "its feed knows no partition keys; read PhysicalPartition(…) or EntireCollection() and keep the "
-            "events whose event.key.partition_key is wanted",
+            "its feed does not select by partition key; read PhysicalPartition(…) or EntireCollection() and "
+            "keep the events with the event.key.partition_key that you want",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "for streams of type OLD_IMAGE or NEW_AND_OLD_IMAGES"
@@ -53,7 +53,7 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.RUN_COMMAND: CapabilityNote(_UNSUPPORTED, "call boto3 for anything but the feed"),
     }
 )
-"""What a table can do whose stream is enabled."""
+"""What a table with an enabled stream can do."""
 
 
 class DynamoProvider(Provider):
@@ -76,7 +76,7 @@ class DynamoProvider(Provider):
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> DynamoFeed:
-        """Find the table and its stream, and check what the stream's records hold."""
+        """Find the table and its stream, and check the content of the stream's records."""
         table, arn = find_table(self._calls, spec.address)
         check_table(table, spec)
         return DynamoFeed(Source(self._calls, spec, table, arn, ShardMap(self._calls, arn)))

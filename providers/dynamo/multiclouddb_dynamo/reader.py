@@ -44,39 +44,40 @@ __all__ = ["DynamoReader"]
 
 _MOST_RECORDS: Final = 1000  # the service's bound on Limit
 _RETENTION_SECONDS: Final = 24 * 3600
-# An answer without records may be followed by one with: a new reader looks a little further at once, and
-# further when those before it have found nothing. From the fourth on it looks far only now and then, for most
-# shards without records are just that. The number of readers is in the position.
+# An answer without records may be followed by one with records. So a new reader at once makes a few more
+# calls, and more when the readers before it have found nothing. From the fourth reader on, only some readers
+# make many calls, because most shards without records are in fact empty. The number of readers is in the
+# position.
 _LOOKS: Final = (3, 15, 63, 511, 3, 15, 3, 63, 3, 511)
 _FEW: Final = _LOOKS[0]
 _AGAIN: Final = 4
-# With many shards a process looks at so many answers at most, beside the first few of each.
+# With many shards a process looks at no more answers than this in all, besides the first few of each shard.
 _MOST_LOOKS_OF_ALL: Final = 16384
-# A reader with a bound ahead of it knows that there is more.
+# A reader that is not at its bound yet knows that there is more.
 _BOUND_LOOKS: Final = 1000
-# In one that has ended nobody waits for so many answers; behind them it is asked as any other.
+# Nobody waits for this many answers of a shard that has ended; after them it is asked like any other.
 _CLOSED_LOOKS: Final = 1000
 _GROWTH: Final = 1_000_000
-_LEAST_NUMBER: Final = 10**21  # they have 21 digits, in DynamoDB Local with zeros in front
+_LEAST_NUMBER: Final = 10**21  # they have 21 digits, in DynamoDB Local with leading zeros
 _STALE: Final = GONE | {EXPIRED_ITERATOR}
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 1.0
-# A call costs boto3 about a millisecond: so many idle shards a second take a quarter of a core.
+# A call costs boto3 about a millisecond: this many calls to idle shards per second take a quarter of a core.
 _IDLE_CALLS_A_SECOND: Final = 250
-# What a parsed record takes in memory, as a multiple of its text, and what one is taken for at first.
+# The memory of a parsed record as a multiple of its text, and the first estimate of a record's size.
 _SWELLING: Final = 6
 _RECORD_BYTES: Final = 4096
 _UNREAD: Final = "records in {} that were never read may have been trimmed"
 
 
 class DynamoReader(Reader):
-    """Reads one shard forward, one GetRecords a fetch.
+    """Reads one shard forward, one GetRecords per fetch.
 
     Args:
         source: What the readers of the feed share.
         view: What the shard's events share.
         place: Where to read from.
-        until: Stop behind this, or None.
+        until: Stop after this, or None.
     """
 
     def __init__(self, source: Source, view: View, place: Place, until: Place | None) -> None:
@@ -95,7 +96,7 @@ class DynamoReader(Reader):
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """The next records; there is no long poll, so it never blocks for news.
 
-        An expired iterator is renewed from the position. That is no retry: the position is as good as ever.
+        An expired iterator is renewed from the position. That is no retry: the position is still valid.
         """
         if self._cancelled.is_set():
             raise cancelled()
@@ -108,14 +109,14 @@ class DynamoReader(Reader):
             self._looks = self._far(self._found_nothing)
         limit = min(max_records, _MOST_RECORDS, max(1, max_bytes // self._record_bytes))
         answer = self._answer(limit, deadline)
-        if answer is None:  # trimmed while reading began: what follows it is read
+        if answer is None:  # trimmed while reading began: its children are read
             self._outcome = self._end()
             return self._batch([], self._place)
         self._iterator, self._fresh = answer.get("NextShardIterator"), False
         return self._taken(answer, deadline)
 
     def cancel(self) -> None:
-        """Keep another fetch from beginning; a call in flight ends by boto3's read timeout, 10 s."""
+        """Prevent another fetch; a call in flight ends by boto3's read timeout, 10 s."""
         self._cancelled.set()
 
     def close(self) -> None:
@@ -129,10 +130,10 @@ class DynamoReader(Reader):
     # -- Calls
 
     def _answer(self, limit: int, deadline: Deadline) -> Mapping[str, Any] | None:
-        """A page; None when the shard is gone and nobody misses it.
+        """A page; None when the shard is gone and no unread record was lost with it.
 
         Raises:
-            ProviderFault: Records behind the position were trimmed, or the stream is another.
+            ProviderFault: Records after the position were trimmed, or the stream is another one.
             Exception: What boto3 raised.
         """
         while True:
@@ -141,7 +142,7 @@ class DynamoReader(Reader):
                     self._iterator = self._open()
                 self._requests += 1
                 answer = self._source.calls.records(self._iterator, limit, native=self._view.native)
-                if self._fresh and self._is_old(self._place):  # the answer tells the time, at last
+                if self._fresh and self._is_old(self._place):  # only this answer has the time
                     raise expired_records(_UNREAD.format(self._view.shard_id))
                 return answer
             except (ClientError, ParamValidationError) as error:
@@ -149,13 +150,13 @@ class DynamoReader(Reader):
                 if isinstance(error, ClientError):
                     self._source.calls.hear(error.response)
                 if (code in _STALE and not self._fresh) or (code in REJECTED and self._is_hinted()):
-                    # A position is as good as ever when an iterator at it is not: DynamoDB Local calls one
-                    # trimmed that was made while its shard was empty.
+                    # A position is still valid when an iterator at it is not: DynamoDB Local calls one
+                    # trimmed if it was made while its shard was empty.
                     self._place = without_iterator(self._place)
                 elif code in GONE and isinstance(self._place, Horizon) and not self._is_missed(self._place):
                     return None
                 elif code in GONE and isinstance(self._place, Latest) and self._place.seq is not None:
-                    # What was looked at is trimmed; how much of the rest is wanted, its age tells.
+                    # What was scanned is trimmed; the age of the rest shows how much of it is wanted.
                     self._place = attrs.evolve(self._place, seq=None)
                 else:
                     ours = self._translated(code, deadline)
@@ -195,9 +196,9 @@ class DynamoReader(Reader):
         return self._source.calls.iterator(self._source.arn, shard_id, kind, seq)
 
     def _is_old(self, place: Place) -> bool:
-        """True when a shard's oldest record need not be the one that was the oldest when this was its place.
+        """True when the oldest records since this position may have been trimmed.
 
-        The service says so of a sequence number, not of a start.
+        For a sequence number the service itself reports that, but not for a start.
         """
         match place:
             case After():
@@ -210,13 +211,13 @@ class DynamoReader(Reader):
                 return age is not None and age > _RETENTION_SECONDS
 
     def _is_missed(self, place: Horizon) -> bool:
-        """Whether somebody misses what is not there: a start that was just made misses nothing."""
+        """Whether missing records are a loss; they are none for a start that was just made."""
         if self._source.age_of(place.since) is None:
             return not self._source.has_started()
         return self._is_old(place)
 
     def _is_hinted(self) -> bool:
-        """Whether the iterator that was refused is of the position, not of the service just now."""
+        """Whether the refused iterator came from the position and not from the service just now."""
         return not self._fresh and without_iterator(self._place) != self._place
 
     def _translated(self, code: str, deadline: Deadline) -> ProviderFault | None:
@@ -224,15 +225,15 @@ class DynamoReader(Reader):
         if code in GONE:
             return gone(self._source.calls, self._source.spec.address, self._source.arn, shard_id)
         if code in REJECTED | BROKEN and isinstance(self._place, After):
-            # A number in front of the shard's first is refused like nonsense; at one far behind its last
-            # DynamoDB Local breaks down.
+            # A number before the shard's first is refused like an invalid one. DynamoDB Local fails at a
+            # number far after the shard's last.
             shard, seq = self._source.shard(shard_id, deadline), int(self._place.seq)
             if shard is not None and code in REJECTED and seq < int(shard.first):
-                return expired_records(f"records behind sequence {seq} in {shard_id} were trimmed")
+                return expired_records(f"records after sequence {seq} in {shard_id} were trimmed")
             if shard is not None and seq > _most_of(shard):
                 return ProviderFault.of(
                     ErrorCategory.INVALID_REQUEST,
-                    f"sequence {seq} is none of {shard_id}; pass a token as it was returned, or start anew",
+                    f"sequence {seq} is none of {shard_id}; pass a token as it was returned, or start again",
                 )
         return None
 
@@ -265,7 +266,7 @@ class DynamoReader(Reader):
         return self._batch(records, begin, nbytes)
 
     def _without_early(self, records: list[Record]) -> tuple[list[Record], Place]:
-        """Without what is older than the `Now` whose iterator has expired, and where that leaves us."""
+        """The records without those older than a `Now` whose iterator has expired, and the new position."""
         begin = self._place
         if not isinstance(begin, Latest) or not self._walks:
             return records, begin
@@ -280,10 +281,10 @@ class DynamoReader(Reader):
         return records[count:], attrs.evolve(begin, seq=seq_of(records[count - 1]), trail=None)
 
     def _moved(self, begin: Place) -> Place:
-        """Where an answer without records leaves the position: with the iterator of the answer.
+        """The position after an answer without records: the old one with the iterator of the answer.
 
-        It may lie far behind the last record, and the next reader goes on there while it lives. With many
-        shards it would make the token too big.
+        The iterator may lie far after the last record, and the next reader continues there until it expires.
+        With many shards it is left out, because it would make the token too big.
         """
         if self._iterator is None:
             return begin
@@ -297,10 +298,10 @@ class DynamoReader(Reader):
         return attrs.evolve(begin, trail=Trail(self._iterator, looks))
 
     def _far(self, readers: int) -> int:
-        """How many answers without records prove nothing yet."""
+        """How many answers without records do not prove yet that there are none."""
         looks = _LOOKS[readers]
         if isinstance(self._place, Latest) and not readers:
-            return 0  # an iterator that was just made stands at the end
+            return 0  # an iterator that was just made points to the end
         if looks > _FEW and not self._source.may_look_far(self._view.shard_id):
             return _FEW
         return min(looks, max(_FEW, _MOST_LOOKS_OF_ALL // len(self._source.readers)))
@@ -319,7 +320,7 @@ class DynamoReader(Reader):
             cursor_of(self._place),
             self._outcome,
             nbytes,
-            # A shard that has ended has nothing to wait for: its end is looked for.
+            # A shard that has ended gets no new records: continue at once to its end.
             caught_up=False if waits and (looked <= 0 or self._closed) else None,
             poll_after=self._pause(looked)
             if waits and looked > (_CLOSED_LOOKS if self._closed else 0)
@@ -337,13 +338,13 @@ class DynamoReader(Reader):
         return max(0.0, _RETENTION_SECONDS - max(0.0, now.timestamp() - seconds))
 
     def _pause(self, empty: int) -> float:
-        """Seconds until the next look at an empty shard: longer with each, and with many of them."""
+        """Seconds until the next call to an empty shard: more after each call, and with many empty shards."""
         most = max(_MOST_PAUSE, len(self._source.readers) / _IDLE_CALLS_A_SECOND)
         return min(most, _FIRST_PAUSE * (1 << min(empty - 1, 8)))
 
 
 def _most_of(shard: Shard) -> int:
-    """No sequence number of a shard is greater: its last one, or far more than it takes in its life."""
+    """A number that no sequence number of the shard exceeds: its last one, or one far out of its reach."""
     if shard.last is not None:
         return int(shard.last)
     return _GROWTH * max(int(shard.first), _LEAST_NUMBER)
@@ -356,12 +357,12 @@ def _size(answer: Mapping[str, Any], count: int) -> int:
 
 
 def _reached(place: Place, until: Place) -> bool:
-    """True at or behind the bound."""
+    """True at or after the bound."""
     match until:
         case After(seq):
             return isinstance(place, After) and int(place.seq) >= int(seq)
         case _:
-            return True  # a bound without a record lies in front of every record
+            return True  # a bound without a record lies before every record
 
 
 def _is_behind(record: Record, until: Place) -> bool:

@@ -1,4 +1,4 @@
-"""What a start resolves to: the shards, and for `Now` where each of them ends."""
+"""Resolves a start: to the shards, and for `Now` to the end of each of them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ _LATEST_AT_ONCE: Final = 16
 
 
 class Resolution:
-    """One start, over all the tries that the engine gives it.
+    """One start, over all tries that the engine makes.
 
-    It takes a call for each hundred shards and, for `Now`, one for each open shard. What a try has learned is
-    not asked again by the next one, so that a throttled call costs one call more and not the start. All of it
-    was asked since the call began: a position may be that much earlier than the end of the call, never later.
+    It takes a call for each hundred shards and, for `Now`, one for each open shard. A try does not ask again
+    what an earlier try has learned, so a throttled call costs one more call and not the whole start.
+    Everything was asked since the call began: a position may be earlier than the end of the call, but never
+    later.
 
     Args:
-        source: Where.
+        source: What the readers of the feed share.
     """
 
     def __init__(self, source: Source) -> None:
@@ -45,9 +46,9 @@ class Resolution:
     def seeds(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """Where to read from.
 
-        A shard that has ended and whose children are not listed yet is among the seeds of `Now`: nothing else
-        would lead to them. Where there are not too many, so is one whose children are all open: another one
-        may be listed later.
+        The seeds of `Now` include a shard that has ended and whose children are not listed yet, because
+        nothing else would lead to these children. If there are not too many, they also include a shard that
+        has ended and whose children are all open, because another child may be listed later.
 
         Args:
             position: Where to start.
@@ -56,12 +57,12 @@ class Resolution:
 
         Raises:
             TimeoutError: It was not over by the deadline.
-            Exception: What boto3 raised; another try goes on from here.
+            Exception: What boto3 raised; another try continues from here.
         """
         self._source.shards.read(deadline, self._first)
         shards: Mapping[str, Shard] = self._first.shards
         if not self._begun:
-            # Behind the listing, so that what a shard got since counts as later than Now.
+            # After the listing, so that what a shard got since counts as later than Now.
             self._begun, self._since = True, self._source.seconds()
         if partition_id is not None:
             shards = {name: shard for name, shard in shards.items() if name == partition_id}
@@ -79,7 +80,7 @@ class Resolution:
                 )
 
     def _unlisted(self, shards: Mapping[str, Shard], deadline: Deadline) -> list[str]:
-        """The parents that a listing lacks although they are there: it may be incomplete."""
+        """The parents that exist but that the listing lacks: it may be incomplete."""
         parents = {shard.parent for shard in shards.values() if shard.parent is not None} - shards.keys()
         names = sorted(parents)
         pool = ThreadPoolExecutor(_LATEST_AT_ONCE, "multiclouddb-parents")
@@ -90,7 +91,7 @@ class Resolution:
         return [name for name, is_gone in zip(names, gone, strict=True) if not is_gone]
 
     def _late(self, shards: Mapping[str, Shard], since: int | None, deadline: Deadline) -> list[Seed]:
-        """What a listing of several pages may have left out."""
+        """The shards that a listing of several pages may have left out."""
         if self._first.pages == 1:
             return []
         self._source.shards.read(deadline, self._second)
@@ -109,7 +110,7 @@ class Resolution:
         watched = with_open_children(shards) if len(live) <= MOST_ITERATORS else {}
         self._ask([shard for shard in live if shard.shard_id not in self._iterators], deadline)
         iterators = {shard.shard_id: self._iterators[shard.shard_id] for shard in live}
-        # Where the service tells no time, nothing else says where a shard has ended.
+        # Where the service gives no time, nothing else says where a shard has ended.
         if len(live) > MOST_ITERATORS and since is not None:
             since = self._source.kept.name_start(since)
             for name, iterator in iterators.items():
@@ -125,12 +126,12 @@ class Resolution:
     def _ask(self, shards: Sequence[Shard], deadline: Deadline) -> None:
         """Take an iterator at the end of each shard; one call each, several at a time.
 
-        A shard whose call failed is left to the next try, and the others are asked all the same: not behind a
-        refusal, nor while more calls fail than work.
+        A shard whose call failed is left to the next try, and the others are still asked; but not after a
+        refusal, and not while more calls fail than work.
 
         Raises:
             TimeoutError: It was not over by the deadline, and nothing had failed.
-            Exception: What boto3 raised; a refusal before what may work a moment later.
+            Exception: What boto3 raised; a refusal takes precedence over what may work a moment later.
         """
         failures: list[Exception] = []
         stop = threading.Event()

@@ -20,15 +20,15 @@ from multiclouddb_spi import Deadline
 __all__ = ["Listing", "Shard", "ShardMap"]
 
 _LISTINGS: Final = 3
-# Looks for children take so many calls a second on average, and so many at once after a rest. The service
-# allows ten a second for a stream, for all its clients.
+# Looking for children takes at most this many calls per second on average, and this many at once after a
+# pause. The service allows ten per second for a stream, for all its clients.
 _LOOKS_A_SECOND: Final = 0.4
 _LOOKS_AT_ONCE: Final = 6.0
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 10.0
 _MOST_LOOKED: Final = 16384
 _LISTING_SECONDS: Final = 5.0
-# A shard of a disabled stream that has no children in two listings so far apart has none.
+# A shard of a disabled stream has no children if two listings that are this many seconds apart show none.
 _SETTLED_SECONDS: Final = 5.0
 
 
@@ -38,10 +38,10 @@ class Shard:
 
     Attributes:
         shard_id: Its id.
-        parent: The shard that it came from, listed or not, or None.
+        parent: The shard that it descends from, listed or not, or None.
         last: The sequence number that it ended with; None while it is open.
         first: The sequence number that it begins with.
-        seen: When it was listed, in seconds since 1970; None where the service does not tell.
+        seen: When it was listed, in seconds since 1970; None where the service gives no time.
     """
 
     shard_id: str
@@ -53,14 +53,14 @@ class Shard:
 
 @attrs.define
 class Listing:
-    """A listing on its way: what has failed goes on behind the last page that was read.
+    """An unfinished listing: after a failure it continues after the last page that was read.
 
-    Pages are of different moments: of a split between two of them one child may be left out.
+    Pages show different moments: if a shard splits between two of them, one child may be left out.
 
     Attributes:
         shards: What its pages have so far.
         pages: How many there were.
-        behind: The shard that the next page goes on behind; None in front of the first and behind the last.
+        behind: The shard after which the next page begins; None before the first and after the last page.
         number: Higher for one that began later.
         began: When it began, by `time.monotonic`.
         enabled: False when the stream took no more records when the first page was read.
@@ -80,14 +80,14 @@ class Listing:
 
 
 class Looks:
-    """Which drained shards are asked for at present: no stream is asked more than it can bear.
+    """Decides which drained shards to ask for now, so that a stream does not get too many calls.
 
-    A shard that has ended just now is asked for at once. One without children is asked for after growing
-    pauses, which begin anew when another one ends. Whatever is asked again shares an allowance.
+    A shard that has just ended is asked for at once. A shard without children is asked for after growing
+    pauses, which begin again when another shard ends. All repeated calls share an allowance.
     """
 
     def __init__(self) -> None:
-        self._asked: OrderedDict[str, None] = OrderedDict()  # the one that was asked last comes last
+        self._asked: OrderedDict[str, None] = OrderedDict()  # the last one was asked last
         self._credit, self._filled = _LOOKS_AT_ONCE, time.monotonic()
         self._pause, self._next = 0.0, 0.0
 
@@ -114,7 +114,7 @@ class Looks:
         return fresh + order[:most]
 
     def note(self, shard_ids: Iterable[str], childless: Iterable[str]) -> None:
-        """These have been asked for.
+        """Note that these have been asked for.
 
         Args:
             shard_ids: All of them.
@@ -130,12 +130,12 @@ class Looks:
             self._next = time.monotonic() + self._pause
 
     def pay(self, calls: int) -> None:
-        """So many calls were made."""
+        """Note how many calls were made."""
         self._credit -= calls
 
 
 class ShardMap:
-    """The shards of one stream: listed in full once, then by what is asked for; for several threads.
+    """The shards of one stream: listed completely once, then only as needed; for several threads.
 
     Args:
         calls: Makes the calls.
@@ -163,8 +163,8 @@ class ShardMap:
 
         Args:
             deadline: When it has to be over.
-            listing: What an earlier try of the same call has read of it, changed in place; by default all
-                is asked now.
+            listing: The part that an earlier try of the same call has read, changed in place; by default
+                everything is asked now.
         """
         listing = listing or Listing()
         if not listing.is_whole:
@@ -177,7 +177,7 @@ class ShardMap:
         Args:
             listing: Changed in place.
             deadline: When a page has to be there.
-            seconds: No page is begun after so long; None = all are read.
+            seconds: No page is begun after this many seconds; None = all pages are read.
         """
         until = None if seconds is None else time.monotonic() + seconds
         for attempt in range(1, _LISTINGS + 1):
@@ -185,7 +185,7 @@ class ShardMap:
                 self._read_pages(listing, deadline, until)
                 break
             except ClientError as error:
-                # The shard that a page goes on behind may be gone by then.
+                # The shard after which the page begins may be gone in the meantime.
                 if code_of(error) not in GONE or attempt == _LISTINGS or listing.behind is None:
                     raise
                 listing.pages = 0
@@ -209,7 +209,7 @@ class ShardMap:
     def _remember(self, listing: Listing) -> None:
         with self._lock:
             if listing.number < self._number:
-                return  # one that began later knows more
+                return  # a listing that began later is newer
             self._number, self._filtered = listing.number, 0
             self._shards, self._listed = dict(listing.shards), listing.shards
             self._children = _by_parent(listing.shards.values())
@@ -247,7 +247,7 @@ class ShardMap:
         return self._listed
 
     def has_settled(self) -> bool:
-        """Whether the stream takes no more records, and has not for so long that no more children are listed.
+        """Whether the stream has taken no records for so long that no more children will be listed.
 
         As of the last whole listing.
         """
@@ -265,7 +265,7 @@ class ShardMap:
             return self._children.get(shard_id, ())
 
     def is_gone(self, shard_id: str) -> bool:
-        """Ask whether a shard that is not listed is there no more: a listing may be incomplete."""
+        """Ask whether a shard that is not listed is gone: a listing may be incomplete."""
         if shard_id not in self._gone:
             try:
                 self._calls.iterator(self._arn, shard_id, "TRIM_HORIZON")
@@ -276,7 +276,7 @@ class ShardMap:
         return shard_id in self._gone
 
     def can_be_read(self, shard: Shard) -> bool:
-        """Ask whether anything can be read of a shard that is listed: DynamoDB Local lists it on and on."""
+        """Ask whether a listed shard can still be read: DynamoDB Local never stops listing a shard."""
         try:
             self._calls.records(
                 self._calls.iterator(self._arn, shard.shard_id, "TRIM_HORIZON"), 1, native=True
@@ -300,15 +300,16 @@ class ShardMap:
     def discover(self, shard_ids: Iterable[str], deadline: Deadline) -> dict[str, tuple[Shard, ...]]:
         """The children of drained shards, asked now, as far as the allowance goes.
 
-        One call a shard, or the whole list where that is fewer calls. A list that is not read to its end goes
-        on with the next call.
+        It takes one call per shard, or the whole list where that is fewer calls. The next call continues a
+        list that was not read to its end.
 
         Args:
             shard_ids: The shards.
             deadline: When it has to be over.
 
         Returns:
-            For each id that was asked the children that are known; none are known yet where that is empty.
+            For each id that was asked, the children that are known; an empty answer means that none is known
+            yet.
         """
         if not self._looking.acquire(blocking=False):
             return {}  # another thread asks
@@ -322,7 +323,7 @@ class ShardMap:
             self._looking.release()
 
     def _look(self, names: Sequence[str], deadline: Deadline) -> Collection[str]:
-        """Ask for some of these, or go on with a listing; those that were answered for."""
+        """Ask for some of these, or continue a listing; returns those with an answer."""
         asked = self._looks.choose(names, [name for name in names if not self.children(name)])
         if self._unread is None:
             if not asked:
@@ -334,7 +335,7 @@ class ShardMap:
         return self._list_on(deadline)
 
     def _list_on(self, deadline: Deadline) -> Collection[str]:
-        """Go on with a listing; the shards that it has answered for, none before its last page is read."""
+        """Continue a listing; returns the shards with an answer, none before its last page is read."""
         assert self._unread is not None
         listing, names = self._unread
         before = listing.pages
@@ -348,7 +349,7 @@ class ShardMap:
         return names
 
     def _ask(self, shard_ids: Iterable[str], deadline: Deadline) -> bool:
-        """Ask for the children of each; False when the service does not know how, or not the shard."""
+        """Ask for the children of each; False when the service does not know the filter, or not the shard."""
         series = Series(self._calls)
         for name in shard_ids:
             behind, first = None, True
@@ -364,7 +365,7 @@ class ShardMap:
                     self._filters = self._filters and code in GONE
                     return False
                 if page["StreamStatus"] == "DISABLED":
-                    return False  # whether that was all, two whole listings tell
+                    return False  # two whole listings show whether that was all
                 shards = self._shards_on(page)
                 if any(shard.parent != name for shard in shards):
                     self._filters = False  # it was ignored: one listing answers for all

@@ -19,20 +19,21 @@ from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader
 __all__ = ["MOST_ITERATORS", "START_SECONDS", "KeptIterators", "Source"]
 
 MOST_ITERATORS: Final = 64
-"""With more open shards than that a token holds no iterators: they are hundreds of bytes each."""
+"""With more open shards than this, a token holds no iterators: each has hundreds of bytes."""
 
 _ITERATOR_SECONDS: Final = 15 * 60  # an iterator's life
 START_SECONDS: Final = 3600
-"""A start at Beginning has to get to each shard in that time: what is trimmed meanwhile is not missed."""
+"""A start at Beginning has to reach each shard in this time: records trimmed meanwhile are no gap."""
 _LIFE_SECONDS: Final = 4 * 3600  # a shard's, about
 _LISTED_SECONDS: Final = 600.0
 _LOOK_SECONDS: Final = 600.0
 
 
 class KeptIterators:
-    """Iterators that stand at the end of shards as of a `Now`, where there are too many for its token.
+    """Iterators that point to the end of shards as of a `Now`, where there are too many for its token.
 
-    They are of one process and live as long as the service lets them; without its iterator a shard is walked.
+    They belong to one process and live until the service lets them expire. A shard without its iterator is
+    scanned from its oldest record.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class KeptIterators:
         self._lock = threading.Lock()
 
     def name_start(self, since: int) -> int:
-        """The second of a start, or one a little earlier: no two starts may take each other's iterators."""
+        """The second of a start, or a slightly earlier one: no two starts may use each other's iterators."""
         with self._lock:
             self._starts = {start for start in self._starts if start > since - _ITERATOR_SECONDS}
             while since in self._starts:
@@ -71,7 +72,7 @@ class Source:
         calls: Makes the calls.
         spec: What was asked for.
         table: The table.
-        arn: Its stream, which tells it from one that was made before or after.
+        arn: Its stream; another stream of the table, made before or after it, has another ARN.
         shards: The stream's shards.
         kept: Iterators of `Now` that are in no token.
         readers: The readers that are in use.
@@ -89,17 +90,17 @@ class Source:
     _listing: threading.Lock = attrs.field(factory=threading.Lock)
 
     def seconds(self) -> int | None:
-        """The service's clock, in whole seconds since 1970; None where it does not tell."""
+        """The service's time, in whole seconds since 1970; None where the service gives none."""
         now = self.calls.now()
         return None if now is None else int(now.timestamp())
 
     def age_of(self, seconds: int | None) -> int | None:
-        """How long ago a moment was by the service's clock; None where it does not tell."""
+        """How long ago a time was by the service's clock; None where the service gives no time."""
         now = self.seconds()
         return None if now is None or seconds is None else now - seconds
 
     def shard(self, shard_id: str, deadline: Deadline) -> Shard | None:
-        """A shard, listed now where this process knows it from no listing; None when there is no such."""
+        """A shard, listed now if no listing of this process has it; None when it does not exist."""
         if self.shards.find(shard_id) is None:
             self._list(deadline)
         return self.shards.find(shard_id)
@@ -108,18 +109,18 @@ class Source:
         """List the shards, at most every ten minutes."""
         with self._listing:
             if self.shards.age() > _LISTED_SECONDS:
-                # It is asked beside something else, which matters more.
+                # This listing is only an addition to another call, which matters more.
                 with contextlib.suppress(ClientError, BotoCoreError, ProviderFault):
                     self.shards.read(deadline)
 
     def is_closed(self, shard_id: str, since: int | None, deadline: Deadline) -> bool:
-        """Whether a shard is known to have ended: then there is an end to be found.
+        """Whether a shard is known to have ended: then its end can be found.
 
-        One whose position is older than a shard lives is asked after, at most every ten minutes.
+        If the position is older than a shard lives, the service is asked, at most every ten minutes.
 
         Args:
             shard_id: The shard.
-            since: No record behind the position is older, or None.
+            since: No record after the position is older, or None.
             deadline: When it has to be over.
         """
         shard = self.shards.find(shard_id)
@@ -130,7 +131,7 @@ class Source:
         return shard is not None and shard.last is not None
 
     def note_start(self) -> None:
-        """A start at `Beginning` is made."""
+        """Note that a start at `Beginning` is made."""
         self._starts.append(time.monotonic())
 
     def has_started(self) -> bool:
@@ -138,7 +139,7 @@ class Source:
         return bool(self._starts) and time.monotonic() - self._starts[-1] < START_SECONDS
 
     def may_look_far(self, shard_id: str) -> bool:
-        """Whether the last far look in a shard is some time ago; notes that one is made now."""
+        """Whether the last long scan of a shard was some time ago; notes that one is made now."""
         now = time.monotonic()
         if now - self._looked.get(shard_id, -_LOOK_SECONDS) < _LOOK_SECONDS:
             return False

@@ -1,7 +1,7 @@
 """DynamoDB's typed attribute values as Python values, and as our JSON; pure.
 
-The stream speaks `{"N": "1.5"}`. Both forms of it are understood: as it is on the wire (binary as base64
-text) and as boto3 parses it (binary as bytes).
+The stream has values like `{"N": "1.5"}`. Both forms are accepted: the form on the wire (binary as base64
+text) and the form that boto3 parses (binary as bytes).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from multiclouddb_api.codec import JsonValue
 __all__ = ["decode", "decode_map", "json_map"]
 
 _INT64: Final = 2**63
-# DynamoDB has 38 digits and powers of ten from -130 to 125. What is far beyond is
-# damage, and making an int of it may take for ever.
+# DynamoDB has 38 digits and powers of ten from -130 to 125. A value far outside is
+# damaged, and making an int from it may take for ever.
 _MOST_NUMBER: Final = 400
 _MOST_POWER: Final = 400
 
@@ -28,7 +28,7 @@ _MOST_POWER: Final = 400
 def decode(value: Mapping[str, Any]) -> Any:
     """One attribute value: str, int, Decimal, bytes, bool, None, list, dict or frozenset.
 
-    A number is an int where it is integral, else a Decimal: never a float, so that all 38 digits are kept.
+    An integral number is an int, any other a Decimal. It is never a float, so that all 38 digits are kept.
 
     Raises:
         ValueError: It is no attribute value (or `KeyError`, `TypeError`, `ArithmeticError`).
@@ -43,7 +43,7 @@ def decode_map(attributes: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in attributes.items():
         (tag,) = value
         raw = value[tag]
-        # Most values are texts: they need no call.
+        # Most values are text, which needs no call.
         found[name] = raw if tag == "S" and type(raw) is str else _DECODERS[tag](raw)
     return found
 
@@ -111,7 +111,7 @@ _DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 }
 
 
-# -- The same as JSON, without Python values in between
+# -- The same values as JSON, without Python values in between
 
 
 def json_map(attributes: Mapping[str, Any]) -> dict[str, JsonValue]:

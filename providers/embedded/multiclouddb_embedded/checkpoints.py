@@ -108,7 +108,7 @@ class SqliteCheckpointStore:
             return checkpoint
 
     def delete(self, name: str) -> bool:
-        """Forget a checkpoint, also a damaged one; False if there is none. Who expects it conflicts.
+        """Delete a checkpoint, also a damaged one; False if there is none. A `save` that expects it fails.
 
         Args:
             name: Which checkpoint.
@@ -133,14 +133,14 @@ class SqliteCheckpointStore:
                 self._make()
             with closing(connect(str(self._path), busy_seconds=_BUSY_SECONDS)) as connection:
                 _make_durable(connection)
-                # What is no UTF-8 any more does not match its checksum; SQLite's error would quote the token.
+                # Text that is no longer UTF-8 does not match its checksum; SQLite's error would quote it.
                 connection.text_factory = _to_text
                 self._check(connection)
                 yield connection
 
     @contextmanager
     def _errors(self, verb: str) -> Iterator[None]:
-        """What goes wrong inside leaves as a `MulticloudDbError` that names the file."""
+        """Raises a `MulticloudDbError` that names the file for whatever goes wrong inside."""
         try:
             yield
         except OSError as error:
@@ -153,7 +153,7 @@ class SqliteCheckpointStore:
             raise broken(self._path, verb, error, str(error), name, busy=busy) from error
 
     def _make(self) -> None:
-        """Put a whole file there, unless somebody else has: an empty one is always damage."""
+        """Put a complete file there, unless somebody else has: an empty file always means damage."""
         folder = self._path.parent
         make_folder(folder)
         draft = folder / f".{self._path.name}.{secrets.token_hex(4)}.tmp"
@@ -200,7 +200,7 @@ class SqliteCheckpointStore:
         return Checkpoint(token, version)
 
     def _check_whole(self, connection: sqlite3.Connection, *, thoroughly: bool) -> None:
-        """Refuse what SQLite reads as if it was whole: a row that was cut off would just not be there."""
+        """Refuse a truncated file, which SQLite may read as a complete one with missing rows."""
         (page_size,) = connection.execute("PRAGMA page_size").fetchone()
         if self._path.stat().st_size % page_size:
             raise self._unusable("is truncated")
@@ -208,7 +208,7 @@ class SqliteCheckpointStore:
             (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
             if found != "ok":
                 raise self._unusable(f"is damaged ({' '.join(found.split())})")
-            # A damaged name must not pass for a checkpoint that nobody has saved yet.
+            # A damaged name must not look like a checkpoint that nobody has saved yet.
             for name, version, token, checksum in connection.execute("SELECT * FROM checkpoints"):
                 if not _matches(name, version, token, checksum):
                     raise self._unusable("is damaged (a checkpoint in it does not match its checksum)")
@@ -235,7 +235,7 @@ def _matches(name: object, version: object, token: object, checksum: object) -> 
 
 
 def _code(error: sqlite3.Error) -> int | None:
-    """Its primary result code; None for what Python found out itself."""
+    """The primary result code; None for an error that Python itself raised."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 

@@ -1,4 +1,4 @@
-"""How a client names a store."""
+"""How an application names a store."""
 
 from __future__ import annotations
 
@@ -156,5 +156,5 @@ def _check_place(field: str, place: Path) -> None:
         raise invalid_request(field, f"{place} is a folder", "name a file in it")
     if not place.parent.is_dir():
         raise invalid_request(
-            field, f"the folder {place.parent} does not exist", "make it first, or mend the path"
+            field, f"the folder {place.parent} does not exist", "make it first, or correct the path"
         )

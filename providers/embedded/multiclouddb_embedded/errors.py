@@ -95,7 +95,9 @@ def _sqlite_fault(error: sqlite3.Error, path: str) -> Fault:
     if code is None:
         if isinstance(error, sqlite3.ProgrammingError):
             # A connection that was closed while it was in use.
-            return Fault(ErrorCategory.TRANSIENT_FAILURE, f"{error}; connect again and go on from the token")
+            return Fault(
+                ErrorCategory.TRANSIENT_FAILURE, f"{error}; connect again and continue from the token"
+            )
         return _BROKEN.fault(str(error))
     row = _CODES.get(code & 0xFF, _BROKEN)
     if code == sqlite3.SQLITE_READONLY_DIRECTORY:
@@ -106,7 +108,7 @@ def _sqlite_fault(error: sqlite3.Error, path: str) -> Fault:
 
 
 def _unopened(path: str) -> Row:
-    """Why SQLite cannot open a file, which it does not say."""
+    """Why SQLite cannot open a file; SQLite itself does not say."""
     folder = Path(path).parent
     locked = os.access(folder, os.F_OK) and not os.access(folder, os.W_OK, effective_ids=True)
     if not os.access(path, os.F_OK, effective_ids=True):
@@ -117,7 +119,7 @@ def _unopened(path: str) -> Row:
 
 
 def failure(category: ErrorCategory, message: str) -> MulticloudDbError:
-    """The error for what the store found out itself."""
+    """The error for a problem that the store itself found."""
     return MulticloudDbError(message, ErrorDetail(category, provider=PROVIDER_ID))
 
 
@@ -130,7 +132,7 @@ def missing_file(path: str) -> ProviderFault:
 
 @contextmanager
 def store_errors(operation: str, path: str = "") -> Iterator[None]:
-    """Whatever goes wrong inside leaves as a `MulticloudDbError` that names the file."""
+    """Raises a `MulticloudDbError` that names the file for whatever goes wrong inside."""
     try:
         yield
     except MulticloudDbError:

@@ -108,7 +108,7 @@ class EmbeddedFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed]:
-        """By parents: the store knows every partition that ever was, and when it was made."""
+        """By parents: the store knows every partition that ever existed, and when it was made."""
         with self._store.reading(deadline) as connection:
             family = read_family(connection, self._scope)
             listed = [to_partition(row) for row in family.all()]
@@ -117,7 +117,7 @@ class EmbeddedFeed(Feed):
         return family.missed(missed, where)
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """The furthest: all parents end where the child starts."""
+        """The last of them: all parents end where the child starts."""
         return max(cursors, key=position_of)
 
     def compare(self, a: Cursor, b: Cursor) -> int:
@@ -126,12 +126,12 @@ class EmbeddedFeed(Feed):
         return (left > right) - (left < right)
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """What is left of these partitions, or of what came from them."""
+        """What is left of these partitions, or of their descendants."""
         with self._store.reading(deadline) as connection:
             return read_family(connection, self._scope).oldest(partition_ids)
 
     def describe(self, cursor: Cursor) -> Position:
-        """`sequence 4711`, and a time that nothing behind it is older than."""
+        """`sequence 4711`, and a time that no change after it is older than."""
         return describe(cursor)
 
     def heads(
@@ -152,7 +152,7 @@ class EmbeddedFeed(Feed):
 def _place_at(
     connection: sqlite3.Connection, family: Family, utc: datetime, precision: int
 ) -> tuple[int, int]:
-    """The position in front of the first change at or after a moment, rounded down."""
+    """The position before the first change at or after a time, which is rounded down."""
     ts = max(0, to_micros(utc))
     if seq_before(connection, ts) < family.trimmed:
         raise expired(f"changes since {utc.isoformat()} were trimmed")

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 CHANGE_TYPES: Final = (ChangeType.CREATE, ChangeType.UPDATE, ChangeType.DELETE)
-"""By the number that stands in the log."""
+"""Indexed by the number in the log."""
 
 _KINDS: Final = dict(enumerate(CHANGE_TYPES))
 _SEPARATOR: Final = SEPARATOR.encode()
@@ -56,7 +56,7 @@ def to_micros(moment: datetime) -> int:
 
 
 def cursor_of(seq: int, ts: int) -> Cursor:
-    """The position behind change `seq`; nothing behind it was committed before `ts`."""
+    """The position after change `seq`; no change after it was committed before `ts`."""
     return [seq, ts]
 
 
@@ -113,7 +113,7 @@ def to_events(records: Records, start: int, stop: int, view: View) -> list[Chang
 
 
 def _map(records: Records, start: int, stop: int, view: View) -> list[ChangeEvent]:
-    # By column and in C where that goes: this is most of the time that reading takes.
+    # By column, and in C where possible: this is most of the time that reading takes.
     orders = records.orders[start:stop]
     columns: list[Iterable[Any]] = [
         orders,
@@ -180,7 +180,7 @@ def _natives(records: Records, start: int, stop: int) -> list[dict[str, Any]]:
 
 
 def to_arrow(records: Records, start: int, stop: int, view: View) -> pa.RecordBatch:
-    """Map rows to Arrow: stored texts are passed on, seen to be whole but not parsed.
+    """Map rows to Arrow: stored texts are checked to be complete and passed on without parsing.
 
     Raises:
         RecordFault: The first row that is damaged.
@@ -273,7 +273,7 @@ def _first_fault(records: Records, start: int, stop: int) -> RecordFault:
         reason = _flaw(records, index)
         if reason is not None:
             return _fault(records, index, reason)
-    return _fault(records, start, "the rows behind it cannot be told apart")
+    return _fault(records, start, "it is not clear which row is damaged")
 
 
 def _fault(records: Records, index: int, reason: str) -> RecordFault:
@@ -307,7 +307,7 @@ class EmbeddedMapper(Mapper):
     view: View
 
     def cursor_behind(self, records: Records, count: int) -> Cursor:
-        """The position behind the first `count` rows."""
+        """The position after the first `count` rows."""
         return cursor_of(records.seqs[count - 1], records.times[count - 1])
 
     def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:

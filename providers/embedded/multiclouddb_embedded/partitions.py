@@ -1,4 +1,4 @@
-"""Which partitions there are, where they start and what follows them."""
+"""The partitions of a collection, where they start and what follows them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ __all__ = [
 
 @attrs.frozen
 class Standing:
-    """Where the store and one partition of it stand, as of one moment.
+    """The heads of the store and of one partition, as of one moment.
 
     Attributes:
         head_seq: The store's last change.
@@ -68,7 +68,7 @@ class Standing:
 
     @property
     def end(self) -> tuple[int, int]:
-        """Up to where the partition is complete, and the time then."""
+        """The position up to which the partition is complete, and its time."""
         if self.row.end_seq is None or self.row.end_ts is None:
             return self.head_seq, self.head_ts
         return self.row.end_seq, self.row.end_ts
@@ -87,11 +87,11 @@ _STANDING_WHOLE = _STANDING.format(partitions=WHOLE, parent="id")
 
 
 def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: tuple[int, int]) -> Standing:
-    """Where a partition stands, for a reader at a position.
+    """The state of a partition, for a reader at a position.
 
     Raises:
         ProviderFault: `NOT_FOUND` when the collection was dropped; `INVALID_REQUEST` for a partition
-            that it never had; `CHECKPOINT_EXPIRED` when changes behind the position were removed.
+            that it never had; `CHECKPOINT_EXPIRED` when changes after the position were removed.
         InvalidCursor: The position lies ahead of the store.
     """
     seq, ts = position
@@ -113,7 +113,7 @@ def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: 
     if seq > head_seq:
         raise InvalidCursor(f"sequence {seq} is ahead of the store, as if it was restored from an older copy")
     if seq < row.trimmed:
-        raise expired(f"changes behind sequence {seq} were trimmed, up to {row.trimmed}")
+        raise expired(f"changes after sequence {seq} were trimmed, up to {row.trimmed}")
     return Standing(head_seq, head_ts, before, row)
 
 
@@ -133,21 +133,21 @@ def _missing(connection: sqlite3.Connection, collection: Collection, name: str) 
 def _dropped(collection: Collection) -> ProviderFault:
     return ProviderFault.of(
         ErrorCategory.NOT_FOUND,
-        f"the collection {collection.database}/{collection.name} was dropped; one made under the same "
-        "name since is another: start anew",
+        f"the collection {collection.database}/{collection.name} was dropped; one created since under "
+        "the same name is another one: start again",
     )
 
 
 def outcome_of(
     connection: sqlite3.Connection, scope: Scope, row: PartitionRow, position: tuple[int, int]
 ) -> Outcome:
-    """What comes behind a partition's last change.
+    """What comes after a partition's last change.
 
     Args:
         connection: Inside the snapshot that `row` is from.
         scope: With a key, only the child that holds it counts, and only parents that held it.
         row: The partition.
-        position: Where reading ends in it; children are read behind that too.
+        position: Where reading of it ends; children are also read only after that.
     """
     if row.is_open:
         return Continue()
@@ -170,7 +170,7 @@ def outcome_of(
 
 
 def _from(row: PartitionRow, seq: int, ts: int) -> Cursor:
-    """The cursor of a partition that is read behind a position, but not before its own start."""
+    """The cursor of a partition that is read after a position, but not before its own start."""
     return cursor_of(max(seq, row.start_seq), max(ts, row.start_ts))
 
 
@@ -178,7 +178,7 @@ class Family:
     """The partitions that a feed covers, as of one moment.
 
     Args:
-        rows: All that ever were, parents before children.
+        rows: All partitions that ever existed, parents before children.
         created: The head of the store when the collection was created.
         trimmed: The highest seq that was removed from the collection's log.
     """
@@ -188,18 +188,18 @@ class Family:
         self.created, self.trimmed = created, trimmed
 
     def all(self) -> list[PartitionRow]:
-        """Every one, also those that are long trimmed away.
+        """Every partition, also those whose changes were trimmed long ago.
 
-        A reader that is far behind finds its way by the whole lineage: it has to tell a parent that it
-        will come to from one that is gone.
+        A reader that lags far needs the whole lineage: it has to distinguish a parent that it will still read
+        from one that is gone.
         """
         return list(self._rows.values())
 
     def unread(self) -> list[PartitionRow]:
-        """Those that have something to read or will have.
+        """The partitions that have something to read, or will have.
 
-        An empty one between a parent with changes and its children is among them: it holds the
-        children back.
+        They include an empty partition between a parent with changes and its children, because its children
+        have to wait for it.
         """
         found: dict[str, PartitionRow] = {}
         for row in self._rows.values():
@@ -208,11 +208,11 @@ class Family:
         return list(found.values())
 
     def beginning(self) -> list[Seed]:
-        """A start at the oldest change of each that is unread."""
+        """A start at the oldest change of each unread partition."""
         return [self._oldest(row) for row in self.unread()]
 
     def at(self, seq: int, ts: int) -> list[Seed]:
-        """A start behind a position in each partition that was open then."""
+        """A start after a position in each partition that was open then."""
         return [
             self._seed(row, seq, ts)
             for row in self._rows.values()
@@ -220,14 +220,14 @@ class Family:
         ]
 
     def one(self, name: str, position: tuple[int, int] | None) -> list[Seed]:
-        """A start in one partition, behind a position or at its oldest change; none if unknown."""
+        """A start in one partition, after a position or at its oldest change; none if it is unknown."""
         row = self._rows.get(name)
         if row is None:
             return []
         return [self._oldest(row) if position is None else self._seed(row, *position)]
 
     def oldest(self, names: Iterable[str]) -> list[Seed]:
-        """Where these can be read on: there, or in the first unread descendants of one that is gone."""
+        """Where reading of these can resume: there, or in the first unread descendants of a lost one."""
         asked = set(names)
         unread = {row.name for row in self.unread()}
         found: dict[str, Seed] = {}
@@ -243,11 +243,11 @@ class Family:
         return [found[name] for name in self._rows if name in found]
 
     def missed(self, missed: Mapping[str, tuple[str, ...]], position: tuple[int, int]) -> list[Seed]:
-        """A start in each partition that an audit found, not before a position nor the oldest change.
+        """A start in each partition that an audit found; not before a position or the oldest change.
 
         Args:
             missed: The partitions, each with those of its parents that were missed too.
-            position: Nothing before it is wanted.
+            position: Changes before it are not wanted.
         """
         seeds = [self._oldest(row) for name, row in self._rows.items() if name in missed]
         return [
@@ -305,7 +305,7 @@ def to_partition(row: PartitionRow) -> Partition:
 def find_head(
     connection: sqlite3.Connection, scope: Scope, name: str, position: tuple[int, int], most: int | None
 ) -> Head:
-    """Where a partition ends at present, or `most` records behind a position; the count is exact.
+    """The present end of a partition, or the position `most` records after another; the count is exact.
 
     Raises:
         ProviderFault: As `standing` does.
@@ -324,7 +324,7 @@ def find_head(
 def _count(
     connection: sqlite3.Connection, scope: Scope, row: PartitionRow, first: int, most: int | None
 ) -> tuple[int, tuple[int, int] | None]:
-    """How many records follow, and the seq and time of the last if `most` cut them short."""
+    """How many records follow, and the seq and time of the last if `most` limited them."""
     if scope.whole:
         return count_whole(connection, row, scope.hash, first, most)
     if scope.hash is not None:
@@ -357,7 +357,7 @@ def _count_hash(
 
 
 def check_images(collection: Collection, spec: FeedSpec) -> None:
-    """Refuse to promise documents that the log does not keep.
+    """Refuse a request for documents that the log does not keep.
 
     Raises:
         ProviderFault: `UNSUPPORTED_CAPABILITY` that names the setting.

@@ -1,12 +1,13 @@
-"""What a store pretends to be: one of the services, as far as reading its feed goes.
+"""Profiles: a store behaves like one of the services when its feed is read.
 
 Portable code that runs against a store with `profile="dynamo"` meets the same refusals as on DynamoDB, on a
-laptop. A profile narrows what is asked of the store; it changes neither the file nor what stands in the log.
+laptop. A profile limits what may be asked of the store. It changes neither the file nor the content of the
+log.
 
-Tokens: a position is a place in the log whatever the profile, so that a token made under one of `dynamo`,
-`spanner`, `cosmos` and no profile is good under the others, as long as the rest of the request may be asked
-there. `mongo` has one partition for the whole collection where the others have the store's: a token or
-partition id from there is `INVALID_REQUEST` under the others, and theirs is there.
+Tokens: a position is a place in the log under every profile. So a token that was made under `dynamo`,
+`spanner`, `cosmos` or no profile is valid under the others, if the rest of the request is allowed there.
+`mongo` has one partition for the whole collection, where the others have the store's partitions. So a token
+or partition id of `mongo` is `INVALID_REQUEST` under the others, and theirs is so under `mongo`.
 """
 
 from __future__ import annotations
@@ -63,12 +64,12 @@ _PLAIN: Final = {
 
 @attrs.frozen
 class Profile:
-    """How far reading goes under one profile.
+    """What may be read under one profile.
 
     Attributes:
-        name: What `profile=` says; empty for all that the store can do.
+        name: The value of `profile=`; empty for everything that the store can do.
         capabilities: What may be asked for.
-        precision: To so many microseconds `AtTime` is rounded down: it may be early by less than that, and
+        precision: `AtTime` is rounded down to this many microseconds: it may be early by less than that, and
             is never late.
         whole: True when a collection is shown as one partition, `0`, whatever the store splits and merges.
     """
@@ -96,8 +97,8 @@ def _profile(
 _NATIVE, _EMULATED, _UNSUPPORTED = Support.NATIVE, Support.EMULATED, Support.UNSUPPORTED
 _NO_KEY_SCOPE: Final = (
     _UNSUPPORTED,
-    "its feed knows no partition keys; read PhysicalPartition(…) or EntireCollection() and keep the events "
-    "whose event.key.partition_key is wanted",
+    "its feed does not select by partition key; read PhysicalPartition(…) or EntireCollection() and keep the "
+    "events with the event.key.partition_key that you want",
 )
 _BACKFILL: Final = "an all-versions-and-deletes feed starts at now or a token; "
 _OPT_IN: Final = "ask with provider_options=EmbeddedOptions(backfill=True), or start at Now()"
@@ -199,7 +200,7 @@ PROFILES: Final[Mapping[str, Profile]] = {each.name: each for each in (_COSMOS, 
 
 
 def check_spec(profile: Profile, spec: FeedSpec) -> None:
-    """Refuse a feed that the profile does not have, also when nobody asked the engine's gate.
+    """Refuse a feed that the profile does not have, also when the engine's `gate` did not check it.
 
     Raises:
         ProviderFault: `UNSUPPORTED_CAPABILITY` with the way out.

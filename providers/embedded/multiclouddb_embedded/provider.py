@@ -36,7 +36,7 @@ class EmbeddedProvider(Provider):
     Args:
         path: The file.
         now: The store's clock.
-        profile: What the store pretends to be.
+        profile: The service that the store behaves like.
     """
 
     provider_id: ClassVar[str] = PROVIDER_ID
@@ -72,7 +72,7 @@ class EmbeddedProvider(Provider):
         return classify(error, self._store.path)
 
     def close(self) -> None:
-        """Interrupt what runs and close every connection."""
+        """Interrupt running statements and close every connection."""
         self._store.close()
 
 
@@ -80,7 +80,7 @@ class EmbeddedPlugin(ProviderPlugin):
     """What the entry point names.
 
     Args:
-        profile: What a store pretends to be where the connection names no profile.
+        profile: The profile of a store where the connection names none.
     """
 
     provider_id: ClassVar[str] = PROVIDER_ID
@@ -89,11 +89,11 @@ class EmbeddedPlugin(ProviderPlugin):
         self._profile = profile
 
     def capabilities(self) -> CapabilitySet:
-        """Everything but wider scopes and commands, as far as the profile goes."""
+        """Everything except wider scopes and commands, as far as the profile allows."""
         return self._profile.capabilities
 
     def connect(self, config: ClientConfig, native_client: object | None) -> EmbeddedProvider:
-        """Check the configuration; the store has to be there, it is never made here.
+        """Check the configuration; the store has to exist, it is never made here.
 
         Args:
             config: `connection` has a `url` or a `path`; neither is needed with a store. It may have a

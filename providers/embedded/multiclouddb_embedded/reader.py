@@ -63,15 +63,15 @@ _ONE_HASH: Final = "INDEXED BY log_hash WHERE hash = :hash"
 class EmbeddedReader(Reader):
     """Reads one partition forward.
 
-    A fetch is one read transaction: the head of the store, the partition and its rows are of one
-    moment, so that a split cannot come between "nothing more" and "closed".
+    A fetch is one read transaction. It sees the head of the store, the partition and its rows as of one
+    moment, so a split cannot come between "nothing more" and "closed".
 
     Args:
         source: What the readers of the feed share.
         name: The partition.
         view: What its events share.
-        position: Read behind this seq and time.
-        until: Stop behind this one, or None.
+        position: Read after this seq and time.
+        until: Stop after this one, or None.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class EmbeddedReader(Reader):
         )
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next rows; while there are none, looks for commits every few milliseconds."""
+        """The next rows; while there are none, it looks for commits every few milliseconds."""
         patience = deadline.sooner(wait)
         while True:
             version = self._source.store.monitor.version()
@@ -111,7 +111,7 @@ class EmbeddedReader(Reader):
                 return batch
 
     def cancel(self) -> None:
-        """Interrupt the statement that runs and wake a waiting fetch: a matter of milliseconds."""
+        """Interrupt the running statement and wake a waiting fetch; it takes milliseconds."""
         self._cancelled.set()
         with self._lock:
             if self._connection is not None:
@@ -122,7 +122,7 @@ class EmbeddedReader(Reader):
         self._idle = None
 
     def _sleep(self, patience: Deadline) -> bool:
-        """Wait a moment; False when the caller's patience is over."""
+        """Wait a moment; False when the caller's time is over."""
         left = patience.remaining()
         return left > 0 and not self._cancelled.wait(min(self._source.options.poll_seconds, left))
 
@@ -182,7 +182,7 @@ class EmbeddedReader(Reader):
     def _select(
         self, connection: sqlite3.Connection, part: dict[str, int | None]
     ) -> tuple[Records, tuple[int, int] | None]:
-        """The next rows, and the position behind them if there are more."""
+        """The next rows, and the position after them if there are more."""
         count, last = connection.execute(self._bound, part).fetchone()
         if not count:
             return _NOTHING, None
@@ -195,7 +195,7 @@ class EmbeddedReader(Reader):
         return records, (last, last_ts) if more else None
 
     def _end(self, connection: sqlite3.Connection, state: Standing) -> tuple[tuple[int, int], Outcome]:
-        """Where reading stands with nothing more to read, and how the partition goes on."""
+        """The position when there is nothing more to read, and how the partition continues."""
         seq, ts = self._position
         end_seq, end_ts = state.end
         if self._until is not None and self._until[0] <= end_seq:
@@ -204,7 +204,7 @@ class EmbeddedReader(Reader):
         return position, outcome_of(connection, self._source.scope, state.row, position)
 
     def _headroom(self, ts: int, *, caught_up: bool) -> float | None:
-        """How long the position is kept: behind the end of the log nothing can be removed yet."""
+        """How long the position is kept; at the end of the log nothing can be removed yet."""
         retention = self._source.scope.collection.retention
         if retention is None:
             return None

@@ -1,7 +1,7 @@
-"""Rows of the log as SQLite hands them out: by column.
+"""Rows of the log as SQLite returns them: by column.
 
-A whole batch is one step of SQLite, with one text a column. Reading row by row takes and gives up the
-interpreter's lock for each, which makes a reader beside a busy thread some hundred times slower.
+A whole batch is one step of SQLite, with one text per column. Reading row by row takes and releases the
+interpreter's lock for each row. That makes a reader about a hundred times slower when another thread is busy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["ORDER_DIGITS", "SEPARATOR", "Column", "Records"]
 
 SEPARATOR: Final = "\x1e"
-"""Stands between the rows of a column of JSON texts, which have it escaped."""
+"""Separates the rows of a column of JSON texts, which contain it only in escaped form."""
 
 ORDER_DIGITS: Final = 19
 """Digits of the highest sequence number, so that texts sort like numbers."""

@@ -1,4 +1,4 @@
-"""What the readers of one feed share: the store, what of it is read, and how."""
+"""What the readers of one feed share: the store, the part of it that is read, and the options."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class OpenStore:
     Attributes:
         path: The file.
         pool: Lends connections.
-        monitor: Tells of commits.
+        monitor: Reports commits.
         now: The store's clock, in microseconds since 1970.
-        profile: What the store pretends to be.
+        profile: The service that the store behaves like.
     """
 
     path: str
@@ -52,18 +52,18 @@ class OpenStore:
             yield connection
 
     def close(self) -> None:
-        """Interrupt what runs and close every connection."""
+        """Interrupt running statements and close every connection."""
         self.pool.close()
         self.monitor.close()
 
 
 @attrs.frozen
 class Scope:
-    """What of a collection a feed covers.
+    """The part of a collection that a feed covers.
 
     Attributes:
         collection: The collection.
-        key: The canonical partition key to keep to, or None for all.
+        key: The only canonical partition key to read, or None for all.
         hash: Its hash.
         whole: True to show the collection as one partition.
     """

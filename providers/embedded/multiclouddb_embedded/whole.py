@@ -1,7 +1,7 @@
-"""A collection shown as one partition, the changes of all in the order of their commits.
+"""A collection shown as one partition, with all changes in the order of their commits.
 
-What `profile="mongo"` reads. The store numbers the changes of all its partitions in one sequence, so that a
-position in it is one in the collection too; splits and merges cannot be seen.
+`profile="mongo"` reads this. The store numbers the changes of all its partitions in one sequence, so a
+position in the sequence is also a position in the collection. Splits and merges cannot be seen.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ GROUP BY collection
 """A row like one of `partitions`, for `:collection` and, unless it is null, one `:hash`; its `id` is the
 collection's."""
 
-# As the reader's own statements, where `:partition` is the collection. Nothing behind the `:most`th change
-# of any partition can be among the first `:most` of all.
+# Like the reader's own statements, but `:partition` is the collection. No change after the `:most`th change
+# of its partition can be among the first `:most` of all.
 _PARTITIONS: Final = "SELECT id FROM partitions WHERE collection = :partition AND last_seq > :first"
 _REACH: Final = """
 SELECT min((
@@ -66,12 +66,12 @@ WHOLE_STATEMENTS: Final = (
     _ROWS,
     _MORE,
 )
-"""In the place of the reader's own: how many rows come next and the last of them, the same for one `:hash`,
-the rows by column, whether there are others."""
+"""They replace the reader's own: the count and the last of the next rows, the same for one `:hash`, the rows
+by column, and whether there are more."""
 
 
 def whole_row(connection: sqlite3.Connection, collection: int, number: int | None) -> PartitionRow | None:
-    """The partition that stands for all of a collection, or for those that hold a hash."""
+    """The partition that represents all of a collection, or those that hold a hash."""
     row = connection.execute(
         f"SELECT {PARTITION_COLUMNS} FROM {WHOLE}", {"collection": collection, "hash": number}
     ).fetchone()
@@ -81,7 +81,7 @@ def whole_row(connection: sqlite3.Connection, collection: int, number: int | Non
 def count_whole(
     connection: sqlite3.Connection, row: PartitionRow, number: int | None, first: int, most: int | None
 ) -> tuple[int, tuple[int, int] | None]:
-    """How many changes follow, and the seq and time of the last if `most` cut them short."""
+    """How many changes follow, and the seq and time of the last if `most` limited them."""
     if number is not None:
         return _count_hash(connection, row, number, first, most)
     rows = [each for each in partition_rows(connection, row.id) if each.last_seq > first]

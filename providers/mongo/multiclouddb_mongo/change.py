@@ -1,4 +1,4 @@
-"""Change documents as they come: bytes, of which only what steers the reading is looked at."""
+"""Change documents as they arrive: as bytes, of which only the parts that control reading are examined."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 Raw: TypeAlias = bytes | memoryview
 """A change, undecoded; PyMongo gives large ones as views of the answer."""
 
-_HEAD: Final = b"\x03_id\x00"  # behind the document's length: a document named _id
+_HEAD: Final = b"\x03_id\x00"  # after the document's length: a document named _id
 _TOKEN: Final = 4 + len(_HEAD)
 _LENGTH: Final = 4
 _DATA_HEAD: Final = b"\x02_data\x00"
@@ -42,12 +42,12 @@ _LONGEST: Final = max(map(len, _ITEM_CHANGES))
 
 
 class RawChange(RawBSONDocument):
-    """A change that PyMongo does not decode: to look at its `_id` alone costs a tenth of decoding it.
+    """A change that PyMongo does not decode: reading only its `_id` costs a tenth of decoding it.
 
-    PyMongo's own class decodes all fields when one is asked for, and its streams ask every change for its
-    `_id`, to keep it as the resume token. A change is its own token here: what is kept is the change, and a
-    copy of it, which is all that PyMongo takes, is the token. Documents that do not begin with one, such as
-    the answer around the changes, are as PyMongo's class has them.
+    PyMongo's own class decodes all fields when one is asked for. Its streams ask every change for its `_id`,
+    to keep it as the resume token. Here a change is its own token: PyMongo keeps the change, and only when it
+    copies it, the copy is the token. Documents that do not begin with an `_id`, such as the answer that holds
+    the changes, behave as in PyMongo's class.
     """
 
     __slots__ = ("_bytes",)
@@ -131,7 +131,7 @@ def is_untouched_change(change: Raw) -> bool:
 
 
 def place_of_change(change: Raw) -> After:
-    """The position behind a change."""
+    """The position after a change."""
     if change[_LENGTH:_TOKEN] == _HEAD:
         return After("e", token_text(_token(change)))
     return After("e", token_text(RawBSONDocument(change)["_id"]))

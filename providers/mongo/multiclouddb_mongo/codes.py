@@ -1,4 +1,4 @@
-"""What each code of the server's means; data."""
+"""The meaning of each code of the server; data."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ NOT_AUTHORIZED: Final = 13
 IMAGE_MISSING: Final = 47
 TIME_LIMIT: Final = 50
 OVERTAKEN: Final = 136
-"""The oplog has dropped what a live cursor was about to read; opening again tells if the token is lost."""
+"""The oplog has dropped what a live cursor was about to read; opening again shows if the token is lost."""
 INVALIDATED_TOKEN: Final = 260
 TOKEN_NOT_FOUND: Final = 280
 HISTORY_LOST: Final = 286
 EVENT_TOO_LARGE: Final = 10334
 
 FIRST_LOCATION: Final = 15000
-"""From here on most codes have no name: each is a place in the server that refuses a request."""
+"""From here on most codes have no name: each identifies a place in the server that refuses a request."""
 
 REPORT: Final = (
     "MongoDB's list of error codes says what it means; if neither the pipeline nor the command is to blame, "
@@ -59,11 +59,11 @@ _PAGE: Final = f"{DOCS_URL}how-to/mongodb/"
 class Row(error_table.Row):
     """What one code means.
 
-    It is confidential where the server's text may quote a document, a key of one, a whole command or a resume
-    token, which holds a key.
+    It is confidential where the server's text may quote a document, a document's key, a whole command, or a
+    resume token, which holds a key.
 
     Attributes:
-        quoted: True when the message has the server's text, because it alone says what to change.
+        quoted: True when the message quotes the server's text, because only that says what to change.
     """
 
     quoted: bool = attrs.field(default=False, kw_only=True)
@@ -129,18 +129,18 @@ CODES: Final[Mapping[int, Row]] = {
     ),
     OVERTAKEN: Row(
         ErrorCategory.TRANSIENT_FAILURE,
-        "the oplog has overtaken the reader; read again from the same token, which tells whether it is lost",
+        "the oplog has overtaken the reader; read again from the same token, which shows whether it is lost",
     ),
     TOKEN_NOT_FOUND: Row(
         ErrorCategory.INVALID_REQUEST,
-        "the server cannot go on from this token: the pipeline leaves out the event that it names, or the "
+        "the server cannot resume from this token: the pipeline leaves out the event that it names, or the "
         "token is of another collection or database; resume with the pipeline and the address that the token "
         "came from",
         confidential=True,
     ),
     INVALIDATED_TOKEN: Row(
         ErrorCategory.INVALID_REQUEST,
-        "the stream ended with an invalidate event at this token; go on behind it with start_after, or with "
+        "the stream ended with an invalidate event at this token; resume after it with start_after, or with "
         'after_invalidate="follow"',
     ),
     IMAGE_MISSING: Row(
@@ -170,7 +170,7 @@ CODES: Final[Mapping[int, Row]] = {
     NOT_AUTHORIZED: _AUTHORIZATION,
     31: _AUTHORIZATION,  # RoleNotFound
     462: THROTTLED,  # IngressRequestRateLimitExceeded
-    16500: THROTTLED,  # what services that speak MongoDB's protocol say of a spent quota
+    16500: THROTTLED,  # services that use MongoDB's protocol send it for an exhausted quota
     43: _CURSOR,  # CursorNotFound
     237: _CURSOR,  # CursorKilled
     TIME_LIMIT: OUT_OF_TIME,

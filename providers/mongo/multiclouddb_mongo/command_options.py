@@ -86,9 +86,9 @@ class RunCommandOptions:
         session: A `ClientSession` of the client that runs the command (so: of your own
             `native_client`), also one in a transaction. It stays yours to end. Without it pymongo
             takes one for the call.
-        timeout_ms: Milliseconds for all of the call, selecting a server and connecting included;
+        timeout_ms: Milliseconds for the whole call, selecting a server and connecting included;
             0 = no limit. Without it the connection string's `timeoutMS` counts. The time that is
-            left travels as the command's `maxTimeMS` and takes the place of one in the command.
+            left is sent as the command's `maxTimeMS` and replaces one in the command.
     """
 
     read_preference: ReadPreference | None = attrs.field(default=None, validator=_preference)
@@ -106,10 +106,10 @@ class RunCursorCommandOptions(RunCommandOptions):
     Attributes:
         timeout_mode: What `timeout_ms` limits. `"cursor_lifetime"`: the command and everything
             read from the cursor, together; the default, and for non-tailable cursors only.
-            `"iteration"`: the command, and then each step of the iteration anew; the default of
-            tailable cursors. With "iteration" the command of a cursor that does not await data
-            travels without the time that is left: the server would count it for the cursor's whole
-            life. A `maxTimeMS` that it holds itself is then left in place.
+            `"iteration"`: the command, and then again each step of the iteration; the default of
+            tailable cursors. With "iteration" the command of a cursor that does not await data is
+            sent without the time that is left, because the server would apply it to the cursor's
+            whole life. A `maxTimeMS` in the command itself is then kept.
         cursor_type: `"non_tailable"` (the default), `"tailable"` or `"tailable_await"`. It has to
             say what the command asks for by its `tailable` and `awaitData` fields; where the two
             differ the behaviour is undefined.
@@ -159,12 +159,12 @@ def checked_options(kind: type[_Options], operation: str, options: Mapping[str, 
     """The options by name as an object.
 
     Args:
-        kind: Of which class.
+        kind: The class of the options.
         operation: What is called, for messages.
         options: Name → value.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` for a name or a value that is none.
+        MulticloudDbError: `INVALID_REQUEST` for an unknown name or an invalid value.
     """
     known = [field.name for field in attrs.fields(kind)]
     for name in options:

@@ -1,11 +1,11 @@
 """MongoDB's own commands: passed through as they are, once.
 
 The rules are those of MongoDB's "Run Command" and "Client Side Operations Timeout" specifications.
-pymongo keeps most of them; what it leaves open is done here: `timeout_ms` and `timeout_mode`, a
-command document that stays the caller's, options that cannot go together, and a cursor whose
-replies are decoded alike from the first batch to the last.
+pymongo implements most of them. The rest is done here: `timeout_ms` and `timeout_mode`, a command
+document that is not changed, options that exclude each other, and a cursor whose replies are all
+decoded in the same way, from the first batch to the last.
 
-What is *not* looked at is the command: no field is checked, added, corrected or removed here.
+The command itself is *not* examined: no field is checked, added, corrected or removed here.
 pymongo adds what every command carries (`$db`, `lsid`, `$clusterTime`, `$readPreference`, the
 fields of a transaction and of the Stable API). A command that holds one of these itself has
 undefined behaviour; at present pymongo's value replaces it.
@@ -48,20 +48,20 @@ _CLOSE_SECONDS: Final = 0.5
 
 
 class RunCommandCursor(Iterator[Any]):
-    """The documents of a command's cursor, one a step.
+    """The documents of a command's cursor, one per step.
 
-    An iterator and a context manager; for one thread at a time, but `close` may come from any.
+    An iterator and a context manager, for one thread at a time; any thread may call `close`.
     All batches come from the server that ran the command, in one session. The cursor is closed
-    when the server has sent all, by `close`, and when the client is closed; let go of without
-    either, it is closed with the garbage. Nothing is tried a second time: after a failure every
-    further step fails likewise, so that an incomplete read never looks like a complete one.
+    when the server has sent everything, by `close`, and when the client is closed. Otherwise it is
+    closed when it is garbage-collected. Nothing is retried: after a failure every further step
+    fails too, so that an incomplete read never looks like a complete one.
 
-    Documents are decoded as the client decodes everything, but without type decoders, in the first
-    batch as in the following ones: a Decimal128 stays a Decimal128.
+    Documents are decoded as the client decodes everything, but without type decoders, in all
+    batches alike: a Decimal128 stays a Decimal128.
 
     Args:
         cursor: PyMongo's cursor.
-        seconds: What each step may take, or None.
+        seconds: How long each step may take, or None.
         ends: Monotonic time when the whole life of the cursor is over, or None.
     """
 
@@ -76,7 +76,7 @@ class RunCommandCursor(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        """The next document; asks the server until there is one, or no more.
+        """The next document; asks the server until there is one, or until there are no more.
 
         Raises:
             StopIteration: The server has sent all.
@@ -87,7 +87,7 @@ class RunCommandCursor(Iterator[Any]):
     def try_next(self) -> Any:
         """The next document, or None when the server has none after one more question.
 
-        For tailable cursors, where `next` asks on and on.
+        For tailable cursors, where `next` never stops asking.
 
         Raises:
             MulticloudDbError: As `next` does.
@@ -112,7 +112,7 @@ class RunCommandCursor(Iterator[Any]):
         """Have the server drop its cursor (`killCursors`) and give the session back; idempotent.
 
         It raises nothing: a server that does not answer drops the cursor by itself later. The whole
-        `timeout_ms` counts anew for it.
+        `timeout_ms` applies to it again.
         """
         self._closed = True
         with suppress(PyMongoError, OSError), _limit(self._seconds or None):
@@ -156,10 +156,10 @@ class RunCommandCursor(Iterator[Any]):
 
 
 class Commands:
-    """Runs commands on one client and knows the cursors that are open.
+    """Runs commands on one client and keeps track of open cursors.
 
     Args:
-        client: Ours or the application's; not closed here.
+        client: Our client or the application's; not closed here.
     """
 
     def __init__(self, client: pymongo.MongoClient[Any]) -> None:
@@ -186,9 +186,9 @@ class Commands:
             MulticloudDbError: `INVALID_REQUEST` for what cannot be sent.
             ProviderFault: The same.
             Exception: What pymongo raises, for `classify`. A command is tried once, with one
-                exception that is pymongo's: a server that says it is overloaded, and that the
-                command was not run (labels `SystemOverloadedError` and `RetryableError`), is asked
-                again unless the connection string says `maxAdaptiveRetries=0`.
+                exception: if the server says that it is overloaded and that the command was not
+                run (labels `SystemOverloadedError` and `RetryableError`), pymongo asks it again,
+                unless the connection string says `maxAdaptiveRetries=0`.
         """
         chosen = checked_options(RunCommandOptions, "run_command", options)
         document = _document(command)
@@ -261,7 +261,7 @@ class Commands:
         return self._client.get_database(name, codec_options=self._codec)
 
     def _seconds(self, chosen: RunCursorCommandOptions) -> float | None:
-        """The timeout that counts, from the call or the client; 0 = no limit, None = none was named."""
+        """The timeout that applies, from the call or the client; 0 = no limit, None = none was given."""
         inherited = self._client.options.timeout
         seconds = inherited if chosen.timeout_ms is None else chosen.timeout_ms / 1000
         if seconds is None and chosen.timeout_mode is not None:
@@ -290,8 +290,8 @@ class Commands:
 class _Untimed(SON[str, Any]):
     """A copy of a command into which pymongo writes no time limit, though one is set.
 
-    pymongo writes the time that is left into every first command. A server takes that for the whole
-    life of the cursor, which is what "iteration" is not. The command's own `maxTimeMS` stays.
+    pymongo writes the time that is left into every first command. A server applies that to the whole
+    life of the cursor, which contradicts "iteration". The command's own `maxTimeMS` stays.
     """
 
     _copied = False
@@ -306,7 +306,7 @@ class _Untimed(SON[str, Any]):
 
 
 def _limit(seconds: float | None) -> AbstractContextManager[None]:
-    """What pymongo does inside ends within `seconds`; 0 = no limit, None = whatever counts outside."""
+    """Calls of pymongo inside end within `seconds`; 0 = no limit, None = the limit outside applies."""
     return nullcontext() if seconds is None else pymongo.timeout(seconds)
 
 

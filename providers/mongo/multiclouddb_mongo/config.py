@@ -1,4 +1,4 @@
-"""How a client names a MongoDB deployment, and the `MongoClient` that is made from it."""
+"""How an application names a MongoDB deployment, and the `MongoClient` that is made from it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SPARE_CONNECTIONS: Final = 8
 _PYMONGO_POOL: Final = 100
 # PyMongo waits 30 s for a server, which is all the time that a call has; a fail-over takes 10 to 12 s.
 _SELECTION_MS: Final = 15_000
-# For the hint on a name that nobody knows; what counts is what PyMongo takes.
+# For the hint on an unknown name; PyMongo decides which names are valid.
 _COMMON: Final = (
     "appName",
     "authMechanism",
@@ -86,11 +86,11 @@ class MongoConfig:
     """What a client was configured with, checked; its repr shows no secret.
 
     Attributes:
-        url: The connection string as it was given. PyMongo gets it untouched, so that every option in it
-            means what MongoDB says it means.
+        url: The connection string as it was given. PyMongo gets it unchanged, so that every option in it
+            has the meaning that MongoDB defines.
         username: The user, where it is not in the `url`, or None.
         password: The password, where it is not in the `url`, or None.
-        app_name: What the server's log and `currentOp` call us, where the `url` has no `appName`, or None.
+        app_name: Our name in the server's log and `currentOp`, where the `url` has no `appName`, or None.
         options: The options in the `url`: name in lower case → checked value.
         database: The database that the `url` names, or None.
     """
@@ -109,8 +109,8 @@ class MongoConfig:
         """Check the `connection` of a client; no I/O, and for `mongodb+srv://` no DNS either.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` that names the option and the way out, and quotes nothing
-                that may be a part of a secret.
+            MulticloudDbError: `INVALID_REQUEST` that names the option and the way out, and does not quote
+                anything that may be a part of a secret.
         """
         return settled(_checked, cls, config)
 
@@ -118,24 +118,24 @@ class MongoConfig:
     def timeout_ms(self) -> int | None:
         """`timeoutMS` of the `url`, in milliseconds: the bound of each call, or None.
 
-        What one call waits for at the server has to stay below it.
+        The time that one call waits at the server has to stay below it.
         """
         seconds = self.options.get("timeoutms")
         return round(seconds * 1000) if seconds else None
 
     def client(self, concurrency: int) -> MongoClient[dict[str, Any]]:
-        """Make PyMongo's client; it connects, and asks DNS, when it is used first.
+        """Make PyMongo's client; it connects, and asks DNS, when it is first used.
 
-        What the `url` says wins, but for how values are decoded: dates are aware and may be out of Python's
-        range, UUIDs are those of subtype 4 (see `values.CODEC`). Where it says nothing, `maxPoolSize` is
-        enough for all calls and `serverSelectionTimeoutMS` is 15,000: PyMongo's 30 seconds are as long as
-        a whole call, and a fail-over takes 10 to 12.
+        The `url` takes precedence, except for the decoding of values: dates have a time zone and may be out
+        of Python's range, UUIDs are those of subtype 4 (see `values.CODEC`). Where the `url` says nothing,
+        `maxPoolSize` is enough for all calls and `serverSelectionTimeoutMS` is 15,000: PyMongo's 30 seconds
+        are as long as a whole call, and a fail-over takes 10 to 12.
 
         Args:
             concurrency: How many calls run at a time.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for options that PyMongo does not take together.
+            MulticloudDbError: `INVALID_REQUEST` for options that PyMongo does not accept together.
         """
         ours: dict[str, Any] = {
             "username": self.username,
@@ -219,8 +219,8 @@ def _parts(url: str) -> tuple[str, str | None, str]:
     hosts, _, path = front.partition("/")
     if "@" in path or ("@" in query and "@" not in hosts):
         # A password with an unescaped / or ?: the host would be its user, the database its rest.
-        raise invalid_request("connection.url", "has an @ behind the hosts", _ESCAPE)
-    # As PyMongo has it: `database.collection` names a database.
+        raise invalid_request("connection.url", "has an @ after the hosts", _ESCAPE)
+    # As in PyMongo: `database.collection` names a database.
     return hosts, unquote_plus(path).partition(".")[0] or None, query
 
 
@@ -232,7 +232,7 @@ def _check_hosts(hosts: str, *, srv: bool) -> None:
             parse_userinfo(userinfo)
         nodes = split_hosts(names, None if srv else 27017)
         if srv and (len(nodes) != 1 or nodes[0][1] is not None):
-            problem = ("must name one host and no port behind mongodb+srv://", _URL)
+            problem = ("must name one host and no port after mongodb+srv://", _URL)
     except (PyMongoError, ValueError):
         problem = (
             "has no list of hosts, or an unescaped character in the user or password",
@@ -254,7 +254,7 @@ def _pairs(query: str) -> list[tuple[str, str]]:
 
 
 def _checked_options(query: str) -> dict[str, Any]:
-    """Name in lower case → value, each checked by PyMongo, which alone would warn and go on without it."""
+    """Name in lower case → value, each checked by PyMongo, which alone would warn and continue without it."""
     known: dict[str, Any] = {}
     # With an @ in it, it may be the end of a password.
     nameless = "@" in query

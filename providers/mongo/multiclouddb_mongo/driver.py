@@ -1,7 +1,7 @@
-"""Where PyMongo's public face does not reach, and the one place that looks behind it.
+"""The one place that uses PyMongo's internals, where its public interface does not suffice.
 
-What only helps (`buffered`, `inner_cursor`, `interrupt`) is asked for with care: where PyMongo has it no
-more, reading goes on, with a question more to the server.
+Optional internals (`buffered`, `inner_cursor`, `interrupt`) are used with care: if a later PyMongo does not
+have them, reading continues with one more request to the server.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _TELL_SECONDS: Final = 0.75
 
 
 class Closer:
-    """Closes the streams of one client; a server that hangs costs a second once, not once a stream.
+    """Closes the streams of one client; a server that hangs costs a second once, not once per stream.
 
-    It ends idle cursors by itself, in ten minutes.
+    The server ends idle cursors by itself, after ten minutes.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Closer:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """While a stream is opened, read or closed: the client has to live as long."""
+        """Held while a stream is opened, read or closed: the client has to stay open that long."""
         with self._changed:
             self._at_work += 1
         try:
@@ -80,7 +80,7 @@ class Closer:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """While a stream is opened.
+        """Held while a stream is opened.
 
         Raises:
             ProviderFault: The client is being closed: nobody would close what is opened now.
@@ -91,11 +91,11 @@ class Closer:
             yield
 
     def end(self) -> None:
-        """Let no further stream be opened."""
+        """Prevent the opening of further streams."""
         self._over = True
 
     def settle(self) -> None:
-        """Wait half a second at most for whoever is at work with a stream; not beside a server that hangs."""
+        """Wait at most half a second for threads that use a stream; not at all if a server hangs."""
         patience = 0.0 if time.monotonic() < self._deaf_until else _CLOSE_SECONDS
         with self._changed:
             self._changed.wait_for(lambda: not self._at_work, patience)
@@ -117,7 +117,7 @@ class Closer:
 
 
 class _Collated:
-    """PyMongo 4.20 takes `collation` for a change stream, and does not send it."""
+    """PyMongo 4.20 accepts `collation` for a change stream, but does not send it."""
 
     def _command_options(self) -> dict[str, Any]:
         options: dict[str, Any] = super()._command_options()  # type: ignore[misc]
@@ -138,7 +138,7 @@ class _ClusterStream(_Collated, ClusterChangeStream[RawChange]):
 
 
 def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
-    """Call a command of ours as PyMongo calls its own reads: once more, where `retryReads` does not say no.
+    """Call one of our commands as PyMongo calls its own reads: with one retry, unless `retryReads` is false.
 
     Raises:
         PyMongoError: What the server refuses, or the network.
@@ -153,10 +153,10 @@ def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
 
 
 def reach(client: MongoClient[Any], deadline: Deadline) -> None:
-    """Where no server is known, wait for one a little less than the call has.
+    """Where no server is known, wait for one slightly less long than the call may take.
 
-    PyMongo waits for `serverSelectionTimeoutMS`, and tells only then what is wrong: nobody would listen by
-    then, when the call has less time.
+    PyMongo waits for `serverSelectionTimeoutMS` and only then reports what is wrong. That is too late for a
+    call with less time.
 
     Raises:
         ServerSelectionTimeoutError: There is none; it says why.
@@ -173,7 +173,7 @@ def reach(client: MongoClient[Any], deadline: Deadline) -> None:
     except ServerSelectionTimeoutError:
         raise
     except PyMongoError:
-        return  # the call itself tells what else is wrong
+        return  # the call itself reports what else is wrong
 
 
 def watch_otherwise(
@@ -182,7 +182,7 @@ def watch_otherwise(
     stages: Sequence[Mapping[str, Any]],
     settings: Mapping[str, Any],
 ) -> Stream:
-    """What `watch` does, with its streams' classes at hand.
+    """Does what `watch` does, with our own stream classes.
 
     Args:
         target: A collection, a database, or `admin` for the cluster.
@@ -205,9 +205,9 @@ def watch_otherwise(
 
 
 def buffered(stream: Stream) -> int | None:
-    """How many changes of the last answer are still to be taken; None where this PyMongo does not tell.
+    """How many changes of the last answer are left to take; None where this PyMongo does not say.
 
-    Nothing public says so, and to ask for one more change than there is waits for the server.
+    No public interface says so, and asking for one change too many waits for the server.
     """
     data = getattr(getattr(stream, "_cursor", None), "_data", None)
     return None if data is None else len(data)
@@ -220,16 +220,16 @@ def inner_cursor(stream: Stream) -> object:
 
 @contextmanager
 def hushed() -> Iterator[None]:
-    """While a client is closed: no traceback in the log for each cursor of a server that hangs.
+    """Held while a client is closed: prevents a traceback in the log for each cursor of a server that hangs.
 
-    PyMongo writes one, also where nobody has set up logging.
+    PyMongo writes one even if logging is not set up.
     """
     log = logging.getLogger("pymongo.client")
 
     def is_no_traceback(record: logging.LogRecord) -> bool:
         return record.exc_info is None
 
-    log.addFilter(is_no_traceback)  # one of its own: others may be closing, and take theirs away earlier
+    log.addFilter(is_no_traceback)  # its own filter: other threads may be closing, and remove theirs earlier
     try:
         yield
     finally:
@@ -239,8 +239,8 @@ def hushed() -> Iterator[None]:
 def interrupt(client: MongoClient[Any]) -> None:
     """End every receive of a client that is about to be closed, within half a second.
 
-    Behind a network that swallows everything they would last for ever: what ends them, PyMongo's monitor,
-    ends with the client. Nothing public does it.
+    If the network drops everything, they would last for ever: PyMongo's monitor, which ends them, ends with
+    the client. No public interface does this.
     """
     servers = getattr(getattr(client, "_topology", None), "_servers", {})
     for server in list(servers.values()):
@@ -249,6 +249,6 @@ def interrupt(client: MongoClient[Any]) -> None:
 
 
 def flush(client: MongoClient[Any]) -> None:
-    """Close the cursors that PyMongo was to close and could not: the interrupted client cannot any more."""
+    """Close the cursors that PyMongo could not close: the interrupted client can no longer do so."""
     with suppress(Exception):
         client._process_kill_cursors()

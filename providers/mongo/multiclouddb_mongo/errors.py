@@ -68,13 +68,13 @@ PROVIDER_ID: Final = "mongo"
 
 _UNKNOWN_ERROR: Final = 8
 _ATLAS: Final = 8000
-# The codes of a damaged token are many, and some of them have other uses.
+# A damaged token has many codes, and some of them have other uses.
 _TOKEN_WORDS: Final = ("resume token string", "KeyString", "past end of buffer", "Resume Token")
 _OVERLOADED: Final = "SystemOverloadedError"
 _RESUMABLE: Final = "ResumableChangeStreamError"
 # The rest of the server's text is the whole command.
 _DENIED: Final = re.compile(r"not authorized on (\S+) to execute command \{ (\w+):")
-# The server says this of what failed on a document, which its text may then quote.
+# The server uses these words for a failure on a document, which its text may then quote.
 _AT_WORK: Final = re.compile(r"executor error", re.IGNORECASE)
 
 # The texts of these quote the value.
@@ -86,7 +86,7 @@ _NO_BSON: Final = Fault(
 
 
 def code_of(error: BaseException) -> int | None:
-    """The server's code, or None for a failure that no server answered with."""
+    """The server's code, or None for a failure that is no answer of a server."""
     if isinstance(error, OperationFailure):
         return error.code
     code = _details(error).get("code")
@@ -96,12 +96,12 @@ def code_of(error: BaseException) -> int | None:
 def classify(error: Exception) -> Fault:
     """Say what an exception means; raises nothing, also for unknown exceptions.
 
-    `vendor_retried` is always set: PyMongo retries a read once and resumes a change stream once by itself,
-    and more of it on top would multiply.
+    `vendor_retried` is always set: PyMongo itself retries a read once and resumes a change stream once, and
+    our retries would multiply these.
     """
     try:
         found = _classified(error)
-    except Exception:  # noqa: BLE001 - an exception whose own attributes fail is a failure to tell of, too
+    except Exception:  # noqa: BLE001 - an exception whose own attributes raise is also a failure to report
         found = Fault(ErrorCategory.PERMANENT_FAILURE, f"{type(error).__name__}; {DEFECT}", confidential=True)
     return attrs.evolve(found, vendor_retried=True)
 
@@ -109,7 +109,7 @@ def classify(error: Exception) -> Fault:
 def _classified(error: Exception) -> Fault:
     labels = _labels(error)
     code = code_of(error)
-    # Only where a server has said so: PyMongo puts this label on connections that fail, too.
+    # Only where a server has said so: PyMongo also puts this label on failed connections.
     if code is not None and _OVERLOADED in labels:
         return attrs.evolve(_said(THROTTLED, error, code), retry_after=_backoff(error))
     if isinstance(error, OperationFailure):
@@ -119,7 +119,7 @@ def _classified(error: Exception) -> Fault:
 
 
 def _of_connection(error: Exception, code: int | None) -> Fault | None:
-    """What no server was there for."""
+    """The fault of a failure without a server."""
     match error:
         case ServerSelectionTimeoutError():
             return _plain(
@@ -145,7 +145,7 @@ def _of_connection(error: Exception, code: int | None) -> Fault | None:
 
 
 def _of_use(error: Exception, code: int | None) -> Fault | None:
-    """What PyMongo refuses to send, or cannot read."""
+    """The fault of what PyMongo refuses to send or cannot read."""
     match error:
         case InvalidBSON():
             return _plain(
@@ -219,7 +219,7 @@ def _configuration(error: ConfigurationError) -> Fault:
         if type(cause).__name__ in ("NXDOMAIN", "NoAnswer"):
             message = "DNS has no SRV record for the host of this mongodb+srv:// connection; check its name"
             return Fault(ErrorCategory.INVALID_REQUEST, message, confidential=True)
-        message = "DNS does not tell the hosts of this mongodb+srv:// connection; try again"
+        message = "DNS does not name the hosts of this mongodb+srv:// connection; try again"
         return Fault(ErrorCategory.TRANSIENT_FAILURE, message, retryable=True, confidential=True)
     if "wire version" in str(error):
         return _plain(
@@ -281,6 +281,6 @@ def _text(error: BaseException) -> str:
 
 
 def _brief(error: Exception) -> str:
-    """What went wrong with the servers, without the table of all of them behind it."""
+    """What went wrong with the servers, without the table of all servers that follows."""
     text = str(error).partition(", Topology Description")[0]
     return one_line(re.sub(r" \(configured timeouts: [^)]*\)", "", text))

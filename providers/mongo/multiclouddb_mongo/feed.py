@@ -67,9 +67,9 @@ __all__ = ["MongoFeed"]
 _LOG_SECONDS: Final = 30.0
 _AHEAD_SECONDS: Final = 60
 _PEEK_BYTES: Final = 1
-_FOLLOW: Final = 'go on with whatever has its name next by MongoOptions(after_invalidate="follow")'
-# The clock that stamps a change and the one that orders it are read one after the other: where a second turns
-# between them, a change is stamped later than its place says.
+_FOLLOW: Final = 'continue with whatever has its name next by MongoOptions(after_invalidate="follow")'
+# The clock that stamps a change and the clock that orders it are read one after the other. If a new second
+# begins in between, a change is stamped later than its place in the order says.
 _STAMPED_LATER_SECONDS: Final = 0.1
 
 
@@ -78,7 +78,7 @@ class MongoFeed(Feed):
 
     Args:
         source: What is watched.
-        found: What there was at the address when it was opened.
+        found: What existed at the address when it was opened.
         readers: Where its readers are kept, for the provider to cancel.
     """
 
@@ -95,10 +95,10 @@ class MongoFeed(Feed):
         self._lock = threading.Lock()
 
     def resumes(self, incarnation: str | None) -> bool:
-        """Whether a token of this collection goes on here.
+        """Whether this feed can resume a token of this collection.
 
-        Of one that is gone the log still has the last changes, and that it went: only another one under its
-        name is refused.
+        The log still holds the last changes of a dropped collection, and the drop itself. So only a token of
+        another collection with the same name is refused.
         """
         return (
             incarnation is None or not self._bound or not self._found.there or incarnation == self._found.uuid
@@ -114,14 +114,14 @@ class MongoFeed(Feed):
             return []
         self._source.reach(deadline)
         if not self._options.allow_missing:
-            # A feed may have been open for long: of what was recreated since, the engine opens another.
+            # A feed may have been open for long: if its resource was recreated, the engine opens another.
             found = find(self._source.client, self.spec, self._source.address)
             if not found.there or found.uuid != self._found.uuid:
                 raise _missing(self._source.address)
         return [Seed(PARTITION_ID, (), self._resolved(position))]
 
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """The one that there is."""
+        """The only partition."""
         if not self._found.there and not self._options.allow_missing:
             raise _missing(self._source.address)
         return [Partition(PARTITION_ID, (), PartitionState.OPEN)]
@@ -133,11 +133,11 @@ class MongoFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """The end of the log, where there is a change before it: one is read to see that.
+        """The end of the log, if there is a change before it: one change is read to check that.
 
-        Left to be found by reading are a bounded head, and one that may lie behind the end of a stream. Of
-        a database, and of a collection that need not be there, nothing tells whether it was dropped and made
-        again; of any other collection its id does.
+        A bounded head, and one that may lie after the end of a stream, have to be found by reading. For a
+        database, and for a collection that need not exist, nothing shows whether it was dropped and created
+        again; for any other collection its id does.
         """
         if max_records is not None or not (self._endless or self.identity.incarnation is not None):
             return {}
@@ -155,7 +155,7 @@ class MongoFeed(Feed):
         return compare(place_of(a), place_of(b))
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """The beginning of the log; what was dropped in it before now was another collection of the name."""
+        """The beginning of the log; a collection dropped in it was another one of the same name."""
         now = self._source.now()
         return [Seed(PARTITION_ID, (), cursor_of(self._log.oldest(), ticks_at(now)))]
 
@@ -205,7 +205,7 @@ class MongoFeed(Feed):
         return Head(cursor_of(now, start_of(cursor)), None, Continue())
 
     def _peek(self, name: str, cursor: Cursor, deadline: Deadline) -> Batch:
-        """The first change behind a position, or none; the server sends no more than that one."""
+        """The first change after a position, or none; the server sends only that one."""
         with closing(self._reader(name, cursor, None, batch_size=1)) as reader:
             while True:
                 batch = reader.fetch(1, _PEEK_BYTES, 0.0, deadline)
@@ -214,7 +214,7 @@ class MongoFeed(Feed):
                     return batch
 
     def _may_have_ended(self) -> bool:
-        """Whether what is watched may have been dropped or renamed by now; the primary is asked."""
+        """Whether what is watched may have been dropped or renamed; the primary is asked."""
         if self._endless:
             return False
         found = find(self._source.client, self.spec, self._source.address)
@@ -262,33 +262,33 @@ class MongoFeed(Feed):
         return None
 
     def _goes_on(self) -> bool:
-        """Behind an invalidate: whether it is to be survived."""
+        """After an invalidate: whether reading continues."""
         if self._options.after_invalidate != "follow":
             return False
         self._source.images = find(self._source.client, self.spec, self._source.address).images
         return True
 
     def _check(self) -> None:
-        """Nothing comes from a collection that is not there, once the log has been read that far.
+        """Refuse a collection that does not exist, once the log was read that far: nothing more would come.
 
         Raises:
-            ProviderFault: It is still not there, or another one is by now.
+            ProviderFault: It still does not exist, or another one has its name.
         """
         if self._found.there or not self._bound:
             return
         self._found = find(self._source.client, self.spec, self._source.address)
         if not self._found.there:
             raise _missing(self._source.address, f", or {_FOLLOW}")
-        if self._found.uuid is None:  # a database has no incarnation: by now it is there
+        if self._found.uuid is None:  # a database has no incarnation: it exists now
             return
         raise ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
-            "the collection of this token is gone, and another one has its name by now; start anew, or "
+            "the collection of this token is gone, and another one has its name now; start again, or "
             f"{_FOLLOW}",
         )
 
     def _headroom(self, place: Place) -> float | None:
-        """Seconds between the log's beginning, looked up twice a minute, and here; None while it grows."""
+        """Seconds from the log's beginning, read twice a minute, to here; None while nothing was removed."""
         seconds = seconds_at(place)
         if seconds is None:
             return None
@@ -300,7 +300,7 @@ class MongoFeed(Feed):
                 try:
                     oldest = self._log.first_entry()
                 except PyMongoError:
-                    oldest = None  # it costs a figure, not the page
+                    oldest = None  # the page comes without this figure
                 self._oldest = (time.monotonic(), oldest)
         if oldest is None or oldest.whole:
             return None
@@ -316,8 +316,8 @@ def _is_far(start: Place, mark: Place) -> bool:
 def _bound(start: Place, until: Place) -> Place:
     """Where a reader stops.
 
-    At a mark it stops as soon as it has nothing more right before it. A member that lags has nothing at the
-    start, too: a mark right behind that is for the server to pass.
+    At a mark it stops as soon as it has nothing more directly before the mark. A lagging member also has
+    nothing at the start: there the server itself has to pass a mark directly after the start.
     """
     if isinstance(until, After) and until.kind == "h" and not _is_far(start, until):
         return After("r", until.data)

@@ -29,7 +29,7 @@ class Entry:
 
     Attributes:
         place: Its cluster time.
-        whole: True when it is the first that there ever was: nothing has been cut off yet.
+        whole: True when it is the first entry that ever existed: nothing has been removed yet.
     """
 
     place: At
@@ -37,7 +37,7 @@ class Entry:
 
 
 class Log:
-    """The operation log, as far as a feed has to know: where it begins.
+    """The part of the operation log that a feed has to know: where it begins.
 
     Args:
         source: What is watched.
@@ -48,14 +48,14 @@ class Log:
         self._readable = True
 
     def oldest(self) -> At:
-        """The oldest cluster time from which everything is still there.
+        """The oldest cluster time from which everything is still kept.
 
-        With read access to `local` it is that of the log's first entry. Without, it is searched for, to the
-        operation: sixty-odd questions of 50 ms at most.
+        With read access to `local` it is that of the log's first entry. Without it, a search finds it
+        exactly: with about sixty requests of at most 50 ms each.
 
         Raises:
             PyMongoError: What the server refuses, or the network.
-            ProviderFault: The log is cut off faster than it can be looked at.
+            ProviderFault: Entries are removed faster than the search can follow.
         """
         for _ in range(_TRIES):
             entry = self.first_entry()
@@ -71,7 +71,7 @@ class Log:
         )
 
     def first_entry(self) -> Entry | None:
-        """The log's first entry; None where we may not look: no access to `local`, or `mongos`.
+        """The log's first entry; None where it cannot be read: no access to `local`, or `mongos`.
 
         Raises:
             PyMongoError: The network fails.

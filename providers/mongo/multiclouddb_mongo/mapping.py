@@ -40,7 +40,7 @@ CHANGES: Final = {
 _TEXTS_AT_ONCE: Final = 64
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TEXTS: Final = {name: kind.value for name, kind in CHANGES.items()}
-# What a change that is none makes of the code below.
+# What the code below raises for a damaged change.
 _DAMAGED: Final = (
     BSONError,
     ValueError,
@@ -58,7 +58,7 @@ class View:
     """What all events of one feed share.
 
     Attributes:
-        address: Where the documents are; None as collection where each event tells.
+        address: Where the documents are; its collection is None where each event names its own.
         partition_id: The public id of the one partition.
         with_new: True when events have the new document.
         with_old: True when events have the old document.
@@ -96,7 +96,7 @@ def to_arrow(changes: Sequence[Raw], start: int, stop: int, view: View) -> pa.Re
     try:
         return _arrow(_decoded(changes[start:stop], TEXT_CODEC), view)
     except (*_DAMAGED, MulticloudDbError):
-        pass  # a naive moment inside a value that seldom has any, or a fault: look closer
+        pass  # a time without a zone in a value that rarely has any, or a fault: check each change
     try:
         return _arrow(_decoded(changes[start:stop]), view)
     except _DAMAGED:
@@ -104,7 +104,7 @@ def to_arrow(changes: Sequence[Raw], start: int, stop: int, view: View) -> pa.Re
 
 
 def _decoded(changes: Sequence[Raw], codec: CodecOptions[dict[str, Any]] = CODEC) -> list[dict[str, Any]]:
-    # One call for all of them: no work in Python for each.
+    # One call for all of them, so no work in Python for each.
     return bson.decode_all(b"".join(changes), codec)
 
 
@@ -112,7 +112,7 @@ def time_of(change: Change) -> datetime:
     """When it was written by the writing server's clock, to the millisecond; before 6.0 its cluster time."""
     moment = change.get("wallTime")
     if isinstance(moment, datetime):
-        return moment.replace(tzinfo=UTC)  # which it is in; PyMongo has an own class for that
+        return moment.replace(tzinfo=UTC)  # it is in UTC; PyMongo has its own class for that
     stamp = change.get("clusterTime")
     seconds = stamp.time if stamp is not None else seconds_at(After("e", token_text(change["_id"])))
     return datetime.fromtimestamp(0 if seconds is None else seconds, UTC)
@@ -141,7 +141,7 @@ def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
 
 
 def _keys(keys: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
-    """Keys; behind a shard key comes `_id`, which is not part of it."""
+    """The keys; `_id` comes after a shard key and is not part of it."""
     settled = [portable(key) for key in keys]
     if not all(settled):
         raise ValueError("a change without a key")
@@ -151,7 +151,7 @@ def _keys(keys: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
 
 
 def _times(changes: Sequence[Change]) -> list[datetime]:
-    """Times; changes of one millisecond share theirs: to make one costs as much as all else of an event."""
+    """The times; changes of one millisecond share one object, which costs as much as the rest of an event."""
     previous: object = None
     moment, moments = _EPOCH, []
     for change in changes:
@@ -163,7 +163,7 @@ def _times(changes: Sequence[Change]) -> list[datetime]:
 
 
 def _moments(changes: Sequence[Change]) -> list[datetime]:
-    """The same for Arrow, which takes a naive moment for one in UTC."""
+    """The same for Arrow, which takes a time without a zone as UTC."""
     return [
         moment if isinstance(moment := change.get("wallTime"), datetime) else time_of(change)
         for change in changes
@@ -230,8 +230,8 @@ def _names(changes: Sequence[Change], view: View) -> list[pa.Array]:
 def _texts(documents: Sequence[Any]) -> pa.Array:
     """A column of JSON.
 
-    A text takes a kilobyte until it is freed. All of a batch at once would be memory that is given back to
-    the system behind every batch and taken anew, which costs more than to write them.
+    A text takes a kilobyte until it is freed. With all texts of a batch at once, memory would be returned to
+    the system after every batch and allocated again, which costs more than writing the texts.
     """
     import pyarrow as pa
 
@@ -261,7 +261,7 @@ def _first_fault(
         except _DAMAGED as error:
             reason = f"it is no change that can be mapped ({type(error).__name__})"
             return _fault(changes, index, view, reason)
-    return _fault(changes, start, view, "the changes behind it cannot be told apart")
+    return _fault(changes, start, view, "it is not clear which change is damaged")
 
 
 def _fault(changes: Sequence[Raw], index: int, view: View, reason: str) -> RecordFault:
@@ -280,7 +280,7 @@ class MongoMapper(Mapper):
     view: View
 
     def cursor_behind(self, records: Sequence[Raw], count: int) -> Cursor:
-        """The position behind the first `count` changes."""
+        """The position after the first `count` changes."""
         return cursor_of(place_of_change(records[count - 1]), self.view.start)
 
     def events(self, records: Sequence[Raw], start: int, stop: int) -> list[ChangeEvent]:

@@ -1,4 +1,4 @@
-"""What a request can ask of MongoDB alone: the options of a change stream, typed."""
+"""The options that only MongoDB has: those of a change stream, typed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _stages(value: object) -> Any:
 
 
 def _exact(value: object) -> object:
-    """What two equal values have in common; Python's own idea has 1 equal to True, and no order of names."""
+    """A form that only equal values share; in Python, 1 equals True and the order of names does not count."""
     if isinstance(value, Mapping):
         return dict, tuple((name, _exact(item)) for name, item in value.items())
     if isinstance(value, list | tuple):
@@ -43,9 +43,9 @@ def _exact(value: object) -> object:
 class MongoOptions(ProviderOptions):
     """Options of a change stream, named as MongoDB's drivers name them.
 
-    Each is left out of what is sent unless it is given, and its value is the server's to judge: what that
-    refuses is `INVALID_REQUEST` with its code. The three starts replace `Now()`, one at most, and go with no
-    other start position.
+    An option is sent only if it is given. The server checks its value: what the server refuses is
+    `INVALID_REQUEST` with its code. At most one of the three starts may be given. It replaces `Now()` and
+    cannot be combined with another start position.
 
     Attributes:
         full_document: `fullDocument`: where the new document of an update comes from (`"updateLookup"`,
@@ -53,21 +53,21 @@ class MongoOptions(ProviderOptions):
             `ChangeFeedRequest.new_item_state_mode` decide.
         full_document_before_change: `fullDocumentBeforeChange`, the same for the old document (`"off"`,
             `"whenAvailable"`, `"required"`); None lets `old_item_state_mode` decide.
-        resume_after: A resume token of MongoDB's own, to go on behind.
-        start_after: The same, and also behind an invalidate.
+        resume_after: A resume token of MongoDB's own, to continue after.
+        start_after: The same, and also after an invalidate.
         start_at_operation_time: A `bson.Timestamp`: changes from this cluster time on.
-        max_await_time_ms: How long the server may hold an empty answer back, in milliseconds; at least 1.
-            None lets us choose: 10 where nobody waits, 500 in a long poll. A process that ends waits for it.
+        max_await_time_ms: How long the server may delay an empty answer, in milliseconds; at least 1. None
+            lets us choose: 10 where nobody waits, 500 in a long poll. A process that ends waits for it.
         batch_size: Changes that the server sends in one answer, at most; None: what a page takes, 100 to 500.
         collation: How a `$match` in `pipeline` compares text.
         comment: Shown by `currentOp` and the profiler; `"multiclouddb"` unless given.
-        show_expanded_events: True for `showExpandedEvents`. It brings no further events here, for they are no
-            changes of documents; tokens made with and without it are not exchangeable.
-        pipeline: Further stages behind `$changeStream`, as a sequence of mappings; passed on as they are. An
-            event has to keep `_id`, `operationType`, `ns`, `documentKey` and what else is wanted of it.
+        show_expanded_events: True for `showExpandedEvents`. It gives no further events here, because they are
+            no changes of documents; tokens made with and without it are not exchangeable.
+        pipeline: Further stages after `$changeStream`, as a sequence of mappings; passed on unchanged. An
+            event has to keep `_id`, `operationType`, `ns`, `documentKey` and everything else that you need.
             Tokens are bound to it.
         after_invalidate: `"end"`, the default: a collection that is dropped or renamed (a database that is
-            dropped) ends the feed, with notices. `"follow"`: the same notices, and the feed goes on with
+            dropped) ends the feed, with notices. `"follow"`: the same notices, and the feed continues with
             whatever has that name next.
         allow_missing: True to start on a collection or database that does not exist yet, False by default:
             `NOT_FOUND`.

@@ -1,4 +1,4 @@
-"""The one partition of a change stream: what it is of, and whether that is provisioned."""
+"""The one partition of a change stream: what it covers, and whether that is provisioned."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _OTHERWISE: Final = {
 
 @attrs.frozen
 class Found:
-    """What there is at an address.
+    """What exists at an address.
 
     Attributes:
         there: False when it does not exist.
@@ -57,7 +57,7 @@ class Found:
 
 
 def resolve(spec: FeedSpec, default_database: str | None) -> ResourceAddress:
-    """The address with the connection string's database where the request names none.
+    """The address, with the connection string's database if the request names none.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST`: there is neither.
@@ -96,12 +96,12 @@ def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> 
 
 
 def _hexadecimal(uuid: UUID | bytes) -> str:
-    """PyMongo decodes this one as the client's own codec says."""
+    """The text of a UUID, which PyMongo decodes as the client's own codec says."""
     return uuid.hex if isinstance(uuid, UUID) else bytes(uuid).hex()
 
 
 def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: Found) -> None:
-    """Refuse what this collection cannot give.
+    """Refuse a request that this collection cannot serve.
 
     Raises:
         ProviderFault: It is no collection, or keeps no images where they are required.

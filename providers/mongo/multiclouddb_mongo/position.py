@@ -1,17 +1,18 @@
 """Positions in a change stream, and their form in a token; pure.
 
-    ["e", data]    behind the change with this resume token
-    ["h", data]    behind everything up to a moment: a high-water mark, which is no change's token
-    ["i", data]    behind an invalidate: what comes next has the same name and is something else
+    ["e", data]    after the change with this resume token
+    ["h", data]    after everything up to a moment: a high-water mark, which is no change's token
+    ["i", data]    after an invalidate: what comes next has the same name, but is another resource
     ["r", data]    a resume token of the application's own, for `resumeAfter`
     ["t", s, n]    at the cluster time `Timestamp(s, n)`, its changes included
 
-Each may have one more element, as long as the position lies before it: the cluster time of the start (ticks).
-What was dropped or renamed before that was another collection, or database, of the same name.
+Each may have one more element as long as the position lies before it: the cluster time of the start (ticks).
+What was dropped or renamed before that time was another collection, or database, of the same name.
 
-`data` is the text of a resume token `{"_data": …}`, and behind a point its `_typeBits` in hexadecimal, which
-the server adds for keys of some types. Any other token is written as `"b:"` and the base64 of its BSON. The
-server hardly checks what a token is of, hence the kind, and the checks of the envelope around it.
+`data` is the text of a resume token `{"_data": …}`, then a point and its `_typeBits` in hexadecimal if the
+server has added these, which it does for keys of some types. Any other token is written as `"b:"` and the
+base64 of its BSON. The server hardly checks which resource a token belongs to. That is why there is a kind,
+and why the token's envelope is checked.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ Kind: TypeAlias = Literal["e", "h", "i", "r"]
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST: Final = 2**32 - 1
 _MOST_CHARACTERS: Final = 2**25  # a token holds the document's key twice as long, and a key may have 16 MB
-_TICKS: Final = slice(2, 18)  # behind the byte 0x82, which says that a timestamp follows
+_TICKS: Final = slice(2, 18)  # after the byte 0x82, which says that a timestamp follows
 _RAW: Final = "b:"
 _BITS: Final = "."
 _DATA: Final = re.compile(r"[0-9A-Za-z]+", re.ASCII)
@@ -63,7 +64,7 @@ _TEXT: Final = re.compile(r"[0-9A-Za-z]+(\.([0-9a-f]{2})*)?", re.ASCII)
 
 @attrs.frozen
 class After:
-    """Behind what a resume token names.
+    """After what a resume token names.
 
     Attributes:
         kind: What it names.
@@ -74,7 +75,7 @@ class After:
     data: str = attrs.field(repr=False)
 
     def token(self) -> Mapping[str, Any]:
-        """The resume token as the server takes it."""
+        """The resume token as the server accepts it."""
         if self.data.startswith(_RAW):
             return bson.decode(base64.b64decode(self.data[len(_RAW) :]))
         data, separator, bits = self.data.partition(_BITS)
@@ -95,11 +96,11 @@ class At:
 
     @classmethod
     def of(cls, ticks: int) -> At:
-        """The cluster time in ticks, as `ticks_at` tells it."""
+        """The cluster time for ticks, as `ticks_at` returns them."""
         return cls(ticks >> 32, ticks & _MOST)
 
     def timestamp(self) -> Timestamp:
-        """As the server takes it."""
+        """The form that the server accepts."""
         return Timestamp(self.seconds, self.ordinal)
 
 
@@ -118,7 +119,7 @@ def token_text(token: Mapping[str, Any]) -> str:
 
 
 def change_text(token: Mapping[str, Any]) -> str:
-    """What names a change: its resume token's text without the type bits, which names sort by."""
+    """The name of a change: its resume token's text without the type bits; changes sort by it."""
     data = token.get("_data")
     return data if isinstance(data, str) else token_text(token)
 
@@ -198,7 +199,7 @@ def _is_time(value: int) -> bool:
 
 
 def seconds_at(place: Place) -> int | None:
-    """The cluster time of a position in seconds since 1970; None when its token does not tell."""
+    """The cluster time of a position in seconds since 1970; None when its token does not say."""
     ticks = ticks_at(place)
     return None if ticks is None else ticks >> 32
 
@@ -217,13 +218,14 @@ def compare(a: Place, b: Place) -> int | None:
 
 
 def is_reached(place: Place, until: Place, *, at_end: bool) -> bool:
-    """Whether a position lies at or behind a bound.
+    """Whether a position lies at or after a bound.
 
     Args:
         place: The position.
         until: The bound.
-        at_end: True when the log has been looked through. A mark that was its end when it was taken names the
-            time of the next operation, and no answer does before there is one: nothing lies between.
+        at_end: True when the whole log was scanned. A mark that was taken at the end of the log names the
+            time of the next operation. No answer names that time before there is such an operation, so
+            nothing lies between the position and the mark.
     """
     order = compare(place, until)
     if order is not None and order >= 0:
@@ -235,7 +237,7 @@ def is_reached(place: Place, until: Place, *, at_end: bool) -> bool:
 
 
 def ticks_at(place: Place) -> int | None:
-    """A position's cluster time as one number, seconds and ordinal; None when its token does not tell."""
+    """A position's cluster time as one number, seconds and ordinal; None when its token does not say."""
     if isinstance(place, At):
         return (place.seconds << 32) | place.ordinal
     try:
@@ -251,16 +253,16 @@ def describe(place: Place) -> Position:
         case At(_, ordinal):
             text = f"operation {ordinal} at {when}"
         case After("i", _):
-            text = f"behind an invalidate at {when}"
+            text = f"after an invalidate at {when}"
         case After("h", _):
             text = f"high-water mark at {when}"
         case After():
-            text = f"behind a change at {when}"
+            text = f"after a change at {when}"
     return Position(text, _moment(place))
 
 
 def time_text(place: Place) -> str:
-    """The cluster time of a position for a person: of a change, where it is."""
+    """The cluster time of a position for a person; at a change, that of the change."""
     moment = _moment(place)
     return "an unknown cluster time" if moment is None else f"cluster time {moment:%Y-%m-%dT%H:%M:%SZ}"
 

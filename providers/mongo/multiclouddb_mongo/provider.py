@@ -49,8 +49,8 @@ CAPABILITIES: Final = CapabilitySet(
     {
         Capability.CHANGE_FEED: CapabilityNote(
             _NATIVE,
-            "needs a replica set or a sharded cluster; the new document of an update is the one of the "
-            "moment it is read, unless the collection keeps post-images (changeStreamPreAndPostImages)",
+            "needs a replica set or a sharded cluster; an update shows the document as it is when it is "
+            "read, unless the collection keeps post-images (changeStreamPreAndPostImages)",
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
             _NATIVE, "the oldest change that the operation log (oplog) still holds"
@@ -60,7 +60,7 @@ CAPABILITIES: Final = CapabilitySet(
             "never late, and early by less than 1.1 seconds: the server counts its start in whole seconds",
         ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
-            _NATIVE, "a filter in the server, which looks through its whole log for every feed"
+            _NATIVE, "a filter in the server, which scans its whole log for every feed"
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "for collections that keep pre-images (changeStreamPreAndPostImages)"
@@ -106,8 +106,8 @@ class MongoProvider(Provider):
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> MongoFeed:
         """Look for the collection and check that it keeps the images that are asked for.
 
-        A collection that is not there is an error where a feed is started; behind a token its last changes,
-        and that it was dropped, are read from the log.
+        A missing collection is an error where a feed is started. After a token, its last changes and its drop
+        are read from the log.
         """
         address = resolve(spec, self._database)
         reach(self._client, deadline)
@@ -134,7 +134,7 @@ class MongoProvider(Provider):
         return self._commands.run_cursor_command(database, command, options)
 
     def close(self) -> None:
-        """Cancel every reader, close every cursor, and our client; a server that hangs is not waited for."""
+        """Cancel every reader, close every cursor and our client, without waiting for a server that hangs."""
         self._closer.end()
         readers = list(self._readers)
         for reader in readers:
@@ -145,7 +145,7 @@ class MongoProvider(Provider):
     def _close(self, readers: list[MongoReader]) -> None:
         for reader in readers:
             reader.cancel()
-        # Each of them closes what it is opening; it has to have a client for that.
+        # Each of them closes what it is opening, and needs a client for that.
         self._closer.settle()
         with pymongo.timeout(_CLOSE_SECONDS):
             self._commands.close()

@@ -47,13 +47,13 @@ _LEAST_BATCH: Final = 100
 _MOST_BATCH: Final = 500
 _SHORT_AWAIT_MS: Final = 10
 _LONG_AWAIT_MS: Final = 500
-# Reads that do not wait, one after the other, before a stream that waits is exchanged for one that does not.
+# After this many reads in a row that do not wait, a stream that waits is replaced by one that does not.
 _HURRIED: Final = 3
 _CAREFUL_SECONDS: Final = 0.5
 _CAREFUL_LOOKS: Final = 20
-# Wall clocks and cluster time are not one: servers with synchronised clocks differ by less.
+# Wall clocks and cluster time are not the same: servers with synchronised clocks differ by less than this.
 _CLOCKS_SECONDS: Final = 1
-# Answers without a change of a document, one after the other, before a fetch comes back without.
+# After this many answers in a row without a change of a document, a fetch returns without one.
 _LOOKS: Final = 50
 _RESUMES: Final = 3
 
@@ -65,12 +65,12 @@ class MongoReader(Reader):
         source: What is watched.
         view: What its events share.
         place: Where to read from.
-        until: Stop behind this, or None.
-        goes_on: Asked behind an invalidate: whether reading goes on with what has the name next.
+        until: Stop after this, or None.
+        goes_on: Asked after an invalidate: whether reading continues with what has the name next.
         headroom: Seconds until a position falls out of the log, or None.
         check: Called when there is nothing: raises where nothing will ever come, because there is no such
             collection.
-        batch_size: Changes in one answer of the server, or None for what reads best.
+        batch_size: Changes in one answer of the server, or None for the fastest size.
     """
 
     def __init__(
@@ -98,17 +98,17 @@ class MongoReader(Reader):
         self._cancelled = threading.Event()
 
     def outlasts(self) -> bool:
-        """True: the server looks through its log for changes that match, and answers at the end of it.
+        """True: the server scans its log for changes that match, and answers at the end of it.
 
-        A fetch that is given up at a deadline would begin anew with the next call, and never end.
+        A fetch that is cancelled at a deadline would begin again with the next call, and never end.
         """
         return True
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """The next changes: what is left of the server's last answer, or one more answer.
 
-        PyMongo resumes a broken stream once; nothing here tries again. The deadline does not end it: see
-        `outlasts`. One answer has 16 MB at most, whatever `max_bytes` says.
+        PyMongo resumes a broken stream once; nothing here retries. The deadline does not end a fetch: see
+        `outlasts`. One answer has at most 16 MB, whatever `max_bytes` says.
         """
         taken = Taken(self._place)
         self._stop_at_bound(taken)
@@ -122,10 +122,10 @@ class MongoReader(Reader):
         return self._batch(taken)
 
     def cancel(self) -> None:
-        """Close the stream under the fetch: an answer that the server holds back ends within half a second.
+        """Close the stream of a running fetch: waiting for the server's answer ends within half a second.
 
-        While PyMongo opens a stream or looks for a server, it is not interrupted: that lasts until the server
-        answers, or until `serverSelectionTimeoutMS`.
+        While PyMongo opens a stream or looks for a server, it cannot be interrupted: that lasts until the
+        server answers, or until `serverSelectionTimeoutMS`.
         """
         self.halt()
         stream = self._stream
@@ -133,7 +133,7 @@ class MongoReader(Reader):
             self._source.close(stream)
 
     def halt(self) -> None:
-        """Let no further call begin."""
+        """Prevent further calls."""
         self._cancelled.set()
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class MongoReader(Reader):
 
     def _opened(self, taken: Taken, max_records: int) -> Stream:
         if self._stream is not None and not buffered(self._stream) and not self._source.answers(self._stream):
-            self.close()  # PyMongo would wait for that very server, although another may be primary by now
+            self.close()  # PyMongo would wait for exactly that server, although another may be primary now
         if self._stream is None:
             self._batch_size = self._wanted_size or min(_MOST_BATCH, max(_LEAST_BATCH, max_records))
             taken.requests += 1
@@ -167,7 +167,7 @@ class MongoReader(Reader):
             raise cancelled()
 
     def _hurry(self, wait: float) -> None:
-        """Exchange a stream that waits for long under a caller who does not; it is said when it is opened."""
+        """Replace a stream with a long wait, which is fixed, if the caller does not wait."""
         self._hurried = 0 if wait > 0 else self._hurried + 1
         if self._await_ms == _LONG_AWAIT_MS and self._hurried >= _HURRIED:
             self._exchange(_SHORT_AWAIT_MS)
@@ -205,7 +205,7 @@ class MongoReader(Reader):
                     taken.caught_up = False
                     return
                 continue
-            self._look()  # a stream that was closed under us has nothing, too
+            self._look()  # a stream that another thread closed also has nothing
             taken.at_end = True
             self._check()
             if time.monotonic() >= until:
@@ -217,15 +217,15 @@ class MongoReader(Reader):
         """Take one answer, or what is left of one.
 
         Returns:
-            Whether there was anything in it, and whether PyMongo has resumed the stream for it; None for an
-            answer that cannot be had and that is dealt with.
+            Whether there was anything in it, and whether PyMongo has resumed the stream for it; None for a
+            failed answer that was handled here.
         """
         try:
             stream = self._opened(taken, max_records)
             cursor = inner_cursor(stream)
             with self._source.at_work():
                 looked = self._taker.take(stream, taken, max_records, self._batch_size)
-                if self._cancelled.is_set():  # PyMongo may have resumed a stream that was closed under it
+                if self._cancelled.is_set():  # PyMongo may have resumed a stream that another thread closed
                     self.close()
             self._overtaken = False
             return looked, inner_cursor(stream) is not cursor
@@ -235,7 +235,7 @@ class MongoReader(Reader):
             if taken.changes:
                 return None
             if error.code == OVERTAKEN and not self._overtaken:
-                self._overtaken = True  # opening it again says what that means: 286, or nothing
+                self._overtaken = True  # opening it again shows what that means: 286, or nothing
             elif error.code in (EVENT_TOO_LARGE, IMAGE_MISSING):
                 self._take_carefully(taken, error, max_records)
             else:
@@ -248,7 +248,7 @@ class MongoReader(Reader):
         return None
 
     def _take_carefully(self, taken: Taken, error: OperationFailure, max_records: int) -> None:
-        """The server cannot send an answer because of one change in it: take them one by one up to that one.
+        """The server cannot send an answer because of one change: take the changes before it one by one.
 
         Raises:
             RecordFault: It is the next one, and too large.
@@ -278,12 +278,12 @@ class MongoReader(Reader):
                 return
 
     def _refuse(self, place: Place, error: OperationFailure) -> NoReturn:
-        """The change behind this position is the one that the server cannot send."""
+        """Raise the error of the change after this position, which the server cannot send."""
         if error.code == IMAGE_MISSING:
             raise ProviderFault.of(
                 ErrorCategory.UNSUPPORTED_CAPABILITY,
-                f"{describe(place).text}: the image that is required of the next change is not there, for it "
-                "has expired, or images were enabled later; go on from the same token with "
+                f"{describe(place).text}: the image that is required of the next change is missing: it "
+                "has expired, or images were enabled later; continue from the same token with "
                 "INCLUDE_IF_AVAILABLE",
                 code=str(error.code),
             ) from None
@@ -307,14 +307,14 @@ class MongoReader(Reader):
     # -- What was found
 
     def _stop_at_bound(self, taken: Taken) -> None:
-        """Also where the feed ends there."""
+        """Stop at the bound, also where the feed ends there."""
         if self._until is not None and (
             taken.reached or is_reached(taken.place, self._until, at_end=taken.at_end)
         ):
             taken.place, self._outcome = self._until, Reached()
 
     def _over(self, taken: Taken, reason: str) -> None:
-        """Behind an invalidate: go on with what has the name next, or end."""
+        """After an invalidate: continue with what has the name next, or end."""
         self._look()
         self.close()
         invalidated = Invalidated(reason)

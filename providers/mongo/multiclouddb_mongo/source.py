@@ -1,4 +1,4 @@
-"""What is watched and how: the change streams that the readers of one feed open."""
+"""Opens the change streams for the readers of one feed: on what, and with which options."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["ENDINGS", "Source"]
 Stage: TypeAlias = Mapping[str, Any]
 
 ENDINGS: Final = ("invalidate", "drop", "rename", "dropDatabase")
-"""Operations that no filter of ours may hide: behind them the server closes the stream, maybe in silence."""
+"""Operations that our filters must not hide: after them the server closes the stream, perhaps silently."""
 
 _UNWANTED: Final = ("updateDescription", "clusterTime", "lsid", "txnNumber")
 _MAJORITY: Final = ReadConcern("majority")
@@ -43,14 +43,14 @@ _SHARDED_PROBE_MS: Final = 400
 class Source:
     """What the readers of one feed share: where to watch, and with which options.
 
-    No call is made under `pymongo.timeout`: the driver would try it again and again while that lasts.
-    The engine stops waiting at its deadline by itself.
+    No call is made under `pymongo.timeout`: with it, the driver would retry again and again until that time
+    is over. The engine itself stops waiting at its deadline.
 
     Args:
         client: The vendor's client.
         spec: What was asked for; its options are `MongoOptions`.
         address: Where, with the database filled in.
-        images: True when the collection keeps pre- and post-images; may be set anew.
+        images: True when the collection keeps pre- and post-images; may be set again.
         closer: Closes the streams of this client.
         splits: True when the server has `$changeStreamSplitLargeEvent`.
         sharded: True behind a `mongos`.
@@ -83,8 +83,8 @@ class Source:
         Args:
             place: Where.
             batch_size: Changes in one answer, at most.
-            await_ms: How long the server may hold an empty answer back.
-            slim: True for changes without documents: to find out what stands at a position.
+            await_ms: How long the server may delay an empty answer.
+            slim: True for changes without documents: to find out what is at a position.
 
         Raises:
             PyMongoError: What the server refuses, or the network.
@@ -92,7 +92,7 @@ class Source:
         return self._watch(batch_size, self._awaiting(await_ms), slim=slim, **_start(place))
 
     def reach(self, deadline: Deadline) -> None:
-        """Wait for a server no longer than a call has; see `driver.reach`."""
+        """Wait for a server no longer than a call may take; see `driver.reach`."""
         reach(self.client, deadline)
 
     def close(self, stream: Stream) -> None:
@@ -111,15 +111,15 @@ class Source:
         """The end of the log, durable at once: the first answer of a stream that asks for no change."""
         with self.opening(), self._watch(0, self._awaiting(1)) as stream:
             token = stream.resume_token
-        assert token is not None  # a server that we can talk to sends one, also with an empty batch
+        assert token is not None  # every supported server sends one, also with an empty batch
         return After("h", token_text(token))
 
     def reaches(self, place: At) -> bool:
         """True when the log still holds everything from a cluster time on.
 
-        Asked of a command that may look at the log for 50 ms only: one that is cut short has begun to look,
-        and the server says at once when it cannot. Behind a `mongos` it has longer, since that one asks the
-        shards first.
+        A command that may scan the log for only 50 ms finds this out: if it is cut short, it has begun to
+        scan, because otherwise the server refuses at once. With a `mongos` it has more time, because that
+        asks the shards first.
         """
         stage: dict[str, Any] = {"startAtOperationTime": place.timestamp()}
         if isinstance(self.spec.scope, EntireCluster):
@@ -134,12 +134,12 @@ class Source:
         }
         database = self.client[self.address.database or "admin"]
         try:
-            # Asked of whom the streams are read from: logs are not of one length.
+            # Ask the member from which the streams are read: logs differ in length.
             preference = self.client.read_preference
             with self.opening():
                 database.cursor_command(command, read_preference=preference, codec_options=CODEC).close()
         except NetworkTimeout:
-            return True  # `timeoutMS` of the connection string takes the place of our 50 ms
+            return True  # `timeoutMS` of the connection string replaces our 50 ms
         except OperationFailure as error:
             if error.code == HISTORY_LOST:
                 return False
@@ -199,7 +199,7 @@ class Source:
 
     def _watch(self, batch_size: int, await_ms: int, *, slim: bool = False, **start: Any) -> Stream:
         settings: dict[str, Any] = {
-            # Also for slim changes: the caller's pipeline may look at them.
+            # Also for slim changes: the caller's pipeline may use them.
             "full_document": _if_there(self.full_document(), slim),
             "full_document_before_change": _if_there(self.full_document_before_change(), slim),
             "max_await_time_ms": await_ms,
@@ -227,7 +227,7 @@ class Source:
 
 
 def _start(place: Place) -> dict[str, Any]:
-    """The one start option of a position; PyMongo would drop a second one in silence."""
+    """The one start option of a position; PyMongo would silently drop a second one."""
     match place:
         case At():
             return {"start_at_operation_time": place.timestamp()}

@@ -8,13 +8,13 @@
     DBRef            {"$mongo.dbref": {"$map": {"$ref": …}}}  as it is stored
     DatetimeMS       {"$mongo.datetime": 253402300800000}     a date outside the years 1 to 9999
     MinKey, MaxKey   {"$mongo.minkey": 1}, {"$mongo.maxkey": 1}
-    Decimal128       {"$mongo.decimal128": "…"}               16 bytes in hex, where no Decimal is the same:
+    Decimal128       {"$mongo.decimal128": "…"}               16 bytes in hex, where no Decimal is equal:
                                                               a NaN with a payload, a padded significand
 
-Our JSON has one kind of integer: `Int64` is written like `int`, and what is read back is an `int`, which BSON
-stores in 32 bits where it fits. It has one NaN of a `float`, whatever its bits. Equal values stay equal.
+Our JSON has one kind of integer: `Int64` is written like `int` and read back as an `int`, which BSON stores
+in 32 bits where it fits. It has one NaN for a `float`, whatever its bits. Equal values stay equal.
 
-To import this is to make `encode_json` and `decode_json` know them.
+Importing this module registers these types with `encode_json` and `decode_json`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FLAGS: Final = {
 
 
 def inner_json(value: Any) -> JsonValue:
-    """What the JSON of a value holds, as orjson reads it, to be put into other JSON."""
+    """The content of a value's JSON as orjson reads it, to be put into other JSON."""
     found: JsonValue = orjson.loads(encode_json(value))
     return found
 
@@ -135,7 +135,7 @@ def _decode_dbref(inner: Any) -> DBRef:
 
 
 def dbref(fields: dict[str, Any]) -> DBRef:
-    """A reference from the fields that it is stored as, which are used up."""
+    """A reference from the fields that it is stored as; the fields are consumed."""
     return DBRef(fields.pop("$ref"), fields.pop("$id"), fields.pop("$db", None), fields)
 
 

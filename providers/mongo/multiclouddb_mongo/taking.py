@@ -1,4 +1,4 @@
-"""What one fetch takes from a stream: changes of documents, and what else the stream tells."""
+"""What one fetch takes from a stream: changes of documents, and everything else that the stream reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from multiclouddb_spi import ProviderFault
 
 __all__ = ["Taken", "Taker", "namespace_of"]
 
-# The server ends an answer at 16 MB: one that is shorter for another reason has shown all there was.
+# The server ends an answer at 16 MB: an answer that is shorter for another reason holds all that there was.
 _FULL_BYTES: Final = 8 * 1024 * 1024
 
 
@@ -37,14 +37,14 @@ class Taken:
     """What one fetch has found.
 
     Attributes:
-        place: The position behind it.
-        changes: Of documents.
-        notices: Of collections and databases; they stand after the last change.
+        place: The position after it.
+        changes: Changes of documents.
+        notices: Notices about collections and databases; they stand after the last change.
         gone: Why the stream is over, once it is.
         reached: True when the bound is reached.
         caught_up: True when the server had no more to send.
-        at_end: True when the last answer was empty: the log has been looked through.
-        requests: Answers that were asked for.
+        at_end: True when the last answer was empty: the whole log was scanned.
+        requests: Answers that were requested.
     """
 
     place: Place
@@ -61,42 +61,42 @@ class Taken:
         return self.gone is not None or self.reached
 
     def note(self, notice: Notice) -> None:
-        """Keep a notice, which ends the batch: what the server has sent after it is for the next one."""
+        """Keep a notice, which ends the batch: what the server has sent after it is for the next batch."""
         self.notices.append(notice)
         self.caught_up = False
 
     def enough(self) -> bool:
-        """True when the batch ends: with changes in hand, at a notice, or with the stream."""
+        """True when the batch ends: with changes in hand, at a notice, or at the end of the stream."""
         return bool(self.changes or self.notices) or self.over()
 
     def keep_up(self) -> None:
-        """Behind what was taken, when the answer behind it has failed."""
+        """Set the position after what was taken, when the next answer has failed."""
         if self.changes:
             self.place = place_of_change(self.changes[-1])
 
     def end(self, place: Place, reason: str) -> None:
-        """What was watched is no more; the position is behind that, whatever was said of it."""
+        """What was watched no longer exists; the position is after its end, whatever was set before."""
         self.gone = reason
         self.place = After("i", place.data) if isinstance(place, After) else place
 
 
 class Taker:
-    """Takes from one stream after the other of a reader.
+    """Takes changes from the streams of a reader, one stream after the other.
 
     Args:
         source: What is watched.
-        until: Stop behind this, or None.
+        until: Stop after this, or None.
     """
 
     def __init__(self, source: Source, until: Place | None) -> None:
         self._source, self._until = source, until
         self._bound = None if until is None else _surely_before(until)
         self._parts: dict[str, Any] = {}
-        # Most changes are taken as they are; which ones need a closer look, the server and the caller decide.
+        # Most changes are taken as they are; the server and the caller decide which ones need a closer check.
         self._takes = is_untouched_change if source.splits or source.options.pipeline else is_item_change
 
     def begin(self) -> None:
-        """A stream begins at a position, and no change is in parts there."""
+        """Begin a stream at a position, where no change is split into parts."""
         self._parts = {}
 
     def take(self, stream: Stream, taken: Taken, room: int, batch_size: int) -> bool:
@@ -104,8 +104,8 @@ class Taker:
 
         Args:
             stream: The stream.
-            taken: Gets it.
-            room: How many changes it takes, at most.
+            taken: Receives it.
+            room: The most changes to take.
             batch_size: What the stream was opened with.
 
         Returns:
@@ -117,8 +117,8 @@ class Taker:
         """
         fresh = not buffered(stream)
         if fresh and not getattr(inner_cursor(stream), "alive", True):
-            # The server has closed it with its first answer; PyMongo would resume it, in vain behind an
-            # invalidate.
+            # The server has closed it with its first answer; PyMongo would try to resume it, which
+            # fails after an invalidate.
             self._end_with(stream, taken)
             return False
         taken.requests += fresh
@@ -151,7 +151,7 @@ class Taker:
         return True
 
     def consider(self, change: RawChange, taken: Taken) -> bool:
-        """Take one change with all that may be about it; False when reading ends with it.
+        """Take one change, whatever kind it is; False when reading ends with it.
 
         Raises:
             ProviderFault: The caller's pipeline has taken away what nobody can do without.
@@ -172,16 +172,16 @@ class Taker:
         return not taken.reached
 
     def _was_short(self, taken: Taken) -> None:
-        """An answer with fewer changes than asked for was all that there is; `mongos` sends what it has."""
+        """An answer with fewer changes than requested holds all there are; but `mongos` sends what it has."""
         if not self._source.sharded and sum(map(len, taken.changes)) < _FULL_BYTES:
             taken.caught_up = True
 
     def _follow(self, stream: Stream, taken: Taken, last: str | None) -> None:
-        """Go to the stream's own position: it moves without a change, too.
+        """Go to the stream's own position, which also moves without a change.
 
         Args:
             stream: The stream.
-            taken: What has the position.
+            taken: Receives the position.
             last: The text of the token of the last change, or None.
         """
         token = stream.resume_token
@@ -197,17 +197,17 @@ class Taker:
             self._end_with(stream, taken)
 
     def _end_with(self, stream: Stream, taken: Taken) -> None:
-        """The server has closed the stream and the caller's pipeline hides why."""
+        """The server has closed the stream, and the caller's pipeline hides why."""
         token = stream.resume_token
         place = taken.place if token is None else After("i", token_text(token))
         taken.end(place, "the pipeline hides how it ended")
 
     def _look_into(self, change: RawChange, place: After, taken: Taken) -> bool:
-        """What is no plain change of a document: False for the end of the stream."""
+        """Take what is no plain change of a document; False for the end of the stream."""
         try:
             fields = decoded(change.raw)
         except BSONError:
-            taken.changes.append(change.raw)  # mapping it will say where the damage is
+            taken.changes.append(change.raw)  # mapping it will report the damage
             return True
         kind = fields.get("operationType")
         if "splitEvent" in fields:
@@ -231,7 +231,7 @@ class Taker:
         return True
 
     def _join(self, part: dict[str, Any], taken: Taken) -> None:
-        """Put a large change together again; the position moves behind its last part only."""
+        """Join the parts of a large change; the position moves only after its last part."""
         split = part.pop("splitEvent")
         self._parts.update(part)
         if split["fragment"] == split["of"]:
@@ -240,7 +240,7 @@ class Taker:
 
 
 def namespace_of(change: Mapping[str, Any], field: str = "ns") -> str:
-    """What a change is about, `database/collection`; a question mark for what a pipeline has taken away."""
+    """The `database/collection` of a change; a question mark for a name that a pipeline has removed."""
     namespace = change.get(field)
     names = namespace if isinstance(namespace, Mapping) else {}
     return f"{names.get('db', '?')}/{names.get('coll', '?')}"
@@ -255,7 +255,7 @@ def _altered(name: str) -> Exception:
 
 
 def _surely_before(until: Place) -> bytes:
-    """A change whose token sorts before this text is before the bound; none sorts before an empty one."""
+    """A text: a change whose token sorts before it is before the bound; none sorts before an empty text."""
     if isinstance(until, At):
         return f"82{until.seconds:08X}".encode()
     return until.data.partition(".")[0].encode() if until.data.startswith("82") else b""

@@ -25,10 +25,10 @@ _MOST_DEPTH: Final = 200
 
 
 def json_text(document: dict[str, Any] | DBRef) -> bytes:
-    """What `encode_json(portable(document))` gives, made faster; the document is not changed.
+    """The result of `encode_json(portable(document))`, made faster; the document is not changed.
 
     Args:
-        document: As for `portable`; its naive moments are in UTC, as `TEXT_CODEC` decodes them.
+        document: As for `portable`; its times without a zone are in UTC, as `TEXT_CODEC` decodes them.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` when a part of it has no JSON form.
@@ -51,7 +51,7 @@ def _object(document: dict[str, Any], depth: int) -> Any:
         kind = type(value)
         if kind not in _PLAIN:
             found[name] = _JSON[kind](value, depth + 1)
-    # One search for all names: hardly a document has a $ in any.
+    # One search for all names: hardly any document has a $ in one.
     if "$" in "".join(found) and any(name.startswith("$") for name in found):
         return {"$map": found}
     return found
@@ -69,12 +69,12 @@ def _array(values: list[Any], depth: int) -> Any:
 
 
 def _json_float(value: float, _: int) -> Any:
-    # Only of a finite number is the difference a number.
+    # Only for a finite number is the difference a number.
     return value if value - value == 0 else inner_json(value)
 
 
 def _json_datetime(value: datetime, _: int) -> Any:
-    # orjson writes the moment as rfc3339 does, when it is in UTC.
+    # orjson writes the time as rfc3339 does, when it is in UTC.
     return {"$date": value} if value.tzinfo is None or value.tzinfo is utc else inner_json(value)
 
 

@@ -1,11 +1,12 @@
 """BSON's values as Python's, and back; pure.
 
-What Python has is what a document holds: text, numbers, truth values, None, lists, dicts, `bytes` (binary of
-subtype 0), aware `datetime` in UTC, `UUID` (binary of subtype 4) and `Decimal`. The rest keeps the class
-that PyMongo has for it; `tags` says which these are, and how JSON has them.
+A document holds Python's own types where Python has them: text, numbers, truth values, None, lists, dicts,
+`bytes` (binary of subtype 0), `datetime` in UTC, `UUID` (binary of subtype 4) and `Decimal`. Other values
+keep PyMongo's classes; `tags` lists these classes and their form in JSON.
 
-Types that BSON has given up are what PyMongo makes of them: a symbol is text, undefined is None, a DBPointer
-is a `DBRef`. PyMongo puts `$db` of a `DBRef` in third place, and drops regex flags that it does not know.
+Types that BSON has deprecated become what PyMongo makes of them: a symbol is text, undefined is None, a
+DBPointer is a `DBRef`. PyMongo puts `$db` of a `DBRef` in third place, and drops regex flags that it does not
+know.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
 """How events are decoded.
 
 It has no type registry on purpose: with one, PyMongo's change stream decodes every event twice, the first
-time in Python. `portable` makes the decimals instead.
+time in Python. `portable` converts the decimals instead.
 """
 
 TEXT_CODEC: Final = CODEC.with_options(tz_aware=False)
-"""How events are decoded that become text: moments are naive, and in UTC.
+"""How events that become text are decoded: times have no zone, and are in UTC.
 
-To make one aware takes PyMongo longer than to decode it, and `json_text` writes the same for both.
+Adding the zone takes PyMongo longer than decoding the time, and `json_text` writes the same for both.
 """
 
 _INT64: Final = 2**63
@@ -66,7 +67,7 @@ _MOST_DEPTH: Final = 200
 
 
 def portable_decimal(value: Decimal128) -> Decimal | Decimal128:
-    """The same number, every digit, sign and exponent of it; what no Decimal says stays as it is."""
+    """The same number with every digit, sign and exponent; a value that no Decimal has stays as it is."""
     bits = int.from_bytes(value.bid, "little")
     combination = (bits >> 122) & 0x1F
     if combination < 0b11000:
@@ -80,11 +81,12 @@ def portable_decimal(value: Decimal128) -> Decimal | Decimal128:
 
 
 def portable(document: dict[str, Any] | DBRef) -> dict[str, Any]:
-    """Put a `Decimal` in the place of every `Decimal128`, in place.
+    """Replace every `Decimal128` by a `Decimal`, in place.
 
     Args:
-        document: A document, a key or an image that PyMongo decoded with `CODEC`; changed. PyMongo takes one
-            with the fields `$ref` and `$id` for a reference; it is a document here, these fields first.
+        document: A document, a key or an image that PyMongo decoded with `CODEC`; it is changed. PyMongo
+            takes a document with the fields `$ref` and `$id` for a reference; here it is a document, these
+            fields first.
 
     Returns:
         The same document.
@@ -213,7 +215,7 @@ def _no_set(_: Any, __: int) -> Any:
     raise _refused("a set", "BSON has none: use a list, in the order that is stored")
 
 
-# The first one counts: Code is text, too.
+# The first match counts: Code is also text.
 _CONVERTERS: Final[tuple[tuple[Any, Callable[[Any, int], Any]], ...]] = (
     (Decimal, _to_decimal128),
     (datetime, _to_date),

@@ -281,9 +281,9 @@ class TestDescription:
         seconds = 1_763_634_171
         assert describe(At(seconds, 3)).text == f"operation 3 at cluster time {when}"
         assert describe(mark(seconds, 3)).text == f"high-water mark at cluster time {when}"
-        assert describe(change(seconds, 3)).text == f"behind a change at cluster time {when}"
+        assert describe(change(seconds, 3)).text == f"after a change at cluster time {when}"
         assert (
             describe(After("i", change(seconds, 3).data)).text
-            == f"behind an invalidate at cluster time {when}"
+            == f"after an invalidate at cluster time {when}"
         )
-        assert describe(After("r", "b:BQAAAAA=")).text == "behind a change at an unknown cluster time"
+        assert describe(After("r", "b:BQAAAAA=")).text == "after a change at an unknown cluster time"

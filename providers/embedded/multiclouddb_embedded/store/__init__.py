@@ -1,4 +1,4 @@
-"""The store: what writes the file, and how it is laid out."""
+"""The store: it writes the file and defines its layout."""
 
 from __future__ import annotations
 

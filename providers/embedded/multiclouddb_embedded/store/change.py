@@ -1,4 +1,4 @@
-"""What is written: puts and deletes, checked and encoded before anything touches the file."""
+"""Puts and deletes, checked and encoded before the file is touched."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Put:
 
 @attrs.frozen
 class Delete:
-    """Delete a document; where there is none, nothing is written.
+    """Delete a document; if there is none, nothing is written.
 
     Attributes:
         key: Its key.

@@ -20,7 +20,7 @@ MAIN: Final = "main"
 """The database of a store when none is named."""
 
 Images: TypeAlias = Literal["keys", "new", "new_and_old"]
-"""What the log keeps of a change: the key alone, the new document, or the old one as well."""
+"""What the log keeps of a change: only the key, the new document, or the old one as well."""
 
 IMAGES: Final = get_args(Images)
 MAX_PARTITIONS: Final = 100_000
@@ -40,7 +40,7 @@ class Collection:
         images: What the log keeps.
         partition_key: Names of the components that make up the partition key, or None for the
             first one, whatever its name.
-        retention: For how many microseconds changes are meant to be kept, or None for ever.
+        retention: How many microseconds changes are meant to be kept, or None for ever.
         created_seq: The head of the store when it was created.
         trimmed: The highest seq that was removed from its log.
     """
@@ -116,7 +116,7 @@ def check_shape(
     partition_key: Sequence[str] | None,
     retention: object,
 ) -> None:
-    """Refuse what no collection can be created with.
+    """Refuse arguments with which no collection can be created.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` that names the argument.

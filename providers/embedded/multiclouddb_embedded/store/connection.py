@@ -1,4 +1,4 @@
-"""Connections to the file: how they are opened and shared, and how a change of the file is noticed."""
+"""Connections to the file: how they are opened and shared, and how a changed file is noticed."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _READ_CACHE_KIB: Final = 4096
 _LOCK_SECONDS: Final = 1.0
 
 Version: TypeAlias = tuple[Identity, int, int]
-"""The file, which connection to it was asked, and SQLite's counter of commits, which is that connection's."""
+"""The file, the connection that was asked, and SQLite's counter of commits for that connection."""
 
 
 def connect(
     path: str, *, create: bool = False, busy_seconds: float = _READ_BUSY_SECONDS
 ) -> sqlite3.Connection:
-    """A connection in autocommit mode, for one thread at a time, whichever.
+    """A connection in autocommit mode, for any thread, one at a time.
 
     Args:
         path: The file, absolute.
@@ -57,7 +57,7 @@ def connect(
 
 @contextmanager
 def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
-    """Everything read inside is of one moment."""
+    """Everything that is read inside shows one moment."""
     connection.execute("BEGIN")
     try:
         yield
@@ -69,12 +69,12 @@ def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
 class ConnectionPool(Holder):
     """Read connections of one provider, at most `size` at a time.
 
-    A file that was deleted and made anew is noticed when a connection is borrowed.
+    A file that was deleted and created again is noticed when a connection is borrowed.
 
     Args:
         path: The store.
-        size: Bound on open connections; a further borrower waits.
-        check: Refuses a file that is no store; called once a connection.
+        size: Bound on open connections; further borrowers wait.
+        check: Refuses a file that is no store; called once per connection.
     """
 
     def __init__(self, path: str, size: int, check: Callable[[sqlite3.Connection, str], None]) -> None:
@@ -114,7 +114,7 @@ class ConnectionPool(Holder):
             slots.release()
 
     def close(self) -> None:
-        """Interrupt what runs and close everything; idempotent, any thread."""
+        """Interrupt running statements and close everything; idempotent, any thread."""
         with self._lock:
             self.closed = True
             for connection in self._used:
@@ -123,7 +123,7 @@ class ConnectionPool(Holder):
             self.let_go()
 
     def let_go(self) -> None:
-        """Close what is idle."""
+        """Close idle connections."""
         if not self._lock.acquire(timeout=_LOCK_SECONDS):
             return
         idle, self._idle = self._idle, []
@@ -170,7 +170,7 @@ class ConnectionPool(Holder):
 
 
 class Monitor(Holder):
-    """Tells whether anything was committed; one connection for all readers of a provider.
+    """Reports whether anything was committed; one connection for all readers of a provider.
 
     Args:
         path: The store.
@@ -251,5 +251,5 @@ def _busy() -> ProviderFault:
 
 def _closed() -> ProviderFault:
     return ProviderFault.of(
-        ErrorCategory.TRANSIENT_FAILURE, "the provider was closed; connect again and go on from the token"
+        ErrorCategory.TRANSIENT_FAILURE, "the provider was closed; connect again and continue from the token"
     )

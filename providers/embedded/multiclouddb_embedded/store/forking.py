@@ -1,9 +1,9 @@
-"""Forks: no connection to SQLite gets into a child.
+"""Forks: no connection to SQLite gets into a child process.
 
-SQLite keeps a table of the locks that its process holds. A child inherits the table and not the locks: it
+SQLite keeps a table of the locks that its process holds. A child inherits the table, but not the locks: it
 would write into files that the parent removes when it closes, and wait for locks that nobody holds. A new
-connection in the child shares the table. So a fork waits until no thread uses SQLite, and what is idle is
-closed before it; parent and child open the file again when they need it.
+connection in the child uses the same table. So a fork waits until no thread uses SQLite, and idle connections
+are closed before it. Parent and child open the file again when they need it.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Holder(ABC):
     def begin_anew(self) -> list[object]:
         """In the child: make new locks, and return the connections that the parent still used.
 
-        Nobody uses these again. They are kept: closing one could remove what the parent needs.
+        Nobody uses these again. They are kept, because closing one could remove what the parent needs.
         """
 
 
 class _Gate:
-    """Lets threads use SQLite, but for the moment of a fork."""
+    """Lets threads use SQLite except during a fork."""
 
     def __init__(self) -> None:
         self._holders: WeakSet[Holder] = WeakSet()
@@ -68,7 +68,7 @@ class _Gate:
 
     def enter(self) -> None:
         if self._pid != os.getpid():
-            self.after_in_child()  # A fork of the C library: nobody has told us.
+            self.after_in_child()  # A fork of the C library: Python did not report it.
         me = threading.get_ident()
         with self._changed:
             while self._forking not in (None, me) and me not in self._inside:
@@ -93,7 +93,7 @@ class _Gate:
             self._changed.wait_for(lambda: not self._inside.keys() - {me}, _PATIENCE_SECONDS)
             holders = list(self._holders)
         for holder in holders:
-            # What cannot be closed is found in the child.
+            # A connection that cannot be closed is found in the child.
             with suppress(Exception):
                 holder.let_go()
 
@@ -132,9 +132,10 @@ os.register_at_fork(
 
 @contextmanager
 def using_sqlite() -> Iterator[None]:
-    """No fork happens inside, unless it takes too long; waits while another thread forks.
+    """Prevents forks inside, unless this takes too long; waits while another thread forks.
 
-    A thread may be inside several times. What is opened inside is closed there, or belongs to a `Holder`.
+    A thread may be inside several times. A connection opened inside is closed there, or belongs to a
+    `Holder`.
     """
     _gate.enter()
     try:
@@ -147,7 +148,7 @@ def inherited(path: str) -> MulticloudDbError:
     """The error for a file that a child cannot use."""
     return invalid_request(
         path,
-        "was in use in the parent process when it forked, and SQLite cannot go on in such a child",
+        "was in use in the parent process when it forked, and SQLite cannot continue in such a child",
         "open it in a process that is started with the method 'spawn' or 'forkserver' of multiprocessing, or "
         "fork while no call, no scan and no connection of your own uses it",
     )
@@ -163,7 +164,7 @@ def check_inherited(path: str) -> None:
 
 
 def file_identity(path: str) -> Identity:
-    """What tells a file from another of the same name.
+    """What distinguishes a file from another of the same name.
 
     Raises:
         FileNotFoundError: There is none.
@@ -173,7 +174,7 @@ def file_identity(path: str) -> Identity:
 
 
 def _identity_of(handle: int) -> Identity | None:
-    """The file behind a handle; None for what is no file, or closed."""
+    """The file of a handle; None when it is no file or closed."""
     try:
         found = os.fstat(handle)
     except OSError:

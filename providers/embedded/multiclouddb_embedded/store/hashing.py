@@ -11,7 +11,7 @@ from multiclouddb_api import MulticloudDbKey
 __all__ = ["HASH_END", "even_ranges", "partition_hash", "partition_identity"]
 
 HASH_END: Final = 2**62
-"""Hashes are in `[0, HASH_END)`; 62 bits, so that the end too fits SQLite's signed integers."""
+"""Hashes are in `[0, HASH_END)`; 62 bits, so that the end also fits SQLite's signed integers."""
 
 
 def partition_identity(key: MulticloudDbKey) -> bytes:

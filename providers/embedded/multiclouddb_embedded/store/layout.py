@@ -43,9 +43,9 @@ class PartitionRow:
         id: Number in the file.
         name: Its id in the collection, `p0`.
         low: First hash.
-        high: Hash behind the last.
-        parents: Names of the partitions it comes from.
-        children: Names of the partitions that go on.
+        high: The hash after the last one.
+        parents: Names of the partitions that it comes from.
+        children: Names of the partitions that follow.
         start_seq: The head of the store when it was made.
         start_ts: The time then.
         end_seq: The head when it was closed, or None while it is open.
@@ -80,7 +80,7 @@ class PartitionRow:
 
     @property
     def remaining(self) -> int:
-        """How many changes are still there."""
+        """How many changes are still kept."""
         return self.written - self.removed
 
     def holds(self, number: int | None) -> bool:
@@ -138,7 +138,7 @@ def add_partitions(
     parents: Sequence[PartitionRow],
     start: tuple[int, int],
 ) -> list[str]:
-    """Open partitions in the place of their parents; returns their names.
+    """Open partitions that replace their parents; returns their names.
 
     Args:
         connection: In a write transaction.

@@ -18,7 +18,7 @@ _CREATE, _UPDATE, _DELETE = range(3)
 
 
 class Moment:
-    """Where the store stands inside a write transaction.
+    """The head of the store inside a write transaction.
 
     Attributes:
         seq: The last change; every further one adds 1.
@@ -75,7 +75,7 @@ class LogWriter:
     Args:
         connection: Inside a `write_transaction`.
         collection: The collection.
-        moment: Where the store stands; moved on.
+        moment: The head of the store; changed in place.
     """
 
     def __init__(self, connection: sqlite3.Connection, collection: Collection, moment: Moment) -> None:
@@ -106,7 +106,7 @@ class LogWriter:
         return CHANGE_TYPES[kind]
 
     def flush(self) -> None:
-        """Write down where the partitions end; once, last."""
+        """Save where the partitions end; called once, at the end."""
         self._connection.executemany(
             "UPDATE partitions SET last_seq = ?, written = ?, volume = ? WHERE id = ?",
             [(tail.last_seq, tail.written, tail.volume, tail.id) for tail in self._tails],

@@ -27,7 +27,7 @@ def check_bounds(max_age: object, max_count: object) -> None:
 
 
 def seq_before(connection: sqlite3.Connection, ts: int) -> int:
-    """The last change of the store that was committed before a moment; 0 when none is known."""
+    """The last change of the store that was committed before a time; 0 when none is known."""
     row = connection.execute(
         "SELECT seq FROM commits WHERE ts < ? ORDER BY ts DESC LIMIT 1", (ts,)
     ).fetchone()
@@ -60,8 +60,8 @@ def count_bound(
 def trim_log(connection: sqlite3.Connection, collection: Collection, bound: int) -> int:
     """Remove every change up to and with `bound`; returns how many there were.
 
-    The bound is one for all partitions: what is left in a parent is always older than what its
-    children have lost.
+    The bound is the same for all partitions, so the changes left in a parent are always older than those that
+    its children have lost.
     """
     highest, total = 0, 0
     for row in partition_rows(connection, collection.id):
@@ -85,7 +85,7 @@ def trim_log(connection: sqlite3.Connection, collection: Collection, bound: int)
 def _forget_commits(connection: sqlite3.Connection) -> None:
     """Drop the times of commits that no collection can be started at any more.
 
-    The last of them stays: a moment before it is known to be older than what was removed.
+    The last of them stays, so that a time before it is known to be older than what was removed.
     """
     connection.execute(
         "DELETE FROM commits WHERE seq < (SELECT max(seq) FROM commits WHERE seq <= "

@@ -20,7 +20,7 @@ Row = tuple[str, str]
 
 
 class Scan(Holder):
-    """A cursor over the documents; a fork between two parts takes the rest into memory.
+    """A cursor over the documents; a fork between two parts reads the rest into memory.
 
     Args:
         path: The store.
@@ -77,7 +77,7 @@ class Scan(Holder):
             self._lock.release()
 
     def begin_anew(self) -> list[object]:
-        """A scan that was not let go is read up to what was taken into memory."""
+        """A scan that was not let go is read up to what is in memory."""
         self._lock = threading.RLock()
         if self._connection is None:
             return []

@@ -1,4 +1,4 @@
-"""The tables of a store, and what tells a store from any other file."""
+"""The tables of a store, and the marks that distinguish a store from any other file."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def check_store(connection: sqlite3.Connection, path: str) -> None:
 
 def _is_empty(connection: sqlite3.Connection, path: str) -> bool:
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    # A single byte is nothing to SQLite, which would write over it.
+    # SQLite takes a file of one byte for an empty one and would overwrite it.
     return bool(tables == 0) and os.stat(path).st_size != 1
 
 
@@ -157,7 +157,7 @@ def enter_wal_mode(connection: sqlite3.Connection, patience: float) -> None:
 
     Args:
         connection: Outside a transaction.
-        patience: Seconds to go on trying.
+        patience: How many seconds to keep trying.
     """
     until = time.monotonic() + patience
     while True:

@@ -1,4 +1,4 @@
-"""A store's connection: shared by its threads, closed before a fork and made anew behind it."""
+"""A store's connection: shared by its threads, closed before a fork and opened again after it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Session(Holder):
 
     Args:
         path: The file, made when it is not there.
-        clock: Tells the time of commits, or None for the system's.
+        clock: Gives the time of commits, or None for the system's clock.
         durable: True to sync each commit to the disk.
         busy_seconds: How long to wait for other writers.
     """
@@ -47,12 +47,12 @@ class Session(Holder):
             self._connection = self._open(create=True)
 
     def now(self) -> datetime:
-        """What the clock says, in UTC."""
+        """The time of the clock, in UTC."""
         return to_utc("clock", self._clock())
 
     @contextmanager
     def reading(self, operation: str) -> Iterator[sqlite3.Connection]:
-        """The connection, outside a transaction; failures leave as `MulticloudDbError`."""
+        """The connection, outside a transaction; failures are raised as `MulticloudDbError`."""
         self.check_open()
         with using_sqlite(), self._lock, store_errors(operation, self.path):
             self.check_open()
@@ -68,7 +68,7 @@ class Session(Holder):
             yield connection, moment
 
     def check_open(self) -> None:
-        """Refuse to go on after `close`."""
+        """Refuse to continue after `close`."""
         if self.closed:
             raise invalid_request("EmbeddedStore", "is closed", "open the file again: EmbeddedStore(path)")
 
@@ -106,7 +106,7 @@ class Session(Holder):
             else:
                 check_store(connection, self.path)
             connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'NORMAL'}")
-            # Without it macOS leaves what was synced in the disk's own memory.
+            # Without it, macOS leaves synced data in the disk's own cache.
             connection.execute(f"PRAGMA fullfsync = {int(self._durable)}")
             connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
         except BaseException:

@@ -55,8 +55,8 @@ class PartitionRange:
     Attributes:
         partition_id: Its id in the collection, `p0`.
         low: Its first hash.
-        high: The hash behind its last.
-        parents: The partitions it comes from.
+        high: The hash after its last one.
+        parents: The partitions that it comes from.
     """
 
     partition_id: str
@@ -70,16 +70,16 @@ class EmbeddedStore:
 
     It writes; `connect("embedded:///…")` reads the feed. Any number of stores in any number of processes may
     have the same file open: writers queue up, readers wait for nobody. Safe for several threads. Parent
-    and child go on after a fork, which waits up to ten seconds for calls that run in other threads. Is one
-    still running then, or has the application a SQLite connection of its own to the file, the child is
-    refused with `INVALID_REQUEST`.
+    and child can continue after a fork, which waits up to ten seconds for calls that run in other threads. If
+    one is still running then, or if the application has a SQLite connection of its own to the file, the child
+    is refused with `INVALID_REQUEST`.
 
     Args:
         path: The file; its folder has to exist.
-        clock: Tells the time of commits; for tests. It may stand still or go back, the store's time does not.
-        durable: False leaves syncing each commit to the system: about 30 times the single writes a
-            second, a crash of a process still loses nothing, but one of the machine may lose the last
-            commits, which readers may have seen.
+        clock: Gives the time of commits; for tests. It may stand still or go back; the store's time does not.
+        durable: False leaves it to the system when to sync commits. That gives about 30 times as many single
+            writes per second. A crash of a process still loses nothing, but a crash of the machine may lose
+            the last commits, which readers may have seen.
         busy_seconds: How long a write waits for other writers before it fails as `TRANSIENT_FAILURE`.
 
     Raises:
@@ -113,7 +113,7 @@ class EmbeddedStore:
         return self._session.closed
 
     def now(self) -> datetime:
-        """What this store's clock says."""
+        """The time of this store's clock."""
         return self._session.now()
 
     def create_collection(
@@ -136,7 +136,7 @@ class EmbeddedStore:
             images: What the log keeps of a change: `"keys"`, the `"new"` document, or `"new_and_old"`.
             partition_key: Names of the leading components of every key that make up the partition
                 key; None = the first component, whatever its name.
-            retention: For how long changes are meant to be kept: what `trim(name)` goes by.
+            retention: How long changes are meant to be kept; `trim(name)` uses it.
             recreate: True to drop one of the same name; tokens of the old one are refused then.
 
         Raises:
@@ -214,7 +214,7 @@ class EmbeddedStore:
             database: The database that it is in; `main` by default.
 
         Returns:
-            How many changes that made; a delete of nothing makes none.
+            How many changes were made; deleting a document that does not exist makes none.
         """
         return sum(kind is not None for kind in self._write("batch", collection, operations, database))
 
@@ -321,13 +321,13 @@ class EmbeddedStore:
         before: datetime | None = None,
         database: str = MAIN,
     ) -> int:
-        """Remove old changes; documents stay. Positions before what was removed have expired then.
+        """Remove old changes; documents stay. Positions before the removed changes then have expired.
 
         Args:
             collection: The collection.
-            max_age: Keep what was committed in the last so much time.
-            max_count: Keep the newest so many changes of the collection; 0 removes all.
-            before: Remove what was committed before this moment.
+            max_age: Keep the changes that were committed within this time.
+            max_count: Keep this many of the newest changes of the collection; 0 removes all.
+            before: Remove the changes that were committed before this time.
             database: Its database.
 
         Returns:
