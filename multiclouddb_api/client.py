@@ -34,7 +34,7 @@ _DEFAULTS = OperationOptions()
 
 
 _clients: weakref.WeakSet[MulticloudDbClient] = weakref.WeakSet()
-# Kept for ever: closing one, or collecting it as garbage, could speak on the parent's connections.
+# Kept for ever: closing one, or collecting it as garbage, could use the parent's connections.
 _inherited: list[Backend] = []
 
 
@@ -59,7 +59,7 @@ def connect(
             (`ClientConfig.from_toml`), or a configuration.
         native_client: The application's own vendor client. It is used as it is, never
             reconfigured and never closed, and each call is tried once: its retries are its own.
-        observer: Told what happens inside, for metrics.
+        observer: Notified of what happens inside, for metrics.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for an unknown provider, a missing extra (the message
@@ -70,7 +70,7 @@ def connect(
         ...     client.capabilities().is_supported(Capability.CHANGE_FEED)
         True
     """
-    # What a URL holds is in no local variable when something is raised here.
+    # When something is raised here, no local variable holds the content of a URL.
     source = outcome(_to_config, source)
     if isinstance(source, MulticloudDbError):
         raise source
@@ -139,10 +139,10 @@ class MulticloudDbClient:
             options: Time limits; 30 seconds and no waiting by default.
 
         Returns:
-            A page, possibly empty. Its token is where to go on.
+            A page, possibly empty. Its token is where to continue.
 
         Raises:
-            MulticloudDbError: By category, see `ErrorCategory`. The token of the request stays good.
+            MulticloudDbError: By category, see `ErrorCategory`. The token of the request stays valid.
 
         Portability:
             What a database cannot do is refused with `UNSUPPORTED_CAPABILITY` and a message with
@@ -174,12 +174,13 @@ class MulticloudDbClient:
         *,
         with_descendants: bool = False,
     ) -> tuple[tuple[str, str], ...]:
-        """Resolve the start once and give one token a partition.
+        """Resolve the start once and return one token per partition.
 
-        This is how an application spreads a feed over processes: with `with_descendants` each reads its
-        `PhysicalPartition(partition_id, with_descendants=True)` from its token, and what comes of the
-        partition with it. Without it each reads `PhysicalPartition(partition_id)`, and the children as they
-        are named. A child of a merge is named by each of its parents: read it once, after all of them.
+        An application uses this to spread a feed over processes. With `with_descendants`, each process reads
+        its `PhysicalPartition(partition_id, with_descendants=True)` from its token, and with it the
+        descendants of the partition. Without it, each reads `PhysicalPartition(partition_id)`, and the
+        children as they are named. Each parent names the child of a merge: read that child once, after all
+        its parents.
 
         Args:
             request: The start and modes; its scope is the entire collection.
@@ -188,8 +189,8 @@ class MulticloudDbClient:
 
         Returns:
             Pairs of partition id and continuation token. Partitions that wait for a parent are not
-            among them: the parent leads to them. One that has ended is among them while more of
-            its children may be named: follow it too.
+            included: the parent leads to them. A partition that has ended is included while more of
+            its children may be named: read it too.
 
         Portability:
             Ids and tokens mean something to the same provider and resource only. MongoDB has always one,
@@ -214,7 +215,7 @@ class MulticloudDbClient:
 
         Args:
             database: The database to run it in.
-            command: The command as the service takes it.
+            command: The command as the service accepts it.
             **options: The provider's own: on MongoDB the fields of `RunCommandOptions`, and for a cursor
                 of `RunCursorCommandOptions`, both of `multiclouddb_mongo`.
 
@@ -283,7 +284,7 @@ class MulticloudDbClient:
                 self._forked = False
 
     def _after_fork(self) -> None:
-        """We are in the child of a fork: the parent's connections, locks and threads are not ours."""
+        """Called in the child of a fork, which does not own the parent's connections, locks and threads."""
         self._lock = threading.Lock()
         if not self._forked:
             _inherited.append(self._backend)

@@ -65,21 +65,21 @@ class ChangeFeedIterator:
     """Reads a feed page after page until it is stopped, or to its end.
 
     Iterate events (`for event in it`) or pages (`for page in it.pages()`), in one thread. A page is
-    done when the caller comes back for what is behind it (at once, when nothing is on it); only then
+    done when the caller asks for what comes after it (an empty page is done at once). Only then
     `continuation_token` moves and the checkpoint is saved. So a crash, an exception or a `break` in
     the body of the loop delivers the page again and never skips it: the next `for` over the same
-    iterator, or a new iterator with the same checkpoint, begins behind the last page that is done.
-    The error of a read leaves the iterator at that place too.
+    iterator, or a new iterator with the same checkpoint, begins after the last page that is done.
+    The error of a read also leaves the iterator at that place.
 
     Retryable failures are retried with growing, jittered waits. `CONFLICT` means that somebody else
-    has saved the checkpoint since.
+    has saved the checkpoint in the meantime.
 
     A partition that has ended ends the iteration. With the scope
-    `PhysicalPartition(…, with_descendants=True)` reading goes on in what it was split or merged into.
+    `PhysicalPartition(…, with_descendants=True)` reading continues in what it was split or merged into.
 
     Attributes:
         client: Reads the pages. It stays open when the iterator is closed.
-        request: What to read. A stored checkpoint goes before its `start_position`.
+        request: What to read. A stored checkpoint takes precedence over its `start_position`.
         timeout_seconds: Limit of each read; 30 by default.
         wait_seconds: How long a read may wait at the service for a first event (long poll); 0 by
             default. A `stop` has to wait for it: keep it as short as stopping may take.
@@ -87,14 +87,14 @@ class ChangeFeedIterator:
         idle_backoff_seconds: Wait after the first idle page; 0.1 by default. The bound of the wait
             doubles with each further one and begins again with the first event.
         max_idle_backoff_seconds: Longest wait after an idle page; 5 by default.
-        max_outage_seconds: How long to go on through retryable failures without a success in
+        max_outage_seconds: How long to continue through retryable failures without a success in
             between, and through pages that name the same partition in `partition_errors`; 300 by
             default. Then the last error is raised, for a partition `TRANSIENT_FAILURE`.
         checkpoint_store: Where to keep the position, or None.
         checkpoint_name: Which checkpoint of the store.
         checkpoint_interval_seconds: The position behind pages with nothing on them is saved at most
-            this often; 0 by default, after each of them. Behind events it is always saved.
-        on_poison: `"raise"`, the default, or `"skip"`: go on behind a record that cannot be decoded;
+            this often; 0 by default, after each of them. After events it is always saved.
+        on_poison: `"raise"`, the default, or `"skip"`: continue after a record that cannot be decoded;
             the next page has a `RecordSkipped` notice and no events.
 
     Raises:
@@ -163,15 +163,15 @@ class ChangeFeedIterator:
 
     @property
     def continuation_token(self) -> str | None:
-        """Behind the last page that is done; None as long as there is no token to start from."""
+        """The token after the last page that is done; None while there is no token to start from."""
         position = self._position or self.request.start_position
         return position.token if isinstance(position, FromContinuationToken) else None
 
     def pages(self) -> Iterator[ChangeFeedPage]:
-        """Pages, empty and idle ones included, from behind the last page that is done.
+        """Pages, empty and idle ones included, starting after the last page that is done.
 
         Raises:
-            MulticloudDbError: Of the reads and of the checkpoint store, see the class.
+            MulticloudDbError: From the reads and from the checkpoint store, see the class.
         """
         return self._pages()
 
@@ -193,7 +193,7 @@ class ChangeFeedIterator:
         self._timer.stop()
 
     def close(self) -> None:
-        """Stop, and save the position behind the last page that is done; in the thread that iterates."""
+        """Stop, and save the position after the last page that is done; in the thread that iterates."""
         self.stop()
         self._closed = True
         self._save()
@@ -206,7 +206,7 @@ class ChangeFeedIterator:
     ) -> None:
         if error is None:
             self.close()
-        else:  # Nothing is lost unsaved but the way over pages without events.
+        else:  # Without this save, only the progress over pages without events is lost.
             self.stop()
             self._closed = True
 

@@ -32,20 +32,20 @@ class EntireCollection:
 class PhysicalPartition:
     """One physical partition: a shard, a feed range, a partition token.
 
-    When it ends, the page has `partition_retired` and names its children with a token each. With
-    `with_descendants` reading goes on instead: in all that the partition is split or merged into, inside the
-    token, and no page has `partition_retired`.
+    When it ends, the page has `partition_retired` and names its children, each with a token. With
+    `with_descendants`, reading continues in everything that the partition is split or merged into. The token
+    handles this, and no page has `partition_retired`.
 
-    A partition that merges with one which does not descend from this one has a child with two readers. Each
-    begins the child when it has drained those of its parents that it reads, and none knows how far the other
-    is. So where partitions merge, order across a merge and reading once need one reader of all parents, such
-    as `EntireCollection`.
+    If the partition merges with one that does not descend from it, their child has two readers. Each reader
+    begins the child when it has drained the parents that it reads itself, and it does not know how far the
+    other reader is. So where partitions merge, order across a merge and reading each event once need one
+    reader of all parents, such as `EntireCollection`.
 
     Attributes:
         partition_id: From `list_physical_partitions`, `plan_partitions`, an event or a
             `ChildPartition`; valid for that provider and resource only.
-        with_descendants: True to read on in what the partition is split or merged into. A token is of one
-            of the two forms, and the other form refuses it.
+        with_descendants: True to continue in what the partition is split or merged into. A token has one of
+            the two forms, and the other form refuses it.
 
     Portability:
         An id means nothing to another provider or resource: `INVALID_REQUEST`. MongoDB has one
@@ -81,8 +81,8 @@ class EntireDatabase:
     """Every collection of `address.database`; each event carries its own address.
 
     Portability:
-        MongoDB only, where it has no incarnation: the feed of a database that is dropped ends, but that
-        a token is used on another one of its name goes unnoticed. Gate on
+        MongoDB only, where it has no incarnation: the feed of a dropped database ends, but nothing
+        detects that a token is used on another database of the same name. Gate on
         `Capability.CHANGE_FEED_DATABASE_SCOPE`. Warnings 13 and 20 in docs/configuration.md.
     """
 

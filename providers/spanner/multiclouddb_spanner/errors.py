@@ -59,7 +59,7 @@ _EXPIRED: Final = Row(
 )
 _NO_STREAM: Final = Row(
     ErrorCategory.NOT_FOUND,
-    "the change stream was dropped; create it again (CREATE CHANGE STREAM … FOR …) and start anew",
+    "the change stream was dropped; create it again (CREATE CHANGE STREAM … FOR …) and start again",
 )
 _UNKNOWN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
 

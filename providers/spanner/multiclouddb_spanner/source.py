@@ -228,14 +228,14 @@ class Source:
         if is_without_stream(error):
             return ProviderFault.of(
                 ErrorCategory.NOT_FOUND,
-                f"change stream {name!r} was dropped; create it and start anew: "
+                f"change stream {name!r} was dropped; create it and start again: "
                 f"{how_to_create(self.found.table, postgres=self.found.postgres)}",
             )
         if is_foreign_partition(error):
             return ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
                 f"partition {_short(token)} is none of change stream {name!r}: it is of another one, or of "
-                "an earlier one that was recreated under the same name; start anew",
+                "an earlier one that was recreated under the same name; start again",
             )
         if is_past(error):
             return self._past(error, at, deadline, hold, resumes=token is not None)
@@ -243,7 +243,7 @@ class Source:
             return ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
                 f"partition {_short(token)} of change stream {name!r} has nothing at {text_at(at)}: it began "
-                "later or had ended; pass a token as it was returned, or start anew",
+                "later or had ended; pass a token as it was returned, or start again",
             )
         return None
 
@@ -259,7 +259,7 @@ class Source:
                 ErrorCategory.INVALID_REQUEST,
                 f"change stream {name!r} holds nothing before {text_at(earliest)}, when it was created, and "
                 f"this position is of {text_at(at)}: it is of an earlier stream that was recreated under the "
-                "same name; start anew: what the old one held is gone",
+                "same name; start again: what the old one held is gone",
             )
         return ProviderFault.of(
             ErrorCategory.CHECKPOINT_EXPIRED,
