@@ -1,0 +1,8 @@
+"""The suite's tests of splits and merges on a scripted server where each of them moves every key anywhere."""
+
+from .scripted import MovesKeysHarness
+from .suite import TestMerge, TestRetirement, TestSplit
+
+__all__ = ["TestMerge", "TestRetirement", "TestSplit"]
+
+HARNESS = MovesKeysHarness
