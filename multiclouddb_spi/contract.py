@@ -282,6 +282,10 @@ class Feed(ABC):
         """
         return self
 
+    def longest_wait(self) -> float:
+        """Seconds that one fetch may wait for news: long ones are fewer calls, and keep a thread busy."""
+        return 1.0
+
     @abstractmethod
     def clock(self, deadline: Deadline) -> datetime | None:
         """The service's own time, with a time zone, before the `deadline`; None where it does not say.

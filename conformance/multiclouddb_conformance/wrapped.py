@@ -122,6 +122,10 @@ class WrappedFeed(Feed):
         """See `Feed.resumes`."""
         return self.inner.resumes(incarnation)
 
+    def longest_wait(self) -> float:
+        """See `Feed.longest_wait`."""
+        return self.inner.longest_wait()
+
     def for_one_call(self) -> Feed:
         """See `Feed.for_one_call`."""
         inner = self.inner.for_one_call()

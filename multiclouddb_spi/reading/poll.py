@@ -78,7 +78,7 @@ class Poll(Generic[T]):
             context, feed, lineage, turns, limit, view, deadline, on_expired=on_expired, single=single
         )
         self._result = self._answers.result
-        self._waiting = Waiting(deadline, wait)
+        self._waiting = Waiting(deadline, wait, feed.longest_wait())
         active = lineage.active()
         for entry in active:
             turns.of(entry.partition_id).failed_last = entry.suspect

@@ -13,7 +13,6 @@ __all__ = ["HEAD_SECONDS", "Waiting"]
 HEAD_SECONDS: Final = 2.0
 """How long a partition may keep others waiting; the others do not wait for one that takes longer."""
 _LINGER_SECONDS: Final = 0.002
-_MOST_WAIT_SECONDS: Final = 1.0
 _RETURN_SECONDS: Final = 1.0
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _MOST_PAUSE_SECONDS: Final = 0.5
@@ -25,6 +24,7 @@ class Waiting:
     Args:
         deadline: When the call has to be over.
         wait: Seconds to wait for a first record.
+        longest: Seconds that one fetch may wait.
 
     Attributes:
         began: When the call began.
@@ -35,9 +35,9 @@ class Waiting:
         rounds: How often all partitions were asked again.
     """
 
-    def __init__(self, deadline: Deadline, wait: float) -> None:
+    def __init__(self, deadline: Deadline, wait: float, longest: float) -> None:
         self.began = now = time.monotonic()
-        self._deadline = deadline
+        self._deadline, self._longest = deadline, longest
         self.last_ask = deadline.at - min(_RETURN_SECONDS, (deadline.at - now) / 4)
         self.until = min(self.last_ask, now + wait)
         self.head_until = now + min(HEAD_SECONDS, (deadline.at - now) / 2)
@@ -47,7 +47,7 @@ class Waiting:
 
     def of_fetch(self) -> float:
         """How long a read may block for news: not in the first round, which only looks around."""
-        return max(0.0, min(_MOST_WAIT_SECONDS, self.until - time.monotonic())) if self.rounds else 0.0
+        return max(0.0, min(self._longest, self.until - time.monotonic())) if self.rounds else 0.0
 
     def for_head(self) -> float:
         """How long the head of the queue is still waited for."""

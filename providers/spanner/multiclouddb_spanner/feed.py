@@ -103,6 +103,10 @@ class SpannerFeed(Feed):
         names = self._listed(self._now(deadline), deadline)
         return [Partition(name, (), PartitionState.OPEN) for name in names]
 
+    def longest_wait(self) -> float:
+        """A query waits in the service for as long as its window lies ahead: few of them, at no cost."""
+        return 5.0
+
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> SpannerReader:
         """A reader of one partition."""
         spec, found = self.spec, self._source.found

@@ -1,6 +1,5 @@
 """A server that is killed, silent or not there: a category by the deadline, and little work."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -150,8 +149,10 @@ def test_nobody_at_the_address(listening):
 
 
 INTERRUPTED = """
-import sys
+import signal, sys
 from multiclouddb_api import ChangeFeedRequest, Now, OperationOptions, ResourceAddress, connect
+# A shell's background jobs ignore it, and whatever they start does too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 url, database = sys.argv[1:]
 with connect(url) as client:
     request = ChangeFeedRequest(ResourceAddress(database, "items"), Now())
@@ -166,7 +167,9 @@ with connect(url) as client:
 def test_ctrl_c_ends_a_process(own, table):
     command = [sys.executable, "-c", INTERRUPTED, own.url, table.database.database_id]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as running:
-        assert running.stdout.readline() == "ready\n"
-        time.sleep(0.5)
-        os.kill(running.pid, signal.SIGINT)
-        running.wait(timeout=20)
+        try:
+            assert running.stdout.readline() == "ready\n"
+            running.send_signal(signal.SIGINT)
+            assert running.wait(timeout=20) != 0
+        finally:
+            running.kill()
