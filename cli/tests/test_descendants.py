@@ -48,7 +48,7 @@ def test_inspect_and_check_understand_the_token(run, url, grown):
     checked = run("token", "check", url, token)
     assert checked.exit_code == 0
     assert re.search(r"^resumes +yes$", checked.stdout, re.MULTILINE)
-    assert re.search(r"^covers +cannot be told$", checked.stdout, re.MULTILINE)
+    assert re.search(r"^covers +unknown$", checked.stdout, re.MULTILINE)
     assert len(re.findall(r"^p\d +active .*(nothing new|has changes)$", checked.stdout, re.MULTILINE)) == 2
 
 

@@ -282,8 +282,8 @@ class TestErrors:
             ({"startingPosition": "later"}, "startingPosition: is 'later'; write beginning, now, or"),
             ({"url": "embeded:///x.db"}, "provider: 'embeded' is not known; did you mean 'embedded'?"),
             (
-                {"url": "spanner://p/i"},
-                "provider: 'spanner' is not installed; run: pip install \"multiclouddb[span",
+                {"url": "cosmos://host"},
+                "provider: 'cosmos' is not installed; run: pip install \"multiclouddb[cosm",
             ),
         ],
     )

@@ -614,7 +614,9 @@ class TestTries:
 
     def test_rr_26_the_release_notes_warn_of_retry_loops(self):
         notes = (Path(__file__).parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
-        assert "(`retryReads`) and not again by us: shorten retry loops" in " ".join(notes.split())
+        assert "(`retryReads`), and we do not retry it: reduce the tries of your own retry loops" in " ".join(
+            notes.split()
+        )
 
     def test_rr_27_with_a_timeout_there_are_more(self, one, app, here):
         with (
