@@ -33,7 +33,7 @@ def ahead(monkeypatch):
         def now(cls, zone=None):
             return datetime.fromtimestamp(right() + wrong["by"], zone or UTC)
 
-    for name in ("calls", "partitions", "position", "provider", "reader", "resolution", "shards", "stream"):
+    for name in ("calls", "partitions", "position", "provider", "reader", "resolution", "shards", "source", "feed"):
         module = f"multiclouddb_dynamo.{name}.datetime"
         monkeypatch.setattr(module, Wrong, raising=False)
 
