@@ -33,7 +33,8 @@ def ahead(monkeypatch):
         def now(cls, zone=None):
             return datetime.fromtimestamp(right() + wrong["by"], zone or UTC)
 
-    for name in ("calls", "partitions", "position", "provider", "reader", "resolution", "shards", "source", "feed"):
+    rooms = "calls", "feed", "partitions", "position", "provider", "reader", "resolution", "shards", "source"
+    for name in rooms:
         module = f"multiclouddb_dynamo.{name}.datetime"
         monkeypatch.setattr(module, Wrong, raising=False)
 
