@@ -200,10 +200,12 @@ class Poll(Generic[T]):
         if self._result.in_hand() or turns.due or turns.held or now >= self._waiting.until:
             return False
         readers = [turn.reader for turn in turns.asked.values()]
-        return 0 < len(readers) < len(self._lineage.active()) and all(
+        waits = all(
             reader is not None and (reader.waiting or now - reader.asked_at > HEAD_SECONDS)
             for reader in readers
         )
+        # The lineage is walked last: this runs after each answer.
+        return bool(readers) and waits and len(readers) < len(self._lineage.active())
 
     def _go_on(self) -> bool:
         """No answer came in time: True when there is still something to do."""
