@@ -188,6 +188,10 @@ class Simulation(Log):
         if error is not None:
             raise error
 
+    def may_happen(self, chance: float, name: str) -> bool:
+        """Whether a trouble with a chance happens now; not too often in a row."""
+        return self._trouble(chance, name)
+
     def _trouble(self, chance: float, name: str) -> bool:
         if not chance:
             return False

@@ -32,6 +32,12 @@ from multiclouddb_conformance.us8.session import (
     TestSecrets,
     TestSharing,
 )
+from multiclouddb_conformance.us8.snapshot import (
+    TestNoSnapshot,
+    TestResnapshot,
+    TestSnapshot,
+    TestSnapshotUnderLoad,
+)
 from multiclouddb_conformance.us8.start import TestAtTime, TestBeginning, TestEveryStart, TestNow
 
 __all__ = [
@@ -57,6 +63,7 @@ __all__ = [
     "TestLoss",
     "TestMerge",
     "TestNoFeed",
+    "TestNoSnapshot",
     "TestNotices",
     "TestNow",
     "TestPageSize",
@@ -66,9 +73,12 @@ __all__ = [
     "TestPropagation",
     "TestRecreated",
     "TestReleasing",
+    "TestResnapshot",
     "TestRetirement",
     "TestSecrets",
     "TestSharing",
+    "TestSnapshot",
+    "TestSnapshotUnderLoad",
     "TestSplit",
     "TestTransactions",
     "TestTrimmedOnTheWay",
