@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from typing import Generic, TypeVar
 
 from multiclouddb_api import OnExpired
@@ -37,7 +36,7 @@ from multiclouddb_spi.reading.fetcher import closed_fault, late_fault
 from multiclouddb_spi.reading.fetches import Fetches
 from multiclouddb_spi.reading.partition_reader import PartitionReader
 from multiclouddb_spi.reading.result import PollResult
-from multiclouddb_spi.reading.scanning import Scanning
+from multiclouddb_spi.reading.scanning import Clock, Scanning
 from multiclouddb_spi.reading.turns import Turn, Turns
 from multiclouddb_spi.reading.waiting import HEAD_SECONDS, Waiting
 
@@ -74,7 +73,7 @@ class Poll(Generic[T]):
         wait: float,
         on_expired: OnExpired,
         single: bool,
-        now: Callable[[], datetime | None],
+        now: Clock,
     ) -> None:
         self._context, self._lineage = context, lineage
         self._turns = turns = Turns(lineage)
@@ -194,9 +193,8 @@ class Poll(Generic[T]):
 
     def _patience(self) -> float:
         """How long the next answer is waited for."""
-        if (self._head is not None and (self._result.count or self._turns.held)) or (
-            self._turns.held and self._scanning.is_sharing()
-        ):
+        waits = self._head is not None and (self._result.count or self._turns.held)
+        if waits or (self._turns.held and self._scanning.is_sharing()):
             return self._waiting.for_head()
         if self._result.count:
             return self._waiting.for_more()
@@ -328,7 +326,6 @@ class Poll(Generic[T]):
 
     def _finish(self) -> None:
         result, turns = self._result, self._turns
-        self._scanning.finish()
         late = self._fetches.park()
         if not (result.count or result.stopped()):
             result.idle = self._lineage.is_quiet(turns.quiet())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from multiclouddb_api import BackfillDone
 from multiclouddb_spi.batch import Batch, Segment
@@ -29,7 +29,10 @@ from multiclouddb_spi.reading.result import PollResult
 from multiclouddb_spi.reading.turns import Turn
 from multiclouddb_spi.scan import SupportsSnapshot
 
-__all__ = ["Scanning"]
+__all__ = ["Clock", "Scanning"]
+
+Clock: TypeAlias = Callable[[], datetime | None]
+"""Asks for the service's time; None where it does not say."""
 
 _ACTIVE: Final = 8
 _FEW: Final = 4
@@ -62,7 +65,7 @@ class Scanning:
         lineage: Lineage,
         result: PollResult[Any],
         deadline: Deadline,
-        now: Callable[[], datetime | None],
+        now: Clock,
         *,
         single: bool,
     ) -> None:
@@ -77,7 +80,7 @@ class Scanning:
 
     # -- The stream and its positions
 
-    def _begin(self, plan: Plan, now: Callable[[], datetime | None]) -> None:
+    def _begin(self, plan: Plan, now: Clock) -> None:
         lineage = self._lineage
         moment = now()
         left = math.inf if moment is None else self._headroom(moment)
@@ -186,8 +189,10 @@ class Scanning:
             turn: Of this partition or segment.
             count: How many.
         """
-        if self._lineage.is_segment(turn.partition_id):
+        plan = self._lineage.plan
+        if plan is not None and count and self._lineage.is_segment(turn.partition_id):
             self._rows += count
+            self._lineage.change_plan(rows=plan.rows + count)
 
     def refill(self) -> list[str]:
         """Cut more segments when few are left, and end the scan when nothing is; the ids that start now."""
@@ -198,7 +203,6 @@ class Scanning:
             return started
         plan = self._lineage.plan
         assert plan is not None
-        self._count_rows()
         stream = self._lineage.end_scan()
         where = self._feed.public_id(plan.partition_id)
         self._result.tell(BackfillDone(where), plan.partition_id, *stream)
@@ -239,12 +243,3 @@ class Scanning:
         turns.fail(turns.of(plan.partition_id), error)
         if not self._context.fetcher.fault(error).retryable:
             self._result.failure = (plan.partition_id, error)
-
-    def finish(self) -> None:
-        """The call is over: count what it has handed out."""
-        self._count_rows()
-
-    def _count_rows(self) -> None:
-        plan = self._lineage.plan
-        if plan is not None and self._rows:
-            self._lineage.change_plan(rows=plan.rows + self._rows)
