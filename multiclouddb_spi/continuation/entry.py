@@ -23,7 +23,7 @@ import attrs
 
 from multiclouddb_api import MulticloudDbError, invalid_request
 from multiclouddb_spi.continuation.moment import is_micros
-from multiclouddb_spi.continuation.plan import PLAN_FLAGS, Plan, plan_from_json, plan_to_json
+from multiclouddb_spi.continuation.plan import Plan, is_plan, plan_from_json, plan_to_json
 from multiclouddb_spi.contract import Seed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import InvalidCursor
@@ -47,7 +47,7 @@ _DRAINED: Final = 1
 _SUSPECT: Final = 2
 _WAITING: Final = 4
 _UNLISTED: Final = 8
-_KNOWN: Final = _DRAINED | _SUSPECT | _WAITING | _UNLISTED | PLAN_FLAGS
+_KNOWN: Final = _DRAINED | _SUSPECT | _WAITING | _UNLISTED
 _MOST: Final = 2**53
 """The highest count in a token: JSON of other languages holds it exactly."""
 
@@ -177,10 +177,10 @@ def entry_from_json(item: Any) -> Entry:
             return Active(partition_id, cursor)
         case [str(), _, bool(), *_]:
             raise InvalidCursor("a partition has an unknown form")
+        case [str(), _, int() as flags, *_] if is_plan(flags):
+            return plan_from_json(item)
         case [str(), _, int() as flags, *_] if flags > 0 and flags & ~_KNOWN:
             raise _newer(f"a partition has the flags {flags}, this library knows {_KNOWN}")
-        case [str(), _, int() as flags, *_] if flags > 0 and flags & PLAN_FLAGS:
-            return plan_from_json(item)
         case [str() as partition_id, cursor, 2 | 8 | 10 as flags]:
             return Active(partition_id, cursor, bool(flags & _SUSPECT), not flags & _UNLISTED)
         case [str() as partition_id, cursor, 1]:

@@ -21,14 +21,13 @@ from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import InvalidCursor
 from multiclouddb_spi.scan import ScanPlan, snapshot_id_of
 
-__all__ = ["PLAN_FLAGS", "Plan", "plan_from_json", "plan_of", "plan_to_json"]
+__all__ = ["Plan", "is_plan", "plan_from_json", "plan_of", "plan_to_json"]
 
 _PLAN: Final = 16
 _HOLDS: Final = 32
 _ANNOUNCED: Final = 64
 _AUTO: Final = 128
-PLAN_FLAGS: Final = _PLAN | _HOLDS | _ANNOUNCED | _AUTO
-"""Every bit that a plan may have."""
+_KNOWN: Final = _PLAN | _HOLDS | _ANNOUNCED | _AUTO
 _MOST: Final = 2**53
 
 
@@ -100,6 +99,11 @@ def plan_to_json(plan: Plan) -> Cursor:
     flags = _PLAN | plan.holds * _HOLDS | plan.announced * _ANNOUNCED | plan.auto * _AUTO
     counts: list[Cursor] = [plan.rate, plan.retention, plan.done, plan.segments, plan.rows, plan.records]
     return [plan.partition_id, plan.cursor, flags, [plan.floor, plan.moment, *counts, plan.credit]]
+
+
+def is_plan(flags: int) -> bool:
+    """Whether an item of a token with these flags is a plan, of a version that this library knows."""
+    return flags > 0 and bool(flags & _PLAN) and not flags & ~_KNOWN
 
 
 def plan_from_json(item: Any) -> Plan:

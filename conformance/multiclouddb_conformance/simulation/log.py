@@ -5,7 +5,6 @@ It knows nothing of readers and keeps everything ever written as the truth for o
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import weakref
@@ -26,7 +25,7 @@ from multiclouddb_conformance.simulation.partition_log import (
 )
 from multiclouddb_spi.partition import encode_partition_id
 
-__all__ = ["PLACES", "PROVIDER_ID", "AnyKey", "Document", "Log", "place_in_scan"]
+__all__ = ["PROVIDER_ID", "AnyKey", "Document", "Log"]
 
 PROVIDER_ID: Final = "simulation"
 EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -36,15 +35,6 @@ AnyKey: TypeAlias = MulticloudDbKey | str | int
 """A key, or the value of a component `id`."""
 
 Document: TypeAlias = Mapping[str, Any]
-
-PLACES: Final = 2**62
-"""Places in a scan are numbers below this."""
-
-
-def place_in_scan(key: MulticloudDbKey) -> int:
-    """Where a key lies among all keys in a scan; the same in every process."""
-    return int.from_bytes(hashlib.blake2b(key.canonical(), digest_size=8).digest(), "big") >> 2
-
 
 _logs: weakref.WeakSet[Log] = weakref.WeakSet()
 
@@ -96,7 +86,6 @@ class Log:
         self._keys: dict[MulticloudDbKey, int] = {}
         self._names: dict[str | int, MulticloudDbKey] = {}
         self._snapshots = 0
-        self._scans: dict[Any, Any] = {}
         self._number_of_partitions = 0
         self._number_of_incarnations = 0
         self._incarnation: str | None = None
@@ -147,34 +136,6 @@ class Log:
         """A number that no other snapshot has."""
         self._snapshots += 1
         return self._snapshots
-
-    def rows(self, low: int, high: int, commit: int | None) -> list[tuple[MulticloudDbKey, Document]]:
-        """The documents between two places in a scan.
-
-        Args:
-            low: The first place.
-            high: The place after the last one.
-            commit: As they were after this commit; None = as they are now.
-        """
-        with self.changed:
-            when = (self._incarnation, self.head if commit is None else commit, commit)
-            if when not in self._scans:
-                documents = self._documents if commit is None else self._documents_at(commit)
-                rows = sorted((place_in_scan(key), key, document) for key, document in documents.items())
-                self._scans = {when: ([place for place, *_ in rows], rows)}
-            places, rows = self._scans[when]
-            return [row[1:] for row in rows[bisect_left(places, low) : bisect_left(places, high)]]
-
-    def _documents_at(self, commit: int) -> dict[MulticloudDbKey, Document]:
-        found: dict[MulticloudDbKey, Document] = {}
-        for written in self.truth:
-            if written.commit > commit:
-                break
-            if written.document is None:
-                found.pop(written.key, None)
-            else:
-                found[written.key] = written.document
-        return found
 
     def public_id(self, partition_id: str) -> str:
         """A partition's id as applications see it."""

@@ -17,8 +17,9 @@ import attrs
 
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey
 from multiclouddb_conformance.simulation.calls import Calls
+from multiclouddb_conformance.simulation.documents import PLACES, place_in_scan
 from multiclouddb_conformance.simulation.errors import CancelledError, MissingError, ServerError
-from multiclouddb_conformance.simulation.log import PLACES, Document, place_in_scan
+from multiclouddb_conformance.simulation.log import Document
 from multiclouddb_conformance.simulation.simulation import FETCH
 from multiclouddb_conformance.simulation.view import View
 from multiclouddb_spi import (

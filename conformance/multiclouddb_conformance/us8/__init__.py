@@ -23,6 +23,7 @@ from multiclouddb_conformance.us8.lineage import (
 )
 from multiclouddb_conformance.us8.loss import TestLoss
 from multiclouddb_conformance.us8.notices import TestNotices
+from multiclouddb_conformance.us8.resnapshot import TestResnapshot, TestSnapshotUnderLoad
 from multiclouddb_conformance.us8.scope import TestLogicalPartition, TestPhysicalPartition, TestWiderScopes
 from multiclouddb_conformance.us8.session import (
     TestClosing,
@@ -32,12 +33,7 @@ from multiclouddb_conformance.us8.session import (
     TestSecrets,
     TestSharing,
 )
-from multiclouddb_conformance.us8.snapshot import (
-    TestNoSnapshot,
-    TestResnapshot,
-    TestSnapshot,
-    TestSnapshotUnderLoad,
-)
+from multiclouddb_conformance.us8.snapshot import TestNoSnapshot, TestSnapshot
 from multiclouddb_conformance.us8.start import TestAtTime, TestBeginning, TestEveryStart, TestNow
 
 __all__ = [
