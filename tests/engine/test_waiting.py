@@ -8,7 +8,12 @@ import threading
 import pytest
 
 from multiclouddb_api import ChangeFeedIterator, ChangeFeedRequest, ErrorCategory, Now
-from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour, SimulationFeed, SimulationReader
+from multiclouddb_conformance.simulation import (
+    ServerError,
+    ServiceBehaviour,
+    SimulationFeed,
+    SimulationReader,
+)
 
 FOREVER = None
 
