@@ -1,8 +1,8 @@
-"""Lives of a snapshot: a target that merges by key and `order_key` against the source, whatever happens meanwhile.
+"""Lives of a snapshot: a target that merges by key and `order_key` equals its source in the end.
 
-The table of `reference/snapshot.md`: upserts, deletes and keys that come again during the scan, splits and merges,
-the process killed after a third of the pages, the stored token lost after a third, retention that takes what is
-old. A case that needs tombstones fails without them here, too.
+There are upserts, deletes and keys that come again during the scan, splits and merges, a process that is killed
+after a third of the pages, a stored token that is lost, and retention that takes what is old. A case that needs
+tombstones fails without them here, too.
 """
 
 import os
