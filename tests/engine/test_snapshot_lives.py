@@ -1,8 +1,8 @@
 """Lives of a snapshot: a target that merges by key and `order_key` equals its source in the end.
 
-There are upserts, deletes and keys that come again during the scan, splits and merges, a process that is killed
-after a third of the pages, a stored token that is lost, and retention that takes what is old. A case that needs
-tombstones fails without them here, too.
+There are upserts, deletes and keys that come again during the scan, splits and merges, a process that is
+killed after a third of the pages, a stored token that is lost, and retention that takes what is old. A case
+that needs tombstones fails without them here, too.
 """
 
 import os
@@ -81,7 +81,7 @@ class Life:
         return self.engine.read_changes(request, OPTIONS)
 
     def run(self, on_expired=None, drop_at_done=False, quiet_after=400):
-        """Read to the end of the snapshot and until nothing more comes; what was written goes on meanwhile."""
+        """Read to the end of the snapshot and until nothing more comes; applications write meanwhile."""
         self.restart()
         self.stored = Snapshot(self.order)
         self.done = False
