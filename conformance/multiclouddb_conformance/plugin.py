@@ -53,7 +53,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call looks for more children of an ended partition, without growing pauses."""
-    monkeypatch.setattr("multiclouddb_spi.checkpoint.watching.pause_after", lambda watched: 0.0)
+    monkeypatch.setattr("multiclouddb_spi.continuation.watching.pause_after", lambda watched: 0.0)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

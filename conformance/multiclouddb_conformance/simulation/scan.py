@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import attrs
 
 from multiclouddb_conformance.simulation.batch import Slice, poison_fault
+from multiclouddb_conformance.simulation.partition_log import Commit, PartitionLog, Written
 from multiclouddb_conformance.simulation.position import Place, behind
-from multiclouddb_conformance.simulation.tree import Commit, PartitionLog, Written
 from multiclouddb_spi import Reached
 
 __all__ = ["Bounds", "earlier", "scan"]
