@@ -56,7 +56,7 @@ class Forest:
             try:
                 return self.page(NEVER)
             except MulticloudDbError as error:
-                if "the token has no partition to read" not in error.message:
+                if "names no partition to read" not in error.message:
                     raise
 
     def act(self):
