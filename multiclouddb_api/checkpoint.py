@@ -132,8 +132,7 @@ class FileCheckpointStore:
 
         Raises:
             MulticloudDbError: `CONFLICT` when another worker has written it; the errors of `load` for a file
-            that
-                cannot be used; `PERMANENT_FAILURE` when the disk refuses.
+                that cannot be used; `PERMANENT_FAILURE` when the disk refuses.
         """
         path = self.path(name)
         try:

@@ -93,8 +93,7 @@ class ChangeFeedIterator:
         checkpoint_store: Where to keep the position, or None.
         checkpoint_name: Which checkpoint of the store.
         checkpoint_interval_seconds: The position after empty pages is saved at most this often; 0 by default,
-        which
-            saves after each of them. After events it is always saved.
+            which saves after each of them. After events it is always saved.
         on_poison: `"raise"`, the default, or `"skip"`: continue after a record that cannot be decoded;
             the next page has a `RecordSkipped` notice and no events.
 

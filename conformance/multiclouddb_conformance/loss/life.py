@@ -115,8 +115,7 @@ def scripted_life(
     Args:
         seed: Selects one of the possible scripts.
         rounds: Its length: each round writes, changes partitions and reads. With 3 or more it has at least
-        one
-            split, merge and trim.
+            one split, merge and trim.
         keys: The number of documents.
         field: The document's field that holds the marker.
     """

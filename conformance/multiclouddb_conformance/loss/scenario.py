@@ -32,8 +32,7 @@ class Scenario(Generic[W]):
         lineage: Partition id in events → parents, for all partitions that a world ever had. None when it is
             unknown: then only keys can show that a child was read too early.
         written_before: The number of changes that the script writes before the start (`AtTime`, a token).
-        Leave
-            it out for `Now` and `Beginning`.
+            Leave it out for `Now` and `Beginning`.
         idle_pages: The number of idle pages in a row that mean the end; more than 1 for a service that shows
             writes late.
         key_order: False for a service whose keys move to unrelated partitions. Then the changes of a key must

@@ -68,7 +68,8 @@ class ServiceBehaviour:
         vendor_retried: True when the vendor's client has already retried.
         faults_in_row: The maximum number of troubles in a row in one partition.
         control: Probability that a call on the feed (start, partitions, discover, oldest, heads) fails with a
-        5xx. redeliver: The maximum number of earlier records that a newly opened reader repeats, once at each
+            5xx.
+        redeliver: The maximum number of earlier records that a newly opened reader repeats, once at each
             position; never with `until`.
         empty_batch: Probability of an empty batch that is not caught up, as from a filter that still scans.
         short_batch: Probability that a batch has fewer records than it could.
@@ -78,22 +79,22 @@ class ServiceBehaviour:
         separate_end: Probability, for each partition, that its end comes on a separate empty batch.
         late_children: The maximum number of calls of `discover` until a partition's children are named.
         late_siblings: One child is named first. This is the maximum number of further calls of `discover`
-        until
-            each other child is named.
+            until each other child is named.
         proves_children: False for a service that never says that it has named all children.
         listing: The form of its listings.
         late_listing: The maximum number of looks (a start, a listing, an audit) until a child partition is
-        listed. incomplete_listing: Probability, for each look and partition, that a listing leaves it out.
-        jumble: True to name children and list partitions in arbitrary order. repeat_children: True to name
-        some children twice. caught_up: The value of `Batch.caught_up`. heartbeats: True when the position of
-        an idle partition moves. strict_retention: True to refuse every expired position, as services do.
-        False to refuse it only if a
+            listed.
+        incomplete_listing: Probability, for each look and partition, that a listing leaves it out.
+        jumble: True to name children and list partitions in arbitrary order.
+        repeat_children: True to name some children twice.
+        caught_up: The value of `Batch.caught_up`.
+        heartbeats: True when the position of an idle partition moves.
+        strict_retention: True to refuse every expired position, as services do. False to refuse it only if a
             later record was removed; then a partition that does not move does not expire.
         watermarks: True when batches have a watermark.
         poll_after: The seconds to wait before an idle partition may be asked again.
         seed_descendants: True when a start also lists the descendants of closed partitions. False when only
-        their
-            parents name them.
+            their parents name them.
         poison_at_fetch: True when a record that cannot be decoded fails the fetch, False when it
             fails the mapping.
         drop_notice: True when the feed of a dropped collection ends with a notice, False when it

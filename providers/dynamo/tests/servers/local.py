@@ -42,7 +42,8 @@ class LocalDynamo(Server):
 
         Args:
             folder: The folder of its file, which `split` needs. None keeps the data in memory, which is
-            faster. java_options: Options of the virtual machine.
+                faster.
+            java_options: Options of the virtual machine.
 
         Raises:
             ServerUnavailableError: It could not be fetched or did not start, with what it had to say.

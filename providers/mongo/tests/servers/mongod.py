@@ -103,8 +103,7 @@ class ReplicaSet:
             oplog_mb: The size of the oplog, so that it rolls over soon; None for the server's default.
             auth: True to require a user and a password: `USER` and `PASSWORD`, with all rights.
             proxied: True when clients reach each member only through a proxy. Members and `client` use it
-            too, but it
-                never disturbs them.
+                too, but it never disturbs them.
             election_ms: The time without news of the primary after which the others elect a new one.
             parameters: More of the server's parameters.
 

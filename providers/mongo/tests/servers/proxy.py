@@ -24,8 +24,7 @@ class Proxy:
         Args:
             target: Host and port of the server.
             spare: Texts. A connection whose first message contains one is never disturbed: that of another
-            member
-                of the replica set, or of the client that writes for a test.
+                member of the replica set, or of the client that writes for a test.
         """
         host, _, port = target.rpartition(":")
         self._target = host, int(port)
