@@ -1,0 +1,240 @@
+"""Snapshots of an embedded store: writers in other processes, restarts, keys of several components."""
+
+import multiprocessing
+import os
+import random
+import sqlite3
+import threading
+
+import pytest
+
+from multiclouddb_api import (
+    BackfillDone,
+    ChangeFeedRequest,
+    ErrorCategory,
+    FromContinuationToken,
+    LogicalPartition,
+    MulticloudDbError,
+    MulticloudDbKey,
+    OperationOptions,
+    PhysicalPartition,
+    Snapshot,
+    SnapshotOrder,
+    SnapshotStarted,
+    connect,
+)
+from multiclouddb_conformance.sink import Sink
+from multiclouddb_embedded import EmbeddedStore
+
+ORDERS = list(SnapshotOrder)
+ORDERED = Snapshot(SnapshotOrder.ORDERED)
+KEYS = 200
+LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "store.db")
+
+
+@pytest.fixture
+def store(path):
+    with EmbeddedStore(path, durable=False) as store:
+        yield store
+
+
+def write_for_a_while(path, seed, count):
+    """What another process does: updates, deletes, keys that come again, splits and merges."""
+    dice = random.Random(seed)
+    with EmbeddedStore(path, durable=False) as store:
+        for number in range(count):
+            name = f"k{dice.randrange(KEYS + 50)}"
+            if dice.random() < 0.4:
+                store.delete("items", name)
+            else:
+                store.put("items", name, {"n": f"{seed}.{number}"})
+
+
+def fill(store, count=KEYS, partitions=2):
+    address = store.create_collection("items", partitions)
+    for number in range(count):
+        store.put("items", f"k{number}", {"n": number})
+    return address
+
+
+def rows(store):
+    return dict(store.scan("items"))
+
+
+def read(client, address, start, size=0, **settings):
+    position = FromContinuationToken(start) if isinstance(start, str) else start
+    request = ChangeFeedRequest(address, position, max_page_size=size, **settings)
+    return client.read_changes(request, OperationOptions())
+
+
+def pages(client, address, start, size=0, **settings):
+    while True:
+        page = read(client, address, start, size, **settings)
+        yield page
+        if page.idle or page.partition_retired:
+            return
+        start = page.continuation_token
+
+
+class TestSeveralProcesses:
+    @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.value)
+    @pytest.mark.parametrize("seed", range(LIVES))
+    def test_writers_restarts_and_lost_tokens(self, path, store, order, seed):
+        address = fill(store)
+        spawn = multiprocessing.get_context("spawn")
+        writers = [spawn.Process(target=write_for_a_while, args=(path, f"{seed}{n}", 80)) for n in range(2)]
+        for writer in writers:
+            writer.start()
+        dice, sink = random.Random(seed), Sink()
+        start = stored = Snapshot(order, segments=dice.choice([None, 1, 9]))
+        done = False
+        client = connect(f"embedded://{path}")
+        while True:
+            page = read(client, address, start, dice.choice([7, 20]))
+            for notice in page.notices:
+                done |= isinstance(notice, BackfillDone)
+            sink.apply(page.events)
+            start = page.continuation_token
+            if dice.random() < 0.2:
+                client.close()
+                client = connect(f"embedded://{path}")
+                start = stored if isinstance(stored, str) and dice.random() < 0.5 else start
+            stored = start
+            if dice.random() < 0.1:
+                store.split("items", dice.choice(client.list_physical_partitions(address)))
+            if page.idle and not any(writer.is_alive() for writer in writers):
+                break
+        for page in pages(client, address, start):
+            sink.apply(page.events)
+        client.close()
+        assert [writer.exitcode for writer in writers] == [0, 0]
+        assert done
+        assert {str(key): value for key, value in sink.rows().items()} == {
+            str(key): value for key, value in rows(store).items()
+        }
+
+    def test_workers_share_a_plan(self, path, store):
+        address = fill(store, 2000)
+        with connect(f"embedded://{path}") as client:
+            wanted = Snapshot(SnapshotOrder.INTERLEAVED, segments=6)
+            plan = client.plan_partitions(ChangeFeedRequest(address, wanted), with_descendants=True)
+        assert len(plan) == 2 + 6
+        stop = threading.Event()
+        sink, lock, done = Sink(), threading.Lock(), []
+
+        def write():
+            number = 0
+            while not stop.is_set():
+                number += 1
+                store.put("items", f"k{number % 2100}", {"n": -number})
+                store.delete("items", f"k{number * 7 % 2100}")
+
+        def work(name, token):
+            with connect(f"embedded://{path}") as client:
+                scope = PhysicalPartition(name, with_descendants=True)
+                for page in pages(client, address, token, 50, scope=scope):
+                    with lock:
+                        sink.apply(page.events)
+                        done.extend(each for each in page.notices if isinstance(each, BackfillDone))
+
+        writing = threading.Thread(target=write)
+        writing.start()
+        scans = [threading.Thread(target=work, args=each) for each in plan[2:]]
+        for each in scans:
+            each.start()
+        for each in scans:
+            each.join()
+        stop.set()
+        writing.join()
+        for each in plan[:2]:
+            work(*each)
+        assert len(done) == 6
+        assert sink.rows() == rows(store)
+
+
+class TestScan:
+    def test_a_collection_that_grows_at_its_end_is_read_to_its_end(self, path, store):
+        address = fill(store, 40)
+        found, number = [], 0
+        with connect(f"embedded://{path}") as client:
+            for page in pages(client, address, Snapshot(SnapshotOrder.ORDERED, segments=2), 4):
+                found += [event.backfilled for event in page.events]
+                if any(isinstance(notice, BackfillDone) for notice in page.notices):
+                    break
+                for _ in range(8):
+                    number += 1
+                    store.put("items", f"z{number:09}", {"n": number})
+        assert found == [True] * 40
+
+    def test_a_key_of_several_components_and_one_partition_key(self, path, store):
+        address = store.create_collection("orders", 2, partition_key=["customer"])
+        for customer in ("a", "a]", 'a"', "b", "ab"):
+            for number in range(3):
+                store.put("orders", MulticloudDbKey({"customer": customer, "n": number}), {"x": number})
+        for customer in ("a", "a]", 'a"', "b", "ab"):
+            scope = LogicalPartition(MulticloudDbKey({"customer": customer}))
+            with connect(f"embedded://{path}") as client:
+                events = [
+                    e for page in pages(client, address, Snapshot(), 2, scope=scope) for e in page.events
+                ]
+            assert [dict(event.key.components) for event in events] == [
+                {"customer": customer, "n": number} for number in range(3)
+            ]
+
+    def test_a_dropped_collection_is_never_done(self, path, store):
+        address = fill(store, 50)
+        with connect(f"embedded://{path}") as client:
+            token = read(client, address, ORDERED).continuation_token
+            token = read(client, address, token, 5).continuation_token
+            store.create_collection("items", recreate=True)
+            with pytest.raises(MulticloudDbError) as caught:
+                next(page for page in pages(client, address, token, 5) if page.notices)
+        assert caught.value.category in (ErrorCategory.NOT_FOUND, ErrorCategory.INVALID_REQUEST)
+
+    def test_a_damaged_row_is_reported_and_can_be_skipped(self, path, store):
+        address = fill(store, 6)
+        with sqlite3.connect(path) as connection:
+            connection.execute("UPDATE documents SET doc = '{broken' WHERE key LIKE '%\"k3\"%'")
+        connection.close()
+        with connect(f"embedded://{path}") as client:
+            start, found, raised = ORDERED, [], []
+            while True:
+                try:
+                    page = read(client, address, start, 2)
+                except MulticloudDbError as error:
+                    raised.append(error)
+                    start = error.detail.skip_token
+                    continue
+                found += [event.key.components["id"] for event in page.events]
+                start = page.continuation_token
+                if page.idle:
+                    break
+        assert [error.category for error in raised] == [ErrorCategory.PROVIDER_ERROR]
+        assert "k3" not in str(raised[0])
+        assert sorted(found) == ["k0", "k1", "k2", "k4", "k5"]
+
+    def test_pages_are_bounded_in_bytes(self, path, store):
+        address = store.create_collection("items")
+        for number in range(20):
+            store.put("items", f"k{number}", {"text": "x" * 100_000})
+        with connect(f"embedded://{path}?") as client:
+            assert sum(len(page.events) for page in pages(client, address, ORDERED)) == 20
+
+    def test_documents_are_there_also_where_the_log_keeps_only_keys(self, path, store):
+        address = store.create_collection("items", images="keys")
+        store.put("items", "k", {"n": 1})
+        with connect(f"embedded://{path}") as client:
+            events = [event for page in pages(client, address, ORDERED) for event in page.events]
+        assert [event.new_item_state for event in events] == [{"n": 1}]
+
+    def test_the_floor_is_a_text_between_two_changes(self, path, store):
+        address = fill(store, 3)
+        with connect(f"embedded://{path}") as client:
+            (notice,) = read(client, address, ORDERED).notices
+        assert isinstance(notice, SnapshotStarted)
+        assert f"{3:019d}" < notice.floor < f"{4:019d}"
