@@ -113,22 +113,22 @@ class Calls:
         )
 
     def describe_stream(
-        self, arn: str, deadline: Deadline, *, behind: str | None = None, parent: str | None = None
+        self, arn: str, deadline: Deadline, *, after: str | None = None, parent: str | None = None
     ) -> dict[str, Any]:
         """One page of a stream's shards, at most ten calls a second.
 
         Args:
             arn: The stream.
             deadline: The time limit.
-            behind: Continue after this shard.
+            after: Continue after this shard.
             parent: Only children of this shard; some servers ignore it.
         """
         with self._lock:
             limiter = self._limiters.setdefault(arn, RateLimiter(_DESCRIBES_A_SECOND))
         limiter.wait(deadline)
         asked: dict[str, Any] = {"StreamArn": arn}
-        if behind is not None:
-            asked["ExclusiveStartShardId"] = behind
+        if after is not None:
+            asked["ExclusiveStartShardId"] = after
         if parent is not None:
             asked["ShardFilter"] = {"Type": "CHILD_SHARDS", "ShardId": parent}
         answer = self._told(self._clients.streams.describe_stream(**asked))

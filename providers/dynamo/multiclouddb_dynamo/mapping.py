@@ -27,8 +27,8 @@ __all__ = [
     "DynamoMapper",
     "Record",
     "View",
-    "behind",
     "order_key",
+    "place_after",
     "seconds_of",
     "seq_of",
     "to_arrow",
@@ -250,7 +250,7 @@ def _fault(records: Sequence[Record], index: int, reason: str) -> RecordFault:
     )
 
 
-def behind(record: Record) -> After:
+def place_after(record: Record) -> After:
     """The position after a record."""
     seconds = seconds_of(record)
     return After(seq_of(record), None if seconds is None else int(seconds))
@@ -268,7 +268,7 @@ class DynamoMapper(Mapper):
 
     def cursor_behind(self, records: Sequence[Record], count: int) -> Cursor:
         """The position after the first `count` records."""
-        return cursor_of(behind(records[count - 1]))
+        return cursor_of(place_after(records[count - 1]))
 
     def events(self, records: Sequence[Record], start: int, stop: int) -> list[ChangeEvent]:
         """Map records to events."""

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError, ParamValidationError
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_dynamo.errors import BROKEN, EXPIRED_ITERATOR, GONE, REJECTED, code_of, expired_records
-from multiclouddb_dynamo.mapping import DynamoMapper, Record, View, behind, seconds_of, seq_of
+from multiclouddb_dynamo.mapping import DynamoMapper, Record, View, place_after, seconds_of, seq_of
 from multiclouddb_dynamo.partitions import end_of, gone
 from multiclouddb_dynamo.position import (
     EARLY_SECONDS,
@@ -251,7 +251,7 @@ class DynamoReader(Reader):
             records, cut = kept, len(kept) < len(records)
         else:
             cut = False
-        self._place = behind(records[-1]) if records else self._moved(begin)
+        self._place = place_after(records[-1]) if records else self._moved(begin)
         if cut or (self._until is not None and _reached(self._place, self._until)):
             self._outcome = Reached()
         elif self._iterator is None:

@@ -60,7 +60,7 @@ class Listing:
     Attributes:
         shards: What its pages have so far.
         pages: How many there were.
-        behind: The shard after which the next page begins; None before the first and after the last page.
+        after: The shard after which the next page begins; None before the first and after the last page.
         number: Higher for one that began later.
         began: When it began, by `time.monotonic`.
         enabled: False when the stream took no more records when the first page was read.
@@ -68,7 +68,7 @@ class Listing:
 
     shards: dict[str, Shard] = attrs.field(factory=dict)
     pages: int = 0
-    behind: str | None = None
+    after: str | None = None
     number: int = 0
     began: float = 0.0
     enabled: bool = True
@@ -76,7 +76,7 @@ class Listing:
     @property
     def is_whole(self) -> bool:
         """True when its last page was read."""
-        return self.pages > 0 and self.behind is None
+        return self.pages > 0 and self.after is None
 
 
 class Looks:
@@ -186,7 +186,7 @@ class ShardMap:
                 break
             except ClientError as error:
                 # The shard after which the page begins may be gone in the meantime.
-                if code_of(error) not in GONE or attempt == _LISTINGS or listing.behind is None:
+                if code_of(error) not in GONE or attempt == _LISTINGS or listing.after is None:
                     raise
                 listing.pages = 0
         if listing.is_whole:
@@ -196,15 +196,15 @@ class ShardMap:
         if listing.pages == 0:
             with self._lock:
                 self._begun += 1
-                listing.shards, listing.behind, listing.number = {}, None, self._begun
+                listing.shards, listing.after, listing.number = {}, None, self._begun
                 listing.began = time.monotonic()
         series = Series(self._calls)
         while not listing.is_whole and (until is None or time.monotonic() < until):
-            page = series.make(partial(self._page, deadline, behind=listing.behind))
+            page = series.make(partial(self._page, deadline, after=listing.after))
             if listing.pages == 0:
                 listing.enabled = page["StreamStatus"] != "DISABLED"
             listing.shards |= {shard.shard_id: shard for shard in self._shards_on(page)}
-            listing.behind, listing.pages = page.get("LastEvaluatedShardId"), listing.pages + 1
+            listing.after, listing.pages = page.get("LastEvaluatedShardId"), listing.pages + 1
 
     def _remember(self, listing: Listing) -> None:
         with self._lock:
@@ -352,12 +352,12 @@ class ShardMap:
         """Ask for the children of each; False when the service does not know the filter, or not the shard."""
         series = Series(self._calls)
         for name in shard_ids:
-            behind, first = None, True
-            while first or behind is not None:
+            after, first = None, True
+            while first or after is not None:
                 self._looks.pay(1)
                 self._filtered += 1
                 try:
-                    page = series.make(partial(self._page, deadline, behind=behind, parent=name))
+                    page = series.make(partial(self._page, deadline, after=after, parent=name))
                 except (ClientError, ParamValidationError) as error:
                     code = code_of(error)
                     if code not in REJECTED | GONE:
@@ -371,7 +371,7 @@ class ShardMap:
                     self._filters = False  # it was ignored: one listing answers for all
                     return False
                 self._add(shards)
-                behind, first = page.get("LastEvaluatedShardId"), False
+                after, first = page.get("LastEvaluatedShardId"), False
         return True
 
     def _add(self, shards: Iterable[Shard]) -> None:

@@ -344,15 +344,15 @@ def _count(
 def _count_hash(
     connection: sqlite3.Connection, number: int, row: PartitionRow, first: int, most: int | None
 ) -> tuple[int, tuple[int, int] | None]:
-    behind = "FROM log INDEXED BY log_hash WHERE partition = ? AND hash = ? AND seq > ?"
+    later = "FROM log INDEXED BY log_hash WHERE partition = ? AND hash = ? AND seq > ?"
     place = (row.id, number, first)
     if most is not None:
         cut = connection.execute(
-            f"SELECT seq, ts {behind} ORDER BY seq LIMIT 2 OFFSET ?", (*place, most - 1)
+            f"SELECT seq, ts {later} ORDER BY seq LIMIT 2 OFFSET ?", (*place, most - 1)
         ).fetchall()
         if len(cut) == 2:
             return most, cut[0]
-    (count,) = connection.execute(f"SELECT count(*) {behind}", place).fetchone()
+    (count,) = connection.execute(f"SELECT count(*) {later}", place).fetchone()
     return count, None
 
 

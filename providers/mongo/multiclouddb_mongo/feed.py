@@ -191,15 +191,15 @@ class MongoFeed(Feed):
     def _head(self, name: str, cursor: Cursor, deadline: Deadline) -> Head | None:
         """The head of a partition; None where it has to be found by reading."""
         first = self._peek(name, cursor, deadline)
-        behind = first.cursor_after(len(first))
+        at_end = first.cursor_after(len(first))
         if not isinstance(first.outcome, Continue):
-            return Head(behind, len(first), first.outcome)
+            return Head(at_end, len(first), first.outcome)
         if not len(first):
-            return None if first.caught_up is False else Head(behind, 0, Continue())
+            return None if first.caught_up is False else Head(at_end, 0, Continue())
         now = self._source.now()
-        order = compare(place_of(behind), now)
+        order = compare(place_of(at_end), now)
         if order in (0, 1):
-            return Head(behind, len(first), Continue())
+            return Head(at_end, len(first), Continue())
         if order is None or not _is_far(place_of(cursor), now) or self._may_have_ended():
             return None
         return Head(cursor_of(now, start_of(cursor)), None, Continue())

@@ -211,10 +211,10 @@ def compare(a: Place, b: Place) -> int | None:
             left, right = a.data.partition(_BITS)[0], b.data.partition(_BITS)[0]
             return (left > right) - (left < right)
         return 0 if a.data == b.data else None
-    before, behind = ticks_at(a), ticks_at(b)
-    if before is None or behind is None or (before == behind and type(a) is not type(b)):
+    before, later = ticks_at(a), ticks_at(b)
+    if before is None or later is None or (before == later and type(a) is not type(b)):
         return None
-    return (before > behind) - (before < behind)
+    return (before > later) - (before < later)
 
 
 def is_reached(place: Place, until: Place, *, at_end: bool) -> bool:

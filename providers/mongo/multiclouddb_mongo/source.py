@@ -53,7 +53,7 @@ class Source:
         images: True when the collection keeps pre- and post-images; may be set again.
         closer: Closes the streams of this client.
         splits: True when the server has `$changeStreamSplitLargeEvent`.
-        sharded: True behind a `mongos`.
+        sharded: True for a `mongos`.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Source:
         return True
 
     def pipeline(self, *, slim: bool = False) -> list[Stage]:
-        """The stages behind `$changeStream`: the scope's, the caller's, ours.
+        """The stages after `$changeStream`: the scope's, the caller's, ours.
 
         What nobody reads here costs the time to send and decode it. And without what a change did to single
         fields (a state is never partial) an event stays under the server's 16 MB that holds nearly so much.
