@@ -152,7 +152,7 @@ class Consumer:
     """Reads on from its token; `restart` is another process.
 
     Attributes:
-        world: Where.
+        world: The stream.
         client: The client.
         start: Where the next read starts.
         request: Other fields of the requests.
