@@ -83,7 +83,7 @@ ABILITIES: Final[Mapping[str, str]] = {
     "poison": "no poison records",
     "keys_only": "no feed of keys only",
     "idle_moves": "an idle position does not move",
-    "read_past_trim": "a position behind all that was trimmed expires with it",
+    "read_past_trim": "a position after all trimmed changes expires with them",
     "fork": "no fork",
     "watermarks": "no watermarks",
     "other_options": "no options that change positions",

@@ -65,7 +65,7 @@ def segment_lineage(feed: Feed, plan: Plan, segment: Segment, count: int) -> Lin
     """A lineage that reads one segment alone, and says when it is read.
 
     Args:
-        feed: Whose snapshot.
+        feed: The feed of the snapshot.
         plan: The plan of all of it.
         segment: The segment.
         count: How many segments share the plan's rate.
