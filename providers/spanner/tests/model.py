@@ -99,12 +99,15 @@ class Model:
     Args:
         seed: Of the dice.
         trouble: How likely it is that an answer breaks off at a message.
+        partitions: How many there are at first.
     """
 
     def __init__(self, seed, trouble=0.0, partitions=2):
         self.dice, self.trouble = random.Random(seed), trouble
         self.lock = threading.RLock()
-        self.now, self.last = ORIGIN, ORIGIN
+        self.now = self.last = self.read = ORIGIN
+        self.used = set()  # rows that were changed at `last`
+        self.ticks = (0, 1, 7)  # how far the clock moves when it is asked
         self.sessions, self.numbers = set(), 0
         self.changes = []
         self.partitions = {}
@@ -114,13 +117,15 @@ class Model:
 
     # -- What the script does
 
-    def commit(self):
+    def commit(self, *steps):
         """Some transactions, often with one commit timestamp; no row is in two of them."""
         with self.lock:
-            at = self._next()
-            free = self.dice.sample(range(SLOTS), SLOTS)
+            same = self.last > self.read and not steps and self.dice.random() < 0.3
+            at = self.last if same and len(self.used) < SLOTS else self._next(*steps)
+            free = [slot for slot in self.dice.sample(range(SLOTS), SLOTS) if slot not in self.used]
             for _ in range(self.dice.choice([1, 1, 2, 3])):
                 slots = [free.pop() for _ in range(min(len(free), self.dice.choice([1, 1, 2, 4])))]
+                self.used.update(slots)
                 self._transaction(at, slots)
             return at
 
@@ -144,12 +149,11 @@ class Model:
         with self.lock:
             self.now += self.dice.choice([1, 3, 1000, 90_000_000, 4 * 3600_000_000])
 
-    read = ORIGIN
-
-    def _next(self):
-        """A moment behind all that was, and behind all that was read."""
-        self.now = max(self.now, self.last, self.read) + self.dice.choice([1, 1, 2, 500])
+    def _next(self, *steps):
+        """A moment after all that was, and after all that was read."""
+        self.now = max(self.now, self.last, self.read) + self.dice.choice(steps or (1, 1, 2, 500))
         self.last = self.now
+        self.used = set()
         return self.now
 
     def _add(self, at, slots, parents):
@@ -223,7 +227,7 @@ class Model:
 
     def ask_time(self):
         with self.lock:
-            self.now += self.dice.choice([0, 1, 7])
+            self.now += self.dice.choice(self.ticks)
             self._reach(self.now)
             return self.now
 
@@ -272,7 +276,7 @@ class Model:
     # -- What the wire does
 
     def answer(self, request):
-        """The messages of an answer, and the error behind them or None."""
+        """The messages of an answer, and the error after them or None."""
         with self.lock:
             if request.session not in self.sessions:
                 raise WireError("NOT_FOUND", "Session not found")

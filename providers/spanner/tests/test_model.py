@@ -30,7 +30,7 @@ CONFIG = attrs.evolve(ClientConfig("spanner", {"url": "spanner://p/i"}), coverag
 
 
 class Consumer:
-    """An application that stores its token behind each page, and dies now and then."""
+    """An application that stores its token after each page, and dies now and then."""
 
     def __init__(self, model, start):
         self.model, self.start = model, start
@@ -57,7 +57,7 @@ class Consumer:
         self.client = open_client(ModelPlugin(self.model), CONFIG)
 
     def drain(self, size):
-        for _ in range(3000):
+        for _ in range(1000):
             self.page(size)
             if self.idle:
                 return
@@ -91,27 +91,25 @@ def _no_rest(monkeypatch):
     monkeypatch.setattr("multiclouddb_spanner.reader._MOST_PAUSE", 0.0)
 
 
-@pytest.mark.parametrize("seed", range(LIVES))
-def test_a_life_has_each_change_once_and_each_token_the_rest(seed):
+def live(seed):
+    """One life: each change comes once, and each token has the rest."""
     model = Model(seed, trouble=(0.0, 0.02, 0.1, 0.3)[seed % 4], partitions=1 + seed % 3)
     dice = model.dice
     for _ in range(dice.choice([0, 5])):
         dice.choice([model.commit, model.reshape, model.pass_time])()
+    since = model.last
+    start = AtTime(EPOCH + timedelta(microseconds=since))
     if dice.random() < 0.5:
-        consumer = Consumer(model, Now())
-        while not consumer.tokens:
-            consumer.page(1)
-        since = model.read + 1
-        assert consumer.events == []
-    else:
-        since = model.last
-        consumer = Consumer(model, AtTime(EPOCH + timedelta(microseconds=since)))
+        start = Now()
+    consumer = Consumer(model, start)
     try:
+        while start == Now() and not consumer.tokens:
+            consumer.page(1)
+            since = model.read + 1
+        assert consumer.events == []
         for _ in range(60):
-            action = dice.choice(
-                [model.commit] * 5 + [model.reshape] * 2 + [model.pass_time, consumer.restart]
-            )
-            action()
+            actions = [model.commit] * 5 + [model.reshape] * 2 + [model.pass_time, consumer.restart]
+            dice.choice(actions)()
             if dice.random() < 0.4:
                 consumer.page(dice.choice([1, 2, 5, 0]))
         consumer.drain(dice.choice([1, 3, 0]))
@@ -127,6 +125,32 @@ def test_a_life_has_each_change_once_and_each_token_the_rest(seed):
             assert sorted(event.event_id for event in again.events) == rest
     finally:
         consumer.client.close()
+
+
+def start_now(seed):
+    """Now is after the change of this moment, and before the one of the next microsecond."""
+    model = Model(seed)
+    model.commit()
+    model.ticks = (0,)
+    consumer = Consumer(model, Now())
+    try:
+        consumer.page(0)
+        assert consumer.events == []
+        at = model.commit(1)
+        consumer.drain(1)
+        check(model, consumer.events, at)
+    finally:
+        consumer.client.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_now_is_exact(seed):
+    start_now(seed)
+
+
+@pytest.mark.parametrize("seed", range(LIVES))
+def test_a_life_has_each_change_once_and_each_token_the_rest(seed):
+    live(seed)
 
 
 @pytest.mark.parametrize("size", [1, 0])
