@@ -86,8 +86,7 @@ class CosmosFeed(Feed):
         if span is None:
             raise InvalidCursor("it names no range of keys")
         bound = None if until is None else place_of(until)
-        view = self._source.view(self.public_id(partition_id))
-        return CosmosReader(self._source, view, span, place_of(cursor), bound)
+        return CosmosReader(self._source, self.public_id, span, place_of(cursor), bound)
 
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline

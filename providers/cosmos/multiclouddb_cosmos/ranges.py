@@ -74,6 +74,10 @@ class RangeMap:
                 pieces.append(piece)
         return pieces
 
+    def holder(self, wanted: KeyRange) -> KeyRange:
+        """The physical partition in which a range begins."""
+        return self.ranges[max(0, bisect_right(self._lows, wanted.low) - 1)]
+
 
 def uncovered_parts(wanted: Sequence[KeyRange], covered: Iterable[KeyRange]) -> list[KeyRange]:
     """The parts of `wanted` that none of `covered` overlaps.

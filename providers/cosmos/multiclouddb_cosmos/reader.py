@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -10,7 +11,7 @@ import attrs
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_cosmos.driver import MovedError
-from multiclouddb_cosmos.mapping import CosmosMapper, Records, View, behind, is_of, records_of
+from multiclouddb_cosmos.mapping import CosmosMapper, Records, behind, is_of, records_of
 from multiclouddb_cosmos.partitions import children_of, pieces_after
 from multiclouddb_cosmos.position import Place, cursor_of
 from multiclouddb_cosmos.ranges import KeyRange
@@ -57,17 +58,23 @@ class CosmosReader(Reader):
 
     Args:
         source: What the readers of the feed share.
-        view: What the range's events share.
+        name: Makes the public id of a range.
         span: The range.
         place: Where to read from.
         until: Stop after this, or None.
     """
 
     def __init__(
-        self, source: Source, view: View, span: KeyRange, place: Place, until: Place | None
+        self,
+        source: Source,
+        name: Callable[[str], str],
+        span: KeyRange,
+        place: Place,
+        until: Place | None,
     ) -> None:
-        self._source, self._view, self._span, self._until = source, view, span, until
-        self._mapper = CosmosMapper(view)
+        self._source, self._name, self._span, self._until = source, name, span, until
+        self._shown = span
+        self._mapper = CosmosMapper(source.view(name(span.partition_id)))
         self._place = place
         self._strands: list[_Strand] | None = None
         self._outcome: Outcome = Continue()
@@ -138,9 +145,9 @@ class CosmosReader(Reader):
         self._note(answer.nbytes, len(answer.items), answer.charge, answer.requests)
         items = answer.items
         if self._source.wanted:
-            items = [item for item in items if is_of(item, self._view, self._source.wanted)]
+            items = [item for item in items if is_of(item, self._mapper.view, self._source.wanted)]
         exact = len(strands) > 1 or (self._until is not None and self._until.inner is not None)
-        records = records_of(items, strand.place, self._view, placed=exact)
+        records = records_of(items, strand.place, self._mapper.view, placed=exact)
         end = Place(max(answer.etag, strand.place.etag), strand.place.seconds)
         if len(records):
             end = attrs.evolve(end, seconds=behind(records, len(records)).seconds or end.seconds)
@@ -195,6 +202,7 @@ class CosmosReader(Reader):
         return attrs.evolve(self._until, seconds=seconds)
 
     def _batch(self, records: Records, begin: Place, *, quiet: bool = False) -> Batch:
+        self._rename()
         waits = isinstance(self._outcome, Continue) and quiet and not len(records)
         seconds = self._place.seconds
         return Batch(
@@ -210,6 +218,13 @@ class CosmosReader(Reader):
             charge=self._charge,
             requests=self._requests,
         )
+
+    def _rename(self) -> None:
+        """Events name the partition as it is now: a partition key outlives the splits of its partition."""
+        shown = self._source.shown(self._span)
+        if shown != self._shown:
+            self._shown = shown
+            self._mapper = CosmosMapper(self._source.view(self._name(shown.partition_id)))
 
     def _pause(self) -> float:
         """Seconds until the next call to an idle range: more after each call, and with many idle ranges."""

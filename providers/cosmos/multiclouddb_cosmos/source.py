@@ -66,7 +66,7 @@ class Source:
         return options if isinstance(options, CosmosOptions) else CosmosOptions()
 
     def view(self, partition_id: str) -> View:
-        """What the events of a range share.
+        """What the events of a partition share.
 
         Args:
             partition_id: Its public id.
@@ -79,6 +79,10 @@ class Source:
             with_new=spec.with_new,
             native=spec.include_native,
         )
+
+    def shown(self, span: KeyRange) -> KeyRange:
+        """The range that events of `span` name: of one partition key, the partition that holds it now."""
+        return self.ranges().holder(span) if self.wanted else span
 
     # -- Ranges
 

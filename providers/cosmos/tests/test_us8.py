@@ -2,9 +2,8 @@
 
 import pytest
 
-from multiclouddb_conformance.us8 import *  # noqa: F403
-
 from .harness import CosmosHarness
+from .suite import *  # noqa: F403
 
 pytestmark = pytest.mark.usefixtures("hasty")
 
