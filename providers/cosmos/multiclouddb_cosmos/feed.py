@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from datetime import datetime
 
-
 from multiclouddb_api import Now
 from multiclouddb_cosmos.errors import PROVIDER_ID
 from multiclouddb_cosmos.partitions import missed_ranges, oldest_place, seed_of, to_partition
 from multiclouddb_cosmos.position import Place, compare, cursor_of, describe, place_of
 from multiclouddb_cosmos.ranges import range_of
 from multiclouddb_cosmos.reader import CosmosReader
-from multiclouddb_cosmos.resolution import Resolution
 from multiclouddb_cosmos.source import Source
+from multiclouddb_cosmos.start import Resolution
 from multiclouddb_spi import (
     Continue,
     Cursor,

@@ -7,7 +7,7 @@ from typing import Final
 import attrs
 
 from multiclouddb_api import Capability, ProviderOptions
-from multiclouddb_api.check import is_a
+from multiclouddb_api.validators import is_a
 
 __all__ = ["CosmosOptions"]
 
@@ -21,8 +21,8 @@ class CosmosOptions(ProviderOptions):
     Attributes:
         backfill: True to accept that `Beginning()` and `AtTime(…)` are emulated; False by default. The
             service starts its feed with all versions and deletes only at now or at a token. So the present
-            items are read first, as `CREATE` events with `backfilled`, then a `BackfillDone` notice comes, and
-            then every change since the start. An item that was deleted before the start is never seen.
+            items are read first, as `CREATE` events with `backfilled`, then a `BackfillDone` notice comes,
+            and then every change since the start. An item that was deleted before the start is never seen.
     """
 
     backfill: bool = attrs.field(default=False, validator=is_a(bool))

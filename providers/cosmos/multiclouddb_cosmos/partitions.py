@@ -9,12 +9,12 @@ from typing import Final, TypeVar
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_cosmos.driver import MovedError
 from multiclouddb_cosmos.errors import GONE
-from multiclouddb_cosmos.mapping import seconds_of
 from multiclouddb_cosmos.position import Place, cursor_of
 from multiclouddb_cosmos.ranges import KeyRange, RangeMap, range_of, uncovered_parts
+from multiclouddb_cosmos.records import seconds_of
 from multiclouddb_cosmos.source import Source
+from multiclouddb_cosmos.transport import MovedError
 from multiclouddb_spi import (
     Child,
     Deadline,
@@ -26,7 +26,15 @@ from multiclouddb_spi import (
     Tracked,
 )
 
-__all__ = ["children_of", "missed_ranges", "oldest_place", "pieces_after", "read_settled", "seed_of", "to_partition"]
+__all__ = [
+    "children_of",
+    "missed_ranges",
+    "oldest_place",
+    "pieces_after",
+    "read_settled",
+    "seed_of",
+    "to_partition",
+]
 
 T = TypeVar("T")
 _EARLY_SECONDS: Final = 2

@@ -8,13 +8,13 @@ from typing import ClassVar, Final
 from azure.cosmos import CosmosClient
 
 from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ClientConfig, Support
-from multiclouddb_cosmos.calls import Calls
+from multiclouddb_cosmos.client import Calls
 from multiclouddb_cosmos.config import CosmosConfig
-from multiclouddb_cosmos.driver import make_client
 from multiclouddb_cosmos.errors import PROVIDER_ID, classify
 from multiclouddb_cosmos.feed import CosmosFeed
 from multiclouddb_cosmos.options import CosmosOptions
 from multiclouddb_cosmos.source import Source
+from multiclouddb_cosmos.transport import make_client
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderPlugin
 from multiclouddb_spi.connection import checked_native
 
@@ -102,7 +102,9 @@ class CosmosPlugin(ProviderPlugin):
             own = checked_native(native_client, CosmosClient, "pass an azure.cosmos.CosmosClient")
             return CosmosProvider(Calls(None, own), vendor_retried=True)
         checked = CosmosConfig.from_client(config)
-        return CosmosProvider(Calls(partial(make_client, checked, config.max_concurrency)), vendor_retried=False)
+        return CosmosProvider(
+            Calls(partial(make_client, checked, config.max_concurrency)), vendor_retried=False
+        )
 
 
 PLUGIN: Final = CosmosPlugin()

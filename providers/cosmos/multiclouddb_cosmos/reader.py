@@ -10,12 +10,13 @@ from typing import Final
 import attrs
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
-from multiclouddb_cosmos.driver import MovedError
-from multiclouddb_cosmos.mapping import CosmosMapper, Records, behind, is_of, records_of
+from multiclouddb_cosmos.mapping import CosmosMapper
 from multiclouddb_cosmos.partitions import children_of, pieces_after
 from multiclouddb_cosmos.position import Place, cursor_of
 from multiclouddb_cosmos.ranges import KeyRange
+from multiclouddb_cosmos.records import Records, behind, is_of, records_of
 from multiclouddb_cosmos.source import Source
+from multiclouddb_cosmos.transport import MovedError
 from multiclouddb_spi import Batch, Continue, Deadline, Outcome, Reached, Reader, cancelled
 
 __all__ = ["CosmosReader"]
@@ -53,8 +54,8 @@ class _Strand:
 class CosmosReader(Reader):
     """Reads one range forward.
 
-    A range that was split has ended: its parts continue where it stopped. Only a read up to a bound goes on in
-    the parts, in the order of the whole range: up to the bound they hold what the whole range held.
+    A range that was split has ended: its parts continue where it stopped. Only a read up to a bound goes on
+    in the parts, in the order of the whole range: up to the bound they hold what the whole range held.
 
     Args:
         source: What the readers of the feed share.
@@ -99,10 +100,8 @@ class CosmosReader(Reader):
             return self._batch(_NONE, begin)
         limit = min(max_records, _MOST_RECORDS, max(1, max_bytes // self._item_bytes))
         for strand in list(strands):
-            if not strand.done and not len(strand.records):
-                self._fill(strands, strand, limit, deadline)
-                if not isinstance(self._outcome, Continue):
-                    return self._batch(_NONE, begin)
+            if not strand.done and not len(strand.records) and self._fill(strands, strand, limit, deadline):
+                return self._batch(_NONE, begin)
         return self._taken(strands, max_records, begin)
 
     def cancel(self) -> None:
@@ -130,18 +129,19 @@ class CosmosReader(Reader):
             return True
         return False
 
-    def _fill(self, strands: list[_Strand], strand: _Strand, limit: int, deadline: Deadline) -> None:
-        """Ask for one page of a part. A part that was split by now ends the range, or is cut."""
+    def _fill(self, strands: list[_Strand], strand: _Strand, limit: int, deadline: Deadline) -> bool:
+        """Ask for one page of a part. A part that was split by now is cut; True when it ends the range."""
         seen = self._source.ranges()
         self._requests += 1
         try:
             answer = self._source.read(strand.span, strand.place.etag, limit, deadline)
         except (MovedError, CosmosHttpResponseError) as error:
             pieces = pieces_after(self._source, seen, strand.span, error)
-            if not self._ends(pieces):
-                at = strands.index(strand)
-                strands[at : at + 1] = [_Strand(piece, strand.place) for piece in pieces]
-            return
+            if self._ends(pieces):
+                return True
+            at = strands.index(strand)
+            strands[at : at + 1] = [_Strand(piece, strand.place) for piece in pieces]
+            return False
         self._note(answer.nbytes, len(answer.items), answer.charge, answer.requests)
         items = answer.items
         if self._source.wanted:
@@ -158,6 +158,7 @@ class CosmosReader(Reader):
             strand.done = cut or end.order >= self._until.order
         strand.records, strand.place = records, end
         strand.quiet = not answer.items or (answer.newest is not None and answer.etag >= answer.newest)
+        return False
 
     def _note(self, nbytes: int, count: int, charge: float | None, requests: int) -> None:
         self._requests += requests - 1
@@ -189,7 +190,9 @@ class CosmosReader(Reader):
 
     def _end(self, strands: list[_Strand], records: Records) -> Place:
         """Everything was handed out: where all parts were read to."""
-        reached = min((strand.place for strand in strands if not strand.done), key=lambda each: each.order, default=None)
+        reached = min(
+            (strand.place for strand in strands if not strand.done), key=lambda each: each.order, default=None
+        )
         last = behind(records, len(records)) if len(records) else self._place
         if reached is None or reached.order <= last.order:
             return last

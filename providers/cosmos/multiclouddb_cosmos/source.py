@@ -9,11 +9,11 @@ import attrs
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import ErrorCategory, LogicalPartition, MulticloudDbKey, invalid_request
-from multiclouddb_cosmos.calls import Answer, Calls, Definition
+from multiclouddb_cosmos.client import Answer, Calls, Definition
 from multiclouddb_cosmos.errors import BAD_REQUEST, classify, is_disabled
-from multiclouddb_cosmos.mapping import View
 from multiclouddb_cosmos.options import CosmosOptions
 from multiclouddb_cosmos.ranges import LEAST, MOST, KeyRange, RangeMap
+from multiclouddb_cosmos.records import View
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader, expired
 
 __all__ = ["Source"]
@@ -119,8 +119,8 @@ class Source:
     def read(self, place: KeyRange, etag: int | None, limit: int, deadline: Deadline) -> Answer:
         """One page of all versions; None as `etag` for now.
 
-        The service has one status for an expired position and for a wrong request. If a read of the same range
-        at now is accepted, the position was the problem.
+        The service has one status for an expired position and for a wrong request. If a read of the same
+        range at now is accepted, the position was the problem.
 
         Raises:
             MovedError: The range lies in several partitions by now.

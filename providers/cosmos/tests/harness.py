@@ -55,8 +55,8 @@ class CosmosHarness(Harness):
     # A number is a double, and JSON has no other types.
     value_types = frozenset(
         {
-            "null", "true", "false", "zero", "integer", "float", "whole float", "empty text", "text", "long text",
-            "list", "map", "dollar name",
+            "null", "true", "false", "zero", "integer", "float", "whole float", "empty text", "text",
+            "long text", "list", "map", "dollar name",
         }
     )  # fmt: skip
 
@@ -175,5 +175,3 @@ class CosmosHarness(Harness):
                 if each["low"] == low:
                     return each["id"]
         raise AssertionError(partition_id)
-
-

@@ -1,7 +1,7 @@
 """The conformance suite, with the cases that Cosmos DB shows in another way.
 
-The children of a split hold everything that was in the parent. So a parent ends where reading stopped, and what
-was left of it comes through its children, which then are the partitions of these events.
+The children of a split hold everything that was in the parent. So a parent ends where reading stopped, and
+what was left of it comes through its children, which then are the partitions of these events.
 """
 
 import attrs

@@ -1,4 +1,4 @@
-"""The whole conformance suite on the emulator, through the unmodified azure-cosmos: troubles are at the wire."""
+"""The whole conformance suite on the emulator, through the unmodified azure-cosmos."""
 
 import pytest
 

@@ -55,7 +55,9 @@ class World:
         kind = {"kind": "MultiHash"} if isinstance(self.key, list) else {}
         definition = PartitionKey(path=self.key, **kind)
         throughput = max(400, 10_000 * partitions)
-        self.container = self.database.create_container(NAME, definition, offer_throughput=throughput, **settings)
+        self.container = self.database.create_container(
+            NAME, definition, offer_throughput=throughput, **settings
+        )
 
     def recreate(self, partitions=1):
         self.database.delete_container(NAME)

@@ -18,16 +18,16 @@ from azure.cosmos import ContainerProxy, CosmosClient
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
 from multiclouddb_api import ErrorCategory, ResourceAddress
-from multiclouddb_cosmos.driver import (
+from multiclouddb_cosmos.errors import BAD_REQUEST, RECREATED, code_of, recreated
+from multiclouddb_cosmos.ranges import LEAST, MOST, KeyRange
+from multiclouddb_cosmos.transport import (
     ALL_VERSIONS,
-    Driver,
     MovedError,
+    Transport,
     close_client,
     continuation_of,
     ranges_in,
 )
-from multiclouddb_cosmos.errors import RECREATED, code_of, recreated
-from multiclouddb_cosmos.ranges import LEAST, MOST, KeyRange
 from multiclouddb_spi import Deadline, ProviderFault, collector_paused
 
 __all__ = ["Answer", "Calls", "Definition"]
@@ -83,9 +83,10 @@ class Calls:
     """
 
     def __init__(
-        self, make: Callable[[], tuple[CosmosClient, Driver]] | None, native: CosmosClient | None = None
+        self, make: Callable[[], tuple[CosmosClient, Transport]] | None, native: CosmosClient | None = None
     ) -> None:
-        self._make, self._client, self._driver = make, native, None
+        self._make, self._client = make, native
+        self._transport: Transport | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._date: str | None = None
@@ -99,7 +100,7 @@ class Calls:
                 raise ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, "the client is closed")
             if self._client is None:
                 assert self._make is not None
-                self._client, self._driver = self._make()
+                self._client, self._transport = self._make()
             return self._client
 
     def close(self) -> None:
@@ -118,7 +119,9 @@ class Calls:
                 ErrorCategory.INVALID_REQUEST,
                 "the address has no database; name it: ResourceAddress('shop', 'orders')",
             )
-        return self._connected().get_database_client(address.database).get_container_client(address.collection)
+        return (
+            self._connected().get_database_client(address.database).get_container_client(address.collection)
+        )
 
     def now(self) -> datetime | None:
         """The service's time: that of its last answer, advanced since; None before the first answer."""
@@ -136,7 +139,9 @@ class Calls:
 
     def define(self, address: ResourceAddress, deadline: Deadline) -> Definition:
         """Read the container's document. This also makes azure-cosmos forget an older one of its name."""
-        found = self.container(address).read(response_hook=lambda headers, _: self._hear(headers), **_limits(deadline))
+        found = self.container(address).read(
+            response_hook=lambda headers, _: self._hear(headers), **_limits(deadline)
+        )
         key = found.get("partitionKey") or {}
         return Definition(
             str(found["_rid"]),
@@ -149,7 +154,9 @@ class Calls:
         listed = self.container(address).read_feed_ranges(force_refresh=True)
         return [KeyRange(each["Range"]["min"], each["Range"]["max"]) for each in listed]
 
-    def range_of_key(self, address: ResourceAddress, values: Sequence[Any], *, hierarchical: bool) -> KeyRange:
+    def range_of_key(
+        self, address: ResourceAddress, values: Sequence[Any], *, hierarchical: bool
+    ) -> KeyRange:
         """The range of one partition key, or of all keys that begin with `values`."""
         value = list(values) if hierarchical else values[0]
         span = self.container(address).feed_range_from_partition_key(value)["Range"]
@@ -191,22 +198,17 @@ class Calls:
             # azure-cosmos then puts its own continuation in the place of the etag.
             seen.update(headers=headers, etag=headers.get("etag"), body=body)
 
-        container = self.container(address)
-        pages = container.query_items_change_feed(
-            continuation=token, max_item_count=min(limit, _LARGEST_PAGE), response_hook=hook, **_limits(deadline)
-        ).by_page()
-        try:
-            items, body, requests = self._page(pages, seen)
-        except CosmosHttpResponseError as error:
-            self._hear(error.headers or {})
-            if code_of(error) == (400, RECREATED):
-                raise recreated(address) from error
-            raise
-        except (ValueError, AttributeError) as error:
-            # azure-cosmos compares the resource ids itself, and fails when the service refuses one twice.
-            if "rid" in str(error) or isinstance(error, AttributeError):
-                raise recreated(address) from error
-            raise
+        pages = (
+            self.container(address)
+            .query_items_change_feed(
+                continuation=token,
+                max_item_count=min(limit, _LARGEST_PAGE),
+                response_hook=hook,
+                **_limits(deadline),
+            )
+            .by_page()
+        )
+        items, body, requests = self._checked(address, pages, seen)
         headers = seen["headers"]
         self._hear(headers)
         told = body.get("_rid") if body else headers.get("x-ms-content-path")
@@ -214,21 +216,37 @@ class Calls:
             raise recreated(address)
         if ranges_in(headers["etag"]) != [place]:
             raise MovedError
-        return Answer(
-            items,
-            _lsn(seen["etag"]),
-            _number(headers.get("lsn")),
-            int(_number(headers.get("Content-Length")) or 0) if items else 0,
-            _charge(headers),
-            requests,
-        )
+        nbytes = int(_number(headers.get("Content-Length")) or 0) if items else 0
+        newest = _number(headers.get("lsn"))
+        return Answer(items, _lsn(seen["etag"]), newest, nbytes, _charge(headers), requests)
+
+    def _checked(
+        self, address: ResourceAddress, pages: Any, seen: dict[str, Any]
+    ) -> tuple[list[Any], Mapping[str, Any], int]:
+        """As `_page`.
+
+        Raises:
+            ProviderFault: The container was recreated.
+        """
+        try:
+            return self._page(pages, seen)
+        except CosmosHttpResponseError as error:
+            self._hear(error.headers or {})
+            if code_of(error) == (BAD_REQUEST, RECREATED):
+                raise recreated(address) from error
+            raise
+        except (ValueError, AttributeError) as error:
+            # azure-cosmos compares the resource ids itself, and fails when the service refuses one twice.
+            if "rid" in str(error) or isinstance(error, AttributeError):
+                raise recreated(address) from error
+            raise
 
     def _page(self, pages: Any, seen: dict[str, Any]) -> tuple[list[Any], Mapping[str, Any], int]:
         """The items of one page, the body that they came in, and how many requests it took."""
-        if self._driver is None:
+        if self._transport is None:
             page = next(pages, None)
             return ([] if page is None else list(page)), seen["body"] or {}, 1
-        with self._driver.watching() as watch:
+        with self._transport.watching() as watch:
             next(pages, None)
         if watch.body is None:
             return [], {}, watch.requests
@@ -237,7 +255,8 @@ class Calls:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """A page; what orjson refuses, such as half a surrogate pair, Python's own parser takes."""
+    """A page. What orjson refuses, such as half a surrogate pair, Python's own parser takes."""
+    found: Any
     try:
         # A page is thousands of objects, and none of them can be garbage yet.
         with collector_paused():
@@ -257,7 +276,7 @@ def names_in(path: str) -> tuple[str, ...]:
     return tuple(part.strip('"') for part in path.strip("/").split("/"))
 
 
-def _limits(deadline: Deadline) -> dict[str, float]:
+def _limits(deadline: Deadline) -> dict[str, Any]:
     left = max(_LEAST_SECONDS, deadline.remaining())
     return {"timeout": left, "read_timeout": min(left, _READ_SECONDS)}
 
@@ -275,7 +294,8 @@ def _lsn(etag: Any) -> int:
     number = _number(str(etag).strip('"'))
     if number is None:
         raise ProviderFault.of(
-            ErrorCategory.PROVIDER_ERROR, f"the service's position {str(etag)[:40]!r} is no LSN; please report it"
+            ErrorCategory.PROVIDER_ERROR,
+            f"the service's position {str(etag)[:40]!r} is no LSN; please report it",
         )
     return number
 

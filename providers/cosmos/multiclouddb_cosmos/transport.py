@@ -29,7 +29,17 @@ from multiclouddb_cosmos.config import CosmosConfig
 from multiclouddb_cosmos.errors import BAD_REQUEST, GONE, RECREATED, TOO_MANY
 from multiclouddb_cosmos.ranges import KeyRange
 
-__all__ = ["ALL_VERSIONS", "LATEST", "Driver", "MovedError", "Watch", "close_client", "continuation_of", "make_client", "ranges_in"]
+__all__ = [
+    "ALL_VERSIONS",
+    "LATEST",
+    "MovedError",
+    "Transport",
+    "Watch",
+    "close_client",
+    "continuation_of",
+    "make_client",
+    "ranges_in",
+]
 
 ALL_VERSIONS: Final = "AllVersionsAndDeletes"
 LATEST: Final = "LatestVersion"
@@ -42,7 +52,7 @@ _THREAD: Final = "cosmos-endpoint-refresh"
 
 
 class MovedError(Exception):
-    """The range lies in several partitions by now: azure-cosmos would read another range than it was given."""
+    """The range lies in several partitions by now: azure-cosmos would read another one."""
 
 
 class _EndedError(Exception):
@@ -72,7 +82,7 @@ class Watch:
     requests: int = 0
 
 
-class Driver(RequestsTransport):  # type: ignore[misc]
+class Transport(RequestsTransport):  # type: ignore[misc]
     """The transport of our client: it watches the requests of a page. For several threads.
 
     Args:
@@ -119,7 +129,8 @@ class Driver(RequestsTransport):  # type: ignore[misc]
         status = answer.status_code
         if status in (GONE, TOO_MANY) or (status == BAD_REQUEST and _substatus(answer) == RECREATED):
             text = answer.body().decode("utf-8", "replace")
-            raise _EndedError(CosmosHttpResponseError(status_code=status, message=text, response=answer))
+            refusal = CosmosHttpResponseError(status_code=status, message=text, response=answer)  # type: ignore[no-untyped-call]
+            raise _EndedError(refusal)
         if status < BAD_REQUEST:
             watch.answered = True
         if status == _OK:
@@ -130,7 +141,7 @@ class Driver(RequestsTransport):  # type: ignore[misc]
 
 
 def _is_page(request: Any) -> bool:
-    return request.method == "GET" and urlsplit(request.url).path.rstrip("/").endswith("/docs")
+    return bool(request.method == "GET") and urlsplit(str(request.url)).path.rstrip("/").endswith("/docs")
 
 
 def _substatus(answer: Any) -> int:
@@ -138,7 +149,7 @@ def _substatus(answer: Any) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, Driver]:
+def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, Transport]:
     """Make a client; azure-cosmos asks for the account's regions here.
 
     It retries nothing by itself, except in another region of the account.
@@ -147,7 +158,7 @@ def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, D
         config: The account.
         concurrency: How many calls run at a time.
     """
-    driver = Driver(concurrency + _SPARE_CONNECTIONS)
+    transport = Transport(concurrency + _SPARE_CONNECTIONS)
     policy = ConnectionPolicy()
     retries = _no_retries()
     settings: dict[str, Any] = {"retry_throttle_total": 1}
@@ -160,7 +171,7 @@ def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, D
         # It sends no session tokens, of which a client with many partitions has many.
         consistency_level="Eventual",
         connection_policy=policy,
-        transport=driver,
+        transport=transport,
         retry_total=0,
         retry_read=0,
         retry_connect=0,
@@ -170,7 +181,7 @@ def make_client(config: CosmosConfig, concurrency: int) -> tuple[CosmosClient, D
         user_agent_suffix="multiclouddb",
         **settings,
     )
-    return client, driver
+    return client, transport
 
 
 def _no_retries() -> Any:
