@@ -21,6 +21,8 @@ class Capability(Enum):
     """A start at `AtTime(…)`."""
     CHANGE_FEED_LOGICAL_PARTITION_SCOPE = "change_feed_logical_partition_scope"
     """The scope `LogicalPartition(…)`."""
+    CHANGE_FEED_SNAPSHOT = "change_feed_snapshot"
+    """A start at `Snapshot()`, and `on_expired=Resnapshot()`."""
     CHANGE_FEED_OLD_ITEM_STATE = "change_feed_old_item_state"
     """`old_item_state`: the document before the change."""
     CHANGE_FEED_DATABASE_SCOPE = "change_feed_database_scope"

@@ -7,6 +7,8 @@ from datetime import datetime
 
 import attrs
 
+from multiclouddb_api.snapshot import SnapshotProgress
+
 __all__ = ["OperationDiagnostics"]
 
 
@@ -28,6 +30,7 @@ class OperationDiagnostics:
         found_late: How many partitions an audit found in this call; each has a `PartitionFoundLate` notice.
         partition_errors: Partition id → what failed there in this call; its position stays.
         elapsed_seconds: Wall time of the call.
+        snapshot: How far the scan of a `Snapshot()` is; None when none is running.
     """
 
     watermark: datetime | None = None
@@ -40,3 +43,4 @@ class OperationDiagnostics:
     found_late: int = 0
     partition_errors: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     elapsed_seconds: float = 0.0
+    snapshot: SnapshotProgress | None = None

@@ -80,6 +80,14 @@ class Observer:
             found: The partition, and where it is read from.
         """
 
+    def snapshot_interleaved(self, address: ResourceAddress, seconds: float) -> None:
+        """A scan with `SnapshotOrder.AUTO` takes long: changes are read beside it from now on.
+
+        Args:
+            address: What is read.
+            seconds: How long the oldest position of the changes is still kept.
+        """
+
     def retention_headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
         """A partition's position is kept for less than the configured limit; called once a minute for a feed.
 

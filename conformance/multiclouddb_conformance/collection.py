@@ -28,7 +28,9 @@ from multiclouddb_api import (
     OldItemStateMode,
     OperationOptions,
     PhysicalPartition,
+    Resnapshot,
     ResourceAddress,
+    Snapshot,
     StartPosition,
     Support,
 )
@@ -263,6 +265,8 @@ def _asked(request: ChangeFeedRequest) -> list[Capability]:
         asked.append(Capability.CHANGE_FEED_BEGINNING)
     if isinstance(request.start_position, AtTime):
         asked.append(Capability.CHANGE_FEED_POINT_IN_TIME)
+    if isinstance(request.start_position, Snapshot) or isinstance(request.on_expired, Resnapshot):
+        asked.append(Capability.CHANGE_FEED_SNAPSHOT)
     if isinstance(request.scope, LogicalPartition):
         asked.append(Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE)
     if request.old_item_state_mode is not OldItemStateMode.OMIT:

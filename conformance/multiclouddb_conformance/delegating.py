@@ -33,9 +33,12 @@ from multiclouddb_spi import (
     Provider,
     ProviderPlugin,
     Reader,
+    ScanPlan,
     Seed,
+    Segment,
     SupportsCommands,
     SupportsHeads,
+    SupportsSnapshot,
     Tracked,
 )
 
@@ -117,6 +120,10 @@ class WrappedFeed(Feed):
         self.spec, self.identity = inner.spec, inner.identity
         if isinstance(inner, SupportsHeads):
             vars(self).update(heads=partial(provider.find_heads, self))
+        if isinstance(inner, SupportsSnapshot):
+            vars(self).update(
+                snapshot=partial(provider.snapshot, self), segments=partial(provider.cut_segments, self)
+            )
 
     def resumes(self, incarnation: str | None) -> bool:
         """See `Feed.resumes`."""
@@ -275,6 +282,18 @@ class WrappedProvider(Provider):
         """What `SupportsHeads.heads` answers, for a feed that has it."""
         assert isinstance(feed.inner, SupportsHeads)
         return feed.inner.heads(cursors, max_records, deadline)
+
+    def snapshot(self, feed: WrappedFeed, segments: int | None, deadline: Deadline) -> ScanPlan:
+        """What `SupportsSnapshot.snapshot` answers, for a feed that has it."""
+        assert isinstance(feed.inner, SupportsSnapshot)
+        return feed.inner.snapshot(segments, deadline)
+
+    def cut_segments(
+        self, feed: WrappedFeed, cursor: Cursor, count: int, deadline: Deadline
+    ) -> tuple[list[Segment], Cursor | None]:
+        """What `SupportsSnapshot.segments` answers, for a feed that has it."""
+        assert isinstance(feed.inner, SupportsSnapshot)
+        return feed.inner.segments(cursor, count, deadline)
 
 
 class WrappedPlugin(ProviderPlugin):

@@ -16,6 +16,7 @@ from multiclouddb_spi.batch import (
     Ended,
     Outcome,
     Reached,
+    Scanned,
     children_of,
 )
 from multiclouddb_spi.continuation.coverage import add_uncovered, audit_failed, find_uncovered
@@ -150,6 +151,11 @@ class Mover:
                     name, waits.named, waits.lost, complete=complete, now=waits.now
                 )
                 return Moved(waits.fresh, tuple(started))
+            case Scanned(pieces):
+                return Moved((), tuple(self._lineage.scanned(name, pieces)))
+            case Ended(notice) if notice is not None and self._lineage.is_segment(name):
+                # The collection was dropped: nothing is left to scan, and the stream says the same.
+                return Moved((), tuple(self._lineage.end_scan()))
             case Ended():
                 return Moved((), tuple(self._lineage.retire(name)))
             case Awaiting():

@@ -157,7 +157,8 @@ class Answers(Generic[T]):
     def failed(self, turn: Turn, error: Exception) -> list[str]:
         """A read has failed for good in this call: record the failure, or skip what was lost to retention."""
         expired = self._fetcher.fault(error).category == ErrorCategory.CHECKPOINT_EXPIRED
-        if not expired or not isinstance(self._on_expired, SkipToOldest):
+        skips = isinstance(self._on_expired, SkipToOldest) and not self._lineage.is_segment(turn.partition_id)
+        if not expired or not skips:
             self.blame(turn, error)
             return []
         if turn.skips == _MOST_SKIPS:  # the oldest is always gone already: that is no progress

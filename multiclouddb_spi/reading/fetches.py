@@ -113,20 +113,21 @@ class Fetches:
         reader.call = self._call
         return reader
 
-    def launch(self, turn: Turn, reader: PartitionReader, wait: float) -> None:
+    def launch(self, turn: Turn, reader: PartitionReader, wait: float, most: int | None = None) -> None:
         """Ask a partition; it lands when it answers, or at once when it has records left.
 
         Args:
             turn: The partition.
             reader: From `take`.
             wait: Seconds that the service may take to wait for news.
+            most: The most records to ask for, or None.
         """
         self._turns.launched(turn, reader, waits=wait > 0)
         if reader.batch is not None:
             self._landed.append(turn)
             return
         if reader.future is None:
-            self._start(reader, wait)
+            self._start(reader, wait, most)
         assert reader.future is not None
 
         def arrived(_: object) -> None:
@@ -193,8 +194,9 @@ class Fetches:
             if turn.reader is not None:
                 turn.reader.discard()
 
-    def _start(self, reader: PartitionReader, wait: float) -> None:
+    def _start(self, reader: PartitionReader, wait: float, most: int | None = None) -> None:
         reader.window = min(self._most, max(self._limit, 2 * reader.window))
         reader.waiting = wait > 0
         reserve = max(self._share, self._budget.expected)
-        self._context.fetcher.start(reader, Ask(reader.window, self._share, reserve, wait, self._deadline))
+        records = reader.window if most is None else min(reader.window, most)
+        self._context.fetcher.start(reader, Ask(records, self._share, reserve, wait, self._deadline))

@@ -31,6 +31,7 @@ class PollResult(Generic[T]):
         idle: Every active partition answered that it has nothing.
         retired: With one physical partition: how it ended, once it did.
         over: Why nothing will ever follow, or None.
+        ended: The page ends here, although there may be more to hand out.
         failure: The partition and the error that stop the feed for good.
         poison: The partition and the record that stop the feed.
         found_late: Partitions that an audit found.
@@ -48,6 +49,7 @@ class PollResult(Generic[T]):
     idle: bool = False
     retired: Retired | None = None
     over: str | None = None
+    ended: bool = False
     failure: tuple[str, Exception] | None = None
     poison: tuple[str, RecordFault] | None = None
     found_late: int = 0
@@ -66,7 +68,7 @@ class PollResult(Generic[T]):
 
     def full(self) -> bool:
         """True when the page has no place left."""
-        return self.count >= self.limit or self.stopped()
+        return self.count >= self.limit or self.ended or self.stopped()
 
     def places(self) -> int:
         """How many more records the page takes."""

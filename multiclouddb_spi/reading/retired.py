@@ -6,7 +6,7 @@ from typing import assert_never
 
 import attrs
 
-from multiclouddb_spi.batch import Awaiting, Child, Continue, Drained, Ended, Outcome, Reached
+from multiclouddb_spi.batch import Awaiting, Child, Continue, Drained, Ended, Outcome, Reached, Scanned
 from multiclouddb_spi.continuation.session import Session
 from multiclouddb_spi.continuation.state import FeedOver, Retired
 from multiclouddb_spi.continuation.watching import is_due, is_over, looked
@@ -71,7 +71,7 @@ def _named(outcome: Outcome) -> tuple[tuple[Child, ...], bool]:
             return children, complete
         case Ended():
             return (), True
-        case Awaiting() | Continue() | Reached():
+        case Awaiting() | Continue() | Reached() | Scanned():
             return (), False
         case _:
             assert_never(outcome)

@@ -252,7 +252,7 @@ class TestJson:
         assert Lineage.from_json(json.loads(json.dumps(made.to_json())), join).audited == audited
 
     @pytest.mark.parametrize("rest", [[], [["child"]], [1, 2, 3]], ids=repr)
-    @pytest.mark.parametrize("flags", [16, 17, 32, 1024])
+    @pytest.mark.parametrize("flags", [17, 32, 256, 272, 1024])
     def test_a_flag_of_a_newer_version_asks_for_it(self, flags, rest):
         with pytest.raises(MulticloudDbError, match=r"newer version.*upgrade multiclouddb") as raised:
             Lineage.from_json({"p": [["a", 1, flags, *rest]]}, join)

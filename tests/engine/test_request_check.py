@@ -27,6 +27,7 @@ from multiclouddb_api import (
     PhysicalPartition,
     ProviderOptions,
     ResourceAddress,
+    Snapshot,
     Support,
 )
 from multiclouddb_conformance.simulation import (
@@ -45,6 +46,7 @@ NEEDS = {
     Capability.CHANGE_FEED_BEGINNING: {"start_position": Beginning()},
     Capability.CHANGE_FEED_POINT_IN_TIME: {"start_position": "a moment"},
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: {"scope": KEY},
+    Capability.CHANGE_FEED_SNAPSHOT: {"start_position": Snapshot()},
     Capability.CHANGE_FEED_OLD_ITEM_STATE: {"old_item_state_mode": OldItemStateMode.INCLUDE_IF_AVAILABLE},
     Capability.CHANGE_FEED_DATABASE_SCOPE: {"scope": EntireDatabase(), "address": ResourceAddress("sim")},
     Capability.CHANGE_FEED_CLUSTER_SCOPE: {"scope": EntireCluster(), "address": ResourceAddress()},

@@ -15,6 +15,7 @@ from multiclouddb_api import (
     MulticloudDbError,
     Now,
 )
+from multiclouddb_api import Snapshot as AtSnapshot
 from multiclouddb_conformance.loss.consumer import (
     ConsumerStep,
     Delivered,
@@ -197,7 +198,7 @@ class Run(Generic[W]):
         match request.start_position:
             case Beginning():
                 return before or 0
-            case Now():
+            case Now() | AtSnapshot():
                 return len(self._record.truth) if before is None else before
             case AtTime() | FromContinuationToken():
                 if before is None:

@@ -13,6 +13,12 @@ from multiclouddb_conformance.simulation.listing import kept, listed, missed, sh
 from multiclouddb_conformance.simulation.partition_log import PartitionLog
 from multiclouddb_conformance.simulation.position import Place, behind, place_text, to_cursor, to_place
 from multiclouddb_conformance.simulation.reader import SimulationReader
+from multiclouddb_conformance.simulation.segments import (
+    SegmentReader,
+    cut_segments,
+    is_segment_cursor,
+    plan_scan,
+)
 from multiclouddb_conformance.simulation.service_behaviour import Dice, Listing
 from multiclouddb_conformance.simulation.simulation import Simulation
 from multiclouddb_conformance.simulation.view import View
@@ -29,8 +35,11 @@ from multiclouddb_spi import (
     Position,
     ProviderFault,
     Reader,
+    ScanPlan,
     Seed,
+    Segment,
     Tracked,
+    plan_id_of,
 )
 
 __all__ = ["SimulationFeed"]
@@ -88,6 +97,11 @@ class SimulationFeed(Feed):
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
         """See `Feed.open`."""
+        if plan_id_of(partition_id) is not None:
+            segment = SegmentReader(self.view, partition_id, self.public_id(partition_id), cursor)
+            self.view.opened(segment)
+            self.calls.opened(partition_id)
+            return segment
         reader = SimulationReader(
             self.view,
             partition_id,
@@ -135,6 +149,8 @@ class SimulationFeed(Feed):
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """See `Feed.compare`; any two positions can be compared."""
+        if is_segment_cursor(a) or is_segment_cursor(b):
+            return 0 if a == b else None
         one, other = to_place(a), to_place(b)
         return (one > other) - (one < other)
 
@@ -152,6 +168,8 @@ class SimulationFeed(Feed):
 
     def describe(self, cursor: Cursor) -> Position:
         """See `Feed.describe`; the time is what the log tells."""
+        if is_segment_cursor(cursor):
+            return Position("part of a scan", None)
         place = to_place(cursor)
         commit, done = place
         return Position(place_text(place), self.sim.commit_time(commit if done else commit - 1))
@@ -165,6 +183,25 @@ class SimulationFeed(Feed):
         with self.sim.changed:
             self._check_alive()
             return {name: self._head(name, to_place(cursor), max_records) for name, cursor in cursors.items()}
+
+    def headroom(self, cursor: Cursor, now: datetime) -> float | None:
+        """See `Feed.headroom`."""
+        if is_segment_cursor(cursor):
+            return None
+        commit, done = to_place(cursor)
+        return self.sim.headroom(commit if done else commit - 1)
+
+    def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
+        """See `SupportsSnapshot.snapshot`."""
+        self.sim.control("snapshot")
+        with self.sim.changed:
+            self._check_alive()
+            return plan_scan(self.view, self._jumbled(self._from_now(None), "start"), segments)
+
+    def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
+        """See `SupportsSnapshot.segments`."""
+        self.sim.control("segments")
+        return cut_segments(cursor, count)
 
     def cancel(self) -> None:
         """Cancel every reader."""

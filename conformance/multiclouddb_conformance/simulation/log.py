@@ -85,6 +85,7 @@ class Log:
         self._commit_times: list[datetime] = []
         self._keys: dict[MulticloudDbKey, int] = {}
         self._names: dict[str | int, MulticloudDbKey] = {}
+        self._snapshots = 0
         self._number_of_partitions = 0
         self._number_of_incarnations = 0
         self._incarnation: str | None = None
@@ -130,6 +131,11 @@ class Log:
     def documents(self) -> dict[MulticloudDbKey, Document]:
         """Every present document."""
         return dict(self._documents)
+
+    def next_snapshot(self) -> int:
+        """A number that no other snapshot has."""
+        self._snapshots += 1
+        return self._snapshots
 
     def public_id(self, partition_id: str) -> str:
         """A partition's id as applications see it."""

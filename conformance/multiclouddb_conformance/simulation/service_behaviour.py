@@ -103,6 +103,10 @@ class ServiceBehaviour:
             descend from theirs: links between partitions say nothing about the order of a key.
         splits_itself: After every so many commits the service splits, merges or rolls
             partitions by itself; None for never.
+        segments: Into how many segments a snapshot is cut when nobody asks for a number.
+        point_in_time: True when a scan shows the rows as they were when the snapshot began, False when it
+            shows each row as it is when it is read.
+        splits_segments: Chance, per fetch, that a segment ends and the rest of it is read in two pieces.
     """
 
     seed: int = 0
@@ -142,6 +146,9 @@ class ServiceBehaviour:
     drop_notice: bool = False
     moves_keys: bool = False
     splits_itself: int | None = None
+    segments: int | None = None
+    point_in_time: bool = False
+    splits_segments: float = _chance_field()
 
     @classmethod
     def rough(cls, seed: int, **changes: Any) -> ServiceBehaviour:

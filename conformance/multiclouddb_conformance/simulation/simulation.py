@@ -10,8 +10,9 @@ from typing import Final
 import attrs
 
 from multiclouddb_api import MulticloudDbKey, ResourceAddress
+from multiclouddb_conformance.simulation.documents import ScannedLog
 from multiclouddb_conformance.simulation.errors import ServerError
-from multiclouddb_conformance.simulation.log import EPOCH, AnyKey, Document, Log
+from multiclouddb_conformance.simulation.log import EPOCH, AnyKey, Document
 from multiclouddb_conformance.simulation.partition_log import HASHES, Written
 from multiclouddb_conformance.simulation.service_behaviour import Dice, ServiceBehaviour
 from multiclouddb_spi.faults import Fault, ProviderFault
@@ -30,7 +31,7 @@ class _Scripted:
     left: int | None
 
 
-class Simulation(Log):
+class Simulation(ScannedLog):
     """A simulated collection, shared by every provider that is opened on it.
 
     Attributes:
@@ -187,6 +188,10 @@ class Simulation(Log):
                 error = ServerError(f"503 on {operation}")
         if error is not None:
             raise error
+
+    def may_happen(self, chance: float, name: str) -> bool:
+        """Whether a trouble with a chance happens now; not too often in a row."""
+        return self._trouble(chance, name)
 
     def _trouble(self, chance: float, name: str) -> bool:
         if not chance:

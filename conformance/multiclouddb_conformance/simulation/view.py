@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from multiclouddb_api import LogicalPartition
+from multiclouddb_api import LogicalPartition, MulticloudDbKey
 from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.log import PROVIDER_ID
 from multiclouddb_conformance.simulation.partition_log import PartitionLog, Written, key_hash
@@ -43,6 +43,10 @@ class View:
         """True for a record in the scope."""
         # The hash is of the canonical partition key: nothing else is likely to have the same 64 bits.
         return self._hash is None or self.sim.hash_of(written.key) == self._hash
+
+    def wants_key(self, key: MulticloudDbKey) -> bool:
+        """True for a document in the scope."""
+        return self._hash is None or self.sim.hash_of(key) == self._hash
 
     def covers(self, partition: PartitionLog) -> bool:
         """True for a partition that may have such records."""
