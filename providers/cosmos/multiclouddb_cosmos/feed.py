@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from datetime import datetime
 
-from multiclouddb_api import Now
+from multiclouddb_api import AtTime, Beginning, Now
 from multiclouddb_cosmos.errors import PROVIDER_ID
 from multiclouddb_cosmos.partitions import missed_ranges, oldest_place, seed_of, to_partition
 from multiclouddb_cosmos.position import Place, compare, cursor_of, describe, place_of
 from multiclouddb_cosmos.ranges import range_of
 from multiclouddb_cosmos.reader import CosmosReader
+from multiclouddb_cosmos.scan import ScanReader, cut_segments, is_scan, plan_scan, scan_of
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos.start import Resolution
 from multiclouddb_spi import (
@@ -25,8 +26,12 @@ from multiclouddb_spi import (
     InvalidCursor,
     Partition,
     Position,
+    Reader,
+    ScanPlan,
     Seed,
+    Segment,
     Tracked,
+    plan_id_of,
     unsupported,
 )
 
@@ -59,11 +64,8 @@ class CosmosFeed(Feed):
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """The end of each range as of now."""
         source = self._source
-        if not isinstance(position, Now):
-            raise unsupported(
-                f"{type(position).__name__} is not available",
-                "the service starts this feed at now or at a token",
-            )
+        if not isinstance(position, Now):  # the engine asks `backfill` then
+            raise unsupported(f"{type(position).__name__} cannot be resolved", "start at Now()")
         source.check_same(deadline)
         wanted = source.current().cut(source.scope)
         if partition_id is not None:
@@ -79,11 +81,15 @@ class CosmosFeed(Feed):
         self._source.check_same(deadline)
         return [to_partition(each) for each in self._source.current().cut(self._source.scope)]
 
-    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> CosmosReader:
-        """A reader of one range."""
-        span = range_of(partition_id)
+    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
+        """A reader of one range, or of one segment of a scan."""
+        plan_id = plan_id_of(partition_id)
+        span = range_of(partition_id.rpartition(":")[2] if plan_id is not None else partition_id)
         if span is None:
             raise InvalidCursor("it names no range of keys")
+        if plan_id is not None:
+            view = self._source.view(self.public_id(partition_id))
+            return ScanReader(self._source, view, span, scan_of(cursor))
         bound = None if until is None else place_of(until)
         return CosmosReader(self._source, self.public_id, span, place_of(cursor), bound)
 
@@ -118,8 +124,26 @@ class CosmosFeed(Feed):
         found = Resolution(source).each(missed, lambda each: oldest_place(source, each, since, deadline))
         return [seed_of(each, found[each]) for each in sorted(found)]
 
+    def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
+        """One segment for each range: `segments` changes nothing."""
+        return plan_scan(self._source, self.start(Now(), None, deadline), None)
+
+    def backfill(
+        self, position: Beginning | AtTime, partition_id: str | None, deadline: Deadline
+    ) -> ScanPlan | None:
+        """The scan that `Beginning()` and `AtTime(…)` are here; None for a range that does not exist."""
+        since = position.utc if isinstance(position, AtTime) else None
+        seeds = self.start(Now(), partition_id, deadline)
+        return plan_scan(self._source, seeds, since) if seeds else None
+
+    def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
+        """Cut the next ranges off a plan; no request."""
+        return cut_segments(cursor, count)
+
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """By LSN, and inside one by our order."""
+        """By LSN, and inside one by our order; positions of a scan are only equal or not."""
+        if is_scan(a) or is_scan(b):
+            return 0 if a == b else None
         return compare(place_of(a), place_of(b))
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
@@ -132,4 +156,6 @@ class CosmosFeed(Feed):
 
     def describe(self, cursor: Cursor) -> Position:
         """Its LSN, and a time that no record after it is older than."""
+        if is_scan(cursor):
+            return Position(f"scan at LSN {scan_of(cursor).place.lsn}", None)
         return describe(place_of(cursor))

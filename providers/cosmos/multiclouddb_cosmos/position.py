@@ -17,7 +17,7 @@ import attrs
 
 from multiclouddb_spi import Cursor, InvalidCursor, Position
 
-__all__ = ["Place", "compare", "cursor_of", "describe", "place_of"]
+__all__ = ["Place", "compare", "cursor_of", "describe", "is_number", "place_of"]
 
 _MOST_LSN: Final = 2**62 - 1
 _MOST_SECONDS: Final = 253_402_300_799
@@ -63,14 +63,15 @@ def place_of(cursor: Cursor) -> Place:
         InvalidCursor: This provider cannot have made it.
     """
     match cursor:
-        case [int() as lsn, *rest] if _is_number(lsn, _MOST_LSN) and len(rest) <= 2:
+        case [int() as lsn, *rest] if is_number(lsn) and len(rest) <= 2:
             seconds, inner = [*rest, None, None][:2]
-            if (seconds is None or _is_number(seconds, _MOST_SECONDS)) and _is_inner(inner, rest):
+            if (seconds is None or is_number(seconds, _MOST_SECONDS)) and _is_inner(inner, rest):
                 return Place(lsn, seconds, inner)  # type: ignore[arg-type]
     raise InvalidCursor("it is no position of Cosmos DB")
 
 
-def _is_number(value: object, most: int) -> bool:
+def is_number(value: object, most: int = _MOST_LSN) -> bool:
+    """Whether a part of a cursor is a whole number from 0 to `most`."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 

@@ -35,6 +35,11 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(_EMULATED, _START),
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(_EMULATED, f"{_START}; in whole seconds"),
+        Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
+            _NATIVE,
+            "ORDERED only; complete up to the start of the stream; each row has the order_key of its own "
+            "last change; it costs the request units of reading every item once",
+        ),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
             _NATIVE, "one partition key, or the first components of a hierarchical one"
         ),

@@ -107,6 +107,17 @@ class Records:
             None if orders is None else orders[start:stop],
         )
 
+    def chosen(self, indexes: list[int]) -> Records:
+        """Those at some indexes."""
+        if len(indexes) == len(self):
+            return self
+        return Records(
+            [self.items[index] for index in indexes],
+            [self.lsns[index] for index in indexes],
+            None if self.inners is None else [self.inners[index] for index in indexes],
+            None if self.orders is None else [self.orders[index] for index in indexes],
+        )
+
     def inner(self, index: int) -> str | None:
         """The place of one inside its LSN."""
         return None if self.inners is None else self.inners[index]

@@ -14,6 +14,7 @@ from multiclouddb_cosmos.errors import BAD_REQUEST, classify, is_disabled
 from multiclouddb_cosmos.options import CosmosOptions
 from multiclouddb_cosmos.ranges import LEAST, MOST, KeyRange, RangeMap
 from multiclouddb_cosmos.records import View
+from multiclouddb_cosmos.transport import LATEST, start_of
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader, expired
 
 __all__ = ["Source"]
@@ -136,6 +137,29 @@ class Source:
         raise expired(
             f"LSN {etag} is older than the account's continuous backup ({classify(refusal).message})"
         ) from refusal
+
+    def read_latest(
+        self, place: KeyRange, etag: int | None, limit: int, since: int | None, deadline: Deadline
+    ) -> Answer:
+        """One page of the latest versions of all items that there are; None as `etag` for the first one.
+
+        Args:
+            place: The range.
+            etag: The LSN to read after.
+            limit: How many items, at most.
+            since: Items that were changed before this second may be left out; None for all.
+            deadline: When it has to be over.
+        """
+        return self.calls.read(
+            self.spec.address,
+            self.definition.rid,
+            place,
+            etag,
+            limit,
+            deadline,
+            LATEST,
+            start_of(since),
+        )
 
     def end(self, place: KeyRange, deadline: Deadline) -> int:
         """The LSN of the last change of a range.

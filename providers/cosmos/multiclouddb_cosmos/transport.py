@@ -12,6 +12,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -39,6 +40,7 @@ __all__ = [
     "continuation_of",
     "make_client",
     "ranges_in",
+    "start_of",
 ]
 
 ALL_VERSIONS: Final = "AllVersionsAndDeletes"
@@ -47,6 +49,7 @@ _OK: Final = 200
 _SPARE_CONNECTIONS: Final = 8
 _CONNECT_SECONDS: Final = 5
 _READ_SECONDS: Final = 10
+_EARLY_SECONDS: Final = 10
 _NO_ITEMS: Final = b'{"Documents":[]}'
 _THREAD: Final = "cosmos-endpoint-refresh"
 
@@ -225,6 +228,32 @@ def continuation_of(rid: str, place: KeyRange, etag: int | None, mode: str, star
         },
     }
     return base64.b64encode(orjson.dumps(body)).decode("ascii")
+
+
+def start_of(since: int | None) -> dict[str, Any]:
+    """Where the feed of latest versions begins, in the form of azure-cosmos.
+
+    The service keeps times to a few seconds: what is earlier has to be left out by the caller.
+
+    Args:
+        since: Seconds since 1970; None for its beginning.
+    """
+    if since is None:
+        return {"Type": "Beginning"}
+    early = max(0, since - _EARLY_SECONDS)
+    return {"Type": "PointInTime", "PointInTimeMs": early * 1000 if _takes_milliseconds() else early}
+
+
+@cache
+def _takes_milliseconds() -> bool:
+    """Whether this azure-cosmos reads a time in milliseconds, as it writes it; some versions want seconds."""
+    from azure.cosmos._change_feed.change_feed_start_from import ChangeFeedStartFromPointInTime
+
+    try:
+        ChangeFeedStartFromPointInTime.from_json({"PointInTimeMs": 1_700_000_000_000})
+    except ValueError:
+        return False
+    return True
 
 
 def ranges_in(continuation: str) -> list[KeyRange]:

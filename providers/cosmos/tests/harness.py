@@ -18,6 +18,7 @@ from multiclouddb_conformance.faults import (
     Trimmed,
 )
 from multiclouddb_conformance.harness import Harness
+from multiclouddb_cosmos import CosmosOptions
 from multiclouddb_cosmos.provider import CAPABILITIES, PLUGIN
 from multiclouddb_cosmos_emulator import CosmosEmulator
 from multiclouddb_cosmos_emulator.faults import Act, Drop, Fail
@@ -132,6 +133,9 @@ class CosmosHarness(Harness):
 
     def now(self):
         return self.server.clock.now()
+
+    def opt_in(self, capability):
+        return CosmosOptions(backfill=True)
 
     def troubled(self, script, act):
         """The trouble is over when the client is closed."""
