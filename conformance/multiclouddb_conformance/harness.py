@@ -96,6 +96,7 @@ ABILITIES: Final[Mapping[str, str]] = {
     "silence": "no fault in the reader: silence",
     "key_order": "no order of a key across partitions",
     "still": "splits by itself",
+    "interleaved": "no interleaved scan",
 }
 """What a harness may lack: name → how the summary calls that. `can_NAME = False` declares it."""
 
@@ -157,6 +158,7 @@ class Harness(ABC):
     can_silence: ClassVar[bool] = True
     can_key_order: ClassVar[bool] = True
     can_still: ClassVar[bool] = True
+    can_interleaved: ClassVar[bool] = True
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,6 +1,7 @@
 """What the conformance suite needs of Cosmos DB, played by our emulator."""
 
 import threading
+from datetime import timedelta
 
 from azure.cosmos import CosmosClient, PartitionKey
 
@@ -51,6 +52,9 @@ class CosmosHarness(Harness):
     can_merge = False  # the service refuses it together with this feed
     can_idle_moves = False  # a partition counts its own changes
     can_keys_only = False
+    can_interleaved = False  # rows have the order_key of their own last change
+    precision_seconds = 1
+    rounding = timedelta(seconds=1)
     can_other_options = can_notices = can_late_children = False
     key_types = frozenset({"text"})
     # A number is a double, and JSON has no other types.
