@@ -74,9 +74,8 @@ def _event_ids(
 ) -> list[str]:
     found = []
     for index, (item, data, key) in enumerate(zip(records.items, datas, keys, strict=True)):
-        inner = records.inner(index)
         # Two deletes of one key in one transaction differ only in their place.
-        place = "" if inner is None else inner[-4:].lstrip("0")
+        place = records.number(index) if data["operationType"] == "delete" else 0
         text = f"{records.lsns[index]}:{data['operationType']}:{name_of(key)}:{_version(item, data)}"
         found.append(f"{text}:{place}" if place else text)
     return found

@@ -14,7 +14,7 @@ from multiclouddb_cosmos.mapping import CosmosMapper
 from multiclouddb_cosmos.partitions import children_of, pieces_after
 from multiclouddb_cosmos.position import Place, cursor_of
 from multiclouddb_cosmos.ranges import KeyRange
-from multiclouddb_cosmos.records import Records, behind, is_of, records_of
+from multiclouddb_cosmos.records import Records, behind, is_after, is_of, records_of
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos.transport import MovedError
 from multiclouddb_spi import Batch, Continue, Deadline, Outcome, Reached, Reader, cancelled
@@ -239,8 +239,7 @@ def _before(records: Records, until: Place) -> tuple[Records, bool]:
     """The records up to a bound, and whether some lie after it."""
     for index in range(len(records)):
         lsn, inner = records.order(index)
-        beyond = lsn > until.lsn if until.inner is None else (lsn, inner) > (until.lsn, until.inner)
-        if beyond:
+        if is_after(lsn, inner, until):
             return records.part(0, index), True
     return records, False
 

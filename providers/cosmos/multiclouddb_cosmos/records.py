@@ -23,6 +23,7 @@ __all__ = [
     "Records",
     "View",
     "behind",
+    "is_after",
     "is_of",
     "key_of",
     "name_of",
@@ -39,6 +40,9 @@ _MOST_LSN: Final = 2**62 - 1
 _MOST_SECONDS: Final = 253_402_300_799
 _MOST_EXACT: Final = 2.0**53
 _DAMAGED: Final = "~"
+_NAMED: Final = 20
+_COMPARED: Final = 24
+"""A place inside an LSN: the key in 20 signs, the number of its change in 4, and what came before it."""
 _ABSENT: Final = object()
 DAMAGED_ERRORS: Final = (
     ValueError,
@@ -122,6 +126,11 @@ class Records:
         """The place of one inside its LSN."""
         return None if self.inners is None else self.inners[index]
 
+    def number(self, index: int) -> int:
+        """Which change of its key in its LSN one is, from 0."""
+        inner = self.inner(index)
+        return 0 if inner is None or inner.startswith(_DAMAGED) else int(inner[_NAMED:_COMPARED])
+
     def order_key(self, index: int) -> str:
         """The order key of one."""
         return order_key(self.lsns[index]) if self.orders is None else self.orders[index]
@@ -154,7 +163,12 @@ def records_of(items: list[Any], place: Place, view: View, *, placed: bool = Fal
     ):
         return Records(items, lsns)
     ordered = sorted(_placed(items, lsns, view), key=lambda each: each[:2])
-    kept = [each for each in ordered if (each[0], each[1]) > _reached(place)]
+    kept = [each for each in ordered if is_after(each[0], each[1], place)]
+    if place.inner is not None and not any(each[:2] == (place.lsn, place.inner) for each in ordered):
+        # The service has sent the changes of one document in another order: all of them come again.
+        kept = [
+            each for each in ordered if is_after(each[0], each[1], place) or _is_same(each[0], each[1], place)
+        ]
     return Records(
         [each[3] for each in kept],
         [each[0] for each in kept],
@@ -163,9 +177,16 @@ def records_of(items: list[Any], place: Place, view: View, *, placed: bool = Fal
     )
 
 
-def _reached(place: Place) -> tuple[int, str]:
-    # After all of an LSN, also its damaged items have been read.
-    return (place.lsn, place.inner) if place.inner is not None else (place.lsn, _DAMAGED * 2)
+def is_after(lsn: int, inner: str, place: Place) -> bool:
+    """Whether a change lies after a position."""
+    if place.inner is None:
+        return lsn > place.lsn
+    return (lsn, inner[:_COMPARED]) > (place.lsn, place.inner[:_COMPARED])
+
+
+def _is_same(lsn: int, inner: str, place: Place) -> bool:
+    """Whether a change is of the document in whose changes the position lies."""
+    return place.inner is not None and lsn == place.lsn and inner[:_NAMED] == place.inner[:_NAMED]
 
 
 def _lsns(items: list[Any], etag: int) -> list[int]:
@@ -203,15 +224,14 @@ def _placed(items: list[Any], lsns: list[int], view: View) -> Iterable[tuple[int
             groups.setdefault((lsn, name), []).append(item)
     for (lsn, name), group in groups.items():
         chain = _chain(group, lsn)
+        told = blake2b(digest_size=4)
         for number, item in enumerate(chain):
+            told.update(_version_of(item).encode())
+            inner = f"{name}{number:04d}{told.hexdigest()}" if len(chain) > 1 else f"{name}{number:04d}"
             last = number == len(chain) - 1
             # The last change of a key in an LSN has the order key of the LSN, as its latest version has.
-            yield (
-                lsn,
-                f"{name}{number:04d}",
-                order_key(lsn) if last else f"{order_key(lsn - 1)}.{number:04d}",
-                item,
-            )
+            order = order_key(lsn) if last else f"{order_key(lsn - 1)}.{number:04d}"
+            yield lsn, inner, order, item
 
 
 def _digest_of(item: Any, view: View) -> str | None:
@@ -226,22 +246,26 @@ def _digest_of(item: Any, view: View) -> str | None:
 def _chain(group: list[Any], lsn: int) -> list[Any]:
     """Changes of one key in one LSN, in an order in which they can have happened.
 
-    The service gives none. A document that exists can be replaced or deleted, any other can be created.
+    The service promises none. A document that exists can be replaced or deleted, any other can be created.
+    The first change of a document that existed knows an earlier LSN. What this leaves open stays as it came.
     """
     if len(group) == 1:
         return group
-    left = sorted(group, key=lambda item: (KINDS.index(item["metadata"]["operationType"]), _version_of(item)))
-    exists = any(item["metadata"].get("previousImageLSN", lsn) < lsn for item in group)
-    chain = []
+    left = sorted(group, key=lambda item: not _is_first(item, lsn))
+    exists = _is_first(left[0], lsn)
+    chain: list[Any] = []
     while left:
         wanted = ("replace", "delete") if exists else ("create",)
-        found = next(
-            (item for kind in wanted for item in left if item["metadata"]["operationType"] == kind), left[0]
-        )
+        found = next((item for item in left if item["metadata"]["operationType"] in wanted), left[0])
         left.remove(found)
         chain.append(found)
         exists = found["metadata"]["operationType"] != "delete"
     return chain
+
+
+def _is_first(item: Item, lsn: int) -> bool:
+    previous = item["metadata"].get("previousImageLSN")
+    return isinstance(previous, int) and previous < lsn
 
 
 def _version_of(item: Item) -> str:
