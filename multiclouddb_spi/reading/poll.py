@@ -206,10 +206,9 @@ class Poll(Generic[T]):
         if self._result.in_hand() or turns.due or turns.held or now >= self._waiting.until:
             return False
         readers = [turn.reader for turn in turns.asked.values()]
-        return 0 < len(readers) < len(self._lineage.active()) and all(
-            reader is not None and (reader.waiting or now - reader.asked_at > HEAD_SECONDS)
-            for reader in readers
-        )
+        if not all(reader and (reader.waiting or now - reader.asked_at > HEAD_SECONDS) for reader in readers):
+            return False
+        return 0 < len(readers) < len(self._lineage.active())  # last, because it walks the lineage
 
     def _go_on(self) -> bool:
         """No answer came in time: True when there is still something to do."""

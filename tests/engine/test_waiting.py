@@ -8,7 +8,12 @@ import threading
 import pytest
 
 from multiclouddb_api import ChangeFeedIterator, ChangeFeedRequest, ErrorCategory, Now
-from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour, SimulationReader
+from multiclouddb_conformance.simulation import (
+    ServerError,
+    ServiceBehaviour,
+    SimulationFeed,
+    SimulationReader,
+)
 
 FOREVER = None
 
@@ -49,6 +54,28 @@ def test_a_fetch_that_only_waits_at_the_deadline_is_no_failure(threaded, monkeyp
     page = bench.page(Now(), wait=1, timeout=1)
     assert page.idle
     assert not page.diagnostics.partition_errors
+
+
+@pytest.mark.parametrize("longest", [None, 0.2, 7.0])
+def test_one_fetch_waits_as_long_as_the_feed_allows(threaded, monkeypatch, longest):
+    """A service where each request of a long poll costs something asks for longer ones."""
+    asked, fetch = [], SimulationReader.fetch
+
+    def recorded(self, records, nbytes, wait, deadline):
+        asked.append(wait)
+        if len(asked) == 3:
+            bench.sim.write("news", {"n": 1})
+        return fetch(self, records, nbytes, min(wait, 0.01), deadline)
+
+    bench = threaded(1)
+    token = bench.page(Now()).continuation_token
+    monkeypatch.setattr(SimulationReader, "fetch", recorded)
+    if longest is not None:
+        monkeypatch.setattr(SimulationFeed, "longest_wait", lambda self: longest)
+    page = bench.page(token, wait=30, timeout=40)
+    assert [event.new_item_state for event in page.events] == [{"n": 1}]
+    bound = 1.0 if longest is None else longest
+    assert bound * 0.9 < max(asked) <= bound
 
 
 def test_a_partition_that_fails_while_it_is_waited_for_is_named(threaded, monkeypatch):
