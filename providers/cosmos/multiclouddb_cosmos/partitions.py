@@ -77,7 +77,7 @@ def read_settled(source: Source, place: KeyRange, read: Callable[[KeyRange], T])
 def pieces_after(
     source: Source, seen: RangeMap, piece: KeyRange, error: Exception, *, final: bool = False
 ) -> list[KeyRange]:
-    """How a range is cut by now, after a read of it has failed because of that.
+    """How a range is cut by now, after a read of it has failed because of that; `[piece]` to read it again.
 
     Args:
         source: The feed.
@@ -87,13 +87,15 @@ def pieces_after(
         final: True to raise, because it was cut too often.
 
     Raises:
-        Exception: `error`, if it says something else, or the range is the same.
+        Exception: `error`, if it says something else, or the service lists the same partitions as before.
     """
     moved = isinstance(error, MovedError)
     if not moved and getattr(error, "status_code", None) != GONE:
         raise error
-    pieces = source.refreshed(seen).cut(piece)
-    if final or pieces == [piece]:
+    fresh = source.refreshed(seen)
+    pieces = fresh.cut(piece)
+    # A range that was merged lies in another partition now.
+    if final or (pieces == [piece] and fresh.holder(piece) == seen.holder(piece)):
         if moved:
             raise ProviderFault.of(
                 ErrorCategory.TRANSIENT_FAILURE, "a partition is being split; try again", retryable=True

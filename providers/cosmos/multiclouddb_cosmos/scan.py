@@ -248,7 +248,7 @@ class ScanReader(Reader):
         """Nothing is held on the service's side."""
 
     def _page(self, limit: int, deadline: Deadline) -> Answer | None:
-        """Ask for one page; None when the range lies in several partitions now, and is read in pieces."""
+        """Ask for one page; None when the range has moved. If it lies in several partitions, it is read in pieces."""
         seen, scan = self._source.ranges(), self._scan
         pieces = seen.cut(self._span)
         if len(pieces) == 1:
@@ -257,6 +257,8 @@ class ScanReader(Reader):
                 answer = self._source.read_latest(self._span, etag, limit, scan.since, deadline)
             except (MovedError, CosmosHttpResponseError) as error:
                 pieces = pieces_after(self._source, seen, self._span, error)
+                if pieces == [self._span]:
+                    return None
             else:
                 self._take(answer)
                 return answer
