@@ -248,7 +248,7 @@ class ScanReader(Reader):
         """Nothing is held on the service's side."""
 
     def _page(self, limit: int, deadline: Deadline) -> Answer | None:
-        """Ask for one page; None when the range has moved. If it lies in several partitions, it is read in pieces."""
+        """Ask for one page; None when the range has moved, or lies in several partitions now."""
         seen, scan = self._source.ranges(), self._scan
         pieces = seen.cut(self._span)
         if len(pieces) == 1:
