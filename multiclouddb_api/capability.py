@@ -37,7 +37,7 @@ class Support(Enum):
     """How far a capability is supported."""
 
     NATIVE = "native"
-    """The service does it."""
+    """The service supports it natively."""
     EMULATED = "emulated"
     """We emulate it: it is refused without the opt-in that the note names."""
     UNSUPPORTED = "unsupported"
@@ -81,6 +81,6 @@ class CapabilitySet:
         """Whether it works, natively or with the opt-in that its note names.
 
         Args:
-            capability: Which one.
+            capability: The capability.
         """
         return self[capability].support is not Support.UNSUPPORTED

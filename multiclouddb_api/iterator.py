@@ -93,8 +93,8 @@ class ChangeFeedIterator:
             default. Then the last error is raised, for a partition `TRANSIENT_FAILURE`.
         checkpoint_store: Where to keep the position, or None.
         checkpoint_name: Which checkpoint of the store.
-        checkpoint_interval_seconds: The position behind pages with nothing on them is saved at most
-            this often; 0 by default, after each of them. After events it is always saved.
+        checkpoint_interval_seconds: The position after empty pages is saved at most this often; 0 by default,
+            which saves after each of them. After events it is always saved.
         on_poison: `"raise"`, the default, or `"skip"`: continue after a record that cannot be decoded;
             the next page has a `RecordSkipped` notice and no events.
 
@@ -198,7 +198,7 @@ class ChangeFeedIterator:
         """End the iteration for good; from any thread, also from a signal handler.
 
         It takes effect within 0.1 seconds while backing off, otherwise after the read in flight,
-        whose page is not delivered. Events that were handed out stay the caller's to finish.
+        whose page is not delivered. The caller has to finish the events that were already returned.
         """
         self._timer.stop()
 

@@ -148,7 +148,7 @@ def children_of(outcome: Outcome) -> tuple[Child, ...]:
 
 
 class Mapper(ABC):
-    """Maps raw records to what is handed out; one for all batches of a reader. Every method is pure."""
+    """Maps raw records to what is returned; one for all batches of a reader. Every method is pure."""
 
     @abstractmethod
     def cursor_behind(self, records: Any, count: int) -> Cursor:
@@ -190,7 +190,7 @@ class Mapper(ABC):
 
 @attrs.frozen(eq=False)
 class Batch:
-    """Raw records of one partition in the service's order, mapped only when they are handed out.
+    """Raw records of one partition in the service's order, mapped only when they are returned.
 
     A batch has no more than the `max_records` asked for.
 
@@ -215,7 +215,7 @@ class Batch:
             more may follow, `caught_up` is False. The page that uses up the batch has its notices, and no
             later record of this partition. `end` lies after the notices. Every other cursor of the batch, and
             the `skip_cursor` of a record in it, lies before them: a read from there gives them again.
-        headroom: Seconds until the position after this batch falls out of retention, or None.
+        headroom: Seconds until the position after this batch expires, or None.
         charge: What the service charged for it in its own unit, or None.
         requests: Calls to the service that it took.
     """

@@ -107,7 +107,7 @@ class Engine:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that were fetched or requested and are not handed out yet."""
+        """Bytes that were fetched or requested and are not returned yet."""
         return self._context.budget.used
 
     def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:

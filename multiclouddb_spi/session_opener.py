@@ -62,7 +62,7 @@ class SessionOpener:
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a token or partition id of another resource.
-            Exception: What the provider raised.
+            Exception: The error of the provider.
         """
         physical = self._physical(request)
         scope = scope_text(request.scope, physical.native if physical else None)

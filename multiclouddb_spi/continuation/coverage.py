@@ -70,9 +70,9 @@ def find_uncovered(feed: Feed, lineage: Lineage, deadline: Deadline) -> list[See
     """Ask a feed what a lineage does not cover.
 
     Args:
-        feed: Whose lineage.
+        feed: The feed of the lineage.
         lineage: The lineage of a whole collection.
-        deadline: When it has to be over.
+        deadline: The time limit.
 
     Returns:
         As `Feed.uncovered`.
@@ -85,9 +85,9 @@ def add_uncovered(feed: Feed, lineage: Lineage, seeds: Sequence[Seed] | None) ->
     """Add what an audit found to the lineage, and record the time of the audit.
 
     Args:
-        feed: Whose lineage.
+        feed: The feed of the lineage.
         lineage: The lineage.
-        seeds: What `Feed.uncovered` gave.
+        seeds: The result of `Feed.uncovered`.
 
     Returns:
         A notice for each partition that is new.

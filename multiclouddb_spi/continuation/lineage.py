@@ -72,7 +72,7 @@ class Lineage(ScanEntries):
         """A fresh lineage; a parent that is no seed itself is gone and counts as drained.
 
         Args:
-            seeds: What `Feed.start` gave.
+            seeds: The result of `Feed.start`.
             join: `Feed.join`.
             audited: What is kept for audits.
         """
@@ -84,7 +84,7 @@ class Lineage(ScanEntries):
         """The inverse of `to_json`.
 
         Args:
-            value: What `to_json` gave.
+            value: The result of `to_json`.
             join: `Feed.join`.
 
         Raises:
@@ -191,7 +191,7 @@ class Lineage(ScanEntries):
         """Add partitions that an audit found; those that are already here do not change.
 
         Args:
-            seeds: What `Feed.uncovered` gave.
+            seeds: The result of `Feed.uncovered`.
 
         Returns:
             The ids of all that are new, also of those that wait for another of the seeds.

@@ -1,4 +1,4 @@
-"""What one call works on, and the tokens that it makes."""
+"""The state of one call, and the tokens that it makes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Finished", "Session"]
 
 @attrs.frozen
 class Finished:
-    """What a token says after which nothing will ever follow; returned without asking the service.
+    """The content of a token after which nothing will ever follow; it is returned without asking the service.
 
     Attributes:
         token: The request's token.
@@ -33,7 +33,7 @@ class Finished:
 
 @attrs.frozen
 class Session:
-    """What one call works on.
+    """The state of one call.
 
     Attributes:
         feed: The opened feed.

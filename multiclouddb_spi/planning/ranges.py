@@ -160,7 +160,7 @@ class RangeReading:
             deadline: No try begins after it.
 
         Raises:
-            Exception: What the provider raised in the last try.
+            Exception: The error of the last attempt.
         """
         batch = self._tries.call(lambda: self._once(max_records, deadline), deadline)
         self._position = batch.cursor_after(len(batch))

@@ -1,4 +1,4 @@
-"""What all calls of one client share."""
+"""The objects that all calls of one client share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ReadContext"]
 
 @attrs.frozen
 class ReadContext:
-    """What all calls of one client share.
+    """The objects that all calls of one client share.
 
     Attributes:
         fetcher: Runs reads.

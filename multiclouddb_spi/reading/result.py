@@ -1,4 +1,4 @@
-"""What one call's reading found."""
+"""The result of one call's reading."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 @attrs.define
 class PollResult(Generic[T]):
-    """What a poll found; it has changed the lineage that it was given.
+    """The result of a poll, which has also changed its lineage.
 
     Attributes:
         turns: What each partition has answered.
-        limit: Bound on records handed out.
-        values: What the view made of the records that are handed out, in order.
+        limit: Bound on returned records.
+        values: What the view made of the records that are returned, in order.
         count: How many records these are.
         notices: Facts found while reading.
         moved: A partition answered or a position moved.
