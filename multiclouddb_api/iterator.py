@@ -284,10 +284,10 @@ class ChangeFeedIterator:
         return page
 
     def _step_over(self, position: StartPosition, error: MulticloudDbError) -> bool:
-        behind = error.detail.skip_token
-        if self.on_poison == "raise" or behind is None or position == FromContinuationToken(behind):
+        after = error.detail.skip_token
+        if self.on_poison == "raise" or after is None or position == FromContinuationToken(after):
             return False
-        self._skip_to = FromContinuationToken(behind)
+        self._skip_to = FromContinuationToken(after)
         return True
 
     def _done(self, page: ChangeFeedPage, *, at_once: bool) -> None:

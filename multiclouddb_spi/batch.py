@@ -157,7 +157,7 @@ class Mapper(ABC):
         Inside a transaction, it names the part of the transaction that was delivered.
 
         Args:
-            records: The batch's.
+            records: The records of the batch.
             count: How many records lie before it; at least one, and not all of them.
         """
 
@@ -166,7 +166,7 @@ class Mapper(ABC):
         """Map records to events; may be called again.
 
         Args:
-            records: The batch's.
+            records: The records of the batch.
             start: The first one to map.
             stop: The index after the last one.
 
@@ -178,7 +178,7 @@ class Mapper(ABC):
         """Like `events`, in the fixed event schema (`multiclouddb_spi.arrow.EVENT_SCHEMA`).
 
         Args:
-            records: The batch's.
+            records: The records of the batch.
             start: The first one to map.
             stop: The index after the last one.
 

@@ -24,7 +24,7 @@ class Deadline:
         """The deadline that many seconds from now.
 
         Args:
-            seconds: How many.
+            seconds: The number of seconds.
         """
         return cls(time.monotonic() + seconds)
 

@@ -107,7 +107,7 @@ def to_start(text: str, *, snapshots: bool = False) -> StartPosition:
     except ValueError as error:
         raise _wrong(
             "--from",
-            f"{text!r} is none of beginning, now, snapshot, @FILE and a time like 2026-01-31T12:00:00Z",
+            f"{text!r} is not beginning, now, snapshot, @FILE or a time like 2026-01-31T12:00:00Z",
         ) from error
     if time.utcoffset() is None:
         raise _wrong("--from", f"{text} has no time zone: add Z, or an offset like +02:00")
@@ -153,7 +153,7 @@ def _to_scope(text: str) -> FeedScope:
         return PhysicalPartition(value, with_descendants=kind == "descendants")
     if kind == "key" and value:
         return LogicalPartition(to_key(value, "--scope"))
-    raise _wrong("--scope", f"{text!r} is none of {_SCOPES}")
+    raise _wrong("--scope", f"{text!r} is not one of {_SCOPES}")
 
 
 def to_key(text: str, option: str) -> MulticloudDbKey:
@@ -170,5 +170,5 @@ def to_key(text: str, option: str) -> MulticloudDbKey:
 def to_state(text: str) -> NewItemStateMode:
     """`omit`, `include` or `require`."""
     if text not in _MODES:
-        raise _wrong("--state", f"{text!r} is none of {', '.join(_MODES)}")
+        raise _wrong("--state", f"{text!r} is not one of {', '.join(_MODES)}")
     return _MODES[text]

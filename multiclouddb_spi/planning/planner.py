@@ -82,7 +82,7 @@ class Planner:
         """Resolve a start.
 
         Args:
-            position: Where.
+            position: The start position.
             deadline: The time limit.
             field: The caller's name for the time of `AtTime`, for the error.
 

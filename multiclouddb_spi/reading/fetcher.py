@@ -71,7 +71,7 @@ class Fetcher:
     Args:
         provider: Classifies failures.
         executor: Where blocking calls run.
-        watch: Notified of retries.
+        watch: Gets notifications of retries.
         closed: Set when the client is closed: ends every pause.
         attempts: Tries of one call; 1 with the application's own vendor client.
         pause: Waits between tries; by default at most until the client is closed.

@@ -194,7 +194,7 @@ class Scanning:
 
         Args:
             turn: Of this partition or segment.
-            count: How many.
+            count: The number.
         """
         plan = self._lineage.plan
         if plan is not None and count and self._lineage.is_segment(turn.partition_id):

@@ -39,7 +39,14 @@ __all__ = ["TestNoSnapshot", "TestSnapshot"]
 
 _SNAPSHOT: Final = Capability.CHANGE_FEED_SNAPSHOT
 _KEY: Final = Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE
-_ORDERS: Final = [pytest.param(order, id=order.value) for order in SnapshotOrder]
+_ORDERS: Final = [
+    pytest.param(
+        order,
+        id=order.value,
+        marks=[pytest.mark.needs("interleaved")] if order is SnapshotOrder.INTERLEAVED else [],
+    )
+    for order in SnapshotOrder
+]
 _ORDERED: Final = Snapshot(SnapshotOrder.ORDERED)
 _INTERLEAVED: Final = Snapshot(SnapshotOrder.INTERLEAVED)
 
@@ -168,6 +175,7 @@ class TestSnapshot:
         assert kinds == sorted(kinds, reverse=True)
         assert False in kinds
 
+    @pytest.mark.needs("interleaved")
     def test_interleaved_has_changes_before_the_last_row(self, collection: Collection) -> None:
         source = Source(collection)
         source.fill(40)
@@ -243,6 +251,7 @@ class TestSnapshot:
         _refused(collection, scope=EntireDatabase(), start=Snapshot(), address=database)
         _refused(collection, scope=EntireCluster(), start=Snapshot(), address=ResourceAddress())
 
+    @pytest.mark.needs("interleaved")
     def test_a_plan_spreads_the_scan_over_processes(self, collection: Collection) -> None:
         source, sink = Source(collection), Sink()
         source.fill(20)

@@ -152,7 +152,7 @@ class Consumer:
     """Reads on from its token; `restart` is another process.
 
     Attributes:
-        world: Where.
+        world: The stream.
         client: The client.
         start: Where the next read starts.
         request: Other fields of the requests.
@@ -187,7 +187,7 @@ class Consumer:
         raise AssertionError(f"not idle after {most} pages")
 
     def until_found(self, wanted, at_most=30):
-        """Pages until all these markers are there; what a service lists late comes behind an idle page."""
+        """Pages until all these markers are there; what a service lists late comes after an idle page."""
         until = time.monotonic() + at_most
         while not set(wanted) <= set(self.markers):
             assert time.monotonic() < until, f"{sorted(set(wanted) - set(self.markers))} are missing"

@@ -50,7 +50,7 @@ class EmbeddedFeed(Feed):
     """The log of one collection.
 
     Args:
-        source: What its readers share.
+        source: The objects that its readers share.
     """
 
     def __init__(self, source: Source) -> None:
@@ -59,7 +59,7 @@ class EmbeddedFeed(Feed):
         self._source, self._scope, self._store = source, source.scope, source.store
 
     def clock(self, deadline: Deadline) -> datetime:
-        """The store's time: a commit made now would have it."""
+        """The store's time, which a commit would have now."""
         with self._store.reading(deadline) as connection:
             return from_micros(max(self._store.now(), read_head(connection)[1]))
 
@@ -115,7 +115,7 @@ class EmbeddedFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed]:
-        """By parents: the store knows every partition that ever existed, and when it was made."""
+        """Find missed partitions by their parents. The store knows every partition that ever existed."""
         with self._store.reading(deadline) as connection:
             family = read_family(connection, self._scope)
             listed = [to_partition(row) for row in family.all()]
@@ -154,12 +154,12 @@ class EmbeddedFeed(Feed):
             return cut(connection, self._scope, cursor, count)
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """What is left of these partitions, or of their descendants."""
+        """The partitions among these that still have changes, or their descendants."""
         with self._store.reading(deadline) as connection:
             return read_family(connection, self._scope).oldest(partition_ids)
 
     def describe(self, cursor: Cursor) -> Position:
-        """`sequence 4711`, and a time that no change after it is older than."""
+        """`sequence 4711`, and a time; no change after the position is older than this time."""
         return describe(cursor)
 
     def heads(

@@ -67,11 +67,11 @@ _PLAIN: Final = {
 
 @attrs.frozen
 class Profile:
-    """What may be read under one profile.
+    """The limits of one profile.
 
     Attributes:
-        name: The value of `profile=`; empty for everything that the store can do.
-        capabilities: What may be asked for.
+        name: The value of `profile=`; empty for no limits.
+        capabilities: The capabilities under the profile.
         precision: `AtTime` is rounded down to this many microseconds: it may be early by less than that, and
             is never late.
         whole: True when a collection is shown as one partition, `0`, whatever the store splits and merges.
@@ -107,7 +107,7 @@ _BACKFILL: Final = "an all-versions-and-deletes feed starts at now or a token; "
 _OPT_IN: Final = "ask with provider_options=EmbeddedOptions(backfill=True), or start at Now()"
 
 PLAIN: Final = Profile("", CapabilitySet(_PLAIN))
-"""Everything that the store can do."""
+"""The profile without limits."""
 
 _DYNAMO: Final = _profile(
     "dynamo",
@@ -187,11 +187,11 @@ _MONGO: Final = _profile(
         ),
         Capability.CHANGE_FEED_DATABASE_SCOPE: (
             _UNSUPPORTED,
-            "MongoDB itself has it, a store has not; read each collection with EntireCollection()",
+            "MongoDB itself has it, but a store does not; read each collection with EntireCollection()",
         ),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: (
             _UNSUPPORTED,
-            "MongoDB itself has it, a store has not; read each collection with EntireCollection()",
+            "MongoDB itself has it, but a store does not; read each collection with EntireCollection()",
         ),
         Capability.RUN_COMMAND: (
             _UNSUPPORTED,
@@ -203,7 +203,7 @@ _MONGO: Final = _profile(
 )
 
 PROFILES: Final[Mapping[str, Profile]] = {each.name: each for each in (_COSMOS, _DYNAMO, _MONGO, _SPANNER)}
-"""By name; `PLAIN` has none."""
+"""The profiles by name; `PLAIN` has no name."""
 
 
 def check_spec(profile: Profile, spec: FeedSpec) -> None:

@@ -24,7 +24,7 @@ from multiclouddb_spi import (
 __all__ = ["EmbeddedReader"]
 
 
-# Which rows to read next: at least one, then as many as are wanted and fit into the bytes.
+# The rows to read next: at least one, then as many as are wanted and fit into the bytes.
 _BOUND: Final = """
 SELECT count(*), max(seq) FROM (
     SELECT seq, volume - size AS before FROM log
@@ -63,9 +63,9 @@ class EmbeddedReader(Reader):
     moment, so a split cannot come between "nothing more" and "closed".
 
     Args:
-        source: What the readers of the feed share.
+        source: The objects that the readers of the feed share.
         name: The partition.
-        view: What its events share.
+        view: The properties that its events share.
         position: Read after this seq and time.
         until: Stop after this one, or None.
     """

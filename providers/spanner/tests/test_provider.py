@@ -360,7 +360,7 @@ class TestStarts:
         table.put(["a", 1, ""])
         (event,) = drained(ours, here, Beginning())
         start = AtTime(event.timestamp.replace(year=event.timestamp.year - 1))
-        assert "holds nothing before" in refused(ErrorCategory.CHECKPOINT_EXPIRED, page, ours, here, start)
+        assert "keeps nothing before" in refused(ErrorCategory.CHECKPOINT_EXPIRED, page, ours, here, start)
 
     def test_now_is_behind_what_was_just_acknowledged(self, table, ours, here):
         for number in range(20):

@@ -90,7 +90,7 @@ class Interrupt:
 
 @contextmanager
 def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
-    """Everything that is read inside shows one moment."""
+    """All reads inside see the state of one moment."""
     connection.execute("BEGIN")
     try:
         yield
@@ -107,7 +107,7 @@ class ConnectionPool(Holder):
     Args:
         path: The store.
         size: Bound on open connections; further borrowers wait.
-        check: Refuses a file that is no store; called once per connection.
+        check: Refuses a file that is not a store; called once per connection.
     """
 
     def __init__(self, path: str, size: int, check: Callable[[sqlite3.Connection, str], None]) -> None:
@@ -165,7 +165,7 @@ class ConnectionPool(Holder):
             connection.close()
 
     def begin_anew(self) -> list[object]:
-        """Locks of our own, and no connection yet."""
+        """Make new locks, and drop all connections."""
         self._slots = threading.BoundedSemaphore(self._size)
         self._lock = threading.Lock()
         kept: list[object] = [*self._used, *self._idle]
@@ -220,7 +220,7 @@ class Monitor(Holder):
         super().__init__()
 
     def version(self) -> Version:
-        """Another value after every commit of any process; costs a few microseconds.
+        """A value that changes after every commit of any process; it costs a few microseconds.
 
         Raises:
             FileNotFoundError: The file is gone.
@@ -251,7 +251,7 @@ class Monitor(Holder):
                 self._lock.release()
 
     def begin_anew(self) -> list[object]:
-        """A lock of our own, and no connection yet."""
+        """Make a new lock, and drop the connection."""
         self._lock = threading.Lock()
         connection, self._connection = self._connection, None
         return [connection]
