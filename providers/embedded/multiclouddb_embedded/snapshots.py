@@ -51,6 +51,15 @@ __all__ = ["SegmentReader", "cut", "is_segment", "plan_scan"]
 _SEGMENTS: Final = 4
 _LEAST_ROWS: Final = 1000
 _ROW_BYTES: Final = 200
+_PART: Final = 64
+_MARKED: Final = b'"$'
+
+_RANGE: Final = "FROM documents WHERE collection = :collection AND id > :after AND id <= :end"
+_COUNT: Final = "SELECT count(*), max(id) FROM documents WHERE collection = :collection AND id > :after"
+_HIGH: Final = f"SELECT id {_RANGE} ORDER BY id LIMIT 1 OFFSET :rows"
+_ROWS: Final = 1000
+_ROW_BYTES: Final = 200
+_PART: Final = 64
 _MARKED: Final = b'"$'
 
 _RANGE: Final = "FROM documents WHERE collection = :collection AND id > :after AND id <= :end"
@@ -64,9 +73,8 @@ SELECT count(*), max(id) FROM (
     )
 ) WHERE before < :bytes
 """
-_ROWS: Final = f"SELECT id, key, doc {_RANGE} ORDER BY id"
-_KEYS: Final = f"SELECT id, key, NULL {_RANGE} ORDER BY id"
-_MORE: Final = f"SELECT 1 {_RANGE} LIMIT 1"
+_ROWS: Final = f"SELECT id, key, doc {_RANGE} ORDER BY id LIMIT :most"
+_KEYS: Final = f"SELECT id, key, NULL {_RANGE} ORDER BY id LIMIT :most"
 
 
 def plan_scan(
@@ -279,18 +287,22 @@ class SegmentReader(Reader):
             "collection": self._source.scope.collection.id,
             "after": self._after.encode(),
             "end": self._end.encode(),
-            "most": max_records,
-            "bytes": max_bytes,
+            "most": max_records + 1,
         }
-        count, last = connection.execute(_BOUND, part).fetchone()
-        rows: list[Row] = []
-        more = False
-        if count:
-            rows = connection.execute(self._rows, {**part, "end": last}).fetchall()
-            self._after = _text(last)
-            more = connection.execute(_MORE, {**part, "after": last}).fetchone() is not None
+        cursor, rows, nbytes, more = connection.execute(self._rows, part), list[Row](), 0, True
+        while len(rows) <= max_records and nbytes < max_bytes and more:
+            taken = cursor.fetchmany(_PART)
+            rows += taken
+            nbytes += sum(len(row[0]) + len(row[1]) + len(row[2] or "") + _ROW_BYTES for row in taken)
+            more = len(taken) == _PART
+        if len(rows) > max_records:
+            del rows[max_records:]
+            more = True
+        elif more:
+            more = cursor.fetchone() is not None
+        if rows:
+            self._after = _text(rows[-1][0])
         outcome: Outcome = Continue() if more else Scanned()
-        nbytes = sum(len(row[0]) + len(row[1]) + len(row[2] or "") + _ROW_BYTES for row in rows)
         return Batch(rows, self._mapper, begin, self._cursor(), outcome, nbytes, caught_up=not more)
 
     def _cursor(self) -> Cursor:
