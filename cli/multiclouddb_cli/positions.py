@@ -23,8 +23,8 @@ class Standing:
     Attributes:
         partition_id: The service's own id.
         state: `active`, `drained` (its children are not named yet), `watched` (some of its children are
-            named, and others are looked for), `waiting` (for its parents), or `next` (a child of a retired
-            partition).
+            named, and others are looked for), `waiting` (for its parents), `next` (a child of a retired
+            partition), or `scan` (what a snapshot has not cut into segments).
         cursors: Its position; several when its parents differ.
         parents: The parents that it waits for.
         entry: The partition's entry in the lineage, or None for a child of a retired one.

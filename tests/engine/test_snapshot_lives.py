@@ -44,6 +44,8 @@ class Life:
             "segments": self.dice.choice([1, 3, 12]),
             "splits_itself": self.dice.choice([None, 4, 9]),
         }
+        if not tombstones:  # a service that repeats a change, and not the delete after it, needs them anyway
+            habits["redeliver"] = 0
         behaviour = ServiceBehaviour.rough(seed, **habits) if rough else ServiceBehaviour(seed=seed, **habits)
         self.sim = Simulation(self.dice.choice([1, 2, 4]), behaviour, retention_seconds=retention)
         self.retention, self.order = retention, order
