@@ -122,6 +122,7 @@ class Mover:
         Raises:
             Exception: The error of the provider.
         """
+        self._lineage.check_end(name, outcome)
         fresh = self._lineage.fresh_children(name, children_of(outcome))
         if not fresh:
             return Waits()

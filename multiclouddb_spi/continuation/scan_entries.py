@@ -12,11 +12,13 @@ from typing import Any
 
 import attrs
 
-from multiclouddb_spi.batch import Segment
+from multiclouddb_api import ErrorCategory
+from multiclouddb_spi.batch import Awaiting, Drained, Outcome, Scanned, Segment
 from multiclouddb_spi.continuation.entries import Entries
 from multiclouddb_spi.continuation.entry import Active
 from multiclouddb_spi.continuation.plan import Plan
 from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.faults import ProviderFault
 
 __all__ = ["ScanEntries"]
 
@@ -62,6 +64,41 @@ class ScanEntries(Entries):
         """
         if (plan := self.plan) is not None:
             self._entries[plan.partition_id] = attrs.evolve(plan, **changes)
+
+    def check_end(self, partition_id: str, outcome: Outcome) -> None:
+        """Refuse an end that would lose a part of the scan, or a partition, in silence.
+
+        Args:
+            partition_id: What has ended.
+            outcome: How.
+
+        Raises:
+            ProviderFault: `PERMANENT_FAILURE`: the provider does not keep to its contract.
+        """
+        match outcome:
+            case Scanned(pieces) if self.is_segment(partition_id):
+                self.check_cut(pieces, partition_id)
+            case Scanned():
+                raise _broken(f"{partition_id} is no segment and has ended with Scanned")
+            case Drained() | Awaiting() if self.plan is not None and self.is_segment(partition_id):
+                raise _broken(f"the segment {partition_id} has ended with {type(outcome).__name__}")
+            case _:
+                pass
+
+    def check_cut(self, segments: Sequence[Segment], replaced: str | None = None) -> None:
+        """Refuse segments with an id that something else has.
+
+        Args:
+            segments: What was cut.
+            replaced: The segment that they replace, or None.
+
+        Raises:
+            ProviderFault: `PERMANENT_FAILURE`: the provider does not keep to its contract.
+        """
+        names = [segment.segment_id for segment in segments]
+        known = [name for name in names if name in self._entries and name != replaced]
+        if known or len(set(names)) < len(names):
+            raise _broken(f"a segment was cut twice, or has the id of a partition: {known or names}")
 
     def cut(self, segments: Iterable[Segment], rest: Cursor | None) -> list[str]:
         """Begin to read parts of the scan; returns their ids.
@@ -117,3 +154,8 @@ class ScanEntries(Entries):
             return []
         self.change_plan(holds=False)
         return self.release(plan.partition_id)
+
+
+def _broken(problem: str) -> ProviderFault:
+    message = f"{problem}, against the contract of snapshots; this is a defect of the provider: report it"
+    return ProviderFault.of(ErrorCategory.PERMANENT_FAILURE, message)

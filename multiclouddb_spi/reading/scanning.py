@@ -229,6 +229,7 @@ class Scanning:
                 return started
             try:
                 segments, rest = self._ask(plan.cursor, _ACTIVE - lineage.segment_count)
+                lineage.check_cut(segments)
             except Exception as error:  # noqa: BLE001 - classified by the provider
                 self._blame(plan, error)
                 return started

@@ -22,14 +22,21 @@ from multiclouddb_api import (
     SnapshotOrder,
     SnapshotStarted,
 )
-from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour, Simulation, SimulationProvider
-from multiclouddb_spi import Engine, InlineExecutor, Segment
+from multiclouddb_conformance.simulation import (
+    ServerError,
+    ServiceBehaviour,
+    Simulation,
+    SimulationProvider,
+    feed,
+)
+from multiclouddb_conformance.simulation.segments import cut_segments
+from multiclouddb_spi import Awaiting, Child, Drained, Engine, InlineExecutor, Scanned, Segment
 from multiclouddb_spi.continuation.entry import Active, Waiting
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.plan import Plan
 from multiclouddb_spi.continuation.state import state_from_json
 from multiclouddb_spi.continuation.token import decode_token
-from multiclouddb_spi.faults import Fault, InvalidCursor
+from multiclouddb_spi.faults import Fault, InvalidCursor, ProviderFault
 
 ORDERED, INTERLEAVED, AUTO = SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
 
@@ -266,6 +273,36 @@ class TestTrouble:
             next(page for page in reading.pages() if page.notices)
         assert caught.value.category == ErrorCategory.NOT_FOUND
 
+    @pytest.mark.parametrize("outcome", [Drained((Child("c", ("p0",), 1),)), Awaiting()])
+    def test_a_segment_that_ends_like_a_partition_is_refused(self, outcome):
+        lineage = Lineage([Active("p0", 1)], max)
+        lineage.begin_scan(Plan("s", [0], "f", 1, holds=True))
+        lineage.cut([Segment("a", 1)], None)
+        with pytest.raises(ProviderFault, match="against the contract"):
+            lineage.check_end("a", outcome)
+
+    def test_a_partition_that_ends_like_a_segment_is_refused(self):
+        with pytest.raises(ProviderFault, match="is no segment"):
+            Lineage([Active("p0", 1)], max).check_end("p0", Scanned())
+
+    def test_a_segment_that_is_cut_twice_is_refused(self):
+        lineage = Lineage([Active("p0", 1)], max)
+        lineage.begin_scan(Plan("s", [0], "f", 1))
+        lineage.cut([Segment("a", 1)], [1])
+        for cut in ([Segment("a", 2)], [Segment("p0", 1)], [Segment("b", 1), Segment("b", 2)]):
+            with pytest.raises(ProviderFault, match="cut twice"):
+                lineage.check_cut(cut)
+        lineage.check_end("a", Scanned((Segment("a", 2), Segment("b", 3))))
+
+    def test_a_provider_that_cuts_twice_is_reported(self, monkeypatch):
+        sim = filled(20)
+        reading = Reading(sim, ORDERED)
+        reading.page()
+        once = cut_segments(reading.lineage.plan.cursor, 1)[0]
+        monkeypatch.setattr(feed, "cut_segments", lambda cursor, count: (once, cursor))
+        with pytest.raises(MulticloudDbError, match="cut twice"):
+            list(reading.pages())
+
     def test_an_expired_segment_is_not_skipped(self):
         sim = filled(10)
         reading = Reading(sim, ORDERED, 2)
@@ -309,6 +346,7 @@ class TestToken:
         made = Lineage([plan, Waiting("p", (1,), ("snapshot:a",)), Active("s", 1, listed=False)], max)
         again = Lineage.from_json(json.loads(json.dumps(made.to_json())), max)
         assert again.plan == plan
+        assert made.to_json()["p"][0] == ["snapshot:a", [1], 240, ["f", 5, 1.5, 7, 1, 4, 9, 10, 3]]
         assert list(again) == list(made)
         assert (again.segment_count, again.listed()) == (1, {"p"})
 
