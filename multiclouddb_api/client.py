@@ -182,6 +182,9 @@ class MulticloudDbClient:
         children as they are named. Each parent names the child of a merge: read that child once, after all
         its parents.
 
+        `Snapshot(SnapshotOrder.INTERLEAVED)` gives one more token for each segment of its scan. A segment is
+        read like a partition; it has its own `SnapshotStarted` and `BackfillDone`, and then it ends.
+
         Args:
             request: The start and modes; its scope is the entire collection.
             options: Time limits.

@@ -78,6 +78,9 @@ class ChangeFeedIterator:
     A partition that has ended ends the iteration. With the scope
     `PhysicalPartition(…, with_descendants=True)` reading continues in what it was split or merged into.
 
+    With `on_expired=Resnapshot()` iterate pages: a loop over single events would not see the notices, and is
+    refused.
+
     Attributes:
         client: Reads the pages. It stays open when the iterator is closed.
         request: What to read. A stored checkpoint takes precedence over its `start_position`.

@@ -25,6 +25,7 @@ from multiclouddb_api import (
     OnExpired,
     PartitionFoundLate,
     SkipToOldest,
+    Snapshot,
 )
 from multiclouddb_spi.batch import Continue, Outcome, goes_on
 from multiclouddb_spi.continuation.coverage import is_audit_due
@@ -41,6 +42,7 @@ from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.faults import RecordFault
 from multiclouddb_spi.planning.heads import added, clip, is_news, records_before, within
 from multiclouddb_spi.planning.ranges import Range, RangeReading
+from multiclouddb_spi.planning.scan_step import plan_snapshot, scan_step
 from multiclouddb_spi.planning.step import Step, Target
 from multiclouddb_spi.retry import directly
 
@@ -96,6 +98,18 @@ class Planner:
             lambda: self._feed.start(position, None, deadline),
             field=field,
         )
+
+    def start_snapshot(self, wanted: Snapshot, deadline: Deadline) -> Lineage:
+        """Start a snapshot; its scan is read before any change, in whole segments.
+
+        Args:
+            wanted: The snapshot that the caller wants; `INTERLEAVED` is refused.
+            deadline: The time limit.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` for an order that cannot be planned.
+        """
+        return plan_snapshot(self._feed, wanted, deadline)
 
     def restore(self, value: Any) -> Lineage:
         """A lineage from its JSON.
@@ -189,6 +203,8 @@ class Planner:
         target: Target | None,
         allow_empty: bool,
     ) -> Step:
+        if before.plan is not None:
+            return scan_step(self._feed, before, max_records, deadline)
         after = before.copy()
         mover = Mover(self._feed, after, directly, deadline, self._watch_seconds)
         if entries := mover.due():

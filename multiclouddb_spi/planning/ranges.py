@@ -35,8 +35,6 @@ _BEHIND: Final = (
     "try again, and if that does not help, the resource was recreated: start again"
 )
 
-_CUT: Final = "the segment is read in pieces now, which its planned range does not hold; try again"
-
 
 @attrs.frozen
 class Range:
@@ -116,6 +114,10 @@ class RangeReading:
                 raise to_error(self._provider.provider_id, "read", fault, error) from cause_of(fault, error)
             if len(batch):
                 yield batch
+            if isinstance(batch.outcome, Scanned):
+                for piece in batch.outcome.pieces:
+                    part = Range(piece.segment_id, piece.cursor, None)
+                    yield from RangeReading(self._provider, self._feed, part).batches(on_expired)
             if self._is_over(batch.outcome):
                 return
             if len(batch) or self._feed.compare(before, self._position) == -1:
@@ -138,8 +140,6 @@ class RangeReading:
                 return False
             case Reached():
                 return True
-            case Scanned(pieces) if pieces:
-                raise self._fault(_CUT)
             case Drained() | Awaiting() | Ended() | Scanned():
                 if self._is_short():
                     raise self._fault(_ENDED)
