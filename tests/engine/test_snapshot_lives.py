@@ -48,10 +48,10 @@ class Life:
         self.sim = Simulation(self.dice.choice([1, 2, 4]), behaviour, retention_seconds=retention)
         self.retention, self.order = retention, order
         self.sink = Sink(tombstones=tombstones)
-        self.size = self.dice.choice([1, 2, 5] if retention is None else [3, 4])
+        self.size = self.dice.choice([1, 2, 5] if retention is None else [3])
         self.pages = self.kills = self.losses = 0
         self.engine = None
-        for number in range(KEYS if retention is None else 4 * KEYS):
+        for number in range(KEYS if retention is None else 5 * KEYS):
             self.sim.write(f"k{number}", {"n": number})
 
     def restart(self):
@@ -98,7 +98,7 @@ class Life:
             if self.pages < quiet_after:
                 self.change()
                 if self.retention is not None:
-                    self.sim.advance(self.retention / 8)
+                    self.sim.advance(self.retention / 12)
                     self.sim.trim_older_than(self.retention)
             position = FromContinuationToken(page.continuation_token)
             chance = self.dice.random()
@@ -174,8 +174,8 @@ class TestLongScan:
     @pytest.mark.parametrize("order", [INTERLEAVED, AUTO], ids=["interleaved", "auto"])
     def test_any_other_order_ends_equal(self, order):
         for seed in range(LIVES):
-            life = Life(seed, order, retention=60.0).run(quiet_after=100)
-            assert life.pages > 5 * 8
+            life = Life(seed, order, retention=60.0).run(quiet_after=120)
+            assert life.pages > 5 * 12
             assert life.is_equal(), seed
 
     @pytest.mark.parametrize("order", [INTERLEAVED, AUTO], ids=["interleaved", "auto"])
