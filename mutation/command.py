@@ -18,6 +18,7 @@ from mutation.tracing import FailingTestsError, Traces, trace
 __all__ = ["app"]
 
 ROOT: Final = FOLDER.parent
+_SETTINGS: Final = "mutation.toml"
 
 app = typer.Typer(
     add_completion=False,
@@ -39,6 +40,12 @@ def mutate(
         list[str] | None, typer.Option(metavar="TEXT", help="Only defects whose name or file has this text.")
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Print the defects and try none.")] = False,
+    chosen: Annotated[
+        str,
+        typer.Option(
+            "--settings", metavar="FILE", help="Settings in this folder: spanner.toml plants elsewhere."
+        ),
+    ] = _SETTINGS,
     equivalents: Annotated[
         bool, typer.Option("--equivalents", help="Try only the defects that are listed as equivalent.")
     ] = False,
@@ -48,11 +55,15 @@ def mutate(
     The exit code is 0 when at least the required share is killed. It is 1 when less is killed, when too few
     ran, or when an entry of equivalents.toml is stale.
     """
-    settings = Settings.read(FOLDER / "mutation.toml", ROOT)
+    settings = Settings.read(FOLDER / chosen, ROOT)
     began = time.monotonic()
     until = began + 60 * (settings.minutes if minutes is None else minutes)
     possible = [mutant for file in settings.modules for mutant in mutants_of(ROOT, file)]
-    known = read_equivalents(FOLDER / "equivalents.toml")
+    known = [
+        entry
+        for entry in read_equivalents(FOLDER / "equivalents.toml")
+        if chosen == _SETTINGS or entry.file in settings.modules
+    ]
     same = {entry.identity for entry in known}
     mutants = sample(possible, settings.seed if seed is None else seed, number or settings.number)
     if equivalents:
