@@ -59,11 +59,7 @@ def mutate(
     began = time.monotonic()
     until = began + 60 * (settings.minutes if minutes is None else minutes)
     possible = [mutant for file in settings.modules for mutant in mutants_of(ROOT, file)]
-    known = [
-        entry
-        for entry in read_equivalents(FOLDER / "equivalents.toml")
-        if chosen == _SETTINGS or entry.file in settings.modules
-    ]
+    known = _known(settings, chosen)
     same = {entry.identity for entry in known}
     mutants = sample(possible, settings.seed if seed is None else seed, number or settings.number)
     if equivalents:
@@ -80,6 +76,12 @@ def mutate(
         passed = _sound(outcomes)
     console().print(f"{time.monotonic() - began:.0f} seconds with {jobs} processes")
     raise typer.Exit(not (_fresh(known, possible) and passed))
+
+
+def _known(settings: Settings, chosen: str) -> list[Equivalent]:
+    """The listed equivalents; with other settings those of its modules only."""
+    listed = read_equivalents(FOLDER / "equivalents.toml")
+    return [entry for entry in listed if chosen == _SETTINGS or entry.file in settings.modules]
 
 
 def _list(mutants: list[Mutant]) -> None:
