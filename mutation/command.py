@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
@@ -19,6 +19,15 @@ __all__ = ["app"]
 
 ROOT: Final = FOLDER.parent
 _SETTINGS: Final = "mutation.toml"
+_Chosen: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--settings", metavar="FILE", help="Settings in this folder: spanner.toml plants elsewhere."
+    ),
+]
+_Equivalents: TypeAlias = Annotated[
+    bool, typer.Option("--equivalents", help="Try only the defects that are listed as equivalent.")
+]
 
 app = typer.Typer(
     add_completion=False,
@@ -40,15 +49,8 @@ def mutate(
         list[str] | None, typer.Option(metavar="TEXT", help="Only defects whose name or file has this text.")
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Print the defects and try none.")] = False,
-    chosen: Annotated[
-        str,
-        typer.Option(
-            "--settings", metavar="FILE", help="Settings in this folder: spanner.toml plants elsewhere."
-        ),
-    ] = _SETTINGS,
-    equivalents: Annotated[
-        bool, typer.Option("--equivalents", help="Try only the defects that are listed as equivalent.")
-    ] = False,
+    chosen: _Chosen = _SETTINGS,
+    equivalents: _Equivalents = False,
 ) -> None:
     """Plant defects in the engine, the iterator, the stores and the embedded reader; count those found.
 
