@@ -45,8 +45,8 @@ class Wish:
 
     Attributes:
         address: The collection, database or cluster.
-        start: Where to start when there is no checkpoint.
-        scope: How much of it.
+        start: The start position when there is no checkpoint.
+        scope: The part of the target to follow.
         state: Whether events carry documents.
         checkpoint: The file that keeps the position, or None.
         as_json: Print one JSON event per line.

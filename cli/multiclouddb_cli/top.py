@@ -195,7 +195,7 @@ def top(
 
     Args:
         config: How to reach the database.
-        target: What to follow, and how much of it.
+        target: The target and the scope.
         start: Where to begin.
         interval: Seconds between two tables.
         once: One table only.

@@ -126,7 +126,7 @@ class Answers(Generic[T]):
         return self.result.moved and not unnamed <= self._discovered
 
     def discover(self) -> list[str]:
-        """Ask once for more children of the partitions that have ended, as far as that is due."""
+        """Ask once for more children of the ended partitions for which it is time to ask."""
         entries = self._mover.due()
         if not entries:
             return []
