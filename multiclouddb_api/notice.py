@@ -25,7 +25,7 @@ class Dropped:
     """The collection or database was dropped.
 
     Attributes:
-        name: What was dropped, `database/collection` or `database`.
+        name: The dropped resource: `database/collection` or `database`.
     """
 
     name: str
@@ -72,8 +72,8 @@ class Gap:
 
     Attributes:
         partition_id: The partition whose position was too old.
-        lost_from: That position, as text for a person.
-        resumed_at: Where the read continued, as text for a person.
+        lost_from: The lost position, as text for a person.
+        resumed_at: The position where the read continued, as text for a person.
 
     Portability:
         Everywhere; the service decides how soon that happens. Warnings 3 and 10 in docs/configuration.md.

@@ -499,7 +499,7 @@ class Provider(ABC):
 
     @abstractmethod
     def capabilities(self) -> CapabilitySet:
-        """What the service can do when provisioned as documented; no I/O."""
+        """The capabilities of the service when provisioned as documented; no I/O."""
 
     @abstractmethod
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:

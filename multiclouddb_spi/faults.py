@@ -163,7 +163,7 @@ def unsupported(what: str, way_out: str) -> ProviderFault:
 
     Args:
         what: The requested feature, and that it is not available.
-        way_out: What to do instead.
+        way_out: The alternative for the user.
     """
     return ProviderFault.of(ErrorCategory.UNSUPPORTED_CAPABILITY, f"{what}; {way_out}")
 

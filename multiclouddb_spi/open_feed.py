@@ -116,7 +116,7 @@ class OpenFeed:
         Args:
             incarnation: The incarnation of the token or id.
             field: The caller's name for it, for the error.
-            way_out: What to do instead.
+            way_out: The alternative for the user.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a resource that was recreated.

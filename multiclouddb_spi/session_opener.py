@@ -98,12 +98,12 @@ class SessionOpener:
         """Start a snapshot.
 
         Args:
-            feed: Of what.
+            feed: The feed.
             wanted: How.
             deadline: When it has to be over.
 
         Raises:
-            Exception: What the provider raised.
+            Exception: The error of the provider.
         """
         asked = feed.for_one_call()
         if not isinstance(asked, SupportsSnapshot):
@@ -124,7 +124,7 @@ class SessionOpener:
             deadline: When it has to be over.
 
         Raises:
-            Exception: What the provider raised.
+            Exception: The error of the provider.
         """
         plan = lineage.plan
         if plan is None or not isinstance(feed, SupportsSnapshot):

@@ -41,7 +41,7 @@ _PIPE_COLUMNS: Final = 160
 
 @attrs.frozen
 class Wish:
-    """What to follow and how to print it.
+    """The settings of a tail: the target and the output.
 
     Attributes:
         address: The collection, database or cluster.
@@ -66,7 +66,7 @@ class Wish:
     skip_poison: bool = False
 
     def request(self) -> ChangeFeedRequest:
-        """What to read."""
+        """The request for the read."""
         return ChangeFeedRequest(
             self.address,
             self.start,
@@ -81,7 +81,7 @@ def tail(config: ClientConfig, wish: Wish) -> None:
 
     Raises:
         MulticloudDbError: A read or the checkpoint failed.
-        BrokenPipeError: Nobody reads the output.
+        BrokenPipeError: The output has no reader.
         typer.Exit: A signal ended it.
     """
     request, grumbler = wish.request(), _Grumbler()

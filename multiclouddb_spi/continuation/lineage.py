@@ -52,8 +52,8 @@ class Lineage(ScanEntries):
 
     Args:
         entries: The partitions in the order of the queue.
-        join: Where a child starts, from what its parents said (`Feed.join`).
-        audited: What is kept for audits; None for the lineage of one partition, which is not audited.
+        join: Decides where a child starts, from the positions that its parents gave (`Feed.join`).
+        audited: The data for audits; None for the lineage of one partition, which is not audited.
 
     Attributes:
         audited: The same.
@@ -74,7 +74,7 @@ class Lineage(ScanEntries):
         Args:
             seeds: The result of `Feed.start`.
             join: `Feed.join`.
-            audited: What is kept for audits.
+            audited: The data for audits.
         """
         present = {seed.partition_id for seed in seeds}
         return cls((seeded(seed, present) for seed in seeds), join, audited)

@@ -47,7 +47,7 @@ class Moved:
 
 @attrs.frozen
 class Waits:
-    """What the children of a partition wait for.
+    """The waits of a partition's children.
 
     Attributes:
         fresh: Its children that are not known yet.

@@ -1,4 +1,4 @@
-"""What heads mean for a step; pure."""
+"""Uses heads to plan a step; pure."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def read_range(
     Args:
         provider: Classifies failures.
         feed: The opened feed.
-        part: What to read.
+        part: The range to read.
         on_expired: `SkipToOldest()` to continue after what was lost to retention in the range; `Fail()` by
             default.
 
@@ -83,7 +83,7 @@ class RangeReading:
     Args:
         provider: Classifies failures.
         feed: The opened feed.
-        part: What to read.
+        part: The range to read.
     """
 
     def __init__(self, provider: Provider, feed: Feed, part: Range) -> None:

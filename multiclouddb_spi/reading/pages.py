@@ -55,7 +55,7 @@ class Reading(Generic[T]):
     """One page, with records as the caller's view made them.
 
     Attributes:
-        values: What the view made, in the page's order.
+        values: The results of the view, in the page's order.
         page: The page that they belong to; its `events` are empty here.
     """
 

@@ -50,7 +50,7 @@ class PartitionReader:
     Attributes:
         cursor: Where reading continues after what was returned.
         position: The reader's position, after the batch.
-        batch: What was fetched, or None.
+        batch: The fetched records, or None.
         taken: How many records of the batch were returned.
         future: The fetch in flight, or None.
         fetches: How many fetches have landed.
@@ -159,7 +159,7 @@ class PartitionReader:
         """Take over the batch of the fetch.
 
         Raises:
-            Exception: What ended the fetch.
+            Exception: The error that ended the fetch.
         """
         assert self.future is not None
         future, self.future = self.future, None

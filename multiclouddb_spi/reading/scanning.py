@@ -43,13 +43,13 @@ _LATE: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class Scanning:
-    """What one call does for a scan; without a plan in the lineage it changes nothing.
+    """The work of one call for a scan; without a plan in the lineage it changes nothing.
 
     Args:
-        context: What all calls share.
+        context: The objects that all calls share.
         feed: The opened feed.
         lineage: Changed in place.
-        result: What the call finds.
+        result: The result of the call.
         deadline: When the call has to be over.
         now: Asks for the service's time; None where it does not say.
         single: True when one segment is read alone, as a physical partition.
