@@ -60,7 +60,7 @@ class FeedEnded:
     """No change will ever come after this token.
 
     Attributes:
-        reason: Why; one line.
+        reason: The reason, on one line.
     """
 
     reason: str
@@ -127,7 +127,7 @@ class SnapshotStarted:
     Attributes:
         floor: The `order_key` of every row of the snapshot: above every change that the rows show for
             certain, below every change after this page.
-        partition_id: Names the snapshot; its `BackfillDone` has the same.
+        partition_id: The id of the snapshot; its `BackfillDone` has the same id.
 
     Portability:
         Where `Capability.CHANGE_FEED_SNAPSHOT` is. On DynamoDB the floor also lies below older changes.

@@ -158,7 +158,7 @@ class Mapper(ABC):
 
         Args:
             records: The records of the batch.
-            count: How many records lie before it; at least one, and not all of them.
+            count: The number of records before it; at least one, and not all of them.
         """
 
     @abstractmethod
@@ -235,7 +235,7 @@ class Batch:
     requests: int = 1
 
     def __len__(self) -> int:
-        """How many records; 0 for an empty batch."""
+        """The number of records; 0 for an empty batch."""
         return len(self.records)
 
     def cursor_after(self, count: int) -> Cursor:

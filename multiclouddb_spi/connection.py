@@ -71,7 +71,7 @@ def parse_location(
         url: The user's URL.
         scheme: The only valid scheme.
         options: The names that may stand after the `?`.
-        form: How a URL looks, for messages: `"write dynamo://REGION"`.
+        form: The form of a URL, for messages: `"write dynamo://REGION"`.
         credentials: For messages: where credentials come from, since a URL never holds them.
 
     Raises:

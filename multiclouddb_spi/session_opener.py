@@ -99,7 +99,7 @@ class SessionOpener:
 
         Args:
             feed: The feed.
-            wanted: How.
+            wanted: The requested snapshot.
             deadline: When it has to be over.
 
         Raises:

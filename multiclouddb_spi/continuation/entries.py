@@ -29,7 +29,7 @@ class Entries:
         audited: The data for audits; None for a feed that is not audited.
 
     Attributes:
-        audited: The same.
+        audited: The audit data, as in the arguments.
     """
 
     def __init__(self, entries: Iterable[Entry], audited: Audited | None) -> None:

@@ -56,7 +56,7 @@ class Lineage(ScanEntries):
         audited: The data for audits; None for the lineage of one partition, which is not audited.
 
     Attributes:
-        audited: The same.
+        audited: The audit data, as in the arguments.
     """
 
     def __init__(self, entries: Iterable[Entry], join: Join, audited: Audited | None = None) -> None:
@@ -168,7 +168,7 @@ class Lineage(ScanEntries):
 
         Args:
             partition_id: The service's own id.
-            watched: How long in all, in tenths of a second of running time.
+            watched: The total time of the search, in tenths of a second of running time.
         """
         entry = self._entries[partition_id]
         assert type(entry) is AwaitingChildren

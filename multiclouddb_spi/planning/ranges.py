@@ -45,7 +45,7 @@ class Range:
     Attributes:
         partition_id: The service's own id.
         start: Read after this.
-        until: Up to and including this; None = to the end, wherever that is. The end has to come: the
+        until: The last position, included. None means up to the end, which has to come: the
             partition has ended, or it is a part of a scan.
     """
 

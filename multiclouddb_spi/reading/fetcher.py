@@ -29,7 +29,7 @@ _REST_SECONDS: Final = 0.05
 
 @attrs.frozen
 class Ask:
-    """How much one fetch asks for.
+    """The limits of one fetch.
 
     Attributes:
         records: Hard bound on records.

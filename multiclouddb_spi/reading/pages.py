@@ -127,7 +127,7 @@ class Pages:
             session: The feed.
             lineage: The one that has expired.
             fresh: The snapshot's; changed in place.
-            result: How the call ended.
+            result: The result of the call.
         """
         assert result.failure is not None
         gap = lost(session.feed, lineage, result.failure[0])

@@ -24,8 +24,8 @@ class PollResult(Generic[T]):
     Attributes:
         turns: The answers of the partitions.
         limit: Bound on returned records.
-        values: What the view made of the records that are returned, in order.
-        count: How many records these are.
+        values: The results of the view for the returned records, in order.
+        count: The number of returned records.
         notices: Facts found while reading.
         moved: A partition answered or a position moved.
         idle: Every active partition answered that it has nothing.

@@ -50,7 +50,7 @@ class Scanning:
         feed: The opened feed.
         lineage: Changed in place.
         result: The result of the call.
-        deadline: When the call has to be over.
+        deadline: The time limit of the call.
         now: Asks for the service's time; None where it does not say.
         single: True when one segment is read alone, as a physical partition.
 
@@ -121,7 +121,7 @@ class Scanning:
 
         Args:
             turn: The partition or segment.
-            places: How many are left.
+            places: The number of places left.
         """
         if self._lineage.plan is None:
             return places
@@ -186,7 +186,7 @@ class Scanning:
         """Records are handed out.
 
         Args:
-            turn: Of this partition or segment.
+            turn: The partition or segment.
             count: The number.
         """
         plan = self._lineage.plan
