@@ -26,7 +26,7 @@ __all__ = ["ChangeFeedIterator", "IteratorSettings", "ReadsChanges"]
 
 
 class ReadsChanges(Protocol):
-    """What an iterator needs of a client."""
+    """The part of a client that an iterator uses."""
 
     def read_changes(
         self, request: ChangeFeedRequest, options: OperationOptions | None = None
@@ -83,7 +83,7 @@ class ChangeFeedIterator:
 
     Attributes:
         client: Reads the pages. It stays open when the iterator is closed.
-        request: What to read. A stored checkpoint takes precedence over its `start_position`.
+        request: The request. A stored checkpoint takes precedence over its `start_position`.
         timeout_seconds: Limit of each read; 30 by default.
         wait_seconds: How long a read may wait at the service for a first event (long poll); 0 by
             default. A `stop` has to wait for it: keep it as short as stopping may take.
@@ -94,7 +94,7 @@ class ChangeFeedIterator:
         max_outage_seconds: How long to continue through retryable failures without a success in
             between, and through pages that name the same partition in `partition_errors`; 300 by
             default. Then the last error is raised, for a partition `TRANSIENT_FAILURE`.
-        checkpoint_store: Where to keep the position, or None.
+        checkpoint_store: The store for the position, or None.
         checkpoint_name: Which checkpoint of the store.
         checkpoint_interval_seconds: The position after empty pages is saved at most this often; 0 by default,
             which saves after each of them. After events it is always saved.

@@ -40,6 +40,6 @@ class Deadline:
         """The earlier of this deadline and `seconds` from now.
 
         Args:
-            seconds: How many, from now.
+            seconds: The number of seconds from now.
         """
         return Deadline(min(self.at, time.monotonic() + seconds))

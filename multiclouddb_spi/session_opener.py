@@ -104,12 +104,12 @@ class SessionOpener:
         """Start a snapshot.
 
         Args:
-            feed: Of what.
-            wanted: How.
+            feed: The feed.
+            wanted: The requested snapshot.
             deadline: When it has to be over.
 
         Raises:
-            Exception: What the provider raised.
+            Exception: The error of the provider.
         """
         asked = feed.for_one_call()
         has_own_floors = isinstance(asked, SupportsBackfill)
@@ -136,7 +136,7 @@ class SessionOpener:
             deadline: When it has to be over.
 
         Raises:
-            Exception: What the provider raised.
+            Exception: The error of the provider.
         """
         plan = lineage.plan
         if plan is None or not isinstance(feed, SupportsSnapshot):

@@ -74,7 +74,7 @@ def to_address(text: str) -> ResourceAddress:
 
 
 def to_target(where: str | None, scope: str) -> tuple[ResourceAddress, FeedScope]:
-    """What to follow, and how much of it: a collection, or with `--scope` a database or a cluster."""
+    """The target and the scope: a collection, or with `--scope` a database or a cluster."""
     kind = _to_scope(scope)
     match kind:
         case EntireCluster():

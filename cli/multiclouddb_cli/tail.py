@@ -42,12 +42,12 @@ _PIPE_COLUMNS: Final = 160
 
 @attrs.frozen
 class Wish:
-    """What to follow and how to print it.
+    """The settings of a tail: the target and the output.
 
     Attributes:
         address: The collection, database or cluster.
-        start: Where to start when there is no checkpoint.
-        scope: How much of it.
+        start: The start position when there is no checkpoint.
+        scope: The part of the target to follow.
         state: Whether events carry documents.
         checkpoint: The file that keeps the position, or None.
         as_json: Print one JSON event per line.
@@ -67,7 +67,7 @@ class Wish:
     skip_poison: bool = False
 
     def request(self) -> ChangeFeedRequest:
-        """What to read."""
+        """The request for the read."""
         return ChangeFeedRequest(
             self.address,
             self.start,
@@ -82,7 +82,7 @@ def tail(config: ClientConfig, wish: Wish) -> None:
 
     Raises:
         MulticloudDbError: A read or the checkpoint failed.
-        BrokenPipeError: Nobody reads the output.
+        BrokenPipeError: The output has no reader.
         typer.Exit: A signal ended it.
     """
     request, grumbler = wish.request(), _Grumbler()

@@ -118,7 +118,7 @@ class Harness(ABC):
         rounding: The unit to which the service rounds event times down.
         expiry_updates: The number of changes that `expire` makes before the delete.
         value_types: The values of `multiclouddb_conformance.values` that documents keep exactly.
-        key_types: Those that may be keys.
+        key_types: The values that may be keys.
         secrets: Texts of `config()` that must not be shown.
         folder: An empty folder for this test.
     """

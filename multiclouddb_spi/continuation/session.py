@@ -22,7 +22,7 @@ class Finished:
 
     Attributes:
         token: The request's token.
-        over: How the feed ended.
+        over: The end of the feed, with its reason.
         skipped: Poison records that the token skips.
     """
 

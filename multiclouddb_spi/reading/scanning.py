@@ -43,14 +43,14 @@ _LATE: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class Scanning:
-    """What one call does for a scan; without a plan in the lineage it changes nothing.
+    """The work of one call for a scan; without a plan in the lineage it changes nothing.
 
     Args:
-        context: What all calls share.
+        context: The objects that all calls share.
         feed: The opened feed.
         lineage: Changed in place.
-        result: What the call finds.
-        deadline: When the call has to be over.
+        result: The result of the call.
+        deadline: The time limit of the call.
         now: Asks for the service's time; None where it does not say.
         single: True when one segment is read alone, as a physical partition.
 
@@ -123,7 +123,7 @@ class Scanning:
 
         Args:
             turn: The partition or segment.
-            places: How many are left.
+            places: The number of places left.
         """
         if self._lineage.plan is None:
             return places
@@ -193,7 +193,7 @@ class Scanning:
         """Records are handed out.
 
         Args:
-            turn: Of this partition or segment.
+            turn: The partition or segment.
             count: The number.
         """
         plan = self._lineage.plan

@@ -50,7 +50,7 @@ class Pinned:
     Attributes:
         incarnation: The incarnation of the resource.
         cursors: The lineage as JSON.
-        ends: Where partitions ended in the step to this offset.
+        ends: The ends of the partitions that ended in the step to this offset.
         empty: True when that step has no record.
     """
 

@@ -135,7 +135,7 @@ def seeds_at_oldest(
     """A start at the oldest record of every shard, parents first.
 
     Args:
-        shards: What the service lists.
+        shards: The shards that the service lists.
         since: The service's time, or None.
         unlisted: Parents of these that exist although the service does not list them at present.
     """
@@ -156,7 +156,7 @@ def oldest_left(
     since: int | None,
     can_be_read: Callable[[Shard], bool],
 ) -> list[Seed]:
-    """Where reading of shards whose positions have expired can resume.
+    """The seeds where expired shards can be resumed.
 
     The descendants of a shard that is no longer listed are not known, because its children may be gone as
     well: every shard whose parent is not listed may be a descendant. Some of these belong to other branches.
@@ -164,7 +164,7 @@ def oldest_left(
     them repeats events, but leaving them out would lose events.
 
     Args:
-        shards: What the service lists.
+        shards: The shards that the service lists.
         shard_ids: The shards.
         since: The service's time, or None.
         can_be_read: Asks the service about a shard that it still lists. A shard that cannot be read is
@@ -189,7 +189,7 @@ def seed_at_end(shard: Shard, since: int | None, children: tuple[str, ...] = ())
 
     Args:
         shard: The shard.
-        since: Nothing older is wanted.
+        since: Records older than this time are not wanted.
         children: Its children that have a seed of their own.
     """
     assert shard.last is not None
@@ -235,12 +235,12 @@ def seeds_of_missed(
     since: int | None,
     is_trimmed: Callable[[Shard], bool],
 ) -> list[Seed]:
-    """Where to start shards that an audit has found.
+    """The seeds of shards that an audit has found.
 
     Args:
         missed: Shard → its parents among them.
-        shards: What the service lists.
-        since: Nothing older is wanted; None = no bound is known.
+        shards: The shards that the service lists.
+        since: Records older than this time are not wanted; None means that no bound is known.
         is_trimmed: Asks whether the oldest records of a shard are gone. It is asked only for a shard that has
             so many generations of descendants that its records may be a day old.
     """

@@ -77,7 +77,7 @@ class DynamoReader(Reader):
         source: The objects that the readers of the feed share.
         view: The properties that the shard's events share.
         place: The start position.
-        until: Stop after this, or None.
+        until: The position after which to stop, or None.
     """
 
     def __init__(self, source: Source, view: View, place: Place, until: Place | None) -> None:

@@ -58,7 +58,7 @@ class Listing:
     Pages show different moments: if a shard splits between two of them, one child may be left out.
 
     Attributes:
-        shards: What its pages have so far.
+        shards: The shards of its pages so far.
         pages: How many there were.
         after: The shard after which the next page begins; None before the first and after the last page.
         number: A number that is higher for a later listing.

@@ -154,7 +154,7 @@ class Consumer:
     Attributes:
         world: The stream.
         client: The client.
-        start: Where the next read starts.
+        start: The start of the next read.
         request: Other fields of the requests.
         events: Everything delivered so far.
         notices: Everything told so far.

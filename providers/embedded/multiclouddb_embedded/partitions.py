@@ -160,7 +160,7 @@ def outcome_of(
         connection: Inside the snapshot that `row` is from.
         scope: With a key, only the child that holds it counts, and only parents that held it.
         row: The partition.
-        position: Where reading of it ends; children are also read only after that.
+        position: The position where reading ends; children are also read only after that.
     """
     if row.is_open:
         return Continue()

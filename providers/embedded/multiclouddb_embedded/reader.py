@@ -67,7 +67,7 @@ class EmbeddedReader(Reader):
         name: The partition.
         view: The properties that its events share.
         position: Read after this seq and time.
-        until: Stop after this one, or None.
+        until: The position after which to stop, or None.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class Taker:
 
     Args:
         source: The watched resource.
-        until: Stop after this, or None.
+        until: The position after which to stop, or None.
     """
 
     def __init__(self, source: Source, until: Place | None) -> None:

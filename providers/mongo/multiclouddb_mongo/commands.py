@@ -184,7 +184,7 @@ class Commands:
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a command that cannot be sent.
-            ProviderFault: The same.
+            ProviderFault: As `MulticloudDbError`.
             Exception: The error of pymongo, for `classify`. A command is tried once, with one
                 exception: if the server says that it is overloaded and that the command was not
                 run (labels `SystemOverloadedError` and `RetryableError`), pymongo asks it again,

@@ -311,7 +311,7 @@ class MongoFeed(Feed):
 
 
 def _is_far(start: Place, mark: Place) -> bool:
-    """Whether a reader that has come to one operation before a mark has moved: see `is_reached`."""
+    """True when a position is more than one operation before a mark: see `is_reached`."""
     begin, end = ticks_at(start), ticks_at(mark)
     return begin is not None and end is not None and end - begin > 1
 

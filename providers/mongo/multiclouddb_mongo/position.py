@@ -88,7 +88,7 @@ class At:
 
     Attributes:
         seconds: Since 1970.
-        ordinal: Of the operation within that second.
+        ordinal: The number of the operation within that second.
     """
 
     seconds: int

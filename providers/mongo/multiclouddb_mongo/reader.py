@@ -65,7 +65,7 @@ class MongoReader(Reader):
         source: The watched resource.
         view: The properties that its events share.
         place: The start position.
-        until: Stop after this, or None.
+        until: The position after which to stop, or None.
         goes_on: Asked after an invalidate: whether reading continues with what has the name next.
         headroom: Returns the seconds until a position expires, or None.
         check: Called when nothing comes. It raises if nothing can ever come, because the collection does not

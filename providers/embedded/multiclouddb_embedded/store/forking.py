@@ -41,7 +41,8 @@ class Holder(ABC):
     def begin_anew(self) -> list[object]:
         """In the child: make new locks, and return the connections that the parent still used.
 
-        Nobody uses these again. They are kept, because closing one could remove what the parent needs.
+        The child never uses these connections. They are kept, because closing one could remove what the
+        parent needs.
         """
 
 

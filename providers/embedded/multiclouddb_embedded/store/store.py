@@ -210,7 +210,7 @@ class EmbeddedStore:
 
         Args:
             collection: Name of the collection.
-            operations: What to write, in this order.
+            operations: The operations, in this order.
             database: The database that it is in; `main` by default.
 
         Returns:
