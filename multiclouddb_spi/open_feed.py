@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from multiclouddb_api import ErrorCategory, invalid_request
+from multiclouddb_api import ErrorCategory, Snapshot, invalid_request
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.errors import fault_of, user_errors
@@ -126,7 +126,7 @@ class OpenFeed:
             lambda feed: feed.resumes(incarnation),
         )
 
-    def check_start(self, position: FeedStart) -> None:
+    def check_start(self, position: FeedStart | Snapshot) -> None:
         """Refuse a start that the provider cannot do.
 
         Raises:

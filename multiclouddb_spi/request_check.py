@@ -67,7 +67,7 @@ def require(
 
 
 def require_start(
-    provider: Provider, position: FeedStart, options: ProviderOptions | None, operation: str
+    provider: Provider, position: FeedStart | Snapshot, options: ProviderOptions | None, operation: str
 ) -> None:
     """Accept a start that the provider can do, as `require` does.
 

@@ -80,17 +80,19 @@ class Planner:
         self._on_expired = on_expired or Fail()
         self._watch_seconds, self._audit_seconds = watch_seconds, audit_seconds
 
-    def start(self, position: FeedStart, deadline: Deadline, field: str = "AtTime.utc") -> Lineage:
+    def start(self, position: FeedStart | Snapshot, deadline: Deadline, field: str = "AtTime.utc") -> Lineage:
         """Resolve a start.
 
         Args:
-            position: The start position.
+            position: The start position. The scan of a snapshot is read before any change, in whole segments.
             deadline: The time limit.
             field: The caller's name for the time of `AtTime`, for the error.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a time in the future.
+            MulticloudDbError: `INVALID_REQUEST` for a time in the future, and for an `INTERLEAVED` snapshot.
         """
+        if isinstance(position, Snapshot):
+            return plan_snapshot(self._feed, position, deadline)
         return resolve_start(
             self._feed,
             position,
@@ -98,18 +100,6 @@ class Planner:
             lambda: self._feed.start(position, None, deadline),
             field=field,
         )
-
-    def start_snapshot(self, wanted: Snapshot, deadline: Deadline) -> Lineage:
-        """Start a snapshot; its scan is read before any change, in whole segments.
-
-        Args:
-            wanted: The snapshot that the caller wants; `INTERLEAVED` is refused.
-            deadline: The time limit.
-
-        Raises:
-            MulticloudDbError: `INVALID_REQUEST` for an order that cannot be planned.
-        """
-        return plan_snapshot(self._feed, wanted, deadline)
 
     def restore(self, value: Any) -> Lineage:
         """A lineage from its JSON.

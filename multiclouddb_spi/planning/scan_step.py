@@ -1,7 +1,7 @@
 """Plans bounded reads of a snapshot's scan: whole segments, which one step cuts and the next step reads.
 
-A step is the difference of two lineages. So the segments that are read in it must stand in the lineage before
-it: cutting a plan again could give other segments. The stream waits until the scan is over, whatever the order.
+A step is the difference of two lineages. So the segments that it reads must stand in the lineage before it:
+cutting a plan again could give other segments. The stream waits until the scan is over, whatever the order.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class Plan:
         self.provider = SimulationProvider(self.sim)
         self.feed = self.provider.open_feed(FeedSpec(self.sim.address), Deadline.after(SOON))
         self.planner = Planner(self.provider, self.feed, audit_seconds=1e9)
-        self.lineage = self.planner.start_snapshot(Snapshot(**wanted), Deadline.after(SOON))
+        self.lineage = self.planner.start(Snapshot(**wanted), Deadline.after(SOON))
 
     def step(self, most=None):
         step = self.planner.advance(self.lineage, most, Deadline.after(SOON), allow_empty=True)
