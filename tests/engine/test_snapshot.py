@@ -18,11 +18,13 @@ from multiclouddb_api import (
     PartitionFoundLate,
     PhysicalPartition,
     Resnapshot,
+    SkipToOldest,
     Snapshot,
     SnapshotOrder,
     SnapshotStarted,
 )
 from multiclouddb_conformance.simulation import (
+    Listing,
     ServerError,
     ServiceBehaviour,
     Simulation,
@@ -311,6 +313,36 @@ class TestTrouble:
         page = reading.page(on_expired=Resnapshot(Snapshot(ORDERED)))
         assert [type(notice).__name__ for notice in page.notices] == ["Gap", "SnapshotStarted"]
         assert page.events == ()
+
+
+class TestRetention:
+    """Segments are no partitions: a rule that takes them for lost ones makes others wait for them."""
+
+    def life(self, seed):
+        sim = Simulation(2, ServiceBehaviour(seed=seed, listing=Listing.OPEN, segments=3))
+        for number in range(30):
+            sim.write(f"k{number}", {"n": number})
+        reading = Reading(sim, INTERLEAVED, 3)
+        reading.page()
+        for number in range(4):
+            for name in list(sim.open_partitions)[:1]:
+                sim.split(name)
+            for key in range(10):
+                sim.write(f"k{key}", {"n": number})
+            sim.trim()
+            sim.write("last", {"n": number})
+            reading.page(on_expired=SkipToOldest())
+        for _ in range(200):
+            if (page := reading.page(on_expired=SkipToOldest())).idle:
+                return page
+        return None
+
+    def test_a_gap_during_the_scan_does_not_stop_the_feed(self):
+        assert all(self.life(seed) for seed in range(10))
+
+    def test_counting_segments_stops_some_feeds(self, monkeypatch):
+        monkeypatch.setattr(Lineage, "listed", lambda lineage: {entry.partition_id for entry in lineage})
+        assert not all(self.life(seed) for seed in range(10))
 
 
 class TestRate:

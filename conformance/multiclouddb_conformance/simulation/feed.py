@@ -274,10 +274,11 @@ class SimulationFeed(Feed):
     def _still_readable(self, partition_id: str) -> list[PartitionLog]:
         """The partition, or its oldest readable descendants, or all partitions that may be descendants."""
         asked = self.sim.partitions.get(partition_id)
-        if self.sim.behaviour.listing is Listing.OPEN and asked is not None and asked.gone:
+        if self.sim.behaviour.listing is Listing.OPEN and (asked is None or asked.gone):
             # Its children are unknown: no partition names them, so everything that began after its end may be
             # one.
-            return [part for part in topmost(kept(self.view)) if part.born >= (asked.closed or 0)]
+            end = (asked.closed if asked is not None else None) or 0
+            return [part for part in topmost(kept(self.view)) if part.born >= end]
         found: dict[str, PartitionLog] = {}
         pending = [partition_id]
         seen = set(pending)
