@@ -54,7 +54,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import attrs
 
-from multiclouddb_api import MulticloudDbKey
+from multiclouddb_api import AtTime, Beginning, MulticloudDbKey
 from multiclouddb_spi.batch import Segment
 from multiclouddb_spi.contract import Seed
 from multiclouddb_spi.cursor import Cursor
@@ -63,6 +63,7 @@ from multiclouddb_spi.deadline import Deadline
 __all__ = [
     "ScanPlan",
     "Segment",
+    "SupportsBackfill",
     "SupportsSnapshot",
     "plan_id_of",
     "segment_id_of",
@@ -132,6 +133,30 @@ class SupportsSnapshot(Protocol):
 
         Raises:
             InvalidCursor: This provider cannot have made the cursor.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsBackfill(SupportsSnapshot, Protocol):
+    """A feed that starts at now only: `Beginning` and `AtTime` are an ordered scan and then the stream.
+
+    Its rows carry the `order_key` of their own last change and no floor, so `SnapshotOrder.INTERLEAVED` is
+    refused. A scan of one partition is followed by the stream of that partition alone.
+    """
+
+    def backfill(
+        self, position: Beginning | AtTime, partition_id: str | None, deadline: Deadline
+    ) -> ScanPlan | None:
+        """As `snapshot`, for a start that the service does not have.
+
+        Args:
+            position: `Beginning` for every row that exists; `AtTime` for those changed then or later.
+            partition_id: Only this partition, or None for all of the scope.
+            deadline: When it has to be over.
+
+        Returns:
+            None when there is no such partition.
         """
         ...
 

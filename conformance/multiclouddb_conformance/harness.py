@@ -96,6 +96,8 @@ ABILITIES: Final[Mapping[str, str]] = {
     "silence": "no fault in the reader: silence",
     "key_order": "no order of a key across partitions",
     "still": "splits by itself",
+    "high_floor": "a snapshot's floor lies below older changes",
+    "interleaved": "no interleaved scan",
 }
 """Abilities that a harness may lack: name → its text in the summary. `can_NAME = False` declares the lack."""
 
@@ -157,6 +159,8 @@ class Harness(ABC):
     can_silence: ClassVar[bool] = True
     can_key_order: ClassVar[bool] = True
     can_still: ClassVar[bool] = True
+    can_high_floor: ClassVar[bool] = True
+    can_interleaved: ClassVar[bool] = True
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -136,11 +136,11 @@ class RangeReading:
         match outcome:
             case Continue():
                 return False
-            case Reached() | Scanned(pieces=()):
+            case Reached():
                 return True
-            case Scanned():
+            case Scanned(pieces) if pieces:
                 raise self._fault(_CUT)
-            case Drained() | Awaiting() | Ended():
+            case Drained() | Awaiting() | Ended() | Scanned():
                 if self._is_short():
                     raise self._fault(_ENDED)
                 return True

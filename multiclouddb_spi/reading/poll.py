@@ -320,6 +320,7 @@ class Poll(Generic[T]):
             turn.silent = True
         elif not (len(batch) and batch.caught_up):
             self._turns.ask([turn.partition_id])
+            self._scanning.asks_again(turn)
 
     # -- The end
 

@@ -27,6 +27,7 @@ __all__ = [
     "cursor_of",
     "describe",
     "from_micros",
+    "is_scan",
     "position_of",
     "to_arrow",
     "to_events",
@@ -73,8 +74,15 @@ def position_of(cursor: Cursor) -> tuple[int, int]:
     raise InvalidCursor(f"{str(cursor)[:60]} is not a sequence number and a time")
 
 
+def is_scan(cursor: Cursor) -> bool:
+    """Whether a cursor is one of a segment of a snapshot; `snapshots.py` makes and reads it."""
+    return type(cursor) is list and len(cursor) == 5
+
+
 def describe(cursor: Cursor) -> Position:
     """A cursor for a person."""
+    if is_scan(cursor):
+        return Position("part of a snapshot", None)
     seq, ts = position_of(cursor)
     return Position(f"sequence {seq}", from_micros(ts))
 

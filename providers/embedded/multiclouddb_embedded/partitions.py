@@ -41,6 +41,7 @@ __all__ = [
     "Family",
     "Standing",
     "check_images",
+    "check_there",
     "find_head",
     "outcome_of",
     "read_family",
@@ -118,16 +119,28 @@ def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: 
 
 
 def _missing(connection: sqlite3.Connection, collection: Collection, name: str) -> ProviderFault:
+    try:
+        check_there(connection, collection)
+    except ProviderFault as dropped:
+        return dropped
+    return ProviderFault.of(
+        ErrorCategory.INVALID_REQUEST,
+        f"{collection.name!r} never had a partition {name!r}; list them with "
+        "client.list_physical_partitions(address)",
+    )
+
+
+def check_there(connection: sqlite3.Connection, collection: Collection) -> None:
+    """Refuse a collection that was dropped.
+
+    Raises:
+        ProviderFault: `NOT_FOUND`.
+    """
     live = connection.execute(
         "SELECT 1 FROM collections WHERE id = ? AND incarnation = ?", (collection.id, collection.incarnation)
     ).fetchone()
-    if live is not None:
-        return ProviderFault.of(
-            ErrorCategory.INVALID_REQUEST,
-            f"{collection.name!r} never had a partition {name!r}; list them with "
-            "client.list_physical_partitions(address)",
-        )
-    return _dropped(collection)
+    if live is None:
+        raise _dropped(collection)
 
 
 def _dropped(collection: Collection) -> ProviderFault:

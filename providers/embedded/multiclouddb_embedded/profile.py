@@ -47,6 +47,9 @@ _PLAIN: Final = {
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
         Support.NATIVE, "an index finds the changes of one partition key"
     ),
+    Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
+        Support.NATIVE, "convergent: a row is as it is when its page is read; costs one read of every row"
+    ),
     Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
         Support.NATIVE, 'for collections created with images="new_and_old"'
     ),
@@ -150,6 +153,10 @@ _COSMOS: Final = _profile(
         Capability.CHANGE_FEED_POINT_IN_TIME: (
             _EMULATED,
             f"{_BACKFILL}{_OPT_IN}; in whole seconds, early by less than one",
+        ),
+        Capability.CHANGE_FEED_SNAPSHOT: (
+            _UNSUPPORTED,
+            "start at Beginning() with the backfill, which reads the present items first",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: (
             _UNSUPPORTED,

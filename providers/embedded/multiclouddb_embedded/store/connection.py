@@ -17,9 +17,9 @@ from multiclouddb_embedded.store.forking import (
     file_identity,
     using_sqlite,
 )
-from multiclouddb_spi import Deadline, ProviderFault
+from multiclouddb_spi import Deadline, ProviderFault, cancelled
 
-__all__ = ["ConnectionPool", "Monitor", "Version", "connect", "snapshot"]
+__all__ = ["ConnectionPool", "Interrupt", "Monitor", "Version", "connect", "snapshot"]
 
 _READ_BUSY_SECONDS: Final = 0.8
 _READ_CACHE_KIB: Final = 4096
@@ -53,6 +53,39 @@ def connect(
         isolation_level=None,
         check_same_thread=False,
     )
+
+
+class Interrupt:
+    """Ends the statement that a reader runs, from any thread."""
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+
+    def cancel(self) -> None:
+        """End the running statement, and every later one before it begins."""
+        self.cancelled.set()
+        with self._lock:
+            if self._connection is not None:
+                self._connection.interrupt()
+
+    @contextmanager
+    def covers(self, connection: sqlite3.Connection) -> Iterator[None]:
+        """Statements of this connection can be ended inside.
+
+        Raises:
+            ProviderFault: The reader was cancelled.
+        """
+        with self._lock:
+            if self.cancelled.is_set():
+                raise cancelled()
+            self._connection = connection
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._connection = None
 
 
 @contextmanager
