@@ -222,7 +222,7 @@ class TestNoStore:
             connection.execute("CREATE TABLE log (x)")
         before = place.read_bytes()
         for call in (read, open_store):
-            told(refusal(call, place), INVALID, place, "no embedded store", "name another file")
+            told(refusal(call, place), INVALID, place, "not an embedded store", "name another file")
         assert place.read_bytes() == before
 
     def test_a_newer_schema_says_to_upgrade(self, path):
@@ -246,7 +246,7 @@ class TestNoStore:
 
     def test_a_missing_file_is_not_made_by_a_reader(self, folder):
         place = folder / "none.db"
-        told(refusal(read, place), ErrorCategory.NOT_FOUND, place, "no store", "EmbeddedStore(path)")
+        told(refusal(read, place), ErrorCategory.NOT_FOUND, place, "not a store", "EmbeddedStore(path)")
         assert list(folder.iterdir()) == []
 
     def test_a_damaged_store_is_called_damaged(self, path):
