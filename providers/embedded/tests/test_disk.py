@@ -246,7 +246,7 @@ class TestNoStore:
 
     def test_a_missing_file_is_not_made_by_a_reader(self, folder):
         place = folder / "none.db"
-        told(refusal(read, place), ErrorCategory.NOT_FOUND, place, "not a store", "EmbeddedStore(path)")
+        told(refusal(read, place), ErrorCategory.NOT_FOUND, place, "no store", "EmbeddedStore(path)")
         assert list(folder.iterdir()) == []
 
     def test_a_damaged_store_is_called_damaged(self, path):
