@@ -49,7 +49,7 @@ from multiclouddb_spi.reading.reader_cache import ReaderCache
 from multiclouddb_spi.reading.result import PollResult
 from multiclouddb_spi.reading.retired import Look, look_again
 from multiclouddb_spi.reading.snapshotting import announced
-from multiclouddb_spi.request_check import check_planned, require, spec_of
+from multiclouddb_spi.request_check import check_plan, check_planned, require, spec_of
 from multiclouddb_spi.retry import ATTEMPTS
 from multiclouddb_spi.session_opener import SessionOpener
 
@@ -225,15 +225,19 @@ class Engine:
         ):
             if isinstance(session, Finished) or not isinstance(session.state, Lineage):
                 return ()
+            check_plan(session.state.plan)
             segments = self._opener.segment_lineages(session.feed, session.state, deadline)
+            listed = session.state.listed()
             entries = [entry for entry in session.state if not isinstance(entry, Waiting | Plan)]
-            parts = [(entry.partition_id, session.alone(entry)) for entry in entries] + segments
+            parts = [
+                (each.partition_id, session.alone(each)) for each in entries if each.partition_id in listed
+            ]
             return tuple(
                 (
                     session.feed.public_id(name),
                     session.partition_token(name, lineage, with_descendants=with_descendants),
                 )
-                for name, lineage in parts
+                for name, lineage in parts + segments
             )
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:

@@ -25,9 +25,10 @@ from multiclouddb_api import (
     Support,
     invalid_request,
 )
+from multiclouddb_spi.continuation.plan import Plan
 from multiclouddb_spi.contract import FeedSpec, FeedStart, Provider
 
-__all__ = ["check_planned", "require", "require_start", "spec_of"]
+__all__ = ["check_plan", "check_planned", "require", "require_start", "spec_of"]
 
 _TITLES = {
     Capability.CHANGE_FEED: "a change feed",
@@ -107,11 +108,25 @@ def check_planned(position: StartPosition) -> None:
         MulticloudDbError: `INVALID_REQUEST`: its changes would wait for rows that other processes read.
     """
     if isinstance(position, Snapshot) and position.order is not SnapshotOrder.INTERLEAVED:
-        raise invalid_request(
-            "Snapshot.order",
-            f"is {position.order.name}: no process knows when the others have read their rows",
-            "pass Snapshot(order=SnapshotOrder.INTERLEAVED)",
-        )
+        raise _holding("Snapshot.order", f"is {position.order.name}")
+
+
+def check_plan(plan: Plan | None) -> None:
+    """Refuse to spread a token of a snapshot whose changes wait for its rows.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST`: the partitions that wait would be in no token.
+    """
+    if plan is not None and plan.holds:
+        raise _holding("continuation_token", "is of a snapshot whose changes wait")
+
+
+def _holding(field: str, problem: str) -> MulticloudDbError:
+    return invalid_request(
+        field,
+        f"{problem}: no process knows when the others have read their rows",
+        "plan a new Snapshot(order=SnapshotOrder.INTERLEAVED), or read it in one process",
+    )
 
 
 def _check_snapshot(provider: Provider, request: ChangeFeedRequest, operation: str) -> None:

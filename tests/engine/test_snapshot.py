@@ -453,6 +453,24 @@ class TestIterator:
         first = next(changes.pages())
         assert next(changes.pages()) == first
 
+    @pytest.mark.parametrize("order", [ORDERED, INTERLEAVED])
+    def test_a_token_can_be_planned_only_when_no_change_waits(self, order):
+        sim = filled(40)
+        reading = Reading(sim, order, 4, segments=20)
+        reading.page()
+        seen = {event.event_id for event in reading.page().events}
+        request = ChangeFeedRequest(sim.address, reading.position)
+        if order is ORDERED:
+            with pytest.raises(MulticloudDbError, match="in one process"):
+                reading.engine.plan_partitions(request, OperationOptions())
+            return
+        for name, token in reading.engine.plan_partitions(request, OperationOptions())[1:]:
+            reading.position = FromContinuationToken(token)
+            while not (page := reading.page(scope=PhysicalPartition(name))).partition_retired:
+                seen.update(event.event_id for event in page.events)
+            seen.update(event.event_id for event in page.events)
+        assert len(seen) == 40
+
     def test_a_planned_segment_that_is_read_alone_retires(self):
         sim = filled(20)
         reading = Reading(sim, segments=4)
