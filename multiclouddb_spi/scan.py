@@ -76,13 +76,13 @@ _MARK: Final = "snapshot:"
 
 @attrs.frozen
 class ScanPlan:
-    """What `SupportsSnapshot.snapshot` has prepared.
+    """The result of `SupportsSnapshot.snapshot`.
 
     Attributes:
         plan_id: Names this snapshot: unique among all snapshots of the collection, the same in every process,
             short, without a colon. Twelve random hex digits, or what the service calls the snapshot.
         cursor: The whole scan: `segments` cuts the first segments off it.
-        seeds: Where the stream starts, as `Feed.start` gives them for all of the scope.
+        seeds: The seeds of the stream, as `Feed.start` gives them for all of the scope.
         floor: The `order_key` of every row of the scan.
         moment: When the snapshot began, by the service's clock; the `timestamp` of every row.
         segments: How many segments there will be; None where that is not known yet.
@@ -184,7 +184,7 @@ def plan_id_of(partition_id: str) -> str | None:
     """The plan's id in the id of a segment; None for a partition of the service.
 
     Args:
-        partition_id: What `Feed.open` was given.
+        partition_id: The id that was passed to `Feed.open`.
     """
     if not partition_id.startswith(_MARK):
         return None

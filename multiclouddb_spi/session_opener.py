@@ -46,7 +46,7 @@ class SessionOpener:
     """Checks a request's token and ids in the cheapest order, then opens the feed.
 
     Args:
-        provider: Whose feed.
+        provider: The provider of the feed.
         feeds: Opened feeds.
         fetcher: Runs calls.
     """
@@ -104,12 +104,12 @@ class SessionOpener:
         """Start a snapshot.
 
         Args:
-            feed: Of what.
-            wanted: How.
+            feed: The feed.
+            wanted: The requested snapshot.
             deadline: When it has to be over.
 
         Raises:
-            Exception: What the provider raised.
+            Exception: The error of the provider.
         """
         asked = feed.for_one_call()
         has_own_floors = isinstance(asked, SupportsBackfill)
@@ -131,12 +131,12 @@ class SessionOpener:
         """Each segment of a lineage's scan, with a lineage that reads it alone.
 
         Args:
-            feed: Whose lineage.
+            feed: The feed of the lineage.
             lineage: It may have no scan.
             deadline: When it has to be over.
 
         Raises:
-            Exception: What the provider raised.
+            Exception: The error of the provider.
         """
         plan = lineage.plan
         if plan is None or not isinstance(feed, SupportsSnapshot):
@@ -193,7 +193,7 @@ class SessionOpener:
 
 
 _CUT: Final = 1000
-_RECREATED: Final = "start again: what the old one held is gone"
+_RECREATED: Final = "start again: the old one's changes are gone"
 _SAME_KIND: Final = "pass it to the same kind of request that it came from, or start again"
 
 

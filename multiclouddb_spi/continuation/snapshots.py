@@ -30,13 +30,13 @@ def resolve_snapshot(
     """Start a snapshot.
 
     Args:
-        feed: What is started.
-        wanted: How.
+        feed: The feed to start.
+        wanted: The requested snapshot.
         clock: Asks for the service's time, before the start; as `Feed.clock`.
         snapshot: Asks for the plan; as `SupportsSnapshot.snapshot`.
 
     Raises:
-        Exception: What `clock` or `snapshot` raised.
+        Exception: The error of `clock` or `snapshot`.
     """
     now = clock()
     audited = begun(feed, Now(), now)
@@ -100,7 +100,7 @@ def segment_lineage(feed: Feed, plan: Plan, segment: Segment, count: int) -> Lin
     """A lineage that reads one segment alone, and says when it is read.
 
     Args:
-        feed: Whose snapshot.
+        feed: The feed of the snapshot.
         plan: The plan of all of it.
         segment: The segment.
         count: How many segments share the plan's rate.

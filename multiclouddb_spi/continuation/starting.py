@@ -73,7 +73,7 @@ def check_not_ahead(
         now: The service's time, or None where the service does not say; such a service checks the time
             itself.
         field: The caller's name for the time, for the error.
-        way_out: What to do instead.
+        way_out: The alternative for the user.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for more than 60 s ahead of the service's clock.

@@ -96,6 +96,13 @@ class TestSnapshot:
             assert event.address == collection.address
         assert len({event.timestamp for event in rows}) == 1
 
+    @pytest.mark.needs("high_floor")
+    def test_the_floor_lies_above_every_earlier_change(self, collection: Collection) -> None:
+        collection.fill(5)
+        earlier = collection.read(collection.begin, 5)
+        floor = started_of(collection.page(_ORDERED)).floor
+        assert all(event.order_key < floor for event in earlier)
+
     def test_the_floor_lies_below_every_later_change(self, collection: Collection) -> None:
         collection.fill(5)
         first = collection.page(_ORDERED)
