@@ -249,7 +249,7 @@ class TestLoss(us8.TestLoss):
 
 class TestSnapshot(us8.TestSnapshot):
     def test_the_floor_lies_above_every_earlier_change(self, collection):
-        """It lies below every change: each partition counts its own, and a row has the place of its change."""
+        """It lies below every change: each partition counts its own changes."""
         collection.fill(5)
         earlier = collection.read(collection.begin, 5)
         floor = started_of(collection.page(Snapshot(SnapshotOrder.ORDERED))).floor
