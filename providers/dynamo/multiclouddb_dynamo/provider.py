@@ -49,7 +49,7 @@ CAPABILITIES: Final = CapabilitySet(
             _NATIVE,
             "convergent: each item as it is when it is read, so the stream has to catch up before a target "
             'equals the table; the floor is "00", below every change; needs dynamodb:Scan; consistent reads '
-            "of all items: 2 TB are about 537 million read units; native_charge and max_scan_rate count these",
+            "of all items: 2 TB are about 537 million read units (native_charge, max_scan_rate)",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "for streams of type OLD_IMAGE or NEW_AND_OLD_IMAGES"
