@@ -138,7 +138,7 @@ class DynamoFeed(Feed):
             native=spec.include_native,
         )
         if plan_id_of(partition_id) is not None:
-            return SegmentReader(self._source, self._same, view, cursor)
+            return SegmentReader(self._source, self._same, view, Part.of(partition_id, cursor))
         bound = place_of(until) if until is not None else None
         return DynamoReader(self._source, view, place_of(cursor), bound)
 
@@ -213,7 +213,7 @@ class DynamoFeed(Feed):
 
     def describe(self, cursor: Cursor) -> Position:
         """`sequence 4711`, and a time that no record after it is older than."""
-        return Position(Part.of(cursor).text, None) if is_segment(cursor) else describe(place_of(cursor))
+        return Position("part of a scan", None) if is_segment(cursor) else describe(place_of(cursor))
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
         """The stream from now on, then the plan of a scan; see `SupportsSnapshot.snapshot`."""

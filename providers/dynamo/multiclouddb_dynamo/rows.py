@@ -1,9 +1,9 @@
 """The items of a scan as events and as Arrow, and positions among them; pure.
 
 A plan's cursor is `[plan id, s, segments, items in a segment, next segment]`; a segment's is
-`[plan id, s, segments, segment, …]`, where `…` is nothing before the first item, `"."` after the last one,
-and else the key of the last item: for each of its attributes one text, the letter of its type and its value.
-`s` is the snapshot's moment in seconds since 1970.
+`[s, segments, …]`, where `…` is nothing before the first item, `"."` after the last one, and else the key of
+the last item: for each of its attributes one text, the letter of its type and its value. `s` is the
+snapshot's moment in seconds since 1970. The plan's id and the segment's number are in the segment's id.
 """
 
 from __future__ import annotations
@@ -25,7 +25,15 @@ from multiclouddb_api.key import trusted_keys
 from multiclouddb_dynamo.mapping import View
 from multiclouddb_dynamo.position import MOST_SECONDS
 from multiclouddb_dynamo.values import decode, decode_map, json_map
-from multiclouddb_spi import Cursor, InvalidCursor, Mapper, ProviderFault, RecordFault, snapshot_id_of
+from multiclouddb_spi import (
+    Cursor,
+    InvalidCursor,
+    Mapper,
+    ProviderFault,
+    RecordFault,
+    segment_id_of,
+    snapshot_id_of,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,6 +53,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _INT64: Final = 2**63
 _END: Final = "."
 _LETTERS: Final = "SNB"
+_MOST_DIGITS: Final = 8  # of the number of a segment
 _MOST_TEXT: Final = 4096  # a key has at most 2,048 bytes; in base64 a third more
 # What the code below raises for a damaged item.
 _DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
@@ -74,22 +83,33 @@ class Part:
     key: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, cursor: Cursor) -> Part:
+    def of(cls, segment_id: str, cursor: Cursor) -> Part:
         """The place of a cursor.
+
+        Args:
+            segment_id: The segment's id.
+            cursor: In this segment.
 
         Raises:
             InvalidCursor: It is none of a segment.
         """
-        if not is_segment(cursor):
-            raise InvalidCursor(f"{reprlib.repr(cursor)[:60]} is no part of a scan")
-        position: Any = cursor
-        plan_id, seconds, total, segment, *key = position
-        return cls(plan_id, seconds, total, segment, tuple(key))
+        plan_id, _, number = segment_id.removeprefix(snapshot_id_of("")).partition(":")
+        if is_segment(cursor) and number.isascii() and number.isdecimal() and len(number) < _MOST_DIGITS:
+            position: Any = cursor
+            seconds, total, *key = position
+            if int(number) < total:
+                return cls(plan_id, seconds, total, int(number), tuple(key))
+        raise InvalidCursor(f"{reprlib.repr(cursor)[:60]} is no part of a scan")
+
+    @property
+    def segment_id(self) -> str:
+        """The segment's id."""
+        return segment_id_of(self.plan_id, str(self.segment))
 
     @property
     def cursor(self) -> Cursor:
         """The form in a token."""
-        return [self.plan_id, self.seconds, self.total, self.segment, *self.key]
+        return [self.seconds, self.total, *self.key]
 
     @property
     def is_over(self) -> bool:
@@ -135,8 +155,8 @@ class Part:
 def is_segment(cursor: Cursor) -> bool:
     """Whether a cursor is one of a segment, and none of a shard."""
     match cursor:
-        case [str(), int() as seconds, int() as total, int() as segment, *key]:
-            return 0 <= seconds <= MOST_SECONDS and 0 <= segment < total <= MOST_SEGMENTS and _is_key(key)
+        case [int() as seconds, int() as total, *key]:
+            return 0 <= seconds <= MOST_SECONDS and 0 < total <= MOST_SEGMENTS and _is_key(key)
         case _:
             return False
 

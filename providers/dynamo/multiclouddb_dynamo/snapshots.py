@@ -37,7 +37,6 @@ from multiclouddb_spi import (
     Seed,
     Segment,
     cancelled,
-    segment_id_of,
 )
 
 __all__ = ["SameTable", "SegmentReader", "cut", "plan_scan", "segments_of"]
@@ -128,10 +127,8 @@ def cut(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
         case _:
             raise InvalidCursor("it is no plan of a scan")
     end = min(total, number + count)
-    found = [
-        Segment(segment_id_of(plan_id, str(each)), Part(plan_id, seconds, total, each).cursor, items or None)
-        for each in range(number, end)
-    ]
+    parts = [Part(plan_id, seconds, total, each) for each in range(number, end)]
+    found = [Segment(part.segment_id, part.cursor, items or None) for part in parts]
     return found, None if end == total else [plan_id, seconds, total, items, end]
 
 
@@ -147,14 +144,11 @@ class SegmentReader(Reader):
         source: What the readers of the feed share.
         same: Proves that the table is still the one of the feed.
         view: What the segment's events share.
-        cursor: Where to begin.
-
-    Raises:
-        InvalidCursor: It is no segment.
+        part: Where to begin.
     """
 
-    def __init__(self, source: Source, same: SameTable, view: View, cursor: Cursor) -> None:
-        self._source, self._same, self._view, self._part = source, same, view, Part.of(cursor)
+    def __init__(self, source: Source, same: SameTable, view: View, part: Part) -> None:
+        self._source, self._same, self._view, self._part = source, same, view, part
         self._item_bytes = _ITEM_BYTES
         self._cancelled = threading.Event()
 
