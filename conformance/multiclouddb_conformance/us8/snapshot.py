@@ -247,7 +247,7 @@ class TestSnapshot:
                 assert "EntireCollection()" in error.message
 
     def test_wider_scopes_are_refused(self, collection: Collection) -> None:
-        database = attrs.evolve(collection.address, collection=None)
+        database = ResourceAddress(collection.address.database or "main")
         _refused(collection, scope=EntireDatabase(), start=Snapshot(), address=database)
         _refused(collection, scope=EntireCluster(), start=Snapshot(), address=ResourceAddress())
 
@@ -270,7 +270,8 @@ class TestSnapshot:
                 done += [notice for notice in page.notices if isinstance(notice, BackfillDone)]
             collection.restart()
         assert 19 <= rows <= 20
-        assert len(done) == len(plan) - len(collection.partitions())
+        # A plan may also name partitions that have ended and whose children are looked for.
+        assert len(done) == sum(":snapshot:" in name for name, _ in plan)
         assert sink.rows() == source.rows()
 
     @pytest.mark.parametrize("order", [SnapshotOrder.ORDERED, SnapshotOrder.AUTO])
