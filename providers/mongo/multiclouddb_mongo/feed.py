@@ -152,7 +152,8 @@ class MongoFeed(Feed):
         seeds = self.start(Now(), None, deadline)
         # Only now: what is dropped or created again from here on, the stream shows.
         found = find(self._source.client, self.spec, self._source.address)
-        check_snapshot(self.spec, self._source.address, found)
+        encrypted = self._source.client.options.auto_encryption_opts is not None
+        check_snapshot(self.spec, self._source.address, found, encrypted=encrypted)
         self._look_at_log()
         return plan_scan(self._scan, self.spec, found, seeds, segments)
 

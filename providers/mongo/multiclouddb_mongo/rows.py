@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
+from hashlib import blake2b
 from itertools import repeat
 from typing import Any, Final
 
 import attrs
 import bson
-from bson import ObjectId
+from bson import Int64, ObjectId
 from bson.errors import BSONError
+from orjson import dumps
 
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError
 from multiclouddb_api.event import trusted_events
@@ -19,11 +20,20 @@ from multiclouddb_api.key import MulticloudDbKey, trusted_keys
 from multiclouddb_mongo.mapping import View
 from multiclouddb_mongo.scan_position import Range, id_of
 from multiclouddb_mongo.values import CODEC, portable
-from multiclouddb_spi import Cursor, Mapper, RecordFault, snapshot_event_id
+from multiclouddb_spi import Cursor, Mapper, RecordFault, snapshot_event_id, snapshot_id_of
 
 __all__ = ["RowMapper", "rows_of"]
 
 _DIGEST_BYTES: Final = 6
+_DECIMAL: Final = b"\x13"
+_AS_IS: Final = object()
+# How `canonical` writes keys of these types, which is what nearly all are of.
+_SIMPLE: Final[Mapping[type, Any]] = {
+    str: _AS_IS,
+    int: _AS_IS,
+    Int64: _AS_IS,
+    ObjectId: lambda value: {"$mongo.objectid": value.binary.hex()},
+}
 _DAMAGED: Final = (BSONError, ValueError, LookupError, TypeError, ArithmeticError, MulticloudDbError)
 
 
@@ -83,7 +93,7 @@ class RowMapper(Mapper):
             text = self._keys([bson.decode(row, CODEC)])[0].canonical()
         except _DAMAGED:
             text = row
-        return hashlib.blake2b(text, digest_size=_DIGEST_BYTES).hexdigest()
+        return blake2b(text, digest_size=_DIGEST_BYTES).hexdigest()
 
     def events(self, records: Sequence[bytes], start: int, stop: int) -> list[ChangeEvent]:
         """Map rows to events.
@@ -99,14 +109,14 @@ class RowMapper(Mapper):
     def _events(self, records: Sequence[bytes]) -> list[ChangeEvent]:
         rows = bson.decode_all(b"".join(records), CODEC)
         view = self.view
-        keys = self._keys(rows)
         natives: Iterable[Any] = deepcopy(rows) if view.native else repeat(None)
+        keys = self._keys(rows)
         columns: list[Iterable[Any]] = [
-            [snapshot_event_id(self.plan_id, key) for key in keys],
+            self._event_ids(keys),
             keys,
             repeat(ChangeType.CREATE),
             repeat(self.start.moment),
-            map(portable, rows) if view.with_new else repeat(None),
+            map(_document, rows, records) if view.with_new else repeat(None),
             repeat(None),
             repeat(self.start.floor),
             repeat(False),
@@ -122,7 +132,27 @@ class RowMapper(Mapper):
         names = self.start.names
         if names:
             return [_shard_key(row, names) for row in rows]
-        return trusted_keys([portable({"_id": _own(row["_id"])}) for row in rows])
+        ids = [row["_id"] for row in rows]
+        if _SIMPLE.keys() >= set(map(type, ids)):
+            return trusted_keys([{"_id": each} for each in ids])
+        return trusted_keys([portable({"_id": _own(each)}) for each in ids])
+
+    def _event_ids(self, keys: Sequence[MulticloudDbKey]) -> list[str]:
+        """The ids that `snapshot_event_id` makes; of the usual keys ten times as fast."""
+        plan_id = self.plan_id
+        if self.start.names:
+            return [snapshot_event_id(plan_id, key) for key in keys]
+        begin = f"{snapshot_id_of(plan_id)}:"
+        ids = []
+        for key in keys:
+            value = key.components["_id"]
+            simple = _SIMPLE.get(type(value))
+            if simple is None:
+                ids.append(snapshot_event_id(plan_id, key))
+            else:
+                text = b'[1,[["_id",%s]]]' % dumps(value if simple is _AS_IS else simple(value))
+                ids.append(begin + blake2b(text, digest_size=16).hexdigest())
+        return ids
 
     def _first_fault(self, records: Sequence[bytes], start: int, stop: int) -> RecordFault:
         for index in range(start, stop):
@@ -137,6 +167,11 @@ class RowMapper(Mapper):
     def _fault(self, records: Sequence[bytes], index: int, reason: str) -> RecordFault:
         where = f"{_named(id_of(records[index]))} of {self.view.address.collection!r}"
         return RecordFault(index, where, reason, self.cursor_behind(records, index + 1))
+
+
+def _document(row: dict[str, Any], raw: bytes) -> dict[str, Any]:
+    """A row as a document: without the byte of that type there is no decimal in it to replace."""
+    return portable(row) if _DECIMAL in raw else row
 
 
 def _own(value: Any) -> Any:

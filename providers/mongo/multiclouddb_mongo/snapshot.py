@@ -25,7 +25,11 @@ from multiclouddb_spi import (
 
 __all__ = ["check_snapshot", "cut", "plan_scan"]
 
-_WIDTH: Final = 50_000
+# Eight segments are read at a time, so that a collection of some size has more of them. Larger ones cost
+# fewer cursors.
+_LEAST_WIDTH: Final = 5_000
+_MOST_WIDTH: Final = 50_000
+_FEW_SEGMENTS: Final = 16
 _MOST_SEGMENTS: Final = 32_000
 # Counting as many keys takes half a second; of a larger segment samples show the end as well.
 _MOST_COUNTED: Final = 1_000_000
@@ -34,13 +38,14 @@ _MARK: Final = "82"
 _TIME: Final = slice(2, 18)
 
 
-def check_snapshot(spec: FeedSpec, address: ResourceAddress, found: Found) -> None:
+def check_snapshot(spec: FeedSpec, address: ResourceAddress, found: Found, *, encrypted: bool) -> None:
     """Refuse a snapshot that would not show what the stream shows.
 
     Args:
         spec: What was asked for.
         address: Where, with the database filled in.
         found: The collection as it is now.
+        encrypted: True when the client decrypts fields by itself.
 
     Raises:
         Exception: It says what to change.
@@ -49,6 +54,12 @@ def check_snapshot(spec: FeedSpec, address: ResourceAddress, found: Found) -> No
         raise unsupported(
             f"Snapshot() is not supported for {type(spec.scope).__name__}",
             "read each collection with EntireCollection()",
+        )
+    if encrypted:
+        raise unsupported(
+            "Snapshot() is not supported by a client with auto_encryption_opts, because PyMongo reads no raw "
+            "batches then",
+            "connect without them and decrypt the fields of the events",
         )
     options = spec.options
     assert isinstance(options, MongoOptions)
@@ -111,9 +122,11 @@ def plan_scan(
 
 def _cuts(records: int, segments: int | None, *, sharded: bool) -> tuple[int, int]:
     """How many rows a segment has, or 0 where keys are sampled; and how many segments at most, or 0."""
-    width = (
-        max(_WIDTH, -(-records // _MOST_SEGMENTS)) if segments is None else max(1, -(-records // segments))
-    )
+    if segments is None:
+        width = min(_MOST_WIDTH, max(_LEAST_WIDTH, -(-records // _FEW_SEGMENTS)))
+        width = max(width, -(-records // _MOST_SEGMENTS))
+    else:
+        width = max(1, -(-records // segments))
     if not sharded and width <= _MOST_COUNTED:
         return width, segments or 0
     wanted = -(-records // width) if segments is None else segments

@@ -129,8 +129,9 @@ class TestKeys:
             input=given,
             text=True,
             capture_output=True,
-            timeout=60,
+            timeout=90,
             check=False,
+            cwd=Path(__file__).parents[3],
         )
         assert ran.returncode == 0, ran.stderr
         taken = 0
@@ -316,8 +317,9 @@ class TestReads:
         assert [event.native for event in found] == [{"_id": number, "n": number} for number in range(40)]
 
     def test_a_token_has_at_most_400_bytes_more(self, client, one, database, monkeypatch):
-        monkeypatch.setattr("multiclouddb_mongo.snapshot._WIDTH", 10)
+        monkeypatch.setattr("multiclouddb_mongo.snapshot._LEAST_WIDTH", 10)
         items = one.client()[database]["many"]
+        monkeypatch.setattr("multiclouddb_mongo.snapshot._MOST_WIDTH", 10)
         items.insert_many([{"_id": ObjectId(), "n": number} for number in range(600)])
         address = ResourceAddress(database, "many")
         plain = client.read_changes(ChangeFeedRequest(address, Now())).continuation_token
