@@ -28,7 +28,7 @@ from multiclouddb_conformance.simulation.documents import place_in_scan
 from multiclouddb_conformance.sink import Sink
 from multiclouddb_spi import Engine, InlineExecutor
 
-LIVES = 8 * int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
+LIVES = 5 * int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
 ORDERED, INTERLEAVED, AUTO = SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
 OPTIONS = OperationOptions()
 KEYS = 40
