@@ -37,7 +37,7 @@ class Support(Enum):
     """How far a capability is supported."""
 
     NATIVE = "native"
-    """The service does it."""
+    """The service supports it natively."""
     EMULATED = "emulated"
     """We emulate it: it is refused without the opt-in that the note names."""
     UNSUPPORTED = "unsupported"
@@ -63,7 +63,7 @@ def _copied(notes: Mapping[Capability, CapabilityNote]) -> dict[Capability, Capa
 
 @attrs.frozen
 class CapabilitySet:
-    """What one provider can do, when its resources are provisioned as documented.
+    """The capabilities of one provider, when its resources are provisioned as documented.
 
     Attributes:
         notes: Capability → how far it is supported. A missing capability is `UNSUPPORTED`.
@@ -81,6 +81,6 @@ class CapabilitySet:
         """Whether it works, natively or with the opt-in that its note names.
 
         Args:
-            capability: Which one.
+            capability: The capability.
         """
         return self[capability].support is not Support.UNSUPPORTED

@@ -1,4 +1,4 @@
-"""What a call cost, and its lag."""
+"""The cost and the lag of a call."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class OperationDiagnostics:
         retention_headroom_seconds: How long the oldest position in the token is still kept; the smallest
             value that the service reported in this call.
         requests: Calls to the service.
-        native_charge: What the service charged, in its own unit (request units, read units).
+        native_charge: The service's charge in its own unit (request units, read units).
         retries: How often a call was repeated after a failure.
         open_watches: How many ended partitions are still watched for more children. `idle` may be true
             meanwhile. An event of a child that is found then may be older than the watermark.
         found_late: How many partitions an audit found in this call; each has a `PartitionFoundLate` notice.
-        partition_errors: Partition id → what failed there in this call; its position stays.
+        partition_errors: Partition id → its failure in this call; its position does not move.
         elapsed_seconds: Wall time of the call.
         snapshot: How far the scan of a `Snapshot()` is; None when none is running.
     """

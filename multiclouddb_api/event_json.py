@@ -68,7 +68,7 @@ def event_to_json(event: ChangeEvent) -> bytes:
 
 
 def event_from_json(text: bytes | str) -> ChangeEvent:
-    """The event that `event_to_json` was given; `native` is None.
+    """The event that was passed to `event_to_json`; `native` is None.
 
     Args:
         text: JSON, as text or UTF-8.
@@ -103,7 +103,7 @@ def page_to_json(page: ChangeFeedPage) -> bytes:
 
 
 def page_from_json(text: bytes | str) -> ChangeFeedPage:
-    """The page that `page_to_json` was given.
+    """The page that was passed to `page_to_json`.
 
     Args:
         text: JSON, as text or UTF-8.

@@ -1,4 +1,4 @@
-"""What to read."""
+"""The request for one read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NewItemStateMode(Enum):
     """
 
     OMIT = "omit"
-    """Never: cheaper where the service can leave it out."""
+    """Never; cheaper if the service can leave it out."""
     INCLUDE_IF_AVAILABLE = "include_if_available"
     """The full document where the service has it, else None; never a partial document."""
     REQUIRE = "require"
@@ -83,12 +83,12 @@ class ChangeFeedRequest:
 
     Attributes:
         address: The collection, table or container.
-        start_position: Where to start; a token to resume.
-        scope: How much of it; the entire collection by default.
+        start_position: The start position; a token to resume.
+        scope: The part of the database to read; the entire collection by default.
         new_item_state_mode: Whether events carry the new document.
         old_item_state_mode: Whether events carry the old document; needs a capability.
         max_page_size: Hard bound on `len(page.events)`; 0 = the provider's own page size.
-        on_expired: What to do when the position is older than retention.
+        on_expired: The reaction to a position that is older than retention.
         include_native: True to have the vendor's own record in `event.native`.
         provider_options: A provider's own options, or None. Other providers refuse them.
 

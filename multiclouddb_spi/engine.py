@@ -107,7 +107,7 @@ class Engine:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that were fetched or requested and are not handed out yet."""
+        """Bytes that were fetched or requested and are not returned yet."""
         return self._context.budget.used
 
     def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
@@ -128,7 +128,7 @@ class Engine:
         """One page, its records as `view(batch, start, stop)` makes them; it may raise `RecordFault`.
 
         Args:
-            request: What to read, and from where.
+            request: The request.
             options: Time limits.
             view: Makes what is returned of the records `start` to `stop` (exclusive) of a batch.
 

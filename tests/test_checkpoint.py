@@ -1,6 +1,6 @@
-"""What `FileCheckpointStore` does in its own way.
+"""The behaviour of `FileCheckpointStore` only.
 
-What every store promises is in `test_checkpoint_stores.py`.
+The promises of every store are tested in `test_checkpoint_stores.py`.
 """
 
 import json

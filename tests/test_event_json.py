@@ -1,4 +1,4 @@
-"""Events and pages as JSON: exact out and in, and damaged input named by its field."""
+"""Events and pages as JSON: exact in both directions; an error names the damaged field."""
 
 import json
 from datetime import UTC, datetime, timedelta, timezone
@@ -168,7 +168,7 @@ class TestRoundTrip:
         assert "native" not in json.loads(event_to_json(event))
 
     def test_survives_a_program_that_sorts_object_keys(self):
-        """The order of key components counts, and JSON objects have none."""
+        """The order of key components matters, and JSON objects have no order."""
         event = attrs.evolve(EVENT, key=MulticloudDbKey({"b": 1, "a": 2}))
         text = json.dumps(json.loads(event_to_json(event)), sort_keys=True)
         assert event_from_json(text).key.partition_key == {"b": 1}
@@ -221,7 +221,7 @@ def names(kind):
 
 
 def changed(write, value, path, new):
-    """The JSON text with one field replaced; a path of keys and indexes."""
+    """The JSON text with one field replaced. A path names the field by keys and indexes."""
     fields = json.loads(write(value))
     place = fields
     for step in path[:-1]:

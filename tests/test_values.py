@@ -85,7 +85,7 @@ EVENT = ChangeEvent(
 
 @attrs.frozen
 class SomeOptions(ProviderOptions):
-    """What a provider would add."""
+    """Options as a provider would define them."""
 
     stream: object = attrs.field(default="", metadata={"positions": True})
     hint: int = 0
@@ -436,7 +436,7 @@ class TestKey:
         assert len(keys) == 4
 
     def test_so_does_the_order_of_names_inside_a_component(self):
-        """MongoDB keeps `{a: 1, b: 2}` and `{b: 2, a: 1}` as the `_id`s of two documents."""
+        """MongoDB stores `{a: 1, b: 2}` and `{b: 2, a: 1}` as the `_id`s of two documents."""
         one, other = ({"a": 1, "b": 2}, {"b": 2, "a": 1})
         assert MulticloudDbKey({"_id": one}) != MulticloudDbKey({"_id": other})
         assert MulticloudDbKey({"_id": [one]}) != MulticloudDbKey({"_id": [other]})

@@ -11,11 +11,12 @@ from multiclouddb_api import MulticloudDbClient
 
 DOCS = Path(__file__).resolve().parents[1]
 PAGE = (DOCS / "configuration.md").read_text(encoding="utf-8")
-# Warning of docs/configuration.md → where a user can see the gap. The plan numbers the first seven.
+# Warning of docs/configuration.md → the elements where a user can see the gap. The plan numbers the first
+# seven.
 CONCERNED = {
     1: [MulticloudDbClient.read_changes, api.ChangeType],
     2: [api.AtTime],
-    3: [api.Beginning, api.FromContinuationToken, api.SkipToOldest, api.Gap],
+    3: [api.Beginning, api.FromContinuationToken, api.SkipToOldest, api.Resnapshot, api.Gap],
     4: [MulticloudDbClient.read_changes, api.NewItemStateMode],
     5: [MulticloudDbClient.read_changes, api.NewItemStateMode],
     6: [api.LogicalPartition, api.PhysicalPartition],
@@ -47,6 +48,8 @@ CONCERNED = {
     20: [api.FromContinuationToken, api.EntireDatabase, api.EntireCluster],
     21: [api.MulticloudDbKey, api.ResourceAddress],
     22: [MulticloudDbClient.plan_partitions, api.PartitionFoundLate, api.PhysicalPartition],
+    23: [api.Snapshot, api.Resnapshot, api.SnapshotStarted, api.BackfillDone, api.ChangeEvent],
+    24: [api.Snapshot, api.SnapshotOrder],
 }
 PLAN = {
     1: "Cosmos DB: the mode must be all versions and deletes",
@@ -57,7 +60,7 @@ PLAN = {
     6: "The scope of one partition key: Cosmos DB, MongoDB and embedded only",
     7: "Partition ids mean something to one provider and resource only",
 }
-# The words that a section has to contain, so that it cannot be emptied.
+# The words that a section must contain, so that it cannot be empty.
 NAMED = {
     1: ["INVALID_REQUEST"],
     2: ["UNSUPPORTED_CAPABILITY", "CHANGE_FEED_POINT_IN_TIME", "AtTime"],
@@ -89,7 +92,7 @@ def numbers(element):
 
 
 def public_elements():
-    """Everything an application can name: what the package exports, and the methods of its classes."""
+    """Every name that an application can use: the exports of the package, and the methods of its classes."""
     for name in api.__all__:
         element = getattr(api, name)
         yield element

@@ -77,7 +77,7 @@ class AwaitingChildren:
 
     Attributes:
         partition_id: The service's own id.
-        cursor: Where it ended.
+        cursor: The position of its end.
         children: The children that were named so far, also ones that have been drained since; none = not even
             one is known.
         watched: How long the engine has looked for children, in tenths of a second of running time.
@@ -111,7 +111,7 @@ class Waiting:
 
 @attrs.frozen
 class Audited:
-    """What a token keeps for audits of coverage (`Feed.uncovered`).
+    """The data that a token keeps for audits of coverage (`Feed.uncovered`).
 
     Attributes:
         since: When the feed began by the service's clock, in µs since 1970: nothing older is wanted. None =
@@ -148,7 +148,7 @@ def place_of(entry: Entry) -> Entry:
 
 
 def entry_to_json(entry: Entry) -> Cursor:
-    """One partition in the form of a token."""
+    """One partition in the form that a token stores."""
     match entry:
         case Plan():
             return plan_to_json(entry)
@@ -199,7 +199,7 @@ def entry_from_json(item: Any) -> Entry:
 
 
 def audited_to_json(audited: Audited) -> Cursor:
-    """What is kept for audits, in the form of a token."""
+    """The audit data in the form that a token stores."""
     return [audited.since, audited.at, int(audited.retired)]
 
 

@@ -52,11 +52,11 @@ class Lineage(ScanEntries):
 
     Args:
         entries: The partitions in the order of the queue.
-        join: Where a child starts, from what its parents said (`Feed.join`).
-        audited: What is kept for audits; None for the lineage of one partition, which is not audited.
+        join: Decides where a child starts, from the positions that its parents gave (`Feed.join`).
+        audited: The data for audits; None for the lineage of one partition, which is not audited.
 
     Attributes:
-        audited: The same.
+        audited: The audit data, as in the arguments.
     """
 
     def __init__(self, entries: Iterable[Entry], join: Join, audited: Audited | None = None) -> None:
@@ -72,9 +72,9 @@ class Lineage(ScanEntries):
         """A fresh lineage; a parent that is no seed itself is gone and counts as drained.
 
         Args:
-            seeds: What `Feed.start` gave.
+            seeds: The result of `Feed.start`.
             join: `Feed.join`.
-            audited: What is kept for audits.
+            audited: The data for audits.
         """
         present = {seed.partition_id for seed in seeds}
         return cls((seeded(seed, present) for seed in seeds), join, audited)
@@ -84,7 +84,7 @@ class Lineage(ScanEntries):
         """The inverse of `to_json`.
 
         Args:
-            value: What `to_json` gave.
+            value: The result of `to_json`.
             join: `Feed.join`.
 
         Raises:
@@ -168,7 +168,7 @@ class Lineage(ScanEntries):
 
         Args:
             partition_id: The service's own id.
-            watched: How long in all, in tenths of a second of running time.
+            watched: The total time of the search, in tenths of a second of running time.
         """
         entry = self._entries[partition_id]
         assert type(entry) is AwaitingChildren
@@ -191,7 +191,7 @@ class Lineage(ScanEntries):
         """Add partitions that an audit found; those that are already here do not change.
 
         Args:
-            seeds: What `Feed.uncovered` gave.
+            seeds: The result of `Feed.uncovered`.
 
         Returns:
             The ids of all that are new, also of those that wait for another of the seeds.

@@ -47,7 +47,7 @@ class Moved:
 
 @attrs.frozen
 class Waits:
-    """What the children of a partition wait for.
+    """The waits of a partition's children.
 
     Attributes:
         fresh: Its children that are not known yet.
@@ -66,7 +66,7 @@ class Waits:
 
 @attrs.frozen
 class Coming:
-    """What others wait for when a partition is lost to retention.
+    """The waits for the descendants of a partition that was lost to retention.
 
     Attributes:
         partitions: The partitions that are discovered later.
@@ -79,13 +79,13 @@ class Coming:
 
 @attrs.frozen
 class Audit:
-    """What an audit of coverage has found.
+    """The result of an audit of coverage.
 
     Attributes:
         late: The partitions that were missed, now in the lineage, with the notice for each.
         seeds: Ids of all that the feed named.
         stranded: Partitions that others wait for, and that were lost before they were listed.
-        error: Why the service did not say which are stranded, or None.
+        error: The reason why the service did not name the stranded ones, or None.
     """
 
     late: tuple[PartitionFoundLate, ...]
@@ -98,10 +98,10 @@ class Mover:
     """Applies answers to one lineage; made for one call.
 
     Args:
-        feed: Whose lineage.
+        feed: The feed of the lineage.
         lineage: Changed in place.
         call: Makes control calls.
-        deadline: When the call has to be over.
+        deadline: The time limit of the call.
         watch_seconds: How long to look for more children of a drained partition.
     """
 
@@ -117,10 +117,10 @@ class Mover:
 
         Args:
             name: The partition.
-            outcome: How it continues.
+            outcome: The outcome of the partition.
 
         Raises:
-            Exception: What the provider raised.
+            Exception: The error of the provider.
         """
         fresh = self._lineage.fresh_children(name, children_of(outcome))
         if not fresh:
@@ -139,7 +139,7 @@ class Mover:
 
         Args:
             name: The partition.
-            outcome: How it continues.
+            outcome: The outcome of the partition.
             waits: From `ask_waits`.
 
         Returns:
@@ -176,14 +176,14 @@ class Mover:
         """Ask once for more children of partitions that have ended.
 
         Args:
-            entries: Those that are due; at least one.
+            entries: The entries that are due; at least one.
             end: Applies an answer to the lineage, and returns what starts.
 
         Returns:
             The ids that start now.
 
         Raises:
-            Exception: What the provider raised.
+            Exception: The error of the provider.
         """
         asked = {entry.partition_id: entry.cursor for entry in entries}
         outcomes = self._call(lambda: self._feed.discover(asked, self._deadline), self._deadline)
@@ -201,7 +201,7 @@ class Mover:
             seeds: From `oldest`.
 
         Raises:
-            Exception: What the provider raised.
+            Exception: The error of the provider.
         """
         return Coming(*self._retention.lost(self._lineage, name, seeds))
 
@@ -219,10 +219,10 @@ class Mover:
         """Compare the lineage with what the service lists, and add what was missed.
 
         Args:
-            deadline: When it has to be over.
+            deadline: The time limit.
 
         Raises:
-            Exception: What the provider raised; the next audit is soon.
+            Exception: The error of the provider; the next audit is soon.
         """
         feed, lineage = self._feed, self._lineage
         try:

@@ -1,4 +1,4 @@
-"""What one call works on, and the tokens that it makes."""
+"""The state of one call, and the tokens that it makes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["Finished", "Session"]
 
 @attrs.frozen
 class Finished:
-    """What a token says after which nothing will ever follow; returned without asking the service.
+    """The content of a token after which nothing will ever follow; it is returned without asking the service.
 
     Attributes:
         token: The request's token.
-        over: How the feed ended.
+        over: The end of the feed, with its reason.
         skipped: Poison records that the token skips.
     """
 
@@ -33,7 +33,7 @@ class Finished:
 
 @attrs.frozen
 class Session:
-    """What one call works on.
+    """The state of one call.
 
     Attributes:
         feed: The opened feed.
@@ -94,7 +94,7 @@ class Session:
 
         Args:
             partition_id: The service's own id, or a segment's.
-            lineage: What is read.
+            lineage: The lineage that is read.
             with_descendants: As in `PhysicalPartition`.
         """
         public_id = self.feed.public_id(partition_id)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from multiclouddb_api import AtTime, Beginning, invalid_request
+from multiclouddb_api import AtTime, Beginning, MulticloudDbError, invalid_request
 from multiclouddb_spi.continuation.coverage import begun
 from multiclouddb_spi.continuation.entry import Active
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed, FeedStart, Seed
 
-__all__ = ["check_not_ahead", "resolve_start"]
+__all__ = ["check_not_ahead", "not_startable", "resolve_start"]
 
 _AHEAD: Final = timedelta(seconds=60)
 
@@ -29,8 +29,8 @@ def resolve_start(
     """Resolve a start into a lineage.
 
     Args:
-        feed: What is started.
-        position: Where.
+        feed: The feed to start.
+        position: The start position.
         clock: Asks for the service's time, before the start; as `Feed.clock`.
         start: Asks for the seeds; as `Feed.start`.
         only: The one partition that is started, or None for all of the feed's scope.
@@ -39,35 +39,41 @@ def resolve_start(
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for a time in the future, or for a partition that cannot be
             started.
-        Exception: What `clock` or `start` raised.
+        Exception: The error of `clock` or `start`.
     """
     now = None if isinstance(position, Beginning) else clock()
     if isinstance(position, AtTime):
-        check_not_ahead(position.utc, now, field, "pass a moment that has been, or start now")
+        check_not_ahead(position.utc, now, field, "pass a time in the past, or start now")
     audited = None if only is not None else begun(feed, position, now)
     seeds = start()
     if only is None:
         return Lineage.from_seeds(seeds, feed.join, audited)
     mine = [Active(seed.partition_id, seed.cursor) for seed in seeds if seed.partition_id == only]
     if not mine:
-        raise invalid_request(
-            "PhysicalPartition.partition_id",
-            "names no partition that can be started there",
-            "list the open ones with client.list_physical_partitions(address)",
-        )
+        raise not_startable()
     return Lineage(mine, feed.join)
 
 
+def not_startable() -> MulticloudDbError:
+    """The error for a partition that cannot be started."""
+    return invalid_request(
+        "PhysicalPartition.partition_id",
+        "names no partition that can be started there",
+        "list the open ones with client.list_physical_partitions(address)",
+    )
+
+
 def check_not_ahead(
-    moment: datetime, now: datetime | None, field: str, way_out: str = "pass a moment that has been"
+    moment: datetime, now: datetime | None, field: str, way_out: str = "pass a time in the past"
 ) -> None:
-    """Refuse a moment that is still to come.
+    """Refuse a time in the future.
 
     Args:
-        moment: Of the caller.
-        now: The service's time, or None where it does not tell; such a service finds out itself.
-        field: What the caller calls the moment, for the error.
-        way_out: What to do instead.
+        moment: The caller's time.
+        now: The service's time, or None where the service does not say; such a service checks the time
+            itself.
+        field: The caller's name for the time, for the error.
+        way_out: The alternative for the user.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for more than 60 s ahead of the service's clock.

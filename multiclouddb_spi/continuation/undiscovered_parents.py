@@ -36,7 +36,7 @@ class UndiscoveredParents:
     A child starts at once when the positions show that its wait would never end.
 
     Args:
-        feed: Whose lineage.
+        feed: The feed of the lineage.
         lineage: Changed in place.
     """
 

@@ -82,8 +82,8 @@ class Planner:
         """Resolve a start.
 
         Args:
-            position: Where.
-            deadline: When it has to be over.
+            position: The start position.
+            deadline: The time limit.
             field: The caller's name for the time of `AtTime`, for the error.
 
         Raises:
@@ -101,7 +101,7 @@ class Planner:
         """A lineage from its JSON.
 
         Args:
-            value: What `Lineage.to_json` gave.
+            value: The result of `Lineage.to_json`.
 
         Raises:
             InvalidCursor: It is no lineage.
@@ -122,7 +122,7 @@ class Planner:
         Args:
             before: The lineage to continue from; it is not changed.
             max_records: Hard bound on the records of the step; None = up to the present end.
-            deadline: When planning has to be over.
+            deadline: The time limit of planning.
             target: Read not further than this.
             allow_empty: True when positions that moved without a record are worth a step too. Without it, a
                 position that is kept for a long time falls out of the service's log.
@@ -137,8 +137,8 @@ class Planner:
 
         Args:
             before: The lineage to continue from.
-            deadline: When it has to be over.
-            target: Where to stop, or None for the present end.
+            deadline: The time limit.
+            target: The position to stop at, or None for the present end.
         """
         asked: set[str] = set()
         while True:
@@ -156,7 +156,7 @@ class Planner:
 
         Args:
             before: The lineage to continue from.
-            deadline: When it has to be over.
+            deadline: The time limit.
         """
         last, passed = before, set[str]()
         for step in self.steps(before, deadline):
@@ -170,7 +170,7 @@ class Planner:
 
         Args:
             moment: With a time zone. The target lies before it, as closely as the capability's note says.
-            deadline: When it has to be over.
+            deadline: The time limit.
             field: The caller's name for the time, for the error.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What all calls of one client share."""
+"""The objects that all calls of one client share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ReadContext"]
 
 @attrs.frozen
 class ReadContext:
-    """What all calls of one client share.
+    """The objects that all calls of one client share.
 
     Attributes:
         fetcher: Runs reads.
@@ -29,7 +29,7 @@ class ReadContext:
         page_records: The provider's own page size.
         watch_seconds: How long to look for more children of a drained partition.
         audit_seconds: How often the coverage of a collection is audited.
-        rates: When scans with a rate may read again.
+        rates: The times at which scans with a rate may read again.
     """
 
     fetcher: Fetcher

@@ -1,4 +1,4 @@
-"""What a call reports about itself: watermark, lag, headroom, cost."""
+"""The diagnostics of a call: watermark, lag, headroom, cost."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def diagnose(
 
     Args:
         feed: Names the partitions.
-        fetcher: Says what failures mean.
-        state: What the token says.
-        result: What the call found.
+        fetcher: Says the category of failures.
+        state: The token's content.
+        result: The result of the call.
         watermark: From `watermark_micros`.
         now: The service's time, or None where it does not say.
         elapsed: Seconds that the call took.

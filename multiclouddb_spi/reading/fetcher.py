@@ -29,14 +29,14 @@ _REST_SECONDS: Final = 0.05
 
 @attrs.frozen
 class Ask:
-    """How much one fetch asks for.
+    """The limits of one fetch.
 
     Attributes:
         records: Hard bound on records.
         nbytes: Target for bytes.
         reserve: Bytes that an answer is likely to have; reserved in the budget until it arrives.
         wait: Seconds to block while there is nothing.
-        deadline: When it has to be over.
+        deadline: The time limit.
     """
 
     records: int
@@ -53,7 +53,7 @@ class InlineExecutor(Executor):
         """Run it now.
 
         Args:
-            fn: What to call.
+            fn: The function to call.
             *args: Its positional arguments.
             **kwargs: Its keyword arguments.
         """
@@ -70,8 +70,8 @@ class Fetcher:
 
     Args:
         provider: Classifies failures.
-        executor: Where blocking calls run.
-        watch: Notified of retries.
+        executor: Runs the blocking calls.
+        watch: Gets notifications of retries.
         closed: Set when the client is closed: ends every pause.
         attempts: Tries of one call; 1 with the application's own vendor client.
         pause: Waits between tries; by default at most until the client is closed.
@@ -103,7 +103,7 @@ class Fetcher:
         """Run a control call with retries, and stop waiting for it at the deadline.
 
         Raises:
-            Exception: What the provider raised last.
+            Exception: The last error of the provider.
             ProviderFault: `TRANSIENT_FAILURE` when the call did not return in time and had not failed before.
         """
         failures: list[Exception] = []
@@ -119,7 +119,7 @@ class Fetcher:
         try:
             return future.result()
         except Exception as error:
-            if self._closed.is_set():  # whatever the vendor's client raised because it was closed
+            if self._closed.is_set():  # any error that the vendor's client raised because it was closed
                 raise closed_fault() from error
             raise
 
@@ -158,7 +158,7 @@ class Fetcher:
             self._observing.retry(address, where, attempt, seconds, self.fault(error).message)
 
         batch = self._tries(on_retry).call(once, ask.deadline)
-        live.trouble = None  # it is over, and its traceback would keep the batch in memory
+        live.trouble = None  # the fetch has ended, and its traceback would keep the batch in memory
         live.fetched(ask.nbytes, batch.nbytes)
         return batch
 
@@ -166,7 +166,7 @@ class Fetcher:
         return Tries(self._provider, self._attempts, self._pause, on_retry)
 
     def fault(self, error: Exception) -> Fault:
-        """What a failure means."""
+        """The category and message of a failure."""
         return fault_of(self._provider, error)
 
 

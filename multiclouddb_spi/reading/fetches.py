@@ -1,4 +1,7 @@
-"""The fetches of one call: started as threads and bytes allow, landed, and kept for the next call."""
+"""The fetches of one call. They start when threads and bytes are free.
+
+Unfinished ones are kept for the next call.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,15 @@ class Fetches:
     """The fetches of one call, and the readers that it has taken out of the cache for them.
 
     Args:
-        context: What all calls share.
+        context: The objects that all calls share.
         feed: The opened feed.
         turns: The call's partitions.
         active: How many partitions share the budget.
         limit: The page's bound: a first read asks for no more, later reads ask for more and more.
-        deadline: When the call has to be over.
+        deadline: The time limit of the call.
 
     Attributes:
-        overtaken: Partitions that wait for bytes while the records of others are handed out. They keep their
+        overtaken: Partitions that wait for bytes while the records of others are returned. They keep their
             place in the lineage, so they are the first to be asked when there are bytes.
     """
 
@@ -67,8 +70,8 @@ class Fetches:
     def _has_room(self) -> bool:
         """Whether there are bytes left for one more answer.
 
-        It does not evict what this call or another consumer will hand out next: fetching that again would
-        cost more than waiting until it is handed out.
+        It does not evict what this call or another consumer will return next: fetching that again would
+        cost more than waiting until it is returned.
         """
         reserve = max(self._share, self._budget.expected)
         if self._budget.over(reserve) <= 0:
@@ -80,7 +83,7 @@ class Fetches:
     def _may_ask_without(self) -> bool:
         """Whether a partition may be asked although no bytes are left for an answer.
 
-        Partitions that already hold records go first, so that these are handed out and free their bytes.
+        Partitions that already hold records go first, so that these are returned and free their bytes.
         Where there are none, one partition is asked alone, whatever it holds.
         """
         due = self._turns.due

@@ -55,7 +55,7 @@ class Reading(Generic[T]):
     """One page, with records as the caller's view made them.
 
     Attributes:
-        values: What the view made, in the page's order.
+        values: The results of the view, in the page's order.
         page: The page that they belong to; its `events` are empty here.
     """
 
@@ -68,7 +68,7 @@ class Pages:
 
     Args:
         provider_id: The provider that errors name.
-        fetcher: Says what failures mean.
+        fetcher: Says the category of failures.
         feeds: Forgets a feed whose resource is gone.
         watch: Notified when a position is close to the end of retention.
         headroom_warning: Seconds below which it is notified.
@@ -89,9 +89,9 @@ class Pages:
     def raise_failure(
         self, session: Session, lineage: Lineage, result: PollResult[Any], deadline: Deadline
     ) -> None:
-        """Raise what stopped the feed, if anything did and nothing was handed out.
+        """Raise what stopped the feed, if anything did and nothing was returned.
 
-        Notices are handed out first; the next call first asks what stopped the feed.
+        Notices are returned first; the next call then first asks the partition that stopped the feed.
         """
         if result.notices:
             return
@@ -127,7 +127,7 @@ class Pages:
             session: The feed.
             lineage: The one that has expired.
             fresh: The snapshot's; changed in place.
-            result: How the call ended.
+            result: The result of the call.
         """
         assert result.failure is not None
         gap = lost(session.feed, lineage, result.failure[0])

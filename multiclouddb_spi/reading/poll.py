@@ -4,17 +4,17 @@ Fetches run on the pool; everything here happens in the caller's thread. `turns.
 partition. This module moves the partitions from stage to stage, and the numbers mark where it does so:
 
  1. It asks partitions in the order of the lineage, several at once. First it uses what an earlier call has
-    fetched and not handed out. So no partition starves: the token keeps the order.
+    fetched and not returned. So no partition starves: the token keeps the order.
  2. It takes answers as they come. Records are mapped and cut at the page's bound. The cursor moves only past
-    what is handed out: a token does not skip what its page does not hold.
- 3. A partition that ended is retired once its last record is handed out; its children are asked in the same
+    what is returned: a token does not skip what its page does not hold.
+ 3. A partition that ended is retired once its last record is returned; its children are asked in the same
     call.
  4. With something in hand the poll ends as soon as no further answer is there, but not before the head of
     the queue has had its turn. A place on the page is kept for the head, so no slow partition starves. A head
     that is slower than `HEAD_SECONDS` has had its turn.
  5. With nothing in hand it continues until every partition has answered that it has nothing. Then it waits as
     long as the caller wants to wait, unless it has a notice to report.
- 6. After a notice it hands out nothing more of that partition, nor of those that are read because of it: a
+ 6. After a notice it returns nothing more of that partition, nor of those that are read because of it: a
     later call does.
 """
 
@@ -49,14 +49,14 @@ class Poll(Generic[T]):
     """Reads once; made for one call.
 
     Args:
-        context: What all calls share.
+        context: The objects that all calls share.
         feed: The opened feed.
         lineage: Changed in place.
-        limit: Bound on records handed out.
+        limit: Bound on returned records.
         view: Makes what the caller wants from a batch's records `[i, j)`.
-        deadline: When the call has to be over.
+        deadline: The time limit of the call.
         wait: Seconds to wait for a first record.
-        on_expired: What to do about a position older than retention.
+        on_expired: The reaction to a position that is older than retention.
         single: True to report the end of a partition instead of continuing with its children.
         now: Asks for the service's time; only for a snapshot.
     """
@@ -93,7 +93,7 @@ class Poll(Generic[T]):
         """Read one page.
 
         Raises:
-            Exception: What the provider raised for a call that does not concern a single partition.
+            Exception: The error of the provider for a call that does not concern a single partition.
         """
         result, turns = self._result, self._turns
         first = [turn for turn in turns if turn.failed_last]
@@ -185,7 +185,7 @@ class Poll(Generic[T]):
             fetches.launch(turn, reader, wait, self._scanning.most_records(turn) if starts else None)
 
     def _fetch_wait(self) -> float:
-        """How long a read may block: not in the first round, which only looks around."""
+        """How long a read may block; 0 in the first round."""
         may_block = not self._result.count and len(self._lineage) <= self._context.width
         return self._waiting.of_fetch() if may_block else 0.0
 
@@ -201,7 +201,7 @@ class Poll(Generic[T]):
         return self._waiting.for_answer(more_to_ask=bool(self._turns.due))
 
     def _may_begin_again(self) -> bool:
-        """5. What waits for news, or is slow, does not keep the others from being asked again."""
+        """5. A partition that waits for news or is slow does not keep the others from being asked again."""
         turns, now = self._turns, time.monotonic()
         if self._result.in_hand() or turns.due or turns.held or now >= self._waiting.until:
             return False
@@ -320,6 +320,7 @@ class Poll(Generic[T]):
             turn.silent = True
         elif not (len(batch) and batch.caught_up):
             self._turns.ask([turn.partition_id])
+            self._scanning.asks_again(turn)
 
     # -- The end
 

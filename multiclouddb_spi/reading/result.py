@@ -1,4 +1,4 @@
-"""What one call's reading found."""
+"""The result of one call's reading."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ T = TypeVar("T")
 
 @attrs.define
 class PollResult(Generic[T]):
-    """What a poll found; it has changed the lineage that it was given.
+    """The result of a poll, which has also changed its lineage.
 
     Attributes:
-        turns: What each partition has answered.
-        limit: Bound on records handed out.
-        values: What the view made of the records that are handed out, in order.
-        count: How many records these are.
+        turns: The answers of the partitions.
+        limit: Bound on returned records.
+        values: The results of the view for the returned records, in order.
+        count: The number of returned records.
         notices: Facts found while reading.
         moved: A partition answered or a position moved.
         idle: Every active partition answered that it has nothing.
@@ -37,7 +37,7 @@ class PollResult(Generic[T]):
         found_late: Partitions that an audit found.
         requests: Calls to the service.
         retries: Calls that were retried.
-        charge: What the service charged, or None.
+        charge: The service's charge, or None.
     """
 
     turns: Turns

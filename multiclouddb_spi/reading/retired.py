@@ -18,12 +18,12 @@ __all__ = ["Look", "look_again"]
 
 @attrs.frozen
 class Look:
-    """How reading ended, and what this call asked for.
+    """How reading ended, and the result of this call's question.
 
     Attributes:
-        state: How reading ended.
+        state: The end of the read.
         requests: Calls to the service.
-        error: Why the service could not say more, or None.
+        error: The reason why the service could not say more, or None.
     """
 
     state: Retired | FeedOver
@@ -38,13 +38,13 @@ def look_again(
 
     Args:
         session: The feed.
-        state: What the token says.
+        state: The token's content.
         fetcher: Makes the call.
-        watch_seconds: How long to look for them.
-        deadline: When it has to be over.
+        watch_seconds: The time to look for more children, in seconds.
+        deadline: The time limit.
 
     Returns:
-        At least what the token says, also when the service does not answer.
+        At least the token's content, also when the service does not answer.
     """
     watch = state.watch
     if watch is None or not is_due(session.feed, watch):
@@ -67,7 +67,7 @@ def look_again(
 
 def _named(outcome: Outcome) -> tuple[tuple[Child, ...], bool]:
     match outcome:
-        case Drained(children, complete):  # for one that is gone: all that may be its children
+        case Drained(children, complete):  # if it is gone: all possible children
             return children, complete
         case Ended():
             return (), True

@@ -1,4 +1,4 @@
-"""Room for what a service has no partition for, such as the parts of a scan."""
+"""State for things that are no partition of the service, such as the parts of a scan."""
 
 import json
 from typing import get_args
@@ -23,6 +23,7 @@ from multiclouddb_spi import (
     FeedSpec,
     Lineage,
     Reached,
+    Scanned,
     read_range,
 )
 from multiclouddb_spi.batch import Outcome, children_of, goes_on
@@ -44,7 +45,7 @@ def first(child_id, cursors):
 
 
 def scanning(*roots, join=first):
-    """The stream's partitions wait for a plan; two parts of the scan are read."""
+    """The stream's partitions wait for a plan, and two parts of the scan are read."""
     parts = [Active(name, {"rows": name}, listed=False) for name in ("plan", "part-1", "part-2")]
     return Lineage([*parts, *(Waiting(root, (0,), ("plan",)) for root in roots)], join, AUDITED)
 
@@ -157,12 +158,12 @@ class TestAudits:
 
 class TestOutcomes:
     NAMED = Drained((Child("b", ("a",), 1),))
-    ALL = (Continue(), Reached(), NAMED, Awaiting(), Ended(None), Ended(FeedEnded("over")))
+    ALL = (Continue(), Reached(), NAMED, Awaiting(), Ended(None), Ended(FeedEnded("over")), Scanned())
 
     def test_every_outcome_is_told_apart(self):
         assert {type(outcome) for outcome in self.ALL} == set(get_args(Outcome))
-        assert [goes_on(outcome) for outcome in self.ALL] == [True] + [False] * 5
-        assert [len(children_of(outcome)) for outcome in self.ALL] == [0, 0, 1, 0, 0, 0]
+        assert [goes_on(outcome) for outcome in self.ALL] == [True] + [False] * 6
+        assert [len(children_of(outcome)) for outcome in self.ALL] == [0, 0, 1, 0, 0, 0, 0]
 
     @pytest.mark.parametrize("question", [goes_on, children_of])
     def test_what_is_no_outcome_is_refused(self, question):
@@ -203,7 +204,7 @@ class TestOutcomes:
 
 
 class TestRanges:
-    """`Range.until=None`: to the end, whatever it is."""
+    """`Range.until=None` reads to the end, whatever kind of end that is."""
 
     def world(self):
         sim = Simulation(1)

@@ -11,7 +11,7 @@ from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.errors import MissingError, TrimmedError
 from multiclouddb_conformance.simulation.listing import kept, listed, missed, shown, topmost, with_ancestors
 from multiclouddb_conformance.simulation.partition_log import PartitionLog
-from multiclouddb_conformance.simulation.position import Place, behind, place_text, to_cursor, to_place
+from multiclouddb_conformance.simulation.position import Place, place_after, place_text, to_cursor, to_place
 from multiclouddb_conformance.simulation.reader import SimulationReader
 from multiclouddb_conformance.simulation.segments import (
     SegmentReader,
@@ -48,12 +48,12 @@ _Item = TypeVar("_Item")
 
 
 class SimulationFeed(Feed):
-    """A feed of one incarnation of a collection; also finds heads.
+    """A feed of one incarnation of a collection; it can also find heads.
 
     Attributes:
         sim: The collection.
-        calls: Where its calls are counted.
-        view: What it sees of the collection.
+        calls: Counts its calls.
+        view: Its view of the collection.
     """
 
     def __init__(self, sim: Simulation, spec: FeedSpec, calls: Calls) -> None:
@@ -88,7 +88,7 @@ class SimulationFeed(Feed):
             return self._jumbled(seeds, "start")
 
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """See `Feed.partitions`; closed ones, if any, are listed while something of them is kept."""
+        """See `Feed.partitions`; closed partitions may be listed until retention removes them."""
         self.calls.count("lists")
         self.sim.control("partitions")
         with self.sim.changed:
@@ -125,7 +125,7 @@ class SimulationFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed] | None:
-        """See `Feed.uncovered`; by what the service lists."""
+        """See `Feed.uncovered`; uses the service's listing."""
         self.calls.count("audits")
         self.sim.control("uncovered")
         with self.sim.changed:
@@ -134,16 +134,16 @@ class SimulationFeed(Feed):
             if found is None:
                 return None
             oldest = 0 if since is None else self.sim.commit_before(since)
-            # What ended before the start would name children that began before it as well.
+            # A partition that ended before the start would also name children that began before it.
             ends = {name: self.sim.partitions[name].closed for name in found}
             return [
-                Seed(name, parents, to_cursor(behind(max(oldest, self.sim.partitions[name].oldest))))
+                Seed(name, parents, to_cursor(place_after(max(oldest, self.sim.partitions[name].oldest))))
                 for name, parents in found.items()
                 if (end := ends[name]) is None or end > oldest
             ]
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """See `Feed.join`: the latest, for a child begins when its last parent has ended."""
+        """See `Feed.join`: the latest position, because a child begins when its last parent has ended."""
         self.calls.count_each("joins", [child_id])
         return to_cursor(max(to_place(cursor) for cursor in cursors))
 
@@ -167,7 +167,7 @@ class SimulationFeed(Feed):
             return list(found.values())
 
     def describe(self, cursor: Cursor) -> Position:
-        """See `Feed.describe`; the time is what the log tells."""
+        """See `Feed.describe`; the time comes from the log."""
         if is_segment_cursor(cursor):
             return Position("part of a scan", None)
         place = to_place(cursor)
@@ -177,7 +177,7 @@ class SimulationFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """See `SupportsHeads.heads`; O(log n) a partition."""
+        """See `SupportsHeads.heads`; O(log n) for each partition."""
         self.calls.count("heads")
         self.sim.control("heads")
         with self.sim.changed:
@@ -207,7 +207,7 @@ class SimulationFeed(Feed):
         """Cancel every reader."""
         self.view.cancel()
 
-    # -- How it does that
+    # -- Helpers
 
     def _check_alive(self) -> None:
         if self.sim.incarnation != self.identity.incarnation:
@@ -215,13 +215,15 @@ class SimulationFeed(Feed):
 
     def _seed(self, partition: PartitionLog, commit: int) -> Seed:
         tells = self.sim.behaviour.listing is not Listing.OPEN
-        return Seed(partition.id, self.view.parents(partition) if tells else (), to_cursor(behind(commit)))
+        return Seed(
+            partition.id, self.view.parents(partition) if tells else (), to_cursor(place_after(commit))
+        )
 
     def _jumbled(self, items: list[_Item], what: str) -> list[_Item]:
         return Dice(self.sim.behaviour.seed, what).jumbled(items) if self.sim.behaviour.jumble else items
 
     def _startable(self, partition_id: str | None) -> list[PartitionLog]:
-        """What one look shows; a partition that is asked for by its id is found whatever is listed."""
+        """The partitions of one listing; a partition requested by id is found even if it is not listed."""
         if partition_id is None:
             return with_ancestors(shown(self.view), kept(self.view))
         return [partition for partition in kept(self.view) if partition.id == partition_id]
@@ -251,7 +253,7 @@ class SimulationFeed(Feed):
         return [self._seed(part, max(part.born, min(commit, part.closed or commit))) for part in partitions]
 
     def _from_commit(self, commit: int) -> list[PartitionLog]:
-        """The partitions alive behind a commit, and what follows them where the behaviour says so."""
+        """The partitions that exist after a commit, and their descendants if the behaviour includes these."""
         later = self._seeds_descendants()
         visible = {part.id for part in shown(self.view)}
         parts = [
@@ -270,10 +272,11 @@ class SimulationFeed(Feed):
             )
 
     def _still_readable(self, partition_id: str) -> list[PartitionLog]:
-        """The partition, or its oldest descendants that can be read; or all that may be them."""
+        """The partition, or its oldest readable descendants, or all partitions that may be descendants."""
         asked = self.sim.partitions.get(partition_id)
         if self.sim.behaviour.listing is Listing.OPEN and asked is not None and asked.gone:
-            # Nobody knows what came of it: it began when this had ended, and no other partition names it.
+            # Its children are unknown: no partition names them, so everything that began after its end may be
+            # one.
             return [part for part in topmost(kept(self.view)) if part.born >= (asked.closed or 0)]
         found: dict[str, PartitionLog] = {}
         pending = [partition_id]
@@ -294,7 +297,7 @@ class SimulationFeed(Feed):
         partition = self.sim.partitions[partition_id]
         if not partition.keeps(place[0], strict=self.sim.behaviour.strict_retention):
             raise TrimmedError(f"{place_text(place)} of {partition_id} is no longer kept")
-        end = behind(self.sim.head if partition.closed is None else partition.closed)
+        end = place_after(self.sim.head if partition.closed is None else partition.closed)
         known = self.view.whole
         first = self._records_before(partition, place)
         records = self._records_before(partition, end) - first
@@ -305,7 +308,7 @@ class SimulationFeed(Feed):
         commit = partition.commit(index)
         assert commit is not None
         done = first + max_records - partition.records_before(index)
-        stop = behind(commit.number) if done == len(commit.records) else (commit.number, done)
+        stop = place_after(commit.number) if done == len(commit.records) else (commit.number, done)
         return Head(to_cursor(stop), max_records if known else None, Continue())
 
     def _records_before(self, partition: PartitionLog, place: Place) -> int:

@@ -33,22 +33,22 @@ _CAN: Final = (
 )
 _NOTES: Final[Any] = {can: CapabilityNote(Support.NATIVE) for can in _CAN}
 ALL_CAPABILITIES: Final = CapabilitySet(_NOTES)
-"""What a simulation can do by default: everything but wider scopes and commands."""
+"""The default capabilities of a simulation: everything except wider scopes and commands."""
 
 
 def capabilities_without(*missing: Capability, note: str = "use another simulation") -> CapabilitySet:
-    """What a simulation can do, without some of it; the note says what to do instead."""
+    """The simulation's capabilities without some of them; the note says what to do instead."""
     gone = {can: CapabilityNote(Support.UNSUPPORTED, note) for can in missing}
     return CapabilitySet({**_NOTES, **gone})
 
 
 @attrs.frozen
 class SimulationOptions(ProviderOptions):
-    """Options that change nothing, so that the handling of options can be tested.
+    """Options without an effect, to test the handling of options.
 
     Attributes:
-        view: Counts as an option that changes positions.
-        hint: Does not.
+        view: An option that counts as changing positions.
+        hint: An option that does not.
     """
 
     view: str = attrs.field(default="", metadata={"positions": True})
@@ -59,7 +59,7 @@ class SimulationProvider(Provider):
     """One client's connection to a simulated database; several may share a simulation.
 
     Attributes:
-        calls: What the client did.
+        calls: Counts the client's calls.
     """
 
     provider_id: ClassVar[str] = PROVIDER_ID
@@ -75,8 +75,8 @@ class SimulationProvider(Provider):
 
         Args:
             sims: The collections of the database.
-            capabilities: What it says that it can do; a simulation does it all the same.
-            page_records: Its own page size.
+            capabilities: The capabilities that it reports; a simulation supports all anyway.
+            page_records: Its default page size.
         """
         self.calls = Calls()
         self.page_records = page_records
@@ -104,6 +104,10 @@ class SimulationProvider(Provider):
         with self._lock:
             self._feeds.append(feed)
         return feed
+
+    def has_split(self) -> bool:
+        """Whether a partition of any collection has ended."""
+        return any(part.closed is not None for sim in self._sims.values() for part in sim.partitions.values())
 
     def classify(self, error: Exception) -> Fault:
         """See `Provider.classify`."""

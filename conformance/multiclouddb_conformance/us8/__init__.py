@@ -1,6 +1,6 @@
 """User story 8, portable change feeds, as tests: `from multiclouddb_conformance.us8 import *`.
 
-To change one case, subclass its class under its own name behind the import.
+To change one case, subclass its class under the same name after the import.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Fault scripts: nothing is lost whatever happens on the way, and each trouble is told as promised."""
-# ruff: noqa: D102 - a test's name says what it is about
+"""Fault scripts: no trouble loses an event, and each trouble is reported as promised."""
+# ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _scripts() -> list[Any]:
 
 
 def _act(collection: Collection, script: FaultScript) -> Callable[[], None]:
-    """What the script does to the collection when a page is under way; and prepares it for that."""
+    """Prepare the collection, and return the action that the script performs in the middle of a page."""
     if isinstance(script, MergeMidPage):
         pair = collection.split()
         return lambda: collection.harness.merge(collection.address, *pair)
@@ -56,7 +56,7 @@ def _act(collection: Collection, script: FaultScript) -> Callable[[], None]:
 
 
 def _read(collection: Collection, client: MulticloudDbClient, size: int, written: int) -> list[str]:
-    """As an application reads: a failed call is made again with the same token."""
+    """Read as an application does: repeat a failed call with the same token."""
     seen: list[str] = []
     token, failures, idle = collection.begin, 0, False
     while not (idle and len(set(seen)) >= written):
@@ -76,7 +76,7 @@ def _read(collection: Collection, client: MulticloudDbClient, size: int, written
 
 @pytest.mark.parametrize("script", _scripts())
 class TestTrouble:
-    """A trouble that passes."""
+    """A transient trouble."""
 
     @pytest.mark.parametrize("size", [0, 3])
     def test_nothing_is_lost(self, collection: Collection, script: FaultScript, size: int) -> None:
@@ -108,7 +108,7 @@ class TestTrouble:
                         last[str(event.key)] = event.order_key
                         seen.add(event.event_id)
 
-    def test_a_consumer_that_is_killed_goes_on_without_the_trouble(
+    def test_a_consumer_that_is_killed_continues_without_the_trouble(
         self, collection: Collection, script: FaultScript
     ) -> None:
         act = _act(collection, script)
@@ -120,9 +120,9 @@ class TestTrouble:
 
 
 class TestEndlessTrouble:
-    """A trouble that does not pass, and what it costs."""
+    """A trouble that does not end, and its effect."""
 
-    def test_a_service_that_fails_for_ever_is_told_and_the_token_stays_good(
+    def test_a_service_that_fails_for_ever_is_reported_and_the_token_stays_good(
         self, collection: Collection
     ) -> None:
         collection.fill(5)
@@ -168,7 +168,7 @@ class TestEndlessTrouble:
         assert sum(page.diagnostics.retries for page in pages) >= 1
         assert took >= 0.4
 
-    def test_retries_are_told(self, collection: Collection) -> None:
+    def test_retries_are_reported(self, collection: Collection) -> None:
         collection.fill(5)
         with collection.harness.troubled(ServerFailure(times=1), lambda: None) as client:
             retries, token, idle = 0, collection.begin, False
@@ -186,9 +186,9 @@ class TestEndlessTrouble:
 
 @pytest.mark.needs("trim")
 class TestTrimmedOnTheWay:
-    """Retention overtakes a reader."""
+    """Retention removes records before a reader gets to them."""
 
-    def test_it_is_told_and_not_jumped_over(self, collection: Collection) -> None:
+    def test_it_is_reported_and_not_jumped_over(self, collection: Collection) -> None:
         act = _act(collection, Trimmed())
         collection.fill(40)
         client = collection.harness.troubled(Trimmed(), act)
@@ -196,7 +196,7 @@ class TestTrimmedOnTheWay:
             _read(collection, client, 3, 40)
         assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
 
-    def test_skipping_tells_of_the_gap(self, collection: Collection) -> None:
+    def test_skipping_reports_the_gap(self, collection: Collection) -> None:
         act = _act(collection, Trimmed())
         collection.fill(40)
         with collection.harness.troubled(Trimmed(), act) as client:

@@ -1,5 +1,5 @@
-"""A notice has its place: behind what came before it, in front of what comes after it, on every reading."""
-# ruff: noqa: D102 - a test's name says what it is about
+"""A notice keeps its place: after the events before it and before the events after it, on every read."""
+# ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["TestNotices"]
 def _walk(
     collection: Collection, token: str, size: int = 0, *, restart: bool = False, **settings: Any
 ) -> list[tuple[str, ChangeFeedPage]]:
-    """Every page up to the present end, with the token in front of it; a client for each, with `restart`."""
+    """Every page up to the present end with the token before it; with `restart` each by a new client."""
     found = []
     for page in collection.pages(token, size, **settings):
         found.append((token, page))
@@ -36,7 +36,7 @@ def _skipped(page: ChangeFeedPage) -> list[RecordSkipped]:
 
 
 def _text(*pages: ChangeFeedPage) -> str:
-    """The first letter of each event's key and a mark for each notice, in the order that is promised."""
+    """The first letter of each event's key and a mark for each notice, in the promised order."""
     keys = [
         [str(value)[0] for event in page.events for value in event.key.components.values()] for page in pages
     ]
@@ -46,7 +46,7 @@ def _text(*pages: ChangeFeedPage) -> str:
 
 
 def _skip_token(collection: Collection) -> str:
-    """Behind a record that cannot be decoded, with one change in front of it and one behind it."""
+    """A token after a record that cannot be decoded, which has one change before it and one after it."""
     collection.put("a", n=0)
     collection.harness.poison(collection.address, "a")
     collection.put("a", n=1)
@@ -58,7 +58,7 @@ def _skip_token(collection: Collection) -> str:
 
 
 class TestNotices:
-    """In one partition, what lies behind a notice never comes with it or before it."""
+    """In one partition, events after a notice never come with the notice or before it."""
 
     @pytest.mark.needs("notices", "still")
     @pytest.mark.parametrize("restart", [False, True], ids=["one client", "a client a page"])
@@ -81,7 +81,7 @@ class TestNotices:
 
     @pytest.mark.needs("trim")
     @pytest.mark.parametrize("size", [1, 0])
-    def test_what_is_read_behind_a_gap_comes_on_a_later_page(self, collection: Collection, size: int) -> None:
+    def test_what_is_read_after_a_gap_comes_on_a_later_page(self, collection: Collection, size: int) -> None:
         collection.fill(10)
         collection.trim()
         collection.fill(10, start=10)
@@ -92,7 +92,7 @@ class TestNotices:
             assert not _gaps(page) & {event.partition_id for event in page.events}
 
     @pytest.mark.needs("trim")
-    def test_every_token_in_front_of_a_gap_tells_of_it_and_none_behind_it_does(
+    def test_every_token_in_front_of_a_gap_reports_it_and_none_after_it_does(
         self, collection: Collection
     ) -> None:
         collection.fill(10)
@@ -105,14 +105,16 @@ class TestNotices:
             before = [_gaps(each) for each in collection.pages(token, on_expired=SkipToOldest())]
             assert set().union(*before) >= _gaps(page)
             rest = collection.pages(page.continuation_token, on_expired=SkipToOldest())
-            behind = [_gaps(each) for each in rest]
-            assert not set().union(*behind) & _gaps(page)
+            later = [_gaps(each) for each in rest]
+            assert not set().union(*later) & _gaps(page)
 
     @pytest.mark.needs("poison", "key_order")
-    def test_a_skipped_record_is_told_before_anything_behind_it_is_read(self, collection: Collection) -> None:
+    def test_a_skipped_record_is_reported_before_anything_after_it_is_read(
+        self, collection: Collection
+    ) -> None:
         token = _skip_token(collection)
         told = []
-        for _ in range(2):  # whoever dies with the page has it again
+        for _ in range(2):  # a consumer that crashes with the page gets it again
             collection.restart()
             page = collection.page(token)
             told.append(_skipped(page))
