@@ -155,7 +155,7 @@ class TestPermissions:
         return found
 
     def test_the_policy_allows_what_is_called_and_no_more(self, orders):
-        """Read a feed from both ends, across a rollover, a token and a snapshot, and list its partitions."""
+        """Read a feed from both ends, across a rollover, a token and a snapshot; list its partitions."""
         called = set()
         session = boto3.Session()
 
