@@ -25,9 +25,10 @@ from multiclouddb_api import (
     Support,
     invalid_request,
 )
+from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import FeedSpec, FeedStart, Provider
 
-__all__ = ["check_planned", "require", "require_start", "spec_of"]
+__all__ = ["check_planned", "check_stream_runs", "require", "require_start", "spec_of"]
 
 _TITLES = {
     Capability.CHANGE_FEED: "a change feed",
@@ -111,6 +112,23 @@ def check_planned(position: StartPosition) -> None:
             "Snapshot.order",
             f"is {position.order.name}: no process knows when the others have read their rows",
             "pass Snapshot(order=SnapshotOrder.INTERLEAVED)",
+        )
+
+
+def check_stream_runs(lineage: Lineage) -> None:
+    """Refuse to spread a scan over processes while the stream waits for its end.
+
+    Args:
+        lineage: The state of the request's start or token.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST`: no process would read the stream.
+    """
+    if lineage.plan is not None and lineage.plan.holds:
+        raise invalid_request(
+            "ChangeFeedRequest.start_position",
+            "begins an ordered scan or is a token of one: no process knows when the others have read their rows",
+            "read it to BackfillDone in one process, or begin with Snapshot(order=SnapshotOrder.INTERLEAVED)",
         )
 
 
