@@ -138,7 +138,7 @@ class Poll(Generic[T]):
             turn = self._fetches.land(self._patience()) if turns.asked else None
             if turn is not None:
                 self._answer(turn)
-            elif not (self._go_on() if turns.asked or turns.held else self._sleep_until_paced()):
+            elif not (self._keep_polling() if turns.asked or turns.held else self._sleep_until_paced()):
                 return
 
     def _follow(self) -> None:
@@ -162,7 +162,9 @@ class Poll(Generic[T]):
 
     def _launch(self) -> None:
         """Ask as many partitions as threads and bytes allow."""
-        turns, fetches, wait = self._turns, self._fetches, self._fetch_wait()
+        turns, fetches = self._turns, self._fetches
+        may_block = not self._result.count and len(self._lineage) <= self._context.width
+        wait = self._waiting.of_fetch() if may_block else 0.0
         while fetches.may_ask():
             turn = next(iter(turns.due.values()))
             name = turn.partition_id
@@ -183,11 +185,6 @@ class Poll(Generic[T]):
             if reader.waiting or slow:
                 self._served(turn)
             fetches.launch(turn, reader, wait, self._scanning.most_records(turn) if starts else None)
-
-    def _fetch_wait(self) -> float:
-        """How long a read may block; 0 in the first round."""
-        may_block = not self._result.count and len(self._lineage) <= self._context.width
-        return self._waiting.of_fetch() if may_block else 0.0
 
     # -- 4. Wait for answers
 
@@ -210,7 +207,7 @@ class Poll(Generic[T]):
             return False
         return 0 < len(readers) < len(self._lineage.active())  # last, because it walks the lineage
 
-    def _go_on(self) -> bool:
+    def _keep_polling(self) -> bool:
         """No answer came in time: True when there is still something to do."""
         now = time.monotonic()
         more = bool(self._turns.held) or (not self._result.count and now < self._waiting.end())
