@@ -167,13 +167,12 @@ class Poll(Generic[T]):
         wait = self._waiting.of_fetch() if may_block else 0.0
         while fetches.may_ask():
             turn = next(iter(turns.due.values()))
-            name = turn.partition_id
             if self._head is not None and self._head.partition_id in fetches.overtaken:
                 self._served(self._head)
-            if name not in self._lineage:
+            if turn.partition_id not in self._lineage:
                 turns.gone(turn)
                 continue
-            reader = fetches.take(name, self._lineage.cursor(name))
+            reader = fetches.take(turn.partition_id, self._lineage.cursor(turn.partition_id))
             now, starts = time.monotonic(), reader.batch is None and reader.future is None
             not_before = max(reader.not_before, self._scanning.not_before(turn))
             if starts and not_before > now:
