@@ -160,8 +160,8 @@ class Wire:
         while (end := self._unread.find(b"\r\n\r\n")) < 0:
             self._unread += self._received()
         head, rest = self._unread[:end], self._unread[end + 4 :]
-        told = head.lower().partition(b"content-length: ")[2]
-        length = int(told.partition(b"\r\n")[0] or b"0")
+        length_text = head.lower().partition(b"content-length: ")[2]
+        length = int(length_text.partition(b"\r\n")[0] or b"0")
         parts, size = [rest], len(rest)
         while size < length:
             parts.append(self._received())

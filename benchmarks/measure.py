@@ -52,13 +52,13 @@ def turns(pairs: int, *, warm_up: bool) -> Sequence[bool]:
     return [number % 2 == 0 for number in range(pairs + warm_up)]
 
 
-def run_row(row: Row, scale: float = 1.0, told: Callable[[int, int], None] | None = None) -> Result:
+def run_row(row: Row, scale: float = 1.0, on_pair: Callable[[int, int], None] | None = None) -> Result:
     """Measure a row.
 
     Args:
         row: The row.
         scale: 1 for a real run, less to see that the row works.
-        told: Called after each pair with the number of finished pairs and the number of all pairs.
+        on_pair: Called after each pair with the number of finished pairs and the number of all pairs.
 
     Raises:
         UnequalError: The sides have read different events.
@@ -68,7 +68,7 @@ def run_row(row: Row, scale: float = 1.0, told: Callable[[int, int], None] | Non
         tempfile.TemporaryDirectory(prefix="benchmarks-") as folder,
         row.setup(Bench(Path(folder), scale)) as sides,
     ):
-        ours, baseline = _pairs(row, sides, told or _nobody)
+        ours, baseline = _pairs(row, sides, on_pair or _nobody)
         result = _result(row, ours, baseline)
         if result.ok:
             return result
@@ -82,7 +82,7 @@ def failure(row: Row, error: BaseException) -> Result:
     return Result(row.name, row.unit, None, None, None, row.goal, row.at_most, False, reason, failed=True)
 
 
-def _pairs(row: Row, sides: Sides, told: Callable[[int, int], None]) -> tuple[list[Sample], list[Sample]]:
+def _pairs(row: Row, sides: Sides, on_pair: Callable[[int, int], None]) -> tuple[list[Sample], list[Sample]]:
     ours: list[Sample] = []
     baseline: list[Sample] = []
     order = turns(row.pairs, warm_up=row.warm_up)
@@ -93,7 +93,7 @@ def _pairs(row: Row, sides: Sides, told: Callable[[int, int], None]) -> tuple[li
                 samples.append(_sample(side))
         if row.same_work and baseline:
             _check_equal(ours[-1], baseline[-1])
-        told(number + 1, len(order))
+        on_pair(number + 1, len(order))
     return ours[row.warm_up :], baseline[row.warm_up :]
 
 

@@ -11,6 +11,7 @@ from multiclouddb_api.config import ClientConfig
 from multiclouddb_api.diagnostics import OperationDiagnostics
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
 from multiclouddb_api.event import ChangeEvent, ChangeType
+from multiclouddb_api.event_json import event_from_json, event_to_json, page_from_json, page_to_json
 from multiclouddb_api.iterator import ChangeFeedIterator, IteratorSettings
 from multiclouddb_api.key import MulticloudDbKey
 from multiclouddb_api.notice import (
@@ -45,7 +46,6 @@ from multiclouddb_api.scope import (
     LogicalPartition,
     PhysicalPartition,
 )
-from multiclouddb_api.serial import event_from_json, event_to_json, page_from_json, page_to_json
 
 __all__ = [
     "AtTime",

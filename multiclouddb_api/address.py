@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from multiclouddb_api.check import is_a, not_blank, utf8
+from multiclouddb_api.validators import is_a, not_blank, utf8
 
 __all__ = ["ResourceAddress"]
 

@@ -15,9 +15,9 @@ from typing import Any, Final, Protocol
 import attrs
 import orjson
 
-from multiclouddb_api.check import is_a, not_blank
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
-from multiclouddb_api.text import shorten
+from multiclouddb_api.redaction import shorten
+from multiclouddb_api.validators import is_a, not_blank
 
 __all__ = ["Checkpoint", "CheckpointStore", "FileCheckpointStore"]
 

@@ -31,7 +31,7 @@ import attrs
 import orjson
 
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
-from multiclouddb_api.text import rfc3339
+from multiclouddb_api.redaction import rfc3339
 
 __all__ = ["JsonValue", "Tagged", "canonical_json", "decode_json", "encode_json", "register_type"]
 

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import attrs
 
-from multiclouddb_api.check import at_least, is_a, not_blank, to_dict, unknown_name
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
+from multiclouddb_api.redaction import redact_url
 from multiclouddb_api.secret import SecretText, outcome, settled
-from multiclouddb_api.text import redact_url
+from multiclouddb_api.validators import at_least, is_a, not_blank, to_dict, unknown_name
 
 __all__ = ["ClientConfig"]
 

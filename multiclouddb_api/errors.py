@@ -23,7 +23,7 @@ from typing import ClassVar, Final
 
 import attrs
 
-from multiclouddb_api.text import shorten
+from multiclouddb_api.redaction import shorten
 
 __all__ = ["DOCS_URL", "ErrorCategory", "ErrorDetail", "MulticloudDbError", "invalid_request"]
 

@@ -13,7 +13,7 @@ import attrs
 
 from multiclouddb_api.address import ResourceAddress
 from multiclouddb_api.key import MulticloudDbKey
-from multiclouddb_api.text import shorten
+from multiclouddb_api.redaction import shorten
 
 __all__ = ["ChangeEvent", "ChangeType"]
 

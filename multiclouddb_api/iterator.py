@@ -9,17 +9,17 @@ from typing import Literal, Protocol, TypedDict
 
 import attrs
 
-from multiclouddb_api.check import at_least, is_a, not_blank, one_of
 from multiclouddb_api.checkpoint import CheckpointStore
+from multiclouddb_api.checkpointer import Checkpointer
 from multiclouddb_api.errors import MulticloudDbError, invalid_request
 from multiclouddb_api.event import ChangeEvent
-from multiclouddb_api.handoff import Handoff
 from multiclouddb_api.notice import FeedEnded
 from multiclouddb_api.options import OperationOptions
-from multiclouddb_api.pacing import Pace, Timer
+from multiclouddb_api.pacing import PollSchedule, Timer
 from multiclouddb_api.page import ChangeFeedPage
 from multiclouddb_api.position import FromContinuationToken, Now, StartPosition
 from multiclouddb_api.request import ChangeFeedRequest
+from multiclouddb_api.validators import at_least, is_a, not_blank, one_of
 
 __all__ = ["ChangeFeedIterator", "IteratorSettings", "ReadsChanges"]
 
@@ -150,7 +150,7 @@ class ChangeFeedIterator:
 
     _timer: Timer = attrs.field(factory=Timer, init=False, repr=False)
     _position: StartPosition | None = attrs.field(default=None, init=False, repr=False)
-    _handoff: Handoff | None = attrs.field(default=None, init=False, repr=False)
+    _checkpointer: Checkpointer | None = attrs.field(default=None, init=False, repr=False)
     _skip_to: FromContinuationToken | None = attrs.field(default=None, init=False, repr=False)
     _unrepeatable: ChangeFeedPage | None = attrs.field(default=None, init=False, repr=False)
     _round: int = attrs.field(default=0, init=False, repr=False)
@@ -211,12 +211,12 @@ class ChangeFeedIterator:
             self._closed = True
 
     def _pages(self) -> Generator[ChangeFeedPage, None, None]:
-        pace = self._begin()
+        schedule = self._begin()
         mine = self._round
-        while (page := self._next(pace)) is not None:
+        while (page := self._next(schedule)) is not None:
             over = page.partition_retired or any(isinstance(notice, FeedEnded) for notice in page.notices)
             matters = bool(page.events or page.notices or over)
-            stuck = pace.stuck
+            stuck = schedule.stuck
             if not matters:
                 self._done(page, at_once=False)
             yield page
@@ -226,34 +226,34 @@ class ChangeFeedIterator:
                 self._done(page, at_once=True)
             if stuck is not None:
                 raise stuck
-            if over or (self.until_idle and pace.idle):
+            if over or (self.until_idle and schedule.idle):
                 break
         self._save()
 
-    def _begin(self) -> Pace:
+    def _begin(self) -> PollSchedule:
         if self._closed:
             raise invalid_request("ChangeFeedIterator", "is closed", "call client.iterate_changes again")
         self._round += 1
         if self._position is None:
             store, name = self.checkpoint_store, self.checkpoint_name or ""
-            handoff = Handoff(store, name, self.checkpoint_interval_seconds, self._timer)
-            stored = handoff.load()
+            checkpointer = Checkpointer(store, name, self.checkpoint_interval_seconds, self._timer)
+            stored = checkpointer.load()
             start = self.request.start_position if stored is None else FromContinuationToken(stored)
-            self._position, self._handoff = start, handoff
-        return Pace(
+            self._position, self._checkpointer = start, checkpointer
+        return PollSchedule(
             self._timer, self.idle_backoff_seconds, self.max_idle_backoff_seconds, self.max_outage_seconds
         )
 
-    def _next(self, pace: Pace) -> ChangeFeedPage | None:
+    def _next(self, schedule: PollSchedule) -> ChangeFeedPage | None:
         """The next page; None when stopped."""
         while not self._timer.stopped:
-            if self._timer.wait(pace.due - self._timer.now()):
-                page = self._read(pace)
+            if self._timer.wait(schedule.due - self._timer.now()):
+                page = self._read(schedule)
                 if page is not None and not self._timer.stopped:
                     return page
         return None
 
-    def _read(self, pace: Pace) -> ChangeFeedPage | None:
+    def _read(self, schedule: PollSchedule) -> ChangeFeedPage | None:
         """One page, or None after a failure that is tolerated."""
         if self._unrepeatable is not None:
             return self._unrepeatable
@@ -264,10 +264,10 @@ class ChangeFeedIterator:
         try:
             page = self.client.read_changes(request, OperationOptions(self.timeout_seconds, wait))
         except MulticloudDbError as error:
-            if not (self._step_over(position, error) or (error.retryable and pace.failed())):
+            if not (self._step_over(position, error) or (error.retryable and schedule.failed())):
                 raise
             return None
-        pace.succeeded(page, min(wait, self._timer.now() - began))
+        schedule.succeeded(page, min(wait, self._timer.now() - began))
         if isinstance(position, Now) and page.events:
             # A second read at Now would begin later: this page must not depend on it.
             self._unrepeatable = page
@@ -283,9 +283,9 @@ class ChangeFeedIterator:
     def _done(self, page: ChangeFeedPage, *, at_once: bool) -> None:
         self._unrepeatable = self._skip_to = None
         self._position = FromContinuationToken(page.continuation_token)
-        if self._handoff is not None:
-            self._handoff.done(page.continuation_token, at_once=at_once)
+        if self._checkpointer is not None:
+            self._checkpointer.done(page.continuation_token, at_once=at_once)
 
     def _save(self) -> None:
-        if self._handoff is not None:
-            self._handoff.flush()
+        if self._checkpointer is not None:
+            self._checkpointer.flush()

@@ -10,10 +10,10 @@ from typing import Any
 
 import attrs
 
-from multiclouddb_api.check import is_a, to_dict
 from multiclouddb_api.codec import encode_json
 from multiclouddb_api.errors import invalid_request
-from multiclouddb_api.text import shorten
+from multiclouddb_api.redaction import shorten
+from multiclouddb_api.validators import is_a, to_dict
 
 __all__ = ["MulticloudDbKey"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 
 from multiclouddb_api.capability import Capability
-from multiclouddb_api.check import at_least, is_a
 from multiclouddb_api.codec import encode_json
+from multiclouddb_api.validators import at_least, is_a
 
 __all__ = ["OperationOptions", "ProviderOptions"]
 

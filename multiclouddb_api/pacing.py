@@ -7,11 +7,11 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from multiclouddb_api.bell import Bell
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_api.page import ChangeFeedPage
+from multiclouddb_api.wakeup import Wakeup
 
-__all__ = ["Backoff", "Pace", "Timer"]
+__all__ = ["Backoff", "PollSchedule", "Timer"]
 
 _RETRY_SECONDS: Final = 0.5
 _MAX_RETRY_SECONDS: Final = 30.0
@@ -23,7 +23,7 @@ class Timer:
 
     def __init__(self) -> None:
         self.stopped = False
-        self._bell = Bell()
+        self._wakeup = Wakeup()
 
     def now(self) -> float:
         """Seconds on a clock that never goes back."""
@@ -32,12 +32,12 @@ class Timer:
     def stop(self) -> None:
         """End the running wait and every later one; can be called from any thread or a signal handler."""
         self.stopped = True
-        self._bell.ring()
+        self._wakeup.send()
 
     def wait(self, seconds: float) -> bool:
         """Sleep until the time is over or `stop` is called; True when it was not stopped."""
         if seconds > 0 and not self.stopped:
-            self._bell.wait(seconds)
+            self._wakeup.wait(seconds)
         return not self.stopped
 
 
@@ -65,7 +65,7 @@ class Backoff:
         self._doubled = 0
 
 
-class Pace:
+class PollSchedule:
     """When one feed is read again, and when its failures have lasted too long.
 
     Args:

@@ -7,7 +7,7 @@ import attrs
 from multiclouddb_api.diagnostics import OperationDiagnostics
 from multiclouddb_api.event import ChangeEvent
 from multiclouddb_api.notice import Notice
-from multiclouddb_api.text import shorten
+from multiclouddb_api.redaction import shorten
 
 __all__ = ["ChangeFeedPage", "ChildPartition"]
 

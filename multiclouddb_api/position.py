@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 import attrs
 
-from multiclouddb_api.check import is_a, not_blank, to_utc
-from multiclouddb_api.text import shorten
+from multiclouddb_api.redaction import shorten
+from multiclouddb_api.validators import is_a, not_blank, to_utc
 
 __all__ = ["AtTime", "Beginning", "FromContinuationToken", "Now", "StartPosition"]
 

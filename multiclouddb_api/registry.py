@@ -6,8 +6,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Final, cast
 
 from multiclouddb_api.backend import Plugin
-from multiclouddb_api.check import suggestion
 from multiclouddb_api.errors import ErrorCategory, ErrorDetail, MulticloudDbError, invalid_request
+from multiclouddb_api.validators import suggestion
 
 __all__ = ["installed_providers", "load_plugin"]
 

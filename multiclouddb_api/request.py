@@ -8,7 +8,6 @@ from typing import TypeAlias
 import attrs
 
 from multiclouddb_api.address import ResourceAddress
-from multiclouddb_api.check import at_least, is_a
 from multiclouddb_api.options import ProviderOptions
 from multiclouddb_api.position import AtTime, Beginning, FromContinuationToken, Now, StartPosition
 from multiclouddb_api.scope import (
@@ -19,6 +18,7 @@ from multiclouddb_api.scope import (
     LogicalPartition,
     PhysicalPartition,
 )
+from multiclouddb_api.validators import at_least, is_a
 
 __all__ = ["ChangeFeedRequest", "Fail", "NewItemStateMode", "OldItemStateMode", "OnExpired", "SkipToOldest"]
 

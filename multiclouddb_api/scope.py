@@ -6,9 +6,9 @@ from typing import TypeAlias
 
 import attrs
 
-from multiclouddb_api.check import is_a, not_blank
 from multiclouddb_api.key import MulticloudDbKey
-from multiclouddb_api.text import shorten
+from multiclouddb_api.redaction import shorten
+from multiclouddb_api.validators import is_a, not_blank
 
 __all__ = [
     "EntireCluster",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from multiclouddb_api.errors import MulticloudDbError
-from multiclouddb_api.text import redact_url
+from multiclouddb_api.redaction import redact_url
 
 __all__ = ["SecretText", "outcome", "settled"]
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from multiclouddb_spi.batch import Awaiting, Batch, Child, Continue, Drained, Ended, Mapper, Outcome, Reached
-from multiclouddb_spi.checkpoint.coverage import missed_by_parents
-from multiclouddb_spi.checkpoint.lineage import Lineage
-from multiclouddb_spi.collector import collector_paused
+from multiclouddb_spi.continuation.coverage import missed_by_parents
+from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import (
     Feed,
     FeedIdentity,
@@ -25,7 +24,7 @@ from multiclouddb_spi.contract import (
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.engine import Engine
-from multiclouddb_spi.fault import (
+from multiclouddb_spi.faults import (
     Fault,
     InvalidCursor,
     ProviderFault,
@@ -34,6 +33,7 @@ from multiclouddb_spi.fault import (
     expired,
     unsupported,
 )
+from multiclouddb_spi.gc_pause import collector_paused
 from multiclouddb_spi.partition import PartitionId, decode_partition_id, encode_partition_id
 from multiclouddb_spi.planning.planner import Planner
 from multiclouddb_spi.planning.ranges import Range, read_range

@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 import attrs
 
 from multiclouddb_api import MulticloudDbError, invalid_request
-from multiclouddb_api.check import suggestion, unknown_name
+from multiclouddb_api.validators import suggestion, unknown_name
 
 __all__ = ["Location", "check_names", "checked_native", "merged", "parse_location", "split_url"]
 

@@ -51,7 +51,7 @@ from multiclouddb_api import (
 from multiclouddb_spi.batch import Batch, Outcome
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.fault import Fault, unwritten
+from multiclouddb_spi.faults import Fault, unwritten
 from multiclouddb_spi.partition import encode_partition_id
 
 __all__ = [

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import attrs
 
 from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.fault import InvalidCursor
+from multiclouddb_spi.faults import InvalidCursor
 
 if TYPE_CHECKING:
     from multiclouddb_api.codec import JsonValue

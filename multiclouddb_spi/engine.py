@@ -29,16 +29,15 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_spi.batch import Batch
-from multiclouddb_spi.checkpoint.entry import Waiting
-from multiclouddb_spi.checkpoint.lineage import Lineage
-from multiclouddb_spi.checkpoint.session import Finished
-from multiclouddb_spi.checkpoint.state import Retired
-from multiclouddb_spi.checkpoint.strangers import Strangers
+from multiclouddb_spi.continuation.entry import Waiting
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.session import Finished
+from multiclouddb_spi.continuation.state import Retired
+from multiclouddb_spi.continuation.undiscovered_parents import UndiscoveredParents
 from multiclouddb_spi.contract import Feed, PartitionState, Provider, SupportsCommands
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.failure import user_errors
-from multiclouddb_spi.gate import require, spec_of
-from multiclouddb_spi.opening import Opening
+from multiclouddb_spi.errors import user_errors
+from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.reading.context import ReadContext
 from multiclouddb_spi.reading.feeds import FeedCache
 from multiclouddb_spi.reading.fetcher import Fetcher
@@ -48,8 +47,9 @@ from multiclouddb_spi.reading.poll import Poll
 from multiclouddb_spi.reading.reader_cache import ReaderCache
 from multiclouddb_spi.reading.result import PollResult
 from multiclouddb_spi.reading.retired import Look, look_again
+from multiclouddb_spi.request_check import require, spec_of
 from multiclouddb_spi.retry import ATTEMPTS
-from multiclouddb_spi.watch import Watch
+from multiclouddb_spi.session_opener import SessionOpener
 
 __all__ = ["Engine"]
 
@@ -83,17 +83,17 @@ class Engine:
         self._closed = threading.Event()
         # Twice the width: long polls of one call must not keep another from reading.
         self._executor = executor or ThreadPoolExecutor(2 * config.max_concurrency, "multiclouddb")
-        self._watch = Watch(observer)
+        self._observing = Observing(observer)
         budget = Budget(config.max_buffered_bytes)
         self._readers = ReaderCache(budget, _MOST_READERS, config.max_readers_per_partition)
-        self._fetcher = Fetcher(provider, self._executor, self._watch, self._closed, attempts, pause)
+        self._fetcher = Fetcher(provider, self._executor, self._observing, self._closed, attempts, pause)
         self._feeds = FeedCache(self._fetcher, self._readers)
         self._pages = Pages(
-            provider.provider_id, self._fetcher, self._feeds, self._watch, config.headroom_warning_seconds
+            provider.provider_id, self._fetcher, self._feeds, self._observing, config.headroom_warning_seconds
         )
-        self._opening = Opening(provider, self._feeds, self._fetcher)
+        self._opener = SessionOpener(provider, self._feeds, self._fetcher)
         self._context = ReadContext(
-            self._fetcher, self._readers, budget, self._watch, self._closed,
+            self._fetcher, self._readers, budget, self._observing, self._closed,
             width=config.max_concurrency, page_records=provider.page_records,
             watch_seconds=config.child_watch_seconds, audit_seconds=config.coverage_audit_seconds,
         )  # fmt: skip
@@ -117,7 +117,7 @@ class Engine:
         reading = self.read(request, options, view)
         events = tuple(chain.from_iterable(reading.values))
         page = attrs.evolve(reading.page, events=events)
-        self._watch.page(request.address, page)
+        self._observing.page(request.address, page)
         return page
 
     def read(
@@ -137,9 +137,7 @@ class Engine:
         deadline = Deadline.after(options.timeout_seconds)
         with (
             user_errors(self._provider, "read_changes"),
-            self._opening.open(
-                request, spec_of(self._provider, request, "read_changes"), deadline
-            ) as session,
+            self._opener.open(request, spec_of(self._provider, request, "read_changes"), deadline) as session,
         ):
             if isinstance(session, Finished):
                 return finished(session)
@@ -151,7 +149,7 @@ class Engine:
                 return self._pages.ended(session, Look(lineage))
             if session.skipped:  # a page of its own, so that the notice comes before what follows the record
                 return self._pages.reading(session, lineage, PollResult.nothing(lineage), deadline, began)
-            strangers = Strangers(session.feed, lineage)
+            undiscovered = UndiscoveredParents(session.feed, lineage)
             poll = Poll(
                 context, session.feed, lineage, request.max_page_size or self._provider.page_records,
                 view, deadline, wait=options.wait_seconds, on_expired=request.on_expired,
@@ -160,7 +158,7 @@ class Engine:
             try:
                 result = poll.run()
                 if result.idle:
-                    result.idle = strangers.settle()
+                    result.idle = undiscovered.settle()
                 if not result.in_hand() and (lineage.unnamed() or lineage.waiting()):
                     self._fetcher.rest()
             except Exception as error:
@@ -185,7 +183,7 @@ class Engine:
         with user_errors(self._provider, "list_physical_partitions"):
             request = ChangeFeedRequest(address, Now())
             spec = spec_of(self._provider, request, "list_physical_partitions")
-            with closing(self._opening.feed(spec, deadline)) as opened:
+            with closing(self._opener.feed(spec, deadline)) as opened:
                 return opened.use(listed)
 
     def plan_partitions(
@@ -199,7 +197,7 @@ class Engine:
         deadline = Deadline.after(options.timeout_seconds)
         with (
             user_errors(self._provider, "plan_partitions"),
-            self._opening.open(
+            self._opener.open(
                 request, spec_of(self._provider, request, "plan_partitions"), deadline
             ) as session,
         ):

@@ -7,7 +7,7 @@ from typing import Final
 import attrs
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_spi.fault import Fault
+from multiclouddb_spi.faults import Fault
 
 __all__ = ["REPORT", "THROTTLED", "UNAVAILABLE", "Row", "one_line", "row_of_status", "unexpected"]
 

@@ -8,8 +8,8 @@ from typing import Protocol, TypeVar
 from multiclouddb_api import ErrorCategory, invalid_request
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.failure import fault_of, user_errors
-from multiclouddb_spi.gate import require_start
+from multiclouddb_spi.errors import fault_of, user_errors
+from multiclouddb_spi.request_check import require_start
 from multiclouddb_spi.retry import Call
 
 __all__ = ["Keeper", "OpenFeed", "check_resumes"]

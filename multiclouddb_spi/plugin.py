@@ -9,8 +9,8 @@ from multiclouddb_api import CapabilitySet, ClientConfig, MulticloudDbError, Obs
 from multiclouddb_api.registry import load_plugin
 from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.engine import Engine
-from multiclouddb_spi.failure import to_error
-from multiclouddb_spi.fault import ProviderFault
+from multiclouddb_spi.errors import to_error
+from multiclouddb_spi.faults import ProviderFault
 from multiclouddb_spi.retry import ATTEMPTS
 
 __all__ = ["ProviderPlugin", "open_provider"]

@@ -17,7 +17,7 @@ from tenacity import (
 )
 
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.failure import fault_of
+from multiclouddb_spi.errors import fault_of
 
 if TYPE_CHECKING:
     from multiclouddb_spi.contract import Provider
@@ -73,13 +73,13 @@ class Tries:
         provider: Says what failures mean.
         attempts: Tries, the first included; 1 to leave retries to the application's own client.
         pause: Waits that many seconds, or less when the client is closed.
-        told: Called before each wait with the number of the try, the seconds and the failure.
+        on_retry: Called before each wait with the number of the try, the seconds and the failure.
     """
 
     provider: Provider
     attempts: int = ATTEMPTS
     pause: Callable[[float], object] = _pause
-    told: Callable[[int, float, Exception], None] = _untold
+    on_retry: Callable[[int, float, Exception], None] = _untold
 
     def call(self, ask: Callable[[], T], deadline: Deadline, /) -> T:
         """As `Call` says; no try begins after the deadline."""
@@ -121,7 +121,7 @@ class Tries:
         self.pause(seconds)
 
     def _tell(self, state: RetryCallState) -> None:
-        self.told(state.attempt_number, state.upcoming_sleep, _failure(state))
+        self.on_retry(state.attempt_number, state.upcoming_sleep, _failure(state))
 
 
 def _failure(state: RetryCallState) -> Exception:

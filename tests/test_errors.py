@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, errors, invalid_request
-from multiclouddb_api.text import redact_url, shorten
+from multiclouddb_api.redaction import redact_url, shorten
 
 DETAIL = ErrorDetail(
     category=ErrorCategory.PROVIDER_ERROR,

@@ -229,7 +229,7 @@ class TestImports:
                 assert {name.partition(".")[0] for name in names} <= allowed, path
 
     def test_providers_are_unknown_to_the_iterator(self):
-        for name in ("iterator.py", "pacing.py", "handoff.py"):
+        for name in ("iterator.py", "pacing.py", "checkpointer.py"):
             text = (ROOT / "multiclouddb_api" / name).read_text()
             words = {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
             for provider in ("embedded", "dynamo", "spanner", "cosmos", "mongo"):

@@ -31,8 +31,8 @@ def _engine(provider: Any) -> Engine:
 
 def _read(sim: Any, latency: float) -> tuple[Done, int]:
     """Read everything in a simulated collection; returns the report, and how many reads that took."""
+    from multiclouddb_conformance.delegating import WrappedProvider, WrappedReader
     from multiclouddb_conformance.simulation import SimulationProvider
-    from multiclouddb_conformance.wrapped import WrappedProvider, WrappedReader
 
     class Distant(WrappedProvider):
         """Answers late, as a service on a network does: it waits, without CPU time and without a lock."""
@@ -63,9 +63,9 @@ def ideal(sim: Any) -> Done:
 
 
 def _sides(bench: Bench, records: int) -> Iterator[Sides]:
-    from multiclouddb_conformance.simulation import Simulation, Weather
+    from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation
 
-    sim = Simulation(_PARTITIONS, Weather(page_limit=records))
+    sim = Simulation(_PARTITIONS, ServiceBehaviour(page_limit=records))
     for number in range(bench.size(2000 * _PARTITIONS)):
         sim.write(f"key-{number}", {"number": number, "text": "x" * 200})
     yield Sides(lambda: _read(sim, _LATENCY)[0], lambda: ideal(sim))

@@ -47,11 +47,11 @@ def _fresh_process(path: Path, events: int) -> Done:
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise RuntimeError((ran.stderr.strip().splitlines() or ["the reading process failed"])[-1])
-    told = json.loads(ran.stdout)
+    report = json.loads(ran.stdout)
     # Sequence numbers count from 1 after the head of an empty store.
-    if (told["count"], told["total"]) != (events, events * (events + 1) // 2):
-        raise ValueError(f"read {told['count']:,} of {events:,} events, or not the right ones")
-    return Done(events, value=told["mebibytes"], cpu=told["cpu"])
+    if (report["count"], report["total"]) != (events, events * (events + 1) // 2):
+        raise ValueError(f"read {report['count']:,} of {events:,} events, or not the right ones")
+    return Done(events, value=report["mebibytes"], cpu=report["cpu"])
 
 
 @row(

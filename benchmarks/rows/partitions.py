@@ -24,7 +24,7 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_api.address import ResourceAddress
-from multiclouddb_spi.checkpoint.token import decode_token, encode_token
+from multiclouddb_spi.continuation.token import decode_token, encode_token
 
 _MANY: Final = 10_000
 _SWEPT: Final = 20_000

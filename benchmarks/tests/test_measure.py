@@ -52,7 +52,7 @@ class TestTurns:
 
     def test_progress_is_told(self, make_row):
         told = []
-        run_row(make_row(steady(1.0), steady(1.0), pairs=2), told=lambda *at: told.append(at))
+        run_row(make_row(steady(1.0), steady(1.0), pairs=2), on_pair=lambda *at: told.append(at))
         assert told == [(1, 3), (2, 3), (3, 3)]
 
 

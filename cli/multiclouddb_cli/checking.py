@@ -32,7 +32,7 @@ from multiclouddb_api import (
     PhysicalPartition,
     invalid_request,
 )
-from multiclouddb_api.text import rfc3339
+from multiclouddb_api.redaction import rfc3339
 from multiclouddb_cli.exits import NOT_COVERED
 from multiclouddb_cli.failure import scrub
 from multiclouddb_cli.inspection import ago, watermark_of
@@ -40,8 +40,8 @@ from multiclouddb_cli.positions import Standing, ending, lineage_of, one_partiti
 from multiclouddb_cli.screen import Cell, duration, moment, print_fields, print_table
 from multiclouddb_cli.session import Session
 from multiclouddb_spi import encode_partition_id
-from multiclouddb_spi.checkpoint.coverage import find_uncovered
-from multiclouddb_spi.checkpoint.token import Envelope, decode_token, scope_text
+from multiclouddb_spi.continuation.coverage import find_uncovered
+from multiclouddb_spi.continuation.token import Envelope, decode_token, scope_text
 
 __all__ = ["check"]
 

@@ -12,7 +12,7 @@ from typing import Final
 import typer
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
-from multiclouddb_api.text import redact_url
+from multiclouddb_api.redaction import redact_url
 from multiclouddb_cli.exits import FAILURE, USAGE, exit_code
 from multiclouddb_cli.screen import printable
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 import orjson
 import typer
 
-from multiclouddb_api.text import rfc3339
+from multiclouddb_api.redaction import rfc3339
 from multiclouddb_cli.positions import Standing, ending, read_standings
 from multiclouddb_cli.screen import duration, moment, print_fields, print_table
-from multiclouddb_spi.checkpoint.token import VERSION, Envelope, decode_token
+from multiclouddb_spi.continuation.token import VERSION, Envelope, decode_token
 
 __all__ = ["ago", "inspect", "watermark_of"]
 

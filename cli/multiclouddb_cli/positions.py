@@ -9,9 +9,9 @@ import attrs
 
 from multiclouddb_api import MulticloudDbError, PhysicalPartition, invalid_request
 from multiclouddb_spi import Cursor, Feed, InvalidCursor, Lineage
-from multiclouddb_spi.checkpoint.entry import Active, Drained, Entry
-from multiclouddb_spi.checkpoint.state import FeedOver, Retired, state_from_json
-from multiclouddb_spi.checkpoint.token import Envelope, encode_token, scope_text
+from multiclouddb_spi.continuation.entry import Active, AwaitingChildren, Entry
+from multiclouddb_spi.continuation.state import FeedOver, Retired, state_from_json
+from multiclouddb_spi.continuation.token import Envelope, encode_token, scope_text
 
 __all__ = ["Standing", "ending", "lineage_of", "one_partition", "read_standings"]
 
@@ -103,7 +103,7 @@ def _state(envelope: Envelope) -> Lineage | Retired | FeedOver:
 def _standing(entry: Entry) -> Standing:
     if isinstance(entry, Active):
         return Standing(entry.partition_id, "active", (entry.cursor,), entry=entry)
-    if isinstance(entry, Drained):
+    if isinstance(entry, AwaitingChildren):
         state = "watched" if entry.children else "drained"
         return Standing(entry.partition_id, state, (entry.cursor,), entry=entry)
     return Standing(entry.partition_id, "waiting", entry.said, entry.parents, entry)

@@ -8,7 +8,7 @@ import attrs
 import typer
 
 from multiclouddb_api import ChangeEvent, ChangeType, Notice, encode_json
-from multiclouddb_api.text import rfc3339
+from multiclouddb_api.redaction import rfc3339
 from multiclouddb_cli.screen import printable, shorter
 
 __all__ = ["event_line", "key_text", "notice_line"]

@@ -15,8 +15,8 @@ from multiclouddb_api import (
     OperationOptions,
 )
 from multiclouddb_spi import Engine, Feed, open_provider
-from multiclouddb_spi.gate import spec_of
 from multiclouddb_spi.open_feed import OpenFeed
+from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import Tries
 
 __all__ = ["CALL_SECONDS", "Session"]

@@ -42,7 +42,7 @@ from multiclouddb_cli.screen import (
     rich_table,
 )
 from multiclouddb_cli.session import Session
-from multiclouddb_spi.checkpoint.token import decode_token
+from multiclouddb_spi.continuation.token import decode_token
 
 __all__ = ["top"]
 

@@ -31,7 +31,7 @@ from multiclouddb_cli.partitions import Family
 from multiclouddb_cli.rendering import event_line
 from multiclouddb_cli.screen import print_table
 from multiclouddb_spi import Partition, PartitionState
-from multiclouddb_spi.checkpoint.token import decode_token, encode_token
+from multiclouddb_spi.continuation.token import decode_token, encode_token
 
 PROGRAM = [sys.executable, "-m", "multiclouddb_cli"]
 ORDERS = ResourceAddress("main", "orders")

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias, assert_never
 import attrs
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_conformance.wrapped import (
+from multiclouddb_conformance.delegating import (
     WrappedFeed,
     WrappedPlugin,
     WrappedProvider,

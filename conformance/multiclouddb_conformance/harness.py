@@ -41,7 +41,7 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_conformance.faults import FaultScript, FaultyPlugin
-from multiclouddb_conformance.plugged import open_client
+from multiclouddb_conformance.open_client import open_client
 from multiclouddb_conformance.values import KEYS, VALUES
 from multiclouddb_spi import ProviderPlugin
 

@@ -53,7 +53,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """More children of an ended partition are looked for by every call, not less and less often."""
-    monkeypatch.setattr("multiclouddb_spi.checkpoint.watching.pause_after", lambda watched: 0.0)
+    monkeypatch.setattr("multiclouddb_spi.continuation.watching.pause_after", lambda watched: 0.0)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

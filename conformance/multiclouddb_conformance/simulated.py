@@ -22,10 +22,10 @@ from multiclouddb_conformance.harness import Harness, Kind, Write
 from multiclouddb_conformance.simulation import (
     ALL_CAPABILITIES,
     PROVIDER_ID,
+    ServiceBehaviour,
     Simulation,
     SimulationOptions,
     SimulationProvider,
-    Weather,
 )
 from multiclouddb_spi import Engine, Provider, ProviderPlugin
 
@@ -80,14 +80,14 @@ class SimulationHarness(Harness):
     """Everything but keys only: a simulation always has its documents.
 
     Attributes:
-        weather: Habits of the service.
+        behaviour: Habits of the service.
         simulated: The plugin.
     """
 
     capabilities: ClassVar[CapabilitySet] = SIMULATED
     secrets = ("correct horse battery staple",)
     patience_seconds = 0.5
-    weather: ClassVar[Weather] = Weather()
+    behaviour: ClassVar[ServiceBehaviour] = ServiceBehaviour()
     can_keys_only = False
 
     def open(self) -> None:
@@ -106,7 +106,7 @@ class SimulationHarness(Harness):
 
     def create(self, name: str, kind: Kind, partitions: int) -> ResourceAddress:
         """Another simulation; clients that are connected later see it."""
-        sim = Simulation(partitions, self.weather, address=ResourceAddress("sim", name))
+        sim = Simulation(partitions, self.behaviour, address=ResourceAddress("sim", name))
         self._sims[sim.address] = sim
         self.simulated.sims.append(sim)
         return sim.address

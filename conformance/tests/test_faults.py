@@ -14,7 +14,7 @@ from multiclouddb_conformance.faults import (
     Silent,
 )
 from multiclouddb_conformance.harness import Kind
-from multiclouddb_conformance.plugged import open_client
+from multiclouddb_conformance.open_client import open_client
 from multiclouddb_conformance.simulated import SimulationHarness
 from multiclouddb_conformance.us8.faults import _act
 from multiclouddb_spi import Continue, Deadline, FeedSpec

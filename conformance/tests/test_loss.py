@@ -40,7 +40,7 @@ from multiclouddb_conformance.loss import (
     page_consumer,
     scripted_life,
 )
-from multiclouddb_conformance.simulation import Listing, Simulation, SimulationProvider, Weather
+from multiclouddb_conformance.simulation import Listing, ServiceBehaviour, Simulation, SimulationProvider
 from multiclouddb_conformance.simulation.batch import to_event
 from multiclouddb_spi import Engine, FeedSpec, InlineExecutor
 
@@ -51,8 +51,8 @@ CONSUMERS = [pytest.param(page_consumer, id="pages"), pytest.param(iterator_cons
 class World:
     """A simulated collection, written natively."""
 
-    def __init__(self, weather=None, partitions=2):
-        self.sim = Simulation(partitions=partitions, weather=weather)
+    def __init__(self, behaviour=None, partitions=2):
+        self.sim = Simulation(partitions=partitions, behaviour=behaviour)
 
     def write(self, writes):
         self.sim.transaction(writes)
@@ -590,7 +590,7 @@ class TestTheEngine:
     def test_loses_nothing_in_rough_weather(self, seed):
         report = oracle(
             EngineClient,
-            world=lambda: nullcontext(World(Weather.rough(seed, listing=list(Listing)[seed % 3]))),
+            world=lambda: nullcontext(World(ServiceBehaviour.rough(seed, listing=list(Listing)[seed % 3]))),
             request=ChangeFeedRequest(ADDRESS, Beginning(), max_page_size=seed % 4),
             life=scripted_life(seed),
         ).run(max_kills=8)

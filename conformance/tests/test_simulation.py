@@ -33,13 +33,13 @@ from multiclouddb_conformance.simulation import (
     IteratorExpiredError,
     MissingError,
     ServerError,
+    ServiceBehaviour,
     Simulation,
     SimulationError,
     SimulationOptions,
     SimulationProvider,
     ThrottledError,
     TrimmedError,
-    Weather,
     capabilities_without,
 )
 from multiclouddb_spi import (
@@ -277,7 +277,7 @@ class TestPositions:
         assert (batch.cursor_after(0), again.cursor_after(0)) == (sim.head - 1, sim.head)
 
     def test_without_heartbeats_it_stays(self):
-        sim = Simulation(partitions=2, weather=Weather(heartbeats=False))
+        sim = Simulation(partitions=2, behaviour=ServiceBehaviour(heartbeats=False))
         fill(sim)
         last = [record.commit for record in sim.history if record.partition_id == "p0"][-1]
         batch = fetch(opened(sim).open("p0", 0))
@@ -327,7 +327,7 @@ class TestPositions:
         assert (len(batch), batch.nbytes) == (2, 2 * size)
 
     def test_bytes_may_be_ignored(self, sim):
-        sim.weather = Weather(ignore_max_bytes=True)
+        sim.behaviour = ServiceBehaviour(ignore_max_bytes=True)
         fill(sim, 6)
         assert len(fetch(opened(sim).open("p0", 0), size=1)) == 6
 
@@ -345,7 +345,7 @@ class TestUntil:
             later.transaction([(f"k{number}", {"n": number}) for number in range(7)])
             fill(later)
             later.split("p0")
-            later.weather = Weather.rough(1, redeliver=5)
+            later.behaviour = ServiceBehaviour.rough(1, redeliver=5)
             events, batches = drain(opened(later), "p0", 3, until=until)
             assert [event.event_id for event in events] == before
             assert isinstance(batches[-1].outcome, Reached)
@@ -420,7 +420,7 @@ class TestStart:
         }
 
     def test_it_may_leave_the_children_to_their_parents(self):
-        sim = Simulation(partitions=2, weather=Weather(seed_descendants=False))
+        sim = Simulation(partitions=2, behaviour=ServiceBehaviour(seed_descendants=False))
         sim.merge(*sim.split("p0"))
         assert set(seeds(opened(sim))) == {"p0", "p1"}
 
@@ -459,7 +459,7 @@ class TestStart:
         (moment,) = [fill(sim, 1)[0].timestamp]
         late = sim.merge(*early)
         assert set(seeds(opened(sim), AtTime(moment))) == {"p1", *early, late}
-        sim.weather = Weather(seed_descendants=False)
+        sim.behaviour = ServiceBehaviour(seed_descendants=False)
         assert set(seeds(opened(sim), AtTime(moment))) == {"p1", *early}
 
     def test_a_time_before_the_collection_is_its_beginning(self, sim):
@@ -504,7 +504,7 @@ class TestLineage:
         ]
 
     def test_reading_at_the_final_cursor_says_the_same_again(self, sim):
-        sim.weather = Weather(jumble=True, repeat_children=True)
+        sim.behaviour = ServiceBehaviour(jumble=True, repeat_children=True)
         fill(sim, 4)
         sim.split("p0", into=5)
         reader = opened(sim).open("p0", 0)
@@ -528,7 +528,7 @@ class TestLineage:
             assert isinstance(batch.outcome, Continue if name in sim.open_partitions else Drained)
 
     def test_its_end_may_come_on_a_batch_of_its_own(self, sim):
-        sim.weather = Weather(separate_end=1.0)
+        sim.behaviour = ServiceBehaviour(separate_end=1.0)
         fill(sim, 4)
         sim.split("p0")
         reader = opened(sim).open("p0", 0)
@@ -550,7 +550,7 @@ class TestLineage:
         assert fetch(feed.open("p0", 5)).outcome == answers[-1]
 
     def test_weather_decides_how_late(self):
-        sim = Simulation(partitions=40, weather=Weather(late_children=3))
+        sim = Simulation(partitions=40, behaviour=ServiceBehaviour(late_children=3))
         for name in sim.open_partitions:
             sim.roll(name)
         feed = opened(sim)
@@ -566,7 +566,7 @@ class TestLineage:
     def test_children_may_be_jumbled_and_repeated(self, sim):
         sim.split("p0", into=8)
         plain = fetch(opened(sim).open("p0", 0)).outcome.children
-        sim.weather = Weather(jumble=True, repeat_children=True)
+        sim.behaviour = ServiceBehaviour(jumble=True, repeat_children=True)
         jumbled = fetch(opened(sim).open("p0", 0)).outcome.children
         assert (len(plain), len(jumbled)) == (8, 9)
         assert set(jumbled) == set(plain)
@@ -583,7 +583,7 @@ class TestLineage:
         assert all(listed[child].parents == ("p0",) for child in children)
 
     def test_lists_and_seeds_may_come_in_any_order(self):
-        sim = Simulation(partitions=9, weather=Weather(jumble=True))
+        sim = Simulation(partitions=9, behaviour=ServiceBehaviour(jumble=True))
         names = [f"p{number}" for number in range(9)]
         feed = opened(sim)
         assert [partition.partition_id for partition in feed.partitions(SOON)] != names
@@ -684,7 +684,7 @@ class TestScope:
         assert (name, len(path)) == (last, 2)
 
     def test_what_lies_between_moves_the_cursor(self, sim):
-        sim.weather = Weather(scan_limit=2)
+        sim.behaviour = ServiceBehaviour(scan_limit=2)
         sim.write("a", {})
         for number in range(5):
             sim.write("b", {"n": number})
@@ -703,13 +703,13 @@ class TestWhatABatchTells:
         assert [fetch(reader, most=2).caught_up for _ in range(3)] == [False, True, True]
 
     def test_caught_up_on_an_empty_batch_only(self, sim):
-        sim.weather = Weather(caught_up=CaughtUp.WHEN_EMPTY)
+        sim.behaviour = ServiceBehaviour(caught_up=CaughtUp.WHEN_EMPTY)
         fill(sim, 3)
         reader = opened(sim).open("p0", 0)
         assert [fetch(reader, most=2).caught_up for _ in range(3)] == [False, False, True]
 
     def test_not_knowing_whether_it_is_caught_up(self, sim):
-        sim.weather = Weather(caught_up=CaughtUp.UNKNOWN)
+        sim.behaviour = ServiceBehaviour(caught_up=CaughtUp.UNKNOWN)
         fill(sim, 3)
         reader = opened(sim).open("p0", 0)
         assert [fetch(reader, most=2).caught_up for _ in range(3)] == [None, None, None]
@@ -717,7 +717,7 @@ class TestWhatABatchTells:
     def test_an_empty_batch_of_a_scan_is_never_caught_up(self, sim):
         fill(sim, 3)
         for mode in CaughtUp:
-            sim.weather = Weather(caught_up=mode, empty_batch=1.0)
+            sim.behaviour = ServiceBehaviour(caught_up=mode, empty_batch=1.0)
             batch = fetch(opened(sim).open("p0", 0))
             assert (len(batch), batch.caught_up, batch.cursor_after(0)) == (0, False, 0)
 
@@ -737,18 +737,18 @@ class TestWhatABatchTells:
         assert batches[-2].watermark == records[0].timestamp - timedelta(milliseconds=1)
 
     def test_it_may_tell_no_watermark(self, sim):
-        sim.weather = Weather(watermarks=False)
+        sim.behaviour = ServiceBehaviour(watermarks=False)
         assert fetch(opened(sim).open("p0", 0)).watermark is None
 
     def test_an_idle_partition_asks_for_patience(self, sim):
-        sim.weather = Weather(poll_after=7.0)
+        sim.behaviour = ServiceBehaviour(poll_after=7.0)
         fill(sim, 2)
         reader = opened(sim).open("p0", 0)
         assert [fetch(reader, most=1).poll_after for _ in range(2)] == [0, 7]
 
     def test_notices_come_once_where_they_were_announced(self, sim):
         for heartbeats in (True, False):
-            sim.weather = Weather(heartbeats=heartbeats)
+            sim.behaviour = ServiceBehaviour(heartbeats=heartbeats)
             begin = sim.head
             fill(sim, 2)
             sim.announce("p0", Renamed("a", "b"))
@@ -776,7 +776,7 @@ class TestIncarnations:
                 call()
 
     def test_it_may_end_with_a_notice(self, sim):
-        sim.weather = Weather(drop_notice=True)
+        sim.behaviour = ServiceBehaviour(drop_notice=True)
         reader = opened(sim).open("p0", 0)
         sim.recreate()
         assert fetch(reader).outcome == Ended(Dropped("sim/items"))
@@ -808,7 +808,7 @@ class TestPoison:
         assert len(batch.events(3, 5)) == 2
 
     def test_it_may_fail_the_fetch_behind_what_is_sound(self, sim):
-        sim.weather = Weather(poison_at_fetch=True)
+        sim.behaviour = ServiceBehaviour(poison_at_fetch=True)
         fill(sim, 2)
         sim.transaction([("a", {}), ("b", {})])
         sim.write("bad", {"n": 0}, poison=True)
@@ -832,7 +832,9 @@ class TestTroubles:
         ],
     )
     def test_each_happens_so_many_times_in_a_row(self, sim, trouble, error, category):
-        sim.weather = Weather(**{trouble: 1.0}, retry_after=3.0, vendor_retried=True, faults_in_row=2)
+        sim.behaviour = ServiceBehaviour(
+            **{trouble: 1.0}, retry_after=3.0, vendor_retried=True, faults_in_row=2
+        )
         feed = opened(sim)
         for _ in range(3):
             for _ in range(2):
@@ -855,7 +857,7 @@ class TestTroubles:
         assert feed.calls.violations == ["p0: fetch after a failed fetch"]
 
     def test_an_iterator_expires_in_use_and_a_new_one_works(self, sim):
-        sim.weather = Weather(expired_iterator=1.0)
+        sim.behaviour = ServiceBehaviour(expired_iterator=1.0)
         fill(sim, 4)
         feed = opened(sim)
         reader = feed.open("p0", 0)
@@ -865,17 +867,17 @@ class TestTroubles:
         assert ids(fetch(feed.open("p0", batch.cursor_after(2)))) == ["3.0", "4.0"]
 
     def test_a_slow_answer_comes(self, sim):
-        sim.weather = Weather(slow=1.0, latency=0.001)
+        sim.behaviour = ServiceBehaviour(slow=1.0, latency=0.001)
         fill(sim, 2)
         assert len(fetch(opened(sim).open("p0", 0))) == 2
 
     def test_a_slow_answer_may_be_too_late(self, sim):
-        sim.weather = Weather(slow=1.0, latency=60)
+        sim.behaviour = ServiceBehaviour(slow=1.0, latency=60)
         with pytest.raises(SimulationError, match="60 s"):
             opened(sim).open("p0", 0).fetch(1, 1, 0, Deadline.after(0.001))
 
     def test_redelivery_repeats_earlier_records_and_keeps_the_cursor(self, sim):
-        sim.weather = Weather(redeliver=3, seed=5)
+        sim.behaviour = ServiceBehaviour(redeliver=3, seed=5)
         fill(sim, 9)
         feed = opened(sim)
         again = set()
@@ -891,7 +893,7 @@ class TestTroubles:
         assert len(again) > 1
 
     def test_redelivery_respects_the_bound(self, sim):
-        sim.weather = Weather(redeliver=3, seed=5)
+        sim.behaviour = ServiceBehaviour(redeliver=3, seed=5)
         fill(sim, 9)
         feed = opened(sim)
         for cursor in range(1, 9):
@@ -900,15 +902,15 @@ class TestTroubles:
 
     def test_short_batches_and_page_limits(self, sim):
         fill(sim, 40)
-        sim.weather = Weather(short_batch=1.0)
+        sim.behaviour = ServiceBehaviour(short_batch=1.0)
         sizes = [len(batch) for batch in drain(opened(sim), "p0", 0, most=10)[1]]
         assert sum(sizes) == 40
         assert len(set(sizes)) > 3
-        sim.weather = Weather(page_limit=7)
+        sim.behaviour = ServiceBehaviour(page_limit=7)
         assert len(fetch(opened(sim).open("p0", 0))) == 7
 
     def test_calls_on_the_feed_fail_too(self, sim):
-        sim.weather = Weather(control=1.0, faults_in_row=1)
+        sim.behaviour = ServiceBehaviour(control=1.0, faults_in_row=1)
         feed = SimulationProvider(sim)
         with pytest.raises(ServerError):
             feed.open_feed(FeedSpec(sim.address), SOON)
@@ -919,7 +921,9 @@ class TestTroubles:
 
     def test_a_course_is_fixed_by_its_seed(self):
         def course(seed):
-            sim = Simulation(partitions=3, weather=Weather.rough(seed, throttle=0.3, drop=0.2, control=0.0))
+            sim = Simulation(
+                partitions=3, behaviour=ServiceBehaviour.rough(seed, throttle=0.3, drop=0.2, control=0.0)
+            )
             fill(sim)
             sim.split("p0")
             feed, told = opened(sim), []
@@ -933,7 +937,7 @@ class TestTroubles:
 
     def test_a_course_does_not_depend_on_the_order_of_partitions(self):
         def course(names):
-            sim = Simulation(partitions=3, weather=Weather(throttle=0.5, short_batch=0.5))
+            sim = Simulation(partitions=3, behaviour=ServiceBehaviour(throttle=0.5, short_batch=0.5))
             fill(sim, 60, 60)
             feed = opened(sim)
             for name in names:
@@ -944,7 +948,7 @@ class TestTroubles:
 
     @pytest.mark.parametrize("seed", range(50))
     def test_nothing_is_lost_in_rough_weather(self, seed):
-        sim = Simulation(partitions=2, weather=Weather.rough(seed, control=0.0))
+        sim = Simulation(partitions=2, behaviour=ServiceBehaviour.rough(seed, control=0.0))
         fill(sim, 15)
         sim.transaction([(f"k{number}", {"n": number}) for number in range(7)])
         sim.merge(*sim.split("p0"))
@@ -1032,7 +1036,7 @@ class TestScript:
         if trouble == "hold":
             sim.hold()
         if trouble in ("silent", "slow"):
-            sim.weather = Weather(**{trouble: 1.0}, latency=1000)
+            sim.behaviour = ServiceBehaviour(**{trouble: 1.0}, latency=1000)
         caught = []
 
         def run():
@@ -1137,17 +1141,17 @@ class TestProvider:
 class TestWeather:
     def test_refuses_what_is_no_chance(self):
         with pytest.raises(ValueError, match="throttle"):
-            Weather(throttle=1.5)
+            ServiceBehaviour(throttle=1.5)
 
     def test_rough_weather_is_fixed_by_its_seed_and_can_be_changed(self):
-        assert Weather.rough(4) == Weather.rough(4) != Weather.rough(5)
-        assert Weather.rough(4, throttle=1.0).throttle == 1.0
+        assert ServiceBehaviour.rough(4) == ServiceBehaviour.rough(4) != ServiceBehaviour.rough(5)
+        assert ServiceBehaviour.rough(4, throttle=1.0).throttle == 1.0
 
     def test_rough_weather_never_stops_a_client(self):
         for seed in range(200):
-            weather = Weather.rough(seed)
-            assert (weather.silent, weather.poll_after, weather.vendor_retried) == (0, 0, False)
-            assert attrs.evolve(weather, seed=0) is not weather
+            behaviour = ServiceBehaviour.rough(seed)
+            assert (behaviour.silent, behaviour.poll_after, behaviour.vendor_retried) == (0, 0, False)
+            assert attrs.evolve(behaviour, seed=0) is not behaviour
 
 
 class TestScale:

@@ -6,9 +6,9 @@ import pytest
 
 from multiclouddb_api import Beginning, ChangeFeedRequest, ClientConfig, ResourceAddress
 from multiclouddb_conformance.loss import Act, Change, LossOracle
-from multiclouddb_conformance.plugged import open_client
+from multiclouddb_conformance.open_client import open_client
 from multiclouddb_conformance.simulated import SimulationPlugin
-from multiclouddb_conformance.simulation import Simulation, Weather
+from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation
 
 REQUEST = ChangeFeedRequest(ResourceAddress("sim", "items"), Beginning(), max_page_size=2)
 
@@ -18,7 +18,7 @@ def descends(sim, name, ancestor):
 
 
 def test_a_split_moves_keys_to_partitions_that_do_not_descend_from_theirs():
-    sim = Simulation(partitions=4, weather=Weather(moves_keys=True))
+    sim = Simulation(partitions=4, behaviour=ServiceBehaviour(moves_keys=True))
     names = [f"k{number}" for number in range(50)]
     before = {name: sim.write(name, {"n": 1}).partition_id for name in names}
     assert {name: sim.write(name, {"n": 2}).partition_id for name in names} == before
@@ -28,7 +28,7 @@ def test_a_split_moves_keys_to_partitions_that_do_not_descend_from_theirs():
 
 
 def test_a_service_splits_merges_and_rolls_by_itself():
-    sim = Simulation(partitions=2, weather=Weather(splits_itself=3))
+    sim = Simulation(partitions=2, behaviour=ServiceBehaviour(splits_itself=3))
     for number in range(2):
         sim.write("a", {"n": number})
     assert sim.open_partitions == ("p0", "p1")
@@ -45,7 +45,7 @@ def test_a_service_splits_merges_and_rolls_by_itself():
 def test_the_loss_oracle_asks_for_the_order_of_a_key_across_partitions_only_where_it_is_promised(key_order):
     @contextmanager
     def world():
-        yield Simulation(partitions=4, weather=Weather(moves_keys=True))
+        yield Simulation(partitions=4, behaviour=ServiceBehaviour(moves_keys=True))
 
     def write(number):
         def run(sim):

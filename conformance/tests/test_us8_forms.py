@@ -10,13 +10,13 @@ from multiclouddb_conformance.us8 import *  # noqa: F403
 class RangesHarness(SimulationHarness):
     """Open partitions with parents and key ranges."""
 
-    weather = attrs.evolve(SimulationHarness.weather, listing=Listing.OPEN_WITH_RANGES)
+    behaviour = attrs.evolve(SimulationHarness.behaviour, listing=Listing.OPEN_WITH_RANGES)
 
 
 class OpenHarness(SimulationHarness):
     """Open partitions without parents: each names its children itself."""
 
-    weather = attrs.evolve(SimulationHarness.weather, listing=Listing.OPEN, seed_descendants=False)
+    behaviour = attrs.evolve(SimulationHarness.behaviour, listing=Listing.OPEN, seed_descendants=False)
 
 
 HARNESSES = [RangesHarness, OpenHarness]

@@ -5,7 +5,7 @@ import attrs
 from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, Support
 from multiclouddb_conformance.harness import ABILITIES, Harness
 from multiclouddb_conformance.simulated import SimulationHarness
-from multiclouddb_conformance.simulation import CaughtUp, SimulationOptions, Weather
+from multiclouddb_conformance.simulation import CaughtUp, ServiceBehaviour, SimulationOptions
 from multiclouddb_conformance.us8 import *  # noqa: F403
 
 EMULATED = (Capability.CHANGE_FEED_BEGINNING, Capability.CHANGE_FEED_POINT_IN_TIME)
@@ -24,7 +24,9 @@ class BareHarness(SimulationHarness):
     secrets = ("",)
     value_types = frozenset({"text", "integer"})
     key_types = frozenset({"text"})
-    weather = Weather(heartbeats=False, strict_retention=False, watermarks=False, caught_up=CaughtUp.UNKNOWN)
+    behaviour = ServiceBehaviour(
+        heartbeats=False, strict_retention=False, watermarks=False, caught_up=CaughtUp.UNKNOWN
+    )
 
     def create(self, name, kind, partitions):
         return super().create(name, kind, 1)
@@ -51,7 +53,7 @@ class FussyHarness(SimulationHarness):
     """Small answers, late ends, children in any order, and starts that have to be asked for."""
 
     capabilities = with_support(Support.EMULATED, EMULATED)
-    weather = Weather(
+    behaviour = ServiceBehaviour(
         page_limit=3,
         scan_limit=2,
         separate_end=1.0,

@@ -22,22 +22,22 @@ class MovesKeysHarness(SimulationHarness):
             ),
         }
     )
-    weather = attrs.evolve(SimulationHarness.weather, moves_keys=True)
+    behaviour = attrs.evolve(SimulationHarness.behaviour, moves_keys=True)
     can_key_order = False
 
 
 class RestlessHarness(MovesKeysHarness):
     """A partition is split, merged or rolled with every write."""
 
-    weather = attrs.evolve(MovesKeysHarness.weather, splits_itself=1)
+    behaviour = attrs.evolve(MovesKeysHarness.behaviour, splits_itself=1)
     can_still = can_split = can_merge = False  # no test can say when
 
 
 class RestlessOpenHarness(MovesKeysHarness):
     """The same, now and then, with listings of open partitions without parents."""
 
-    weather = attrs.evolve(
-        MovesKeysHarness.weather, splits_itself=4, listing=Listing.OPEN, seed_descendants=False
+    behaviour = attrs.evolve(
+        MovesKeysHarness.behaviour, splits_itself=4, listing=Listing.OPEN, seed_descendants=False
     )
     can_still = can_split = can_merge = False  # no test can say when
 

@@ -27,18 +27,18 @@ from multiclouddb_api import (
     SkipToOldest,
 )
 from multiclouddb_spi.batch import Continue, Outcome, goes_on
-from multiclouddb_spi.checkpoint.coverage import is_audit_due
-from multiclouddb_spi.checkpoint.entry import Active, Waiting
-from multiclouddb_spi.checkpoint.lineage import Lineage
-from multiclouddb_spi.checkpoint.mover import Mover
-from multiclouddb_spi.checkpoint.retention import stranded_fault
-from multiclouddb_spi.checkpoint.starting import check_not_ahead, resolve_start
-from multiclouddb_spi.checkpoint.state import lineage_from_json
+from multiclouddb_spi.continuation.coverage import is_audit_due
+from multiclouddb_spi.continuation.entry import Active, Waiting
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.mover import Mover
+from multiclouddb_spi.continuation.retention import stranded_fault
+from multiclouddb_spi.continuation.starting import check_not_ahead, resolve_start
+from multiclouddb_spi.continuation.state import lineage_from_json
 from multiclouddb_spi.contract import Feed, FeedStart, Head, Provider, SupportsHeads
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.failure import fault_of
-from multiclouddb_spi.fault import RecordFault
+from multiclouddb_spi.errors import fault_of
+from multiclouddb_spi.faults import RecordFault
 from multiclouddb_spi.planning.heads import added, clip, is_news, records_before, within
 from multiclouddb_spi.planning.ranges import Range, RangeReading
 from multiclouddb_spi.planning.step import Step, Target

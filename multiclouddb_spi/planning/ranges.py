@@ -14,8 +14,8 @@ from multiclouddb_spi.batch import Awaiting, Batch, Continue, Drained, Ended, Ou
 from multiclouddb_spi.contract import Feed, Provider, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.failure import cause_of, fault_of, to_error, user_errors
-from multiclouddb_spi.fault import ProviderFault
+from multiclouddb_spi.errors import cause_of, fault_of, to_error, user_errors
+from multiclouddb_spi.faults import ProviderFault
 from multiclouddb_spi.retry import Tries
 
 __all__ = ["Range", "RangeReading", "read_range"]

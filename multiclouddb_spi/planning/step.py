@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import attrs
 
 from multiclouddb_api import PartitionFoundLate
-from multiclouddb_spi.checkpoint.entry import Waiting
-from multiclouddb_spi.checkpoint.lineage import Lineage
+from multiclouddb_spi.continuation.entry import Waiting
+from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.planning.ranges import Range
 

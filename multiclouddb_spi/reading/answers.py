@@ -8,16 +8,16 @@ from typing import Final, Generic, TypeVar
 
 from multiclouddb_api import ErrorCategory, FeedEnded, Gap, Invalidated, OnExpired, SkipToOldest
 from multiclouddb_spi.batch import Awaiting, Batch, Child, Continue, Drained, Ended, Outcome
-from multiclouddb_spi.checkpoint.coverage import is_audit_due
-from multiclouddb_spi.checkpoint.entry import Drained as DrainedEntry
-from multiclouddb_spi.checkpoint.lineage import Lineage
-from multiclouddb_spi.checkpoint.mover import Moved, Mover
-from multiclouddb_spi.checkpoint.retention import stranded_fault
-from multiclouddb_spi.checkpoint.state import Retired, retired
-from multiclouddb_spi.collector import collector_paused
+from multiclouddb_spi.continuation.coverage import is_audit_due
+from multiclouddb_spi.continuation.entry import AwaitingChildren
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.mover import Moved, Mover
+from multiclouddb_spi.continuation.retention import stranded_fault
+from multiclouddb_spi.continuation.state import Retired, retired
 from multiclouddb_spi.contract import Feed, Seed
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.fault import RecordFault
+from multiclouddb_spi.faults import RecordFault
+from multiclouddb_spi.gc_pause import collector_paused
 from multiclouddb_spi.reading.context import ReadContext
 from multiclouddb_spi.reading.partition_reader import PartitionReader
 from multiclouddb_spi.reading.result import PollResult
@@ -66,7 +66,7 @@ class Answers(Generic[T]):
         single: bool,
     ) -> None:
         self._feed, self._lineage, self._turns, self._view = feed, lineage, turns, view
-        self._fetcher, self._watch, self._deadline = context.fetcher, context.watch, deadline
+        self._fetcher, self._observing, self._deadline = context.fetcher, context.observing, deadline
         self._on_expired, self._single = on_expired, single
         self._mover = Mover(feed, lineage, context.fetcher.call, deadline, context.watch_seconds)
         self._discovered = set[str]()
@@ -150,7 +150,7 @@ class Answers(Generic[T]):
             self.result.over = _ALL_ENDED
         return started
 
-    def _has_changed(self, entry: DrainedEntry) -> bool:
+    def _has_changed(self, entry: AwaitingChildren) -> bool:
         now = self._lineage.ending(entry.partition_id)
         return now is None or now.children != entry.children
 
@@ -249,14 +249,14 @@ class Answers(Generic[T]):
                 self._deadline.sooner(min(_AUDIT_SECONDS, self._deadline.remaining() / 2))
             )
         except Exception as error:  # noqa: BLE001 - it fails the audit, not the page
-            self._watch.audit_failed(address, self._fetcher.fault(error).message)
+            self._observing.audit_failed(address, self._fetcher.fault(error).message)
             return
         for late in audit.late:
             self.result.tell(late, *audit.seeds)
             self.result.found_late += 1
-            self._watch.partition_found_late(address, late)
+            self._observing.partition_found_late(address, late)
         if audit.error is not None:
-            self._watch.audit_failed(address, self._fetcher.fault(audit.error).message)
+            self._observing.audit_failed(address, self._fetcher.fault(audit.error).message)
         for name in audit.stranded:
             self._skip_stranded(name)
 
@@ -287,7 +287,7 @@ class Answers(Generic[T]):
     def _tell_retired(self, name: str, children: Sequence[Child]) -> None:
         public_id = self._feed.public_id
         named = tuple(dict.fromkeys(public_id(child.partition_id) for child in children))
-        self._watch.partition_retired(self._feed.spec.address, public_id(name), named)
+        self._observing.partition_retired(self._feed.spec.address, public_id(name), named)
 
     def _tell_gap(self, turn: Turn, seeds: Sequence[Seed]) -> None:
         """Report that records after the position are gone; reading continues with the oldest left."""
@@ -304,7 +304,7 @@ class Answers(Generic[T]):
     def _tell(self, gap: Gap, *partition_ids: str) -> None:
         self.result.tell(gap, *partition_ids)
         self.result.moved = True
-        self._watch.gap(self._feed.spec.address, gap)
+        self._observing.gap(self._feed.spec.address, gap)
 
     def _forget_gaps(self, turn: Turn) -> None:
         """Withdraw a partition's gaps and leave it at its old position: a later call reports them."""

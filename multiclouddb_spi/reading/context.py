@@ -6,10 +6,10 @@ import threading
 
 import attrs
 
+from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.reading.fetcher import Fetcher
 from multiclouddb_spi.reading.partition_reader import Budget
 from multiclouddb_spi.reading.reader_cache import ReaderCache
-from multiclouddb_spi.watch import Watch
 
 __all__ = ["ReadContext"]
 
@@ -33,7 +33,7 @@ class ReadContext:
     fetcher: Fetcher
     cache: ReaderCache
     budget: Budget
-    watch: Watch
+    observing: Observing
     closed: threading.Event
     width: int
     page_records: int

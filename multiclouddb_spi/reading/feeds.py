@@ -87,13 +87,13 @@ class FeedCache:
 
     def now(self, feed: Feed, deadline: Deadline) -> datetime | None:
         """The service's time, from an answer at most a minute old; None where the service does not say."""
-        asked, told = self._clocks.get(id(feed), (-math.inf, None))
+        asked, answer = self._clocks.get(id(feed), (-math.inf, None))
         if time.monotonic() - asked >= _CLOCK_SECONDS:
-            asked, told = self._ask(feed, deadline)
+            asked, answer = self._ask(feed, deadline)
         # Advanced by a clock that nobody sets.
-        return None if told is None else told + timedelta(seconds=time.monotonic() - asked)
+        return None if answer is None else answer + timedelta(seconds=time.monotonic() - asked)
 
-    def told(self, feed: Feed, deadline: Deadline) -> datetime | None:
+    def asked_now(self, feed: Feed, deadline: Deadline) -> datetime | None:
         """The service's time now, if it answers quickly; never later than its time in calls that follow.
 
         A time that this process has advanced may be later: the clock was set back since, or another machine
@@ -121,10 +121,10 @@ class FeedCache:
         return self._ask(feed, deadline)[1]
 
     def _ask(self, feed: Feed, deadline: Deadline) -> tuple[float, datetime | None]:
-        told = self._fetcher.call(lambda: feed.clock(deadline), deadline)
+        answer = self._fetcher.call(lambda: feed.clock(deadline), deadline)
         asked = time.monotonic()
-        self._clocks[id(feed)] = (asked, told)
-        return asked, told
+        self._clocks[id(feed)] = (asked, answer)
+        return asked, answer
 
     def close(self) -> None:
         """Close every feed; one that is in use is closed when its call is over."""

@@ -14,11 +14,11 @@ from multiclouddb_api import ErrorCategory
 from multiclouddb_spi.batch import Batch
 from multiclouddb_spi.contract import Provider
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.failure import fault_of
-from multiclouddb_spi.fault import Fault, ProviderFault
+from multiclouddb_spi.errors import fault_of
+from multiclouddb_spi.faults import Fault, ProviderFault
+from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.reading.partition_reader import PartitionReader
 from multiclouddb_spi.retry import ATTEMPTS, Tries
-from multiclouddb_spi.watch import Watch
 
 __all__ = ["Ask", "Fetcher", "InlineExecutor", "closed_fault", "late_fault"]
 
@@ -81,14 +81,14 @@ class Fetcher:
         self,
         provider: Provider,
         executor: Executor,
-        watch: Watch,
+        observing: Observing,
         closed: threading.Event,
         attempts: int = ATTEMPTS,
         pause: Callable[[float], object] | None = None,
     ) -> None:
         self._provider = provider
         self._executor = executor
-        self._watch = watch
+        self._observing = observing
         self._closed = closed
         self._attempts = attempts
         self._pause = pause or closed.wait
@@ -152,18 +152,18 @@ class Fetcher:
                 live.drop_reader()
                 raise
 
-        def told(attempt: int, seconds: float, error: Exception) -> None:
+        def on_retry(attempt: int, seconds: float, error: Exception) -> None:
             live.retries, live.trouble = attempt, error
             address, where = live.feed.spec.address, live.feed.public_id(live.partition_id)
-            self._watch.retry(address, where, attempt, seconds, self.fault(error).message)
+            self._observing.retry(address, where, attempt, seconds, self.fault(error).message)
 
-        batch = self._tries(told).call(once, ask.deadline)
+        batch = self._tries(on_retry).call(once, ask.deadline)
         live.trouble = None  # it is over, and its traceback would keep the batch in memory
         live.fetched(ask.nbytes, batch.nbytes)
         return batch
 
-    def _tries(self, told: Callable[[int, float, Exception], None]) -> Tries:
-        return Tries(self._provider, self._attempts, self._pause, told)
+    def _tries(self, on_retry: Callable[[int, float, Exception], None]) -> Tries:
+        return Tries(self._provider, self._attempts, self._pause, on_retry)
 
     def fault(self, error: Exception) -> Fault:
         """What a failure means."""

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import Final
 
-from multiclouddb_api.bell import Bell
+from multiclouddb_api.wakeup import Wakeup
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
@@ -50,7 +50,7 @@ class Fetches:
         self._most = max(limit, context.page_records)
         self._call, self._no_room, self._sorted = object(), False, False
         self._landed: deque[Turn] = deque()
-        self._bell = Bell()
+        self._wakeup = Wakeup()
         self.overtaken: frozenset[str] = frozenset()
 
     def may_ask(self) -> bool:
@@ -107,7 +107,7 @@ class Fetches:
         """The reader that an earlier call left at this position, or a new one."""
         reader = self._cache.pop(self._feed, partition_id, cursor)
         if reader is None:
-            reader = PartitionReader(self._feed, partition_id, cursor, self._budget, self._context.watch)
+            reader = PartitionReader(self._feed, partition_id, cursor, self._budget, self._context.observing)
         elif reader.call is not self._call:
             reader.proven = True
         reader.call = self._call
@@ -132,7 +132,7 @@ class Fetches:
         def arrived(_: object) -> None:
             """Called from any thread."""
             self._landed.append(turn)
-            self._bell.ring()
+            self._wakeup.send()
 
         reader.future.add_done_callback(arrived)
 
@@ -152,7 +152,7 @@ class Fetches:
             left = until - time.monotonic()
             if left <= 0:
                 return None
-            self._bell.wait(min(_LOOK_SECONDS, left))
+            self._wakeup.wait(min(_LOOK_SECONDS, left))
 
     def prefetch(self, reader: PartitionReader) -> None:
         """Begin the next read of a partition that has more, if there is room for it."""

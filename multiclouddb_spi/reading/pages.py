@@ -22,19 +22,19 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_spi.batch import Child
-from multiclouddb_spi.checkpoint.lineage import Lineage
-from multiclouddb_spi.checkpoint.session import Finished, Session
-from multiclouddb_spi.checkpoint.state import FeedOver, FeedState, Retired, state_to_json
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.session import Finished, Session
+from multiclouddb_spi.continuation.state import FeedOver, FeedState, Retired, state_to_json
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.failure import cause_of, to_error
-from multiclouddb_spi.fault import Fault, ProviderFault, RecordFault
-from multiclouddb_spi.reading.diagnosis import diagnose, open_watches, watermark_micros
+from multiclouddb_spi.errors import cause_of, to_error
+from multiclouddb_spi.faults import Fault, ProviderFault, RecordFault
+from multiclouddb_spi.observing import Observing
+from multiclouddb_spi.reading.diagnostics import diagnose, open_watches, watermark_micros
 from multiclouddb_spi.reading.feeds import FeedCache
 from multiclouddb_spi.reading.fetcher import Fetcher, late_fault
 from multiclouddb_spi.reading.result import PollResult
 from multiclouddb_spi.reading.retired import Look
 from multiclouddb_spi.reading.turns import Turn
-from multiclouddb_spi.watch import Watch
 
 __all__ = ["Pages", "Reading", "finished"]
 
@@ -74,10 +74,15 @@ class Pages:
     """
 
     def __init__(
-        self, provider_id: str, fetcher: Fetcher, feeds: FeedCache, watch: Watch, headroom_warning: float
+        self,
+        provider_id: str,
+        fetcher: Fetcher,
+        feeds: FeedCache,
+        observing: Observing,
+        headroom_warning: float,
     ) -> None:
         self._provider_id, self._fetcher, self._feeds = provider_id, fetcher, feeds
-        self._watch, self._headroom_warning = watch, headroom_warning
+        self._observing, self._headroom_warning = observing, headroom_warning
         self._warned: dict[ResourceAddress, float] = {}
 
     def raise_failure(
@@ -211,7 +216,7 @@ class Pages:
         if now - self._warned.get(address, -math.inf) < _WARNING_SECONDS:
             return
         self._warned[address] = now
-        self._watch.headroom_low(address, session.feed.public_id(nearest.partition_id), nearest.headroom)
+        self._observing.headroom_low(address, session.feed.public_id(nearest.partition_id), nearest.headroom)
 
 
 def _skipped(of: Session | Finished) -> tuple[Notice, ...]:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from multiclouddb_spi.batch import Batch, Continue
 from multiclouddb_spi.contract import Feed, Reader
 from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.watch import Watch
+from multiclouddb_spi.observing import Observing
 
 __all__ = ["Budget", "PartitionReader"]
 
@@ -69,7 +69,7 @@ class PartitionReader:
         "_budget",
         "_held_ask",
         "_held_batch",
-        "_watch",
+        "_observing",
         "asked_at",
         "batch",
         "call",
@@ -91,7 +91,9 @@ class PartitionReader:
         "window",
     )
 
-    def __init__(self, feed: Feed, partition_id: str, cursor: Cursor, budget: Budget, watch: Watch) -> None:
+    def __init__(
+        self, feed: Feed, partition_id: str, cursor: Cursor, budget: Budget, observing: Observing
+    ) -> None:
         self.feed = feed
         self.partition_id = partition_id
         self.cursor = self.position = cursor
@@ -107,7 +109,7 @@ class PartitionReader:
         self.fetches = 0
         self.call: object = None
         self.proven = False
-        self._budget, self._watch, self._held_ask, self._held_batch = budget, watch, 0, 0
+        self._budget, self._observing, self._held_ask, self._held_batch = budget, observing, 0, 0
 
     def hold_ask(self, nbytes: int) -> None:
         """Account for the fetch in flight, or for its batch until it has landed."""
@@ -137,7 +139,7 @@ class PartitionReader:
         """The reader, opened at the position when there is none."""
         if self.reader is None:
             self.reader = self.feed.open(self.partition_id, self.position)
-            self._watch.reader_opened(self.feed.spec.address, self.feed.public_id(self.partition_id))
+            self._observing.reader_opened(self.feed.spec.address, self.feed.public_id(self.partition_id))
         return self.reader
 
     def outlasts(self) -> bool:
@@ -151,7 +153,7 @@ class PartitionReader:
         if reader is not None:
             with suppress(Exception):
                 reader.close()
-            self._watch.reader_closed(self.feed.spec.address, self.feed.public_id(self.partition_id))
+            self._observing.reader_closed(self.feed.spec.address, self.feed.public_id(self.partition_id))
 
     def land(self) -> Batch:
         """Take over the batch of the fetch.

@@ -26,10 +26,10 @@ from typing import Generic, TypeVar
 
 from multiclouddb_api import OnExpired
 from multiclouddb_spi.batch import Batch
-from multiclouddb_spi.checkpoint.lineage import Lineage
+from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.fault import ProviderFault, RecordFault
+from multiclouddb_spi.faults import ProviderFault, RecordFault
 from multiclouddb_spi.reading.answers import Answers
 from multiclouddb_spi.reading.context import ReadContext
 from multiclouddb_spi.reading.fetcher import closed_fault, late_fault
@@ -81,7 +81,7 @@ class Poll(Generic[T]):
         self._waiting = Waiting(deadline, wait, feed.longest_wait())
         active = lineage.active()
         for entry in active:
-            turns.of(entry.partition_id).failed_last = entry.suspect
+            turns.of(entry.partition_id).failed_last = entry.failed_last
         self._head = turns.of(active[0].partition_id) if active else None
         self._fetches = Fetches(context, feed, turns, len(active), limit, deadline)
 
@@ -322,4 +322,4 @@ class Poll(Generic[T]):
         self._lineage.rotate([*turns.served, *late])
         stuck = result.failure or result.poison
         if stuck is not None and stuck[0] in self._lineage:
-            self._lineage.suspect(stuck[0])
+            self._lineage.failed_last(stuck[0])

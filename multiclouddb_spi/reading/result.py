@@ -7,9 +7,9 @@ from typing import Generic, TypeVar
 import attrs
 
 from multiclouddb_api import Notice
-from multiclouddb_spi.checkpoint.lineage import Lineage
-from multiclouddb_spi.checkpoint.state import Retired
-from multiclouddb_spi.fault import RecordFault
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.state import Retired
+from multiclouddb_spi.faults import RecordFault
 from multiclouddb_spi.reading.turns import Turns
 
 __all__ = ["PollResult"]

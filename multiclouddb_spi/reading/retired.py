@@ -7,9 +7,9 @@ from typing import assert_never
 import attrs
 
 from multiclouddb_spi.batch import Awaiting, Child, Continue, Drained, Ended, Outcome, Reached
-from multiclouddb_spi.checkpoint.session import Session
-from multiclouddb_spi.checkpoint.state import FeedOver, Retired
-from multiclouddb_spi.checkpoint.watching import is_due, is_over, looked
+from multiclouddb_spi.continuation.session import Session
+from multiclouddb_spi.continuation.state import FeedOver, Retired
+from multiclouddb_spi.continuation.watching import is_due, is_over, looked
 from multiclouddb_spi.deadline import Deadline
 from multiclouddb_spi.reading.fetcher import Fetcher
 

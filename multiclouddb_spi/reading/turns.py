@@ -20,7 +20,7 @@ from enum import Enum, auto
 
 import attrs
 
-from multiclouddb_spi.checkpoint.lineage import Lineage
+from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.reading.partition_reader import PartitionReader
 

@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from multiclouddb_spi import Deadline, Planner, Range
 from pyspark_multiclouddb.connection import connection_for
-from pyspark_multiclouddb.errors import told
+from pyspark_multiclouddb.errors import source_errors
 from pyspark_multiclouddb.options import Settings
 from pyspark_multiclouddb.rows import read_work, work_of
 
@@ -31,7 +31,7 @@ class ChangeFeedReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Resolve the start and the end, and distribute the ranges between them."""
-        with told():
+        with source_errors():
             connection = connection_for(self._settings)
             # Spark reuses the process that plans: its open feed may be of a resource that was recreated
             # since.

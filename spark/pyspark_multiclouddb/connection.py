@@ -24,9 +24,9 @@ from multiclouddb_spi import (
     Target,
     open_provider,
 )
-from multiclouddb_spi.failure import fault_of
-from multiclouddb_spi.gate import spec_of
+from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.open_feed import OpenFeed
+from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import Tries
 from pyspark_multiclouddb.options import Settings
 
@@ -55,7 +55,7 @@ class Connection:
         self._settings = settings
         self.provider: Provider = open_provider(settings.config)
         spec = spec_of(self.provider, settings.request(), "open")
-        tries = Tries(self.provider, _TRIES, told=self._told)
+        tries = Tries(self.provider, _TRIES, on_retry=self._on_retry)
         self.opened = OpenFeed(self.provider, spec, tries.call, _CALL_SECONDS)
 
     @property
@@ -106,7 +106,7 @@ class Connection:
         finally:
             self.provider.close()
 
-    def _told(self, attempt: int, seconds: float, error: Exception) -> None:
+    def _on_retry(self, attempt: int, seconds: float, error: Exception) -> None:
         fault = fault_of(self.provider, error)
         _LOG.warning("try %d of a call failed (%s), next in %.1f s", attempt, fault.message, seconds)
 

@@ -16,7 +16,7 @@ from typing import Final
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_spi import ProviderFault, RecordFault
 
-__all__ = ["SourceError", "error_from_query", "told"]
+__all__ = ["SourceError", "error_from_query", "source_errors"]
 
 _MARKER: Final = re.compile(r"\[MULTICLOUDDB:([A-Z_]+)\]")
 _SKIP_TO_OLDEST: Final = (
@@ -50,7 +50,7 @@ def error_from_query(error: BaseException | None) -> ErrorCategory | None:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def source_errors() -> Iterator[None]:
     """Add the marker to failures.
 
     Raises:

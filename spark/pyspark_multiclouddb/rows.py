@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 from multiclouddb_spi import Batch, Range, read_range
 from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
 from pyspark_multiclouddb.connection import connection_for
-from pyspark_multiclouddb.errors import told
+from pyspark_multiclouddb.errors import source_errors
 from pyspark_multiclouddb.offsets import Pinned
 from pyspark_multiclouddb.options import Settings
 
@@ -75,7 +75,7 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
     work: Work | None = partition.value
     if work is None:
         return
-    with told():
+    with source_errors():
         connection = connection_for(settings)
         Pinned(work.incarnation, []).check_incarnation(connection.opened)
         for part in work.ranges:

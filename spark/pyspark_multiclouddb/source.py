@@ -8,7 +8,7 @@ from pyspark.sql.types import StructType
 from multiclouddb_api import invalid_request
 from multiclouddb_api.registry import load_plugin
 from pyspark_multiclouddb.batch import ChangeFeedReader
-from pyspark_multiclouddb.errors import told
+from pyspark_multiclouddb.errors import source_errors
 from pyspark_multiclouddb.options import parse_options
 from pyspark_multiclouddb.rows import SPARK_SCHEMA
 from pyspark_multiclouddb.stream import ChangeFeedStreamReader
@@ -32,7 +32,7 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns, the same for every provider; this also checks the options."""
-        with told():
+        with source_errors():
             load_plugin(parse_options(self.options).config.provider)
         return SPARK_SCHEMA
 
@@ -42,7 +42,7 @@ class DefaultSource(DataSource):
         Args:
             schema: The result of `schema`; Spark passes it.
         """
-        with told():
+        with source_errors():
             _check_schema(schema)
             return ChangeFeedStreamReader(parse_options(self.options).for_stream())
 
@@ -52,7 +52,7 @@ class DefaultSource(DataSource):
         Args:
             schema: The result of `schema`; Spark passes it.
         """
-        with told():
+        with source_errors():
             _check_schema(schema)
             return ChangeFeedReader(parse_options(self.options).for_batch())
 

@@ -17,10 +17,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
-from multiclouddb_api.text import rfc3339
+from multiclouddb_api.redaction import rfc3339
 from multiclouddb_spi import Feed, Lineage, Step, Target
 from pyspark_multiclouddb.connection import Connection, connection_for
-from pyspark_multiclouddb.errors import told
+from pyspark_multiclouddb.errors import source_errors
 from pyspark_multiclouddb.offsets import (
     Pinned,
     Symbolic,
@@ -90,7 +90,7 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         if self._is_idle(start):
             time.sleep(min(_NAP_SECONDS, self._settings.poll_seconds))
             return start
-        with told():
+        with source_errors():
             end = self._plan(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
         now = time.monotonic()
         # A position that moved without a record has nothing after it either.
@@ -105,7 +105,7 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The work of a micro-batch: the same on every call, without a call to the database."""
-        with told():
+        with source_errors():
             before = offset_from_json(self._settings, start)
             after = offset_from_json(self._settings, end)
             ranges = ranges_of(before, after)
@@ -176,10 +176,10 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._report = {
             "idle": idle,
             "partitions": len(active),
-            "openWatches": sum(bool(entry.children) for entry in lineage.drained()),
+            "openWatches": sum(bool(entry.children) for entry in lineage.awaiting_children()),
             "readUntil": rfc3339(min(known)) if known and len(known) == len(times) else None,
             "v": 1,
-            "waiting": len(lineage) - len(active) - len(lineage.drained()),
+            "waiting": len(lineage) - len(active) - len(lineage.awaiting_children()),
         }
 
 

@@ -7,7 +7,12 @@ import attrs
 import pytest
 
 from multiclouddb_api import AtTime, Beginning, ErrorCategory, MulticloudDbError, Now, SkipToOldest
-from multiclouddb_conformance.simulation import Simulation, SimulationFeed, SimulationProvider, Weather
+from multiclouddb_conformance.simulation import (
+    ServiceBehaviour,
+    Simulation,
+    SimulationFeed,
+    SimulationProvider,
+)
 from multiclouddb_spi import (
     Deadline,
     FeedSpec,
@@ -139,7 +144,7 @@ def live(sim, dice, actions, reshape=True):
 def test_every_event_once_in_order_and_again_the_same(seed, heads):
     dice = random.Random(seed)
     sim = Simulation(partitions=dice.randrange(1, 5))
-    sim.weather = Weather.rough(seed) if dice.random() < 0.6 else Weather(seed=seed)
+    sim.behaviour = ServiceBehaviour.rough(seed) if dice.random() < 0.6 else ServiceBehaviour(seed=seed)
     live(sim, dice, 20)
     consumer = Consumer(sim, heads=heads)
     for _ in range(12):
@@ -244,7 +249,7 @@ def test_children_named_late_are_read_when_they_are_named():
     sim.write("a", {"n": 2})
     sim.write("b", {"n": 1})
     assert len(consumer.step()) == 1
-    assert consumer.position.drained()
+    assert consumer.position.awaiting_children()
     while len(consumer.delivered()) < 3:
         consumer.step()
     assert ids(consumer.delivered()) == written(sim)
@@ -252,7 +257,7 @@ def test_children_named_late_are_read_when_they_are_named():
 
 def test_what_lies_before_a_poison_record_is_planned_first():
     """Where the planner finds heads by reading, it finds the poison record while planning."""
-    sim = Simulation(partitions=1, weather=Weather(poison_at_fetch=True))
+    sim = Simulation(partitions=1, behaviour=ServiceBehaviour(poison_at_fetch=True))
     consumer = Consumer(sim, heads=False)
     sim.write("a", {"n": 1})
     sim.write("b", {"n": 1}, poison=True)
@@ -298,7 +303,7 @@ class TestSkipToOldest:
 
 
 def test_range_of_a_collection_that_was_dropped_is_not_silently_short():
-    sim = Simulation(partitions=1, weather=Weather(drop_notice=True))
+    sim = Simulation(partitions=1, behaviour=ServiceBehaviour(drop_notice=True))
     consumer = Consumer(sim)
     sim.write("a", {"n": 1})
     (part,) = consumer.planner.advance(consumer.position, None, consumer.deadline).ranges()

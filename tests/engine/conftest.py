@@ -156,7 +156,7 @@ def _no_pause(seconds):
 
 @pytest.fixture
 def make_bench():
-    """Makes benches: `make_bench(partitions=2, weather=…)`; the arguments are the simulation's."""
+    """Makes benches: `make_bench(partitions=2, behaviour=…)`; the arguments are the simulation's."""
     benches = []
 
     def make(partitions=1, **settings):

@@ -7,7 +7,7 @@ import attrs
 import pytest
 
 from multiclouddb_api import AtTime, Beginning, MulticloudDbError, Now, PartitionFoundLate
-from multiclouddb_conformance.simulation import Listing, Weather
+from multiclouddb_conformance.simulation import Listing, ServiceBehaviour
 
 FORESTS = int(os.environ.get("MULTICLOUDDB_FORESTS", "60"))
 NEVER, ALWAYS = 1e9, 1e-9
@@ -18,7 +18,7 @@ class Forest:
 
     def __init__(self, make_bench, seed):
         self.dice = random.Random(seed)
-        weather = Weather(
+        behaviour = ServiceBehaviour(
             seed=seed,
             listing=Listing.ALL,
             late_siblings=self.dice.choice([0, 1000, 1000]),
@@ -30,7 +30,7 @@ class Forest:
             separate_end=self.dice.choice([0.0, 1.0]),
             late_children=self.dice.choice([0, 1]),
         )
-        self.bench = make_bench(self.dice.randrange(1, 5), weather=weather)
+        self.bench = make_bench(self.dice.randrange(1, 5), behaviour=behaviour)
         self.sim, self.came, self.late = self.bench.sim, [], []
 
     def live(self):
@@ -97,7 +97,7 @@ class Forest:
 
     def finish(self):
         """The service lists everything; it never names what it has not named in time."""
-        self.sim.weather = attrs.evolve(self.sim.weather, late_listing=0, incomplete_listing=0.0)
+        self.sim.behaviour = attrs.evolve(self.sim.behaviour, late_listing=0, incomplete_listing=0.0)
         for name in self.sim.partitions:
             self.sim.hide(name, 0)
         quiet = 0

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from multiclouddb_api import AtTime, Beginning, ErrorCategory, MulticloudDbError, Now, Observer
+from multiclouddb_conformance.delegating import WrappedProvider
 from multiclouddb_conformance.simulation import ServerError, SimulationFeed, SimulationProvider
-from multiclouddb_conformance.wrapped import WrappedProvider
 from multiclouddb_spi.reading import feeds, pages
 
 FAR = timedelta(hours=30)

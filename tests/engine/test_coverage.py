@@ -14,9 +14,9 @@ from multiclouddb_api import (
     PartitionFoundLate,
     PhysicalPartition,
 )
+from multiclouddb_conformance.delegating import WrappedProvider
 from multiclouddb_conformance.simulation import ServerError, SimulationFeed, SimulationProvider
 from multiclouddb_conformance.simulation.position import behind, to_cursor
-from multiclouddb_conformance.wrapped import WrappedProvider
 from multiclouddb_spi import (
     Awaiting,
     Child,
@@ -28,14 +28,14 @@ from multiclouddb_spi import (
     Planner,
     Seed,
 )
-from multiclouddb_spi.checkpoint import coverage, watching
-from multiclouddb_spi.checkpoint.coverage import missed_by_parents
-from multiclouddb_spi.checkpoint.entry import Active, Audited
-from multiclouddb_spi.checkpoint.entry import Drained as Ending
-from multiclouddb_spi.checkpoint.state import FeedOver, Retired, state_from_json, state_to_json
-from multiclouddb_spi.checkpoint.token import decode_token, encode_token
+from multiclouddb_spi.continuation import coverage, watching
+from multiclouddb_spi.continuation.coverage import missed_by_parents
+from multiclouddb_spi.continuation.entry import Active, Audited
+from multiclouddb_spi.continuation.entry import AwaitingChildren as Ending
+from multiclouddb_spi.continuation.state import FeedOver, Retired, state_from_json, state_to_json
+from multiclouddb_spi.continuation.token import decode_token, encode_token
 from multiclouddb_spi.contract import Partition, PartitionState, Tracked
-from multiclouddb_spi.reading.diagnosis import open_watches
+from multiclouddb_spi.reading.diagnostics import open_watches
 
 
 class Shy(WrappedProvider):

@@ -18,10 +18,10 @@ from multiclouddb_api import (
     SkipToOldest,
 )
 from multiclouddb_api.iterator import ChangeFeedIterator
-from multiclouddb_conformance.simulation import CaughtUp, Listing, ServerError, Weather
-from multiclouddb_spi.checkpoint.entry import Active, Audited, Waiting
-from multiclouddb_spi.checkpoint.lineage import Lineage
-from multiclouddb_spi.checkpoint.token import decode_token
+from multiclouddb_conformance.simulation import CaughtUp, Listing, ServerError, ServiceBehaviour
+from multiclouddb_spi.continuation.entry import Active, Audited, Waiting
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.token import decode_token
 
 OPTIONS = OperationOptions()
 QUICK = {"idle_backoff_seconds": 0.001, "max_idle_backoff_seconds": 0.002}
@@ -81,8 +81,8 @@ def read(bench, root="p0", place=None, size=0, **settings):
     return came
 
 
-def grown(make_bench, partitions=1, **weather):
-    bench = make_bench(partitions, weather=Weather(**weather))
+def grown(make_bench, partitions=1, **behaviour):
+    bench = make_bench(partitions, behaviour=ServiceBehaviour(**behaviour))
     bench.connect()
     return bench
 
@@ -216,14 +216,14 @@ class TestFollowChildren:
         bench = grown(make_bench, 3, listing=form)
         one, other = bench.sim.split("p0")
         fill(bench, one, other)
-        for half, stranger in ((one, "p1"), (other, "p2")):
-            fill(bench, bench.sim.merge(half, stranger))
+        for half, outside in ((one, "p1"), (other, "p2")):
+            fill(bench, bench.sim.merge(half, outside))
         assert sorted(read(bench)) == sorted(truth(bench.sim))
 
     @sizes
     @forms
     def test_of_children_that_wait_for_each_other_the_older_one_is_first(self, make_bench, form, size):
-        """The last one is named first: its other parent descends from one that waits for a stranger."""
+        """The last one is named first. Its other parent descends from one that waits."""
         bench = grown(make_bench, 2, listing=form)
         one, other = bench.sim.split("p0")
         fill(bench, other, count=1)
@@ -297,7 +297,7 @@ class TestFollowChildren:
 class TestLateChildren:
     @pytest.mark.parametrize("seed", range(10))
     def test_a_merged_child_that_is_named_late_is_followed_once(self, make_bench, seed):
-        bench = make_bench(2, weather=Weather(seed=seed, late_siblings=2, proves_children=False))
+        bench = make_bench(2, behaviour=ServiceBehaviour(seed=seed, late_siblings=2, proves_children=False))
         bench.connect(child_watch_seconds=0.2)
         one, other = bench.sim.split("p0")
         _, third = bench.sim.split(one)
@@ -324,7 +324,7 @@ class TestLateChildren:
             assert not page.idle
 
     def test_a_child_waits_for_a_stranger_while_one_is_looked_for(self, make_bench):
-        """The stranger may be the sibling that is not named yet."""
+        """The undiscovered parent may be the sibling that is not named yet."""
         bench = grown(make_bench, listing=Listing.OPEN, proves_children=False, late_siblings=3, seed=2)
         one, other = bench.sim.split("p0")
         older = bench.sim.roll(other)
@@ -362,14 +362,14 @@ class TestQuiet:
     def test_child_of_one_that_is_read_is_to_come(self):
         assert self.quiet()
         assert not self.quiet(Waiting("m", (1,), ("a",)))
-        assert not self.quiet(Waiting("m", (1,), ("a", "stranger")))
+        assert not self.quiet(Waiting("m", (1,), ("a", "undiscovered")))
 
     def test_strangers_and_what_waits_behind_them_are_settled_apart(self):
-        assert self.quiet(Waiting("m", (1,), ("stranger",)))
-        assert self.quiet(Waiting("m", (1,), ("stranger",)), Waiting("n", (1,), ("m", "other")))
+        assert self.quiet(Waiting("m", (1,), ("undiscovered",)))
+        assert self.quiet(Waiting("m", (1,), ("undiscovered",)), Waiting("n", (1,), ("m", "other")))
 
     def test_whole_collection_waits_for_every_parent(self):
-        assert not self.quiet(Waiting("m", (1,), ("stranger",)), audited=Audited())
+        assert not self.quiet(Waiting("m", (1,), ("undiscovered",)), audited=Audited())
 
 
 class TestStarts:

@@ -20,7 +20,7 @@ from multiclouddb_api import (
     PhysicalPartition,
     StartPosition,
 )
-from multiclouddb_conformance.simulation import Listing, Simulation, SimulationProvider, Weather
+from multiclouddb_conformance.simulation import Listing, ServiceBehaviour, Simulation, SimulationProvider
 from multiclouddb_spi import Engine, InlineExecutor
 
 LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "80"))
@@ -127,15 +127,15 @@ class Lives(RuleBasedStateMachine):
         listed_late: int,
     ) -> None:
         self.sim = Simulation(partitions=partitions)
-        weather = Weather.rough(seed) if rough else Weather(seed=seed)
-        self.sim.weather = attrs.evolve(
-            weather,
+        behaviour = ServiceBehaviour.rough(seed) if rough else ServiceBehaviour(seed=seed)
+        self.sim.behaviour = attrs.evolve(
+            behaviour,
             listing=form,
             late_siblings=late,
             late_listing=listed_late,
             heartbeats=heartbeats,
             strict_retention=heartbeats,
-            proves_children=weather.proves_children or bool(late),
+            proves_children=behaviour.proves_children or bool(late),
         )
         # Children that are late are looked for until they are named; where none is, one look is enough.
         self.watch_seconds = 600.0 if late else 0.0

@@ -4,8 +4,8 @@ import attrs
 import pytest
 
 from multiclouddb_api import FeedEnded
+from multiclouddb_conformance.delegating import WrappedProvider
 from multiclouddb_conformance.simulation import SimulationProvider
-from multiclouddb_conformance.wrapped import WrappedProvider
 from multiclouddb_spi import Ended
 
 

@@ -18,9 +18,9 @@ from multiclouddb_api import (
 from multiclouddb_conformance.simulation import (
     ALL_CAPABILITIES,
     ServerError,
+    ServiceBehaviour,
     SimulationFeed,
     SimulationProvider,
-    Weather,
 )
 from multiclouddb_conformance.simulation.reader import SimulationReader
 
@@ -91,7 +91,7 @@ class TestClock:
             return clock(self, deadline)
 
         monkeypatch.setattr(SimulationFeed, "clock", slow)
-        bench = make_bench(weather=Weather(page_limit=2))
+        bench = make_bench(behaviour=ServiceBehaviour(page_limit=2))
         bench.connect(threads=True)
         bench.fill(10)
         page = bench.page(size=2)

@@ -21,12 +21,12 @@ from multiclouddb_api import (
 from multiclouddb_conformance.simulation import (
     CorruptError,
     ServerError,
+    ServiceBehaviour,
     SimulationFeed,
     SimulationProvider,
-    Weather,
 )
 from multiclouddb_spi import InvalidCursor
-from multiclouddb_spi.checkpoint.token import decode_token
+from multiclouddb_spi.continuation.token import decode_token
 
 TOKENS = int(os.environ.get("MULTICLOUDDB_TOKENS", "20000"))
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
@@ -318,7 +318,7 @@ def test_any_token_gives_a_page_or_invalid_request(world):
 
 def test_every_token_of_the_corpus_is_still_good(world):
     bench, tokens = world
-    bench.sim.weather = Weather()
+    bench.sim.behaviour = ServiceBehaviour()
     good = 0
     for token in tokens:
         try:

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiclouddb_spi import Child, InvalidCursor
-from multiclouddb_spi.checkpoint.entry import Active, Audited, Drained, Waiting
-from multiclouddb_spi.checkpoint.lineage import Lineage
-from multiclouddb_spi.checkpoint.state import Retired, state_from_json, state_to_json
-from multiclouddb_spi.checkpoint.token import decode_token, encode_token
+from multiclouddb_spi.continuation.entry import Active, Audited, AwaitingChildren, Waiting
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.state import Retired, state_from_json, state_to_json
+from multiclouddb_spi.continuation.token import decode_token, encode_token
 
 # Never to be changed, only added to.
 GOLDEN = {
@@ -57,7 +57,7 @@ def test_one_partition():
 def test_one_that_has_ended():
     state = state_from_json(decode_token(GOLDEN["one that has ended"]).state, last)
     named = (Child("p4", ("p0",), 12),)
-    assert state == Retired("p0", named, Drained("p0", 12, ("p5", "p4"), 17))
+    assert state == Retired("p0", named, AwaitingChildren("p0", 12, ("p5", "p4"), 17))
 
 
 def test_every_form_of_an_entry():
@@ -65,10 +65,10 @@ def test_every_form_of_an_entry():
     assert isinstance(lineage, Lineage)
     assert list(lineage) == [
         Active("p4", [7, 2]),
-        Active("p5", 12, suspect=True),
+        Active("p5", 12, failed_last=True),
         Active("scan", {"row": 3}, listed=False),
-        Drained("p6", 9),
-        Drained("p7", 9, ("p4",), 17),
+        AwaitingChildren("p6", 9),
+        AwaitingChildren("p7", 9, ("p4",), 17),
         Waiting("p8", (7,), ("p5",)),
         Waiting("p9", (7, 8), ("p1",), 1767225600123456),
         Waiting("piece", (0,), ("scan",), listed=False),
@@ -89,8 +89,8 @@ PARENTS = st.lists(NAMES, min_size=1, max_size=3).map(tuple)
 MOMENTS = st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999)
 ENTRIES = (
     st.builds(Active, NAMES, CURSORS, st.booleans(), st.booleans())
-    | st.builds(Drained, NAMES, CURSORS)
-    | st.builds(Drained, NAMES, CURSORS, PARENTS, st.integers(0, 2**53))
+    | st.builds(AwaitingChildren, NAMES, CURSORS)
+    | st.builds(AwaitingChildren, NAMES, CURSORS, PARENTS, st.integers(0, 2**53))
     | st.builds(Waiting, NAMES, SOME, PARENTS, st.none() | MOMENTS, st.booleans())
 )
 

@@ -9,15 +9,15 @@ from multiclouddb_api import (
     FromContinuationToken,
     OperationOptions,
 )
-from multiclouddb_conformance.simulation import Simulation, SimulationProvider, Weather
-from multiclouddb_conformance.simulation.weather import CaughtUp
+from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider
+from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
 from multiclouddb_spi import Engine, InlineExecutor
 
 
 def test_a_prefetched_nothing_from_before_a_write_does_not_make_the_next_page_idle() -> None:
     """The read ahead answered "nothing" before the write; only an answer of this call may count."""
     sim = Simulation(partitions=1)
-    sim.weather = Weather(caught_up=CaughtUp.WHEN_EMPTY)
+    sim.behaviour = ServiceBehaviour(caught_up=CaughtUp.WHEN_EMPTY)
     for number in range(4):
         sim.write(f"k{number}", {"n": number})
     provider = SimulationProvider(sim, page_records=2)

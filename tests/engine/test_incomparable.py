@@ -3,9 +3,14 @@
 import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, SkipToOldest
-from multiclouddb_conformance.simulation import Simulation, SimulationFeed, SimulationProvider, Weather
+from multiclouddb_conformance.delegating import WrappedFeed, WrappedProvider
+from multiclouddb_conformance.simulation import (
+    ServiceBehaviour,
+    Simulation,
+    SimulationFeed,
+    SimulationProvider,
+)
 from multiclouddb_conformance.simulation.view import View
-from multiclouddb_conformance.wrapped import WrappedFeed, WrappedProvider
 from multiclouddb_spi import (
     Awaiting,
     Continue,
@@ -40,8 +45,8 @@ class VagueProvider(WrappedProvider):
 class World:
     """One partition with five changes, and the places before and behind each."""
 
-    def __init__(self, weather=None, on_expired=None, partitions=1):
-        self.sim = Simulation(partitions, weather or Weather())
+    def __init__(self, behaviour=None, on_expired=None, partitions=1):
+        self.sim = Simulation(partitions, behaviour or ServiceBehaviour())
         self.provider = VagueProvider(SimulationProvider(self.sim))
         self.soon = Deadline.after(60)
         self.feed = self.provider.open_feed(FeedSpec(self.sim.address), self.soon)
@@ -107,7 +112,7 @@ def test_small_steps_to_a_target_end():
 
 
 def test_a_partition_that_may_have_ended_too_early_is_not_taken_for_whole():
-    world = World(Weather(drop_notice=True, page_limit=1))
+    world = World(ServiceBehaviour(drop_notice=True, page_limit=1))
     world.fill(5)
     start, end, _ = places(world)
     rows = read_range(world.provider, world.feed, Range("p0", start, end))

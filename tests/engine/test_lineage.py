@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError
 from multiclouddb_spi import Child, InvalidCursor, Lineage, Seed
-from multiclouddb_spi.checkpoint.entry import Active, Audited, Drained, Waiting
+from multiclouddb_spi.continuation.entry import Active, Audited, AwaitingChildren, Waiting
 
 
 def join(child_id, cursors):
@@ -60,9 +60,9 @@ class TestSplit:
         made.advance("p", "end")
         made.await_children("p")
         assert active(made) == []
-        assert made.drained() == [Drained("p", "end")]
+        assert made.awaiting_children() == [AwaitingChildren("p", "end")]
         assert made.retire("p", [child("c", "p")]) == ["c"]
-        assert made.drained() == []
+        assert made.awaiting_children() == []
 
     def test_child_that_already_runs_is_left_where_it_is(self):
         made = lineage(("p",), ("c",))
@@ -151,12 +151,12 @@ class TestStrangers:
 
     def test_parent_that_is_not_known_is_a_stranger(self):
         made = lineage(("a",), ("slow",))
-        assert made.strangers("a", [child("m", "a", "b", "slow"), child("n", "a")]) == {"b"}
+        assert made.undiscovered("a", [child("m", "a", "b", "slow"), child("n", "a")]) == {"b"}
 
     def test_parents_of_a_child_that_was_named_before_are_none(self):
         made = lineage(("a",), ("b",))
         made.retire("a", [child("m", "a", "b", "c")])
-        assert made.strangers("b", [child("m", "b", "a", "c")]) == set()
+        assert made.undiscovered("b", [child("m", "b", "a", "c")]) == set()
 
     def test_lost_stranger_is_not_waited_for(self):
         made = lineage(("a",))
@@ -183,8 +183,8 @@ class TestQueue:
 
     def test_suspicion_ends_with_the_next_delivery(self):
         made = lineage(("a",))
-        made.suspect("a")
-        assert made.active() == [Active("a", "seed-a", suspect=True)]
+        made.failed_last("a")
+        assert made.active() == [Active("a", "seed-a", failed_last=True)]
         made.advance("a", 1)
         assert made.active() == [Active("a", 1)]
 
@@ -193,9 +193,9 @@ class TestJson:
     def test_every_kind_of_entry_comes_back(self):
         entries = [
             Active("a", {"any": ["json", None]}),
-            Active("s", 1, suspect=True),
-            Drained("d", "end"),
-            Drained("k", "end", ("known", "children"), 17),
+            Active("s", 1, failed_last=True),
+            AwaitingChildren("d", "end"),
+            AwaitingChildren("k", "end", ("known", "children"), 17),
             Waiting("w", ("said", [1]), ("p", "q")),
         ]
         text = json.dumps(Lineage(entries, join).to_json())
@@ -337,14 +337,14 @@ class Forest(RuleBasedStateMachine):
     def told_all(self):
         return [
             entry.partition_id
-            for entry in self.lineage.drained()
+            for entry in self.lineage.awaiting_children()
             if set(self.children[entry.partition_id]) <= set(entry.children)
         ]
 
     @rule(data=st.data())
     def look(self, data):
         """Nothing new is known, but time has passed; it changes nothing but the time."""
-        ends = self.lineage.drained()
+        ends = self.lineage.awaiting_children()
         if ends:
             entry = data.draw(st.sampled_from(ends))
             before = self.lineage.copy()
@@ -406,12 +406,14 @@ class Forest(RuleBasedStateMachine):
         """What is read, or is drained and has named no child."""
         entries = [entry for entry in self.lineage if not isinstance(entry, Waiting)]
         return [
-            entry.partition_id for entry in entries if not (isinstance(entry, Drained) and entry.children)
+            entry.partition_id
+            for entry in entries
+            if not (isinstance(entry, AwaitingChildren) and entry.children)
         ]
 
     def ended(self):
         """What may name its children, or more of them."""
-        watched = [entry.partition_id for entry in self.lineage.drained()]
+        watched = [entry.partition_id for entry in self.lineage.awaiting_children()]
         return list(dict.fromkeys([name for name in self.reading() if name in self.children] + watched))
 
     def known(self):

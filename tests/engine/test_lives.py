@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, SkipToOldest
-from multiclouddb_conformance.simulation import CorruptError, DeniedError, Listing, Weather
+from multiclouddb_conformance.simulation import CorruptError, DeniedError, Listing, ServiceBehaviour
 
 LIVES = int(os.environ.get("MULTICLOUDDB_HARD_LIVES", "60"))
 
@@ -89,7 +89,7 @@ class HardLife:
         """The sky clears, and the consumer comes to an end."""
         self.sim.forgive()
         names = ("seed", "poison_at_fetch", "listing", "late_siblings", "proves_children")
-        self.sim.weather = Weather(**{name: getattr(self.sim.weather, name) for name in names})
+        self.sim.behaviour = ServiceBehaviour(**{name: getattr(self.sim.behaviour, name) for name in names})
         for _ in range(5000):
             if self.page() and self.sim.names_all():
                 return
@@ -124,11 +124,11 @@ class HardLife:
 
 def run(make_bench, seed, *, threads, form=Listing.ALL):
     dice = random.Random(seed)
-    weather = Weather.rough(seed) if dice.random() < 0.5 else Weather(seed=seed)
+    behaviour = ServiceBehaviour.rough(seed) if dice.random() < 0.5 else ServiceBehaviour(seed=seed)
     if dice.random() < 0.5:
-        weather = Weather.rough(seed, poison_at_fetch=True, redeliver=0)
-    weather = attrs.evolve(weather, listing=form, late_siblings=dice.choice([0, 0, 2]))
-    bench = make_bench(dice.randrange(1, 4), weather=weather)
+        behaviour = ServiceBehaviour.rough(seed, poison_at_fetch=True, redeliver=0)
+    behaviour = attrs.evolve(behaviour, listing=form, late_siblings=dice.choice([0, 0, 2]))
+    bench = make_bench(dice.randrange(1, 4), behaviour=behaviour)
     life = HardLife(bench, seed, threads=threads)
     try:
         life.live(120)

@@ -5,9 +5,9 @@ import pytest
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now, SkipToOldest
 from multiclouddb_conformance.simulation import ServerError, SimulationFeed, SimulationProvider
 from multiclouddb_spi import Child, Deadline, Drained, FeedSpec, Lineage, Planner
-from multiclouddb_spi.checkpoint.entry import Active
-from multiclouddb_spi.checkpoint.entry import Drained as Ending
-from multiclouddb_spi.checkpoint.watching import settle
+from multiclouddb_spi.continuation.entry import Active
+from multiclouddb_spi.continuation.entry import AwaitingChildren as Ending
+from multiclouddb_spi.continuation.watching import settle
 
 ALWAYS = 1e-9
 LATE = 10**6
@@ -43,10 +43,10 @@ def test_a_child_that_could_not_be_taken_up_keeps_the_watch_open(bench):
     feed = SimulationProvider(bench.sim).open_feed(FeedSpec(bench.sim.address), Deadline.after(30))
     lineage = Lineage([Ending("p", 1, ("x",), 6000), Active("x", 1)], feed.join)
     outcome = Drained((Child("x", ("p",), 1), Child("y", ("p", "z"), 1)), complete=False)
-    assert settle(feed, lineage, lineage.drained(), {"p": outcome}, 600, lambda *_: []) == []
+    assert settle(feed, lineage, lineage.awaiting_children(), {"p": outcome}, 600, lambda *_: []) == []
     assert lineage.ending("p") is not None
     took = lambda name, found: lineage.retire(name, found.children, complete=False)  # noqa: E731
-    settle(feed, lineage, lineage.drained(), {"p": outcome}, 600, took)
+    settle(feed, lineage, lineage.awaiting_children(), {"p": outcome}, 600, took)
     assert lineage.ending("p") is None
     assert "y" in lineage
 

@@ -14,7 +14,7 @@ from multiclouddb_api import (
     Renamed,
     SkipToOldest,
 )
-from multiclouddb_conformance.simulation import ServerError, TrimmedError, Weather
+from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour, TrimmedError
 from multiclouddb_conformance.simulation.feed import SimulationFeed
 from multiclouddb_spi import Deadline, FeedSpec, Planner, Range, read_range
 
@@ -96,7 +96,7 @@ class TestHeirs:
 
     @pytest.mark.parametrize("named_late", [False, True])
     def test_the_children_of_its_partition(self, make_bench, ids, named_late):
-        bench = make_bench(weather=Weather(late_children=1) if named_late else Weather())
+        bench = make_bench(behaviour=ServiceBehaviour(late_children=1) if named_late else ServiceBehaviour())
         bench.connect()
         bench.sim.announce("p0", FACTS[0])
         children = bench.sim.split("p0")

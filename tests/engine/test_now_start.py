@@ -3,12 +3,12 @@
 import time
 
 from multiclouddb_api import Now, PartitionFoundLate
-from multiclouddb_conformance.simulation import Weather
+from multiclouddb_conformance.simulation import ServiceBehaviour
 
 
 def test_a_start_at_now_does_not_trust_a_clock_that_was_carried_on(make_bench, monkeypatch):
     """The clock was set back, or a machine of the service is behind: what follows the start counts."""
-    bench = make_bench(2, weather=Weather(proves_children=False))
+    bench = make_bench(2, behaviour=ServiceBehaviour(proves_children=False))
     bench.connect(coverage_audit_seconds=1e-9)
     real, ahead = time.monotonic, [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: real() + ahead[0])

@@ -18,8 +18,8 @@ from multiclouddb_conformance.simulation import (
     SimulationProvider,
     capabilities_without,
 )
-from multiclouddb_spi.gate import spec_of
 from multiclouddb_spi.open_feed import OpenFeed
+from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import Tries
 
 

@@ -23,8 +23,8 @@ from multiclouddb_api import (
     RecordSkipped,
     Renamed,
 )
-from multiclouddb_conformance.simulation import CaughtUp, ServerError, SimulationReader, Weather
-from multiclouddb_spi.checkpoint.token import decode_token
+from multiclouddb_conformance.simulation import CaughtUp, ServerError, ServiceBehaviour, SimulationReader
+from multiclouddb_spi.continuation.token import decode_token
 
 
 def grown(bench):
@@ -78,7 +78,7 @@ class TestSize:
 class TestResume:
     @pytest.mark.parametrize("caught_up", CaughtUp)
     def test_token_behind_every_single_event_resumes_exactly_there(self, make_bench, ids, caught_up):
-        bench = make_bench(partitions=2, weather=Weather(caught_up=caught_up))
+        bench = make_bench(partitions=2, behaviour=ServiceBehaviour(caught_up=caught_up))
         bench.connect()
         grown(bench)
         came, tokens = [], []
@@ -169,7 +169,7 @@ class TestTokenMoves:
 class TestIdle:
     @pytest.mark.parametrize("caught_up", CaughtUp)
     def test_page_with_events_is_not_idle_and_the_one_behind_them_is(self, make_bench, caught_up):
-        bench = make_bench(weather=Weather(caught_up=caught_up))
+        bench = make_bench(behaviour=ServiceBehaviour(caught_up=caught_up))
         bench.connect()
         bench.fill(3)
         first, second = list(bench.walk())
@@ -179,7 +179,7 @@ class TestIdle:
 
     def test_filter_that_still_scans_is_not_idle(self, make_bench, ids):
         """Empty answers come first; the engine reads on behind them."""
-        bench = make_bench(weather=Weather(scan_limit=1))
+        bench = make_bench(behaviour=ServiceBehaviour(scan_limit=1))
         bench.connect()
         bench.fill(50, keys=50)
         scope = LogicalPartition(MulticloudDbKey({"id": "k49"}))
@@ -392,7 +392,7 @@ class TestNotices:
         assert not page.events
 
     def test_dropped_collection_ends_the_feed_for_good(self, make_bench, ended, ids):
-        bench = make_bench(partitions=3, weather=Weather(drop_notice=True))
+        bench = make_bench(partitions=3, behaviour=ServiceBehaviour(drop_notice=True))
         bench.connect()
         bench.fill(3)
         token = bench.drain()[1]
@@ -407,7 +407,7 @@ class TestNotices:
         assert not again.events
 
     def test_end_of_the_feed_is_told_after_a_restart_too(self, make_bench, ended):
-        bench = make_bench(weather=Weather(drop_notice=True))
+        bench = make_bench(behaviour=ServiceBehaviour(drop_notice=True))
         bench.connect()
         token = bench.page(Now()).continuation_token
         bench.sim.drop()
@@ -419,7 +419,7 @@ class TestNotices:
 
     def test_events_before_the_end_are_delivered_first(self, bench, ids, ended):
         """The collection is dropped while pages of it are still buffered."""
-        bench.sim.weather = Weather(drop_notice=True)
+        bench.sim.behaviour = ServiceBehaviour(drop_notice=True)
         bench.fill(10)
         place, came = Beginning(), []
         for size in (1, 1, 2):
@@ -519,7 +519,7 @@ class TestDiagnostics:
         bench.sim.advance(60)
         first = bench.page()
         assert first.diagnostics.watermark == bench.sim.now
-        bench.sim.weather = Weather(watermarks=False)
+        bench.sim.behaviour = ServiceBehaviour(watermarks=False)
         bench.connect()
         assert bench.page(first.continuation_token).diagnostics.watermark == first.diagnostics.watermark
 
@@ -536,7 +536,7 @@ class TestDiagnostics:
 
     def test_service_that_tells_nothing_leaves_none(self, bench, monkeypatch):
         monkeypatch.setattr(type(bench.sim), "commit_time", lambda self, number: None)
-        bench.sim.weather = Weather(watermarks=False)
+        bench.sim.behaviour = ServiceBehaviour(watermarks=False)
         bench.fill(3)
         told = bench.page().diagnostics
         assert told.watermark is None

@@ -11,7 +11,7 @@ from multiclouddb_api import (
     PhysicalPartition,
     SkipToOldest,
 )
-from multiclouddb_conformance.simulation import ServerError, Weather
+from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour
 
 BEGINNING = Beginning()
 
@@ -65,7 +65,7 @@ def truth(bench, after=0):
 class TestRetirement:
     @pytest.mark.parametrize("apart", [0.0, 1.0], ids=["with its last events", "on an empty page after"])
     def test_partition_retires_behind_its_last_event(self, make_bench, ids, apart):
-        bench = make_bench(weather=Weather(separate_end=apart))
+        bench = make_bench(behaviour=ServiceBehaviour(separate_end=apart))
         bench.connect()
         bench.fill(4)
         children = bench.sim.split("p0")
@@ -131,10 +131,12 @@ class TestRetirement:
 
 
 class TestChildren:
-    @pytest.mark.parametrize("weather", [Weather(), Weather(jumble=True, repeat_children=True, seed=3)])
+    @pytest.mark.parametrize(
+        "behaviour", [ServiceBehaviour(), ServiceBehaviour(jumble=True, repeat_children=True, seed=3)]
+    )
     @pytest.mark.parametrize("size", [1, 3, 50])
-    def test_following_children_by_token_loses_nothing(self, make_bench, weather, size):
-        bench = make_bench(partitions=2, weather=weather)
+    def test_following_children_by_token_loses_nothing(self, make_bench, behaviour, size):
+        bench = make_bench(partitions=2, behaviour=behaviour)
         bench.connect()
         sim = bench.sim
         bench.fill(20)
@@ -252,7 +254,7 @@ class TestPlan:
         assert caught.value.category == ErrorCategory.INVALID_REQUEST
 
     def test_feed_that_is_over_plans_nothing(self, bench):
-        bench.sim.weather = Weather(drop_notice=True)
+        bench.sim.behaviour = ServiceBehaviour(drop_notice=True)
         token = bench.page(Now()).continuation_token
         bench.sim.drop()
         assert bench.plan(bench.page(token).continuation_token) == ()

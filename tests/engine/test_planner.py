@@ -14,10 +14,10 @@ from multiclouddb_conformance.simulation import (
     CorruptError,
     Listing,
     ServerError,
+    ServiceBehaviour,
     Simulation,
     SimulationProvider,
     TrimmedError,
-    Weather,
 )
 from multiclouddb_spi import (
     Deadline,
@@ -196,18 +196,18 @@ class TestAnyLife:
     def test_steps_give_the_truth_in_order_and_again_the_same(
         self, actions, partitions, heads, last, caught, form
     ):
-        weathers = [
-            Weather(),
-            Weather(late_children=2, seed=caught),
-            Weather(separate_end=1.0, jumble=True, repeat_children=True, page_limit=2),
-            Weather(seed_descendants=False, heartbeats=False, scan_limit=1),
-            Weather(late_siblings=2, proves_children=False),
+        behaviours = [
+            ServiceBehaviour(),
+            ServiceBehaviour(late_children=2, seed=caught),
+            ServiceBehaviour(separate_end=1.0, jumble=True, repeat_children=True, page_limit=2),
+            ServiceBehaviour(seed_descendants=False, heartbeats=False, scan_limit=1),
+            ServiceBehaviour(late_siblings=2, proves_children=False),
         ]
-        sim = Simulation(partitions=partitions, weather=attrs.evolve(weathers[caught], listing=form))
+        sim = Simulation(partitions=partitions, behaviour=attrs.evolve(behaviours[caught], listing=form))
         consumer = Consumer(sim, heads=heads)
         for action in actions:
             act(sim, consumer, action)
-        sim.weather = Weather(listing=form)
+        sim.behaviour = ServiceBehaviour(listing=form)
         consumer.drain(last)
         consumer.check_all()
         # Later splits, merges and writes change nothing of what was planned before.
@@ -248,7 +248,7 @@ class TestAnyLife:
     def test_skipping_what_retention_took_delivers_all_that_is_left(
         self, actions, rest, cut, heads, most, form
     ):
-        sim = Simulation(partitions=3, weather=Weather(listing=form))
+        sim = Simulation(partitions=3, behaviour=ServiceBehaviour(listing=form))
         consumer = Consumer(sim, heads=heads, on_expired=SkipToOldest())
         for action in actions:
             act(sim, consumer, action)
@@ -317,7 +317,7 @@ class TestTrouble:
     @pytest.mark.parametrize("heads", [True, False], ids=["heads", "by reading"])
     @pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
     def test_merge_below_a_lost_branch_waits_for_a_parent_that_is_only_slow(self, heads, form):
-        sim = Simulation(partitions=2, weather=Weather(listing=form))
+        sim = Simulation(partitions=2, behaviour=ServiceBehaviour(listing=form))
         consumer = Consumer(sim, heads=heads, on_expired=SkipToOldest())
         sim.write("a", {"n": 1})
         (first, _) = sim.split("p0")
@@ -337,7 +337,7 @@ class TestTrouble:
 
     @pytest.mark.parametrize("heads", [True, False], ids=["heads", "by reading"])
     def test_merge_with_a_parent_that_was_gone_before_the_start_is_read(self, heads):
-        sim = Simulation(partitions=2, weather=Weather(seed_descendants=False))
+        sim = Simulation(partitions=2, behaviour=ServiceBehaviour(seed_descendants=False))
         for number in range(8):
             sim.write(f"k{number}", {"n": number})
         sim.merge("p0", "p1")
@@ -429,7 +429,7 @@ class TestIdlePosition:
         consumer.close()
 
     def test_that_stands_still_is_none(self, heads):
-        sim = Simulation(partitions=3, weather=Weather(heartbeats=False))
+        sim = Simulation(partitions=3, behaviour=ServiceBehaviour(heartbeats=False))
         consumer = Consumer(sim, heads=heads, position=Now())
         sim.advance(3600)
         assert consumer.step(allow_empty=True) is None
@@ -494,11 +494,17 @@ class TestIdlePosition:
             max_size=40,
         ),
         allowed=st.lists(st.booleans(), min_size=1, max_size=7),
-        weather=st.sampled_from([Weather(), Weather(late_children=2), Weather(page_limit=2, scan_limit=1)]),
+        behaviour=st.sampled_from(
+            [
+                ServiceBehaviour(),
+                ServiceBehaviour(late_children=2),
+                ServiceBehaviour(page_limit=2, scan_limit=1),
+            ]
+        ),
     )
-    def test_hides_no_record(self, heads, actions, allowed, weather):
+    def test_hides_no_record(self, heads, actions, allowed, behaviour):
         """However records, idle positions, splits and runs that end by themselves follow each other."""
-        sim = Simulation(partitions=2, weather=weather)
+        sim = Simulation(partitions=2, behaviour=behaviour)
         consumer = Beside(sim, heads=heads)
         family, target, written = ["p0"], None, []
         for number, (kind, value) in enumerate(actions):
@@ -516,7 +522,7 @@ class TestIdlePosition:
                     family += sim.split(name) if kind == "split" else [sim.roll(name)]
                 case _:
                     pass
-        sim.weather = Weather()
+        sim.behaviour = ServiceBehaviour()
         target = consumer.planner.target(consumer.at, consumer.deadline)
         for _ in range(200):
             consumer.write_beside()
@@ -578,10 +584,12 @@ class TestLeftOutHeads:
         rest=ACTIONS,
         partitions=st.integers(1, 4),
         last=st.sampled_from([None, 1, 3, 50]),
-        weather=st.sampled_from([Weather(), Weather(seed_descendants=False, heartbeats=False, scan_limit=1)]),
+        behaviour=st.sampled_from(
+            [ServiceBehaviour(), ServiceBehaviour(seed_descendants=False, heartbeats=False, scan_limit=1)]
+        ),
     )
-    def test_steps_give_the_truth(self, actions, rest, partitions, last, weather):
-        sim = Simulation(partitions=partitions, weather=weather)
+    def test_steps_give_the_truth(self, actions, rest, partitions, last, behaviour):
+        sim = Simulation(partitions=partitions, behaviour=behaviour)
         consumer = self.consumer(sim)
         for action in actions:
             act(sim, consumer, action)
@@ -590,7 +598,7 @@ class TestLeftOutHeads:
         for action in rest:
             if action[0] != "step":
                 act(sim, consumer, action)
-        sim.weather = Weather()
+        sim.behaviour = ServiceBehaviour()
         consumer.drain(last, target)
         assert set(consumer.delivered) == there
         consumer.drain(last)

@@ -3,7 +3,7 @@
 import pytest
 
 from multiclouddb_api import Beginning, SkipToOldest
-from multiclouddb_conformance.simulation import Simulation, SimulationProvider, Weather
+from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider
 from multiclouddb_spi import Deadline, FeedSpec, Planner, ranges_between, read_range
 
 
@@ -122,7 +122,7 @@ def test_a_partition_beside_one_that_retention_took_is_read_in_the_same_step(hea
 
 
 def test_what_was_read_shortly_before_the_deadline_is_a_step():
-    sim = Simulation(weather=Weather(page_limit=10))
+    sim = Simulation(behaviour=ServiceBehaviour(page_limit=10))
     for number in range(50):
         sim.write("k", {"n": number})
     provider = SimulationProvider(sim)

@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError
-from multiclouddb_conformance.simulation import Simulation, SimulationProvider, Weather
+from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider
 from multiclouddb_spi import Batch, Deadline, FeedSpec, Planner, Reader, deadline, read_range
 from multiclouddb_spi.planning import ranges
 
@@ -67,9 +67,9 @@ class Lagging:
 class World:
     """One partition with a range of three changes in it, and two behind it."""
 
-    def __init__(self, clock, **weather):
+    def __init__(self, clock, **behaviour):
         self.clock = clock
-        self.sim = Simulation(weather=Weather(**weather))
+        self.sim = Simulation(behaviour=ServiceBehaviour(**behaviour))
         self.provider = SimulationProvider(self.sim)
         soon = Deadline.after(60)
         self.feed = self.provider.open_feed(FeedSpec(self.sim.address), soon)

@@ -3,8 +3,8 @@
 import pytest
 
 from multiclouddb_spi import Child, Lineage, Partition, PartitionState, Seed
-from multiclouddb_spi.checkpoint.lineage import Active, Waiting
-from multiclouddb_spi.checkpoint.retention import Retention
+from multiclouddb_spi.continuation.lineage import Active, Waiting
+from multiclouddb_spi.continuation.retention import Retention
 
 
 class Service:

@@ -4,7 +4,7 @@ import pytest
 
 from multiclouddb_api import PhysicalPartition
 from multiclouddb_spi import Child
-from multiclouddb_spi.checkpoint.state import Retired, state_from_json, state_to_json
+from multiclouddb_spi.continuation.state import Retired, state_from_json, state_to_json
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from multiclouddb_conformance.simulation import (
     ThrottledError,
 )
 from multiclouddb_spi import Deadline, Fault, FeedSpec, Planner, read_range
-from multiclouddb_spi.failure import fault_of, user_errors
-from multiclouddb_spi.gate import spec_of
+from multiclouddb_spi.errors import fault_of, user_errors
 from multiclouddb_spi.open_feed import OpenFeed
+from multiclouddb_spi.request_check import spec_of
 from multiclouddb_spi.retry import ATTEMPTS, Tries, directly
 
 SOON = 60

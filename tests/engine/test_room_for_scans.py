@@ -8,9 +8,9 @@ import pytest
 from multiclouddb_api import Beginning, FeedEnded, MulticloudDbError
 from multiclouddb_conformance.simulation import (
     Listing,
+    ServiceBehaviour,
     Simulation,
     SimulationProvider,
-    Weather,
 )
 from multiclouddb_conformance.simulation.view import View
 from multiclouddb_spi import (
@@ -26,11 +26,11 @@ from multiclouddb_spi import (
     read_range,
 )
 from multiclouddb_spi.batch import Outcome, children_of, goes_on
-from multiclouddb_spi.checkpoint.coverage import find_uncovered, tracked
-from multiclouddb_spi.checkpoint.entry import Active, Audited, Waiting
-from multiclouddb_spi.checkpoint.mover import Moved, Mover, Waits
-from multiclouddb_spi.checkpoint.retention import Retention
-from multiclouddb_spi.checkpoint.state import lineage_from_json
+from multiclouddb_spi.continuation.coverage import find_uncovered, tracked
+from multiclouddb_spi.continuation.entry import Active, Audited, Waiting
+from multiclouddb_spi.continuation.mover import Moved, Mover, Waits
+from multiclouddb_spi.continuation.retention import Retention
+from multiclouddb_spi.continuation.state import lineage_from_json
 from multiclouddb_spi.planning.ranges import Range
 from multiclouddb_spi.retry import directly
 
@@ -56,7 +56,7 @@ def ids(entries):
 class TestLineage:
     def test_stands_in_a_token_by_bits(self):
         made = scanning("p0")
-        made.suspect("part-2")
+        made.failed_last("part-2")
         assert made.to_json()["p"] == [
             ["plan", {"rows": "plan"}, 8],
             ["part-1", {"rows": "part-1"}, 8],
@@ -75,7 +75,7 @@ class TestLineage:
 
     def test_reading_does_not_change_the_kind(self):
         made = scanning()
-        made.suspect("part-1")
+        made.failed_last("part-1")
         made.advance("part-1", {"rows": 7})
         made.rotate(["part-1"])
         assert list(made)[-1] == Active("part-1", {"rows": 7}, listed=False)
@@ -116,7 +116,7 @@ class TestLineage:
 class TestAudits:
     @forms
     def test_nobody_takes_them_for_partitions(self, form):
-        sim = Simulation(2, weather=Weather(listing=form))
+        sim = Simulation(2, behaviour=ServiceBehaviour(listing=form))
         feed = SimulationProvider(sim).open_feed(FeedSpec(sim.address), SOON)
         made = scanning("p0", "p1")
         assert tracked(made).keys() == {"p0", "p1"}
@@ -131,7 +131,7 @@ class TestAudits:
     @forms
     @pytest.mark.parametrize("gone", [False, True])
     def test_retention_is_not_asked_for_them(self, form, gone):
-        sim = Simulation(2, weather=Weather(listing=form))
+        sim = Simulation(2, behaviour=ServiceBehaviour(listing=form))
         feed = SimulationProvider(sim).open_feed(FeedSpec(sim.address), SOON)
         one, other = sim.split("p0")
         merged = sim.merge(one, other)

@@ -1,11 +1,11 @@
 """What a call still does before it returns its page, and what a page says again."""
 
 from multiclouddb_api import Now, PhysicalPartition
-from multiclouddb_conformance.simulation import Weather
+from multiclouddb_conformance.simulation import ServiceBehaviour
 
 
 def test_a_partition_whose_time_comes_is_asked_again_in_the_same_call(make_bench):
-    bench = make_bench(weather=Weather(poll_after=0.2))
+    bench = make_bench(behaviour=ServiceBehaviour(poll_after=0.2))
     bench.connect(threads=True)
     token = bench.page(Now()).continuation_token
     bench.fill(3)

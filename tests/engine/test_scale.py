@@ -12,7 +12,7 @@ import pytest
 
 from multiclouddb_api import Beginning, Now
 from multiclouddb_conformance.waiting import assert_prompt
-from multiclouddb_spi.checkpoint.token import decode_token
+from multiclouddb_spi.continuation.token import decode_token
 
 CHANGES = int(os.environ.get("MULTICLOUDDB_SCALE", "1500"))
 BEGINNING = Beginning()
@@ -125,10 +125,10 @@ class TestManyPartitions:
         log.info("1000 partitions on threads: cold idle %.0f ms", took)
 
     def test_paced_partitions_are_asked_once_each(self, large):
-        from multiclouddb_conformance.simulation import Weather
+        from multiclouddb_conformance.simulation import ServiceBehaviour
 
         bench = large(2000, threads=True)
-        bench.sim.weather = Weather(poll_after=0.3)
+        bench.sim.behaviour = ServiceBehaviour(poll_after=0.3)
         token = bench.page(Now(), timeout=LONG).continuation_token
 
         def attempt():

@@ -21,10 +21,10 @@ from multiclouddb_api import (
     OperationOptions,
     StartPosition,
 )
-from multiclouddb_conformance.simulation import Listing, Simulation, SimulationProvider, Weather
+from multiclouddb_conformance.simulation import Listing, ServiceBehaviour, Simulation, SimulationProvider
 from multiclouddb_conformance.simulation.ledger import Ledger
 from multiclouddb_spi import Engine, InlineExecutor, Lineage
-from multiclouddb_spi.checkpoint.token import decode_token
+from multiclouddb_spi.continuation.token import decode_token
 
 LIVES = int(os.environ.get("MULTICLOUDDB_LIVES", "80"))
 BYTES = 65536
@@ -57,8 +57,8 @@ class Life(RuleBasedStateMachine):
         late: int,
     ) -> None:
         self.sim = Simulation(partitions=partitions)
-        weather = Weather.rough(seed) if rough else Weather(seed=seed)
-        self.sim.weather = attrs.evolve(weather, listing=form, late_siblings=late)
+        behaviour = ServiceBehaviour.rough(seed) if rough else ServiceBehaviour(seed=seed)
+        self.sim.behaviour = attrs.evolve(behaviour, listing=form, late_siblings=late)
         self.config = ClientConfig("simulation", max_buffered_bytes=BYTES, max_concurrency=width)
         self.attempts = attempts
         self.number = 0

@@ -8,23 +8,23 @@ import pytest
 
 from multiclouddb_api import Beginning, ErrorCategory, FromContinuationToken, MulticloudDbError, Now
 from multiclouddb_conformance.simulation import (
+    ServiceBehaviour,
     SimulationFeed,
     SimulationProvider,
     SimulationReader,
-    Weather,
 )
 from multiclouddb_spi import Deadline, FeedSpec
+from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.reading.partition_reader import Budget, PartitionReader
 from multiclouddb_spi.reading.reader_cache import ReaderCache
-from multiclouddb_spi.watch import Watch
 
 BEGINNING = Beginning()
 
 
 @pytest.fixture
 def threaded(make_bench):
-    def make(partitions=1, weather=None, **config):
-        bench = make_bench(partitions, weather=weather)
+    def make(partitions=1, behaviour=None, **config):
+        bench = make_bench(partitions, behaviour=behaviour)
         bench.connect(threads=True, **config)
         return bench
 
@@ -72,7 +72,7 @@ class TestConcurrentCalls:
             assert sorted(before + came) == sorted(bench.written())
 
     def test_reading_while_the_log_grows_and_its_partitions_split_and_merge(self, threaded, ids):
-        bench = threaded(2, weather=Weather.rough(7, silent=0.0, slow=0.0))
+        bench = threaded(2, behaviour=ServiceBehaviour.rough(7, silent=0.0, slow=0.0))
         stop = threading.Event()
 
         def write():
@@ -377,7 +377,7 @@ class TestLive:
         bench.fill(5)
         provider = SimulationProvider(bench.sim)
         feed = provider.open_feed(FeedSpec(bench.sim.address), Deadline.after(60))
-        return PartitionReader(feed, "p0", 0, Budget(10_000), Watch(None))
+        return PartitionReader(feed, "p0", 0, Budget(10_000), Observing(None))
 
     def test_bytes_add_up_when_two_threads_account_at_once(self, live):
         def account():
@@ -458,7 +458,7 @@ class TestLive:
 
     def test_second_reader_at_one_position_replaces_the_first(self, live):
         cache = ReaderCache(live._budget, 10)
-        twin = PartitionReader(live.feed, "p0", 0, live._budget, Watch(None))
+        twin = PartitionReader(live.feed, "p0", 0, live._budget, Observing(None))
         live.open()
         twin.open()
         cache.put(live)

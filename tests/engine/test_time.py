@@ -17,14 +17,14 @@ from multiclouddb_api import Beginning, ErrorCategory, MulticloudDbError, Now, S
 from multiclouddb_conformance.simulation import (
     CorruptError,
     ServerError,
+    ServiceBehaviour,
     SimulationFeed,
     SimulationProvider,
     SimulationReader,
     ThrottledError,
-    Weather,
 )
 from multiclouddb_conformance.waiting import assert_prompt
-from multiclouddb_spi.checkpoint.token import decode_token
+from multiclouddb_spi.continuation.token import decode_token
 
 BEGINNING = Beginning()
 FOREVER = None
@@ -65,8 +65,8 @@ def aside(call):
 
 @pytest.fixture
 def threaded(make_bench):
-    def make(partitions=1, weather=None, **config):
-        bench = make_bench(partitions, weather=weather)
+    def make(partitions=1, behaviour=None, **config):
+        bench = make_bench(partitions, behaviour=behaviour)
         bench.connect(threads=True, **config)
         return bench
 
@@ -89,7 +89,7 @@ def slow(monkeypatch):
 
 class TestDeadline:
     def test_silent_server_ends_the_call_in_time(self, threaded):
-        bench = threaded(weather=Weather(silent=1.0, faults_in_row=10**6))
+        bench = threaded(behaviour=ServiceBehaviour(silent=1.0, faults_in_row=10**6))
         bench.fill(3)
 
         def attempt():
@@ -104,10 +104,10 @@ class TestDeadline:
         prompt(1.5, attempt)
 
     def test_silent_server_that_comes_back_is_read(self, threaded, ids):
-        bench = threaded(weather=Weather(silent=1.0, faults_in_row=10**6))
+        bench = threaded(behaviour=ServiceBehaviour(silent=1.0, faults_in_row=10**6))
         bench.fill(3)
         bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=0.3)
-        bench.sim.weather = Weather()
+        bench.sim.behaviour = ServiceBehaviour()
         assert ids(bench.page()) == bench.written()
 
     @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ class TestWait:
 
 class TestPacing:
     def test_partition_is_not_asked_again_before_its_time(self, threaded):
-        bench = threaded(2, weather=Weather(poll_after=0.4))
+        bench = threaded(2, behaviour=ServiceBehaviour(poll_after=0.4))
         token = bench.page(Now()).continuation_token
         until = time.monotonic() + 1.5
         while time.monotonic() < until:
@@ -405,13 +405,13 @@ class TestPacing:
         assert bench.calls.fetches["p1"] <= 6
 
     def test_wait_is_not_overrun_for_a_partition_that_may_not_be_asked_yet(self, threaded):
-        bench = threaded(1, weather=Weather(poll_after=20))
+        bench = threaded(1, behaviour=ServiceBehaviour(poll_after=20))
         with within(SOON):
             page = bench.page(Now(), wait=0.5)
         assert page.idle
 
     def test_pace_beyond_the_deadline_ends_at_once_and_is_not_idle(self, threaded):
-        bench = threaded(1, weather=Weather(poll_after=30))
+        bench = threaded(1, behaviour=ServiceBehaviour(poll_after=30))
         token = bench.page(Now()).continuation_token
         with within(SOON):
             page = bench.page(token, timeout=25)
@@ -419,7 +419,7 @@ class TestPacing:
         assert bench.calls.fetches["p0"] == 1
 
     def test_records_are_read_on_without_a_pause(self, threaded, ids):
-        bench = threaded(1, weather=Weather(poll_after=20, page_limit=10))
+        bench = threaded(1, behaviour=ServiceBehaviour(poll_after=20, page_limit=10))
         bench.fill(95)
         with within(SOON):
             came = []
@@ -446,7 +446,7 @@ def _throttled(bench):
 
 
 def _paced(bench):
-    bench.sim.weather = Weather(poll_after=20)
+    bench.sim.behaviour = ServiceBehaviour(poll_after=20)
     bench.page(bench.token)
     return {}
 
@@ -458,7 +458,7 @@ def _awaiting(bench):
 
 
 def _silent(bench):
-    bench.sim.weather = Weather(silent=1.0, faults_in_row=10**6)
+    bench.sim.behaviour = ServiceBehaviour(silent=1.0, faults_in_row=10**6)
     return {}
 
 
@@ -607,7 +607,7 @@ INTERRUPTED = """
         case "throttled":
             sim.fail_next(None, ThrottledError("slow down", retry_after=20), times=None)
         case "silent":
-            sim.weather = Weather(silent=1.0, faults_in_row=10**6)
+            sim.behaviour = ServiceBehaviour(silent=1.0, faults_in_row=10**6)
     try:
         print("ready", flush=True)
         engine.read_changes(request, OperationOptions(60, wait))

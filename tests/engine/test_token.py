@@ -20,8 +20,8 @@ from multiclouddb_api import (
     PhysicalPartition,
     ResourceAddress,
 )
-from multiclouddb_spi.checkpoint.lineage import Active, Lineage
-from multiclouddb_spi.checkpoint.token import Envelope, decode_token, encode_token, scope_text
+from multiclouddb_spi.continuation.lineage import Active, Lineage
+from multiclouddb_spi.continuation.token import Envelope, decode_token, encode_token, scope_text
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
@@ -138,12 +138,12 @@ class TestSize:
             plain = len(json.dumps(body(p="s", r=[None, "t", None], c=entries), separators=(",", ":")))
             assert len(encode_token(envelope)) <= (plain + 5) * 4 / 3 + 1
 
-    @pytest.mark.parametrize("suspect", [False, True])
-    def test_a_partition_costs_at_most_24_bytes_of_ours_before_deflating(self, suspect):
+    @pytest.mark.parametrize("failed_last", [False, True])
+    def test_a_partition_costs_at_most_24_bytes_of_ours_before_deflating(self, failed_last):
         names = [f"shardId-{number:020d}-{number:08x}" for number in range(500)]
         cursors = [f"4957{number:020d}" for number in range(500)]
         state = Lineage(
-            (Active(name, cursor, suspect) for name, cursor in zip(names, cursors, strict=True)), max
+            (Active(name, cursor, failed_last) for name, cursor in zip(names, cursors, strict=True)), max
         ).to_json()
         whole = len(json.dumps(state, separators=(",", ":")))
         theirs = sum(len(json.dumps(text)) for text in [*names, *cursors])

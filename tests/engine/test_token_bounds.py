@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multiclouddb_api import ErrorCategory, MulticloudDbError, ResourceAddress
+from multiclouddb_conformance.delegating import WrappedProvider
 from multiclouddb_conformance.simulation import SimulationProvider
-from multiclouddb_conformance.wrapped import WrappedProvider
 from multiclouddb_spi import InvalidCursor, Lineage
-from multiclouddb_spi.checkpoint.bounds import MAX_BYTES, MAX_LEVELS, MAX_VALUES, beyond_bounds
-from multiclouddb_spi.checkpoint.lineage import Active
-from multiclouddb_spi.checkpoint.state import lineage_from_json, state_from_json
-from multiclouddb_spi.checkpoint.token import Envelope, decode_token, encode_token
+from multiclouddb_spi.continuation.bounds import MAX_BYTES, MAX_LEVELS, MAX_VALUES, beyond_bounds
+from multiclouddb_spi.continuation.lineage import Active
+from multiclouddb_spi.continuation.state import lineage_from_json, state_from_json
+from multiclouddb_spi.continuation.token import Envelope, decode_token, encode_token
 
 MEBIBYTE = 1024 * 1024
 HEAD = b'{"v":1,"p":"s","r":["d","c",null],"s":"collection","o":"","t":0,"c":'
@@ -174,7 +174,7 @@ class TestForged:
 LIMITED = """
 import resource, sys
 from multiclouddb_api import MulticloudDbError
-from multiclouddb_spi.checkpoint.token import decode_token
+from multiclouddb_spi.continuation.token import decode_token
 tokens = sys.stdin.read().split()
 with open("/proc/self/statm") as file:
     used = int(file.read().split()[0]) * resource.getpagesize()

@@ -26,12 +26,12 @@ from multiclouddb_conformance.simulation import (
     IteratorExpiredError,
     Listing,
     ServerError,
+    ServiceBehaviour,
     SimulationFeed,
     SimulationMapper,
     SimulationProvider,
     SimulationReader,
     ThrottledError,
-    Weather,
 )
 from multiclouddb_spi import Fault
 
@@ -361,7 +361,7 @@ def poisoned(request, make_bench):
     """A bench whose service fails at poison when it is mapped, or already when it is fetched."""
 
     def make(partitions=1, **settings):
-        bench = make_bench(partitions, weather=Weather(poison_at_fetch=request.param), **settings)
+        bench = make_bench(partitions, behaviour=ServiceBehaviour(poison_at_fetch=request.param), **settings)
         bench.connect()
         return bench
 
@@ -531,7 +531,7 @@ class TestExpiry:
     @pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
     def test_merge_below_a_lost_branch_waits_for_a_parent_that_is_only_slow(self, make_bench, ids, form):
         """`lost` and, out of `slow`, `b` are merged; `b` is not discovered when `lost` is skipped."""
-        bench = make_bench(partitions=2, weather=Weather(listing=form))
+        bench = make_bench(partitions=2, behaviour=ServiceBehaviour(listing=form))
         bench.connect()
         sim = bench.sim
         token = bench.page(Now()).continuation_token
@@ -553,7 +553,7 @@ class TestExpiry:
     @pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
     def test_loss_elsewhere_starts_no_child_early(self, make_bench, ids, form):
         """p0 waits as parent of a merge for `b`, which is not discovered; p2 is lost to retention."""
-        bench = make_bench(partitions=3, weather=Weather(listing=form))
+        bench = make_bench(partitions=3, behaviour=ServiceBehaviour(listing=form))
         bench.connect()
         sim = bench.sim
         token = bench.page(Now()).continuation_token
@@ -574,7 +574,7 @@ class TestExpiry:
 
     @pytest.mark.parametrize("descendants", [True, False], ids=["listed", "found through parents"])
     def test_merge_with_a_parent_that_was_gone_before_the_start_is_read(self, make_bench, ids, descendants):
-        bench = make_bench(partitions=2, weather=Weather(seed_descendants=descendants))
+        bench = make_bench(partitions=2, behaviour=ServiceBehaviour(seed_descendants=descendants))
         bench.connect()
         first = bench.fill_partition("p0", 3)
         merged = bench.sim.merge("p0", "p1")
@@ -665,7 +665,7 @@ class TestExpiry:
     def test_trouble_with_looking_for_a_parent_puts_off_the_end_of_one_partition(
         self, make_bench, ids, operation
     ):
-        bench = make_bench(partitions=2, weather=Weather(seed_descendants=False))
+        bench = make_bench(partitions=2, behaviour=ServiceBehaviour(seed_descendants=False))
         bench.connect()
         first = bench.fill_partition("p0", 3)
         merged = bench.sim.merge("p0", "p1")

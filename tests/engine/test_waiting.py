@@ -8,15 +8,15 @@ import threading
 import pytest
 
 from multiclouddb_api import ChangeFeedIterator, ChangeFeedRequest, ErrorCategory, Now
-from multiclouddb_conformance.simulation import ServerError, SimulationReader, Weather
+from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour, SimulationReader
 
 FOREVER = None
 
 
 @pytest.fixture
 def threaded(make_bench):
-    def make(partitions=1, weather=None, **config):
-        bench = make_bench(partitions, weather=weather)
+    def make(partitions=1, behaviour=None, **config):
+        bench = make_bench(partitions, behaviour=behaviour)
         bench.connect(threads=True, **config)
         return bench
 
@@ -80,7 +80,7 @@ def test_a_partition_that_never_answers_is_named(threaded):
 
 
 def test_a_pause_that_the_service_asks_for_is_no_failure(threaded):
-    bench = threaded(1, weather=Weather(poll_after=1.0))
+    bench = threaded(1, behaviour=ServiceBehaviour(poll_after=1.0))
     token = bench.page(Now()).continuation_token
     idle = 0
     for _ in range(8):

@@ -9,8 +9,8 @@ from typing import Final
 import attrs
 
 from multiclouddb_api import Now
+from multiclouddb_conformance.delegating import WrappedFeed, WrappedReader
 from multiclouddb_conformance.mutants.mutant import Mutant, emptied
-from multiclouddb_conformance.wrapped import WrappedFeed, WrappedReader
 from multiclouddb_spi import (
     Batch,
     Child,

@@ -17,8 +17,8 @@ from multiclouddb_api import (
     Observer,
     OperationOptions,
 )
+from multiclouddb_conformance.delegating import WrappedMapper, WrappedPlugin, WrappedProvider
 from multiclouddb_conformance.simulated import SIMULATED, SimulationHarness
-from multiclouddb_conformance.wrapped import WrappedMapper, WrappedPlugin, WrappedProvider
 from multiclouddb_spi import Batch, Cursor, Engine, InlineExecutor, Provider, ProviderPlugin
 
 __all__ = ["Mutant", "MutantEngine", "changed", "emptied", "harness_of"]

@@ -23,10 +23,10 @@ from multiclouddb_api import (
     Now,
     OperationOptions,
 )
+from multiclouddb_conformance.delegating import WrappedFeed, WrappedMapper, WrappedReader
 from multiclouddb_conformance.mutants.mutant import Mutant, emptied
 from multiclouddb_conformance.simulated import SIMULATED
 from multiclouddb_conformance.simulation import MissingError, TrimmedError, capabilities_without
-from multiclouddb_conformance.wrapped import WrappedFeed, WrappedMapper, WrappedReader
 from multiclouddb_spi import (
     Batch,
     Cursor,

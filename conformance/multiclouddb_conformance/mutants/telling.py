@@ -16,8 +16,8 @@ from multiclouddb_api import (
     MulticloudDbError,
     OperationOptions,
 )
+from multiclouddb_conformance.delegating import WrappedReader
 from multiclouddb_conformance.mutants.mutant import Mutant, changed
-from multiclouddb_conformance.wrapped import WrappedReader
 from multiclouddb_spi import Batch, Deadline, Provider
 
 _Read = Callable[[ChangeFeedRequest, OperationOptions], ChangeFeedPage]

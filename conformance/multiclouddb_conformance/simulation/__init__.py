@@ -6,7 +6,7 @@ It is the engine's test bed, the conformance suite's reference, and what broken 
     provider = SimulationProvider(sim)
     sim.write("flight-1", {"n": 1})
     sim.split("p0")
-    sim.weather = Weather(throttle=0.2)
+    sim.behaviour = ServiceBehaviour(throttle=0.2)
     sim.fail_next("p1", ServerError("503"))
 """
 
@@ -30,6 +30,7 @@ from multiclouddb_conformance.simulation.errors import (
 )
 from multiclouddb_conformance.simulation.feed import SimulationFeed
 from multiclouddb_conformance.simulation.log import PROVIDER_ID, AnyKey
+from multiclouddb_conformance.simulation.partition_log import PartitionLog, Written
 from multiclouddb_conformance.simulation.provider import (
     ALL_CAPABILITIES,
     SimulationOptions,
@@ -37,9 +38,8 @@ from multiclouddb_conformance.simulation.provider import (
     capabilities_without,
 )
 from multiclouddb_conformance.simulation.reader import SimulationReader
-from multiclouddb_conformance.simulation.tree import PartitionLog, Written
-from multiclouddb_conformance.simulation.weather import CaughtUp, Listing, Weather
-from multiclouddb_conformance.simulation.world import Simulation
+from multiclouddb_conformance.simulation.service_behaviour import CaughtUp, Listing, ServiceBehaviour
+from multiclouddb_conformance.simulation.simulation import Simulation
 
 __all__ = [
     "ALL_CAPABILITIES",
@@ -57,6 +57,7 @@ __all__ = [
     "MissingError",
     "PartitionLog",
     "ServerError",
+    "ServiceBehaviour",
     "Simulation",
     "SimulationError",
     "SimulationFeed",
@@ -67,7 +68,6 @@ __all__ = [
     "SlowError",
     "ThrottledError",
     "TrimmedError",
-    "Weather",
     "Written",
     "capabilities_without",
 ]

@@ -6,8 +6,8 @@ import attrs
 
 from multiclouddb_api import ChangeEvent, Notice
 from multiclouddb_conformance.simulation.calls import Calls
+from multiclouddb_conformance.simulation.partition_log import Written
 from multiclouddb_conformance.simulation.position import Place, place_text, to_cursor
-from multiclouddb_conformance.simulation.tree import Written
 from multiclouddb_spi import Continue, Cursor, FeedSpec, Mapper, Outcome, RecordFault
 
 __all__ = ["SimulationMapper", "Slice", "poison_fault", "to_event"]

@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Final
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_spi.fault import Fault
+from multiclouddb_spi.faults import Fault
 
 __all__ = [
     "BadPositionError",

@@ -10,12 +10,12 @@ from multiclouddb_api import AtTime, Beginning, ErrorCategory, Now
 from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.errors import MissingError, TrimmedError
 from multiclouddb_conformance.simulation.listing import kept, listed, missed, shown, topmost, with_ancestors
+from multiclouddb_conformance.simulation.partition_log import PartitionLog
 from multiclouddb_conformance.simulation.position import Place, behind, place_text, to_cursor, to_place
 from multiclouddb_conformance.simulation.reader import SimulationReader
-from multiclouddb_conformance.simulation.tree import PartitionLog
+from multiclouddb_conformance.simulation.service_behaviour import Dice, Listing
+from multiclouddb_conformance.simulation.simulation import Simulation
 from multiclouddb_conformance.simulation.view import View
-from multiclouddb_conformance.simulation.weather import Dice, Listing
-from multiclouddb_conformance.simulation.world import Simulation
 from multiclouddb_spi import (
     Continue,
     Cursor,
@@ -177,11 +177,11 @@ class SimulationFeed(Feed):
             raise MissingError(f"{self.sim.address} does not exist, or not any more")
 
     def _seed(self, partition: PartitionLog, commit: int) -> Seed:
-        tells = self.sim.weather.listing is not Listing.OPEN
+        tells = self.sim.behaviour.listing is not Listing.OPEN
         return Seed(partition.id, self.view.parents(partition) if tells else (), to_cursor(behind(commit)))
 
     def _jumbled(self, items: list[_Item], what: str) -> list[_Item]:
-        return Dice(self.sim.weather.seed, what).jumbled(items) if self.sim.weather.jumble else items
+        return Dice(self.sim.behaviour.seed, what).jumbled(items) if self.sim.behaviour.jumble else items
 
     def _startable(self, partition_id: str | None) -> list[PartitionLog]:
         """What one look shows; a partition that is asked for by its id is found whatever is listed."""
@@ -190,8 +190,8 @@ class SimulationFeed(Feed):
         return [partition for partition in kept(self.view) if partition.id == partition_id]
 
     def _seeds_descendants(self) -> bool:
-        weather = self.sim.weather
-        return weather.seed_descendants and weather.listing is Listing.ALL
+        behaviour = self.sim.behaviour
+        return behaviour.seed_descendants and behaviour.listing is Listing.ALL
 
     def _from_beginning(self, partition_id: str | None) -> list[Seed]:
         partitions = self._startable(partition_id)
@@ -214,7 +214,7 @@ class SimulationFeed(Feed):
         return [self._seed(part, max(part.born, min(commit, part.closed or commit))) for part in partitions]
 
     def _from_commit(self, commit: int) -> list[PartitionLog]:
-        """The partitions alive behind a commit, and what follows them where the weather says so."""
+        """The partitions alive behind a commit, and what follows them where the behaviour says so."""
         later = self._seeds_descendants()
         visible = {part.id for part in shown(self.view)}
         parts = [
@@ -235,7 +235,7 @@ class SimulationFeed(Feed):
     def _still_readable(self, partition_id: str) -> list[PartitionLog]:
         """The partition, or its oldest descendants that can be read; or all that may be them."""
         asked = self.sim.partitions.get(partition_id)
-        if self.sim.weather.listing is Listing.OPEN and asked is not None and asked.gone:
+        if self.sim.behaviour.listing is Listing.OPEN and asked is not None and asked.gone:
             # Nobody knows what came of it: it began when this had ended, and no other partition names it.
             return [part for part in topmost(kept(self.view)) if part.born >= (asked.closed or 0)]
         found: dict[str, PartitionLog] = {}
@@ -255,7 +255,7 @@ class SimulationFeed(Feed):
 
     def _head(self, partition_id: str, place: Place, max_records: int | None) -> Head:
         partition = self.sim.partitions[partition_id]
-        if not partition.keeps(place[0], strict=self.sim.weather.strict_retention):
+        if not partition.keeps(place[0], strict=self.sim.behaviour.strict_retention):
             raise TrimmedError(f"{place_text(place)} of {partition_id} is no longer kept")
         end = behind(self.sim.head if partition.closed is None else partition.closed)
         known = self.view.whole

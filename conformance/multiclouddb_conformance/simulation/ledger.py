@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from multiclouddb_api import ChangeEvent, ChangeFeedPage
-from multiclouddb_conformance.simulation.tree import Written
-from multiclouddb_conformance.simulation.world import Simulation
+from multiclouddb_conformance.simulation.partition_log import Written
+from multiclouddb_conformance.simulation.simulation import Simulation
 
 __all__ = ["Ledger"]
 
@@ -46,7 +46,7 @@ class Ledger:
             self._take(event)
         told = page.diagnostics.watermark
         # What a child that is not named yet holds may be older than what is told.
-        if told is not None and not self.sim.weather.late_siblings:
+        if told is not None and not self.sim.behaviour.late_siblings:
             assert self._watermark is None or told >= self._watermark, "the watermark went back"
             self._watermark = told
         if page.idle and not page.notices and self.sim.names_all():

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import assert_never
 
+from multiclouddb_conformance.simulation.partition_log import HashRange, PartitionLog
 from multiclouddb_conformance.simulation.position import to_place
-from multiclouddb_conformance.simulation.tree import HashRange, PartitionLog
+from multiclouddb_conformance.simulation.service_behaviour import Listing
 from multiclouddb_conformance.simulation.view import View
-from multiclouddb_conformance.simulation.weather import Listing
 from multiclouddb_spi import Cursor, Partition, PartitionState, Tracked, missed_by_parents
 
 __all__ = ["kept", "listed", "missed", "shown", "topmost", "with_ancestors"]
@@ -45,7 +45,7 @@ def with_ancestors(parts: Iterable[PartitionLog], pool: Iterable[PartitionLog]) 
 
 def listed(view: View) -> list[Partition]:
     """What one listing says."""
-    form = view.sim.weather.listing
+    form = view.sim.behaviour.listing
     parts = shown(view)
     if form is not Listing.ALL:
         parts = [part for part in parts if part.closed is None]
@@ -54,7 +54,7 @@ def listed(view: View) -> list[Partition]:
 
 def missed(view: View, tracked: Mapping[str, Tracked]) -> dict[str, tuple[str, ...]] | None:
     """Partitions that a token does not cover → parents among them; None when that cannot be told."""
-    match view.sim.weather.listing:
+    match view.sim.behaviour.listing:
         case Listing.ALL:
             return missed_by_parents(tracked, listed(view), lambda name: view.sim.partitions[name].gone)
         case Listing.OPEN_WITH_RANGES:

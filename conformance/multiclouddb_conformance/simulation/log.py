@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 from multiclouddb_api import ChangeType, MulticloudDbKey, Notice, ResourceAddress
-from multiclouddb_conformance.simulation.tree import (
+from multiclouddb_conformance.simulation.partition_log import (
     HASHES,
     Commit,
     PartitionLog,

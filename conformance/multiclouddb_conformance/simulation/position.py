@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from multiclouddb_spi.cursor import Cursor
-from multiclouddb_spi.fault import InvalidCursor
+from multiclouddb_spi.faults import InvalidCursor
 
 __all__ = ["Place", "behind", "place_text", "to_cursor", "to_place"]
 

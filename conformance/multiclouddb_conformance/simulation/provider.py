@@ -18,7 +18,7 @@ from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.errors import MissingError, classify
 from multiclouddb_conformance.simulation.feed import SimulationFeed
 from multiclouddb_conformance.simulation.log import PROVIDER_ID
-from multiclouddb_conformance.simulation.world import Simulation
+from multiclouddb_conformance.simulation.simulation import Simulation
 from multiclouddb_spi import Deadline, Fault, Feed, FeedSpec, Provider
 
 __all__ = ["ALL_CAPABILITIES", "SimulationOptions", "SimulationProvider", "capabilities_without"]

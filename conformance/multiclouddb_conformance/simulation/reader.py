@@ -1,4 +1,4 @@
-"""Reads one simulated partition, through all the weather there is."""
+"""Reads one simulated partition, through all the behaviour there is."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from multiclouddb_conformance.simulation.errors import (
     ThrottledError,
     TrimmedError,
 )
+from multiclouddb_conformance.simulation.partition_log import PartitionLog, Written
 from multiclouddb_conformance.simulation.position import Place, behind, place_text, to_cursor
 from multiclouddb_conformance.simulation.scan import Bounds, earlier, scan
-from multiclouddb_conformance.simulation.tree import PartitionLog, Written
+from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
+from multiclouddb_conformance.simulation.simulation import FETCH
 from multiclouddb_conformance.simulation.view import View
-from multiclouddb_conformance.simulation.weather import CaughtUp
-from multiclouddb_conformance.simulation.world import FETCH
 from multiclouddb_spi import Batch, Continue, Deadline, Ended, Reached, Reader
 
 __all__ = ["SimulationReader"]
@@ -123,14 +123,14 @@ class SimulationReader(Reader):
     # -- Troubles
 
     def _trouble(self, deadline: Deadline) -> Exception | None:
-        weather = self._sim.weather
+        behaviour = self._sim.behaviour
         chances = (
-            weather.throttle,
-            weather.drop,
-            weather.server_error,
-            weather.expired_iterator,
-            weather.slow,
-            weather.silent,
+            behaviour.throttle,
+            behaviour.drop,
+            behaviour.server_error,
+            behaviour.expired_iterator,
+            behaviour.slow,
+            behaviour.silent,
         )
         if not any(chances):
             return None
@@ -143,10 +143,10 @@ class SimulationReader(Reader):
         return self._troubles(happening.index(True), deadline)
 
     def _troubles(self, which: int, deadline: Deadline) -> Exception | None:
-        retried = self._sim.weather.vendor_retried
+        retried = self._sim.behaviour.vendor_retried
         match which:
             case 0:
-                return ThrottledError(f"{self._id} is throttled", self._sim.weather.retry_after, retried)
+                return ThrottledError(f"{self._id} is throttled", self._sim.behaviour.retry_after, retried)
             case 1:
                 return ConnectionDroppedError(f"connection to {self._id} lost", None, retried)
             case 2:
@@ -160,7 +160,7 @@ class SimulationReader(Reader):
                 return CancelledError(f"reader of {self._id} was cancelled")
 
     def _slow(self, deadline: Deadline) -> Exception | None:
-        latency = self._sim.weather.latency
+        latency = self._sim.behaviour.latency
         self._sim.changed.wait_for(lambda: self._cancelled, min(latency, deadline.remaining()))
         self._check_cancelled()
         return SlowError(f"{self._id} took more than {latency} s") if deadline.passed() else None
@@ -172,20 +172,20 @@ class SimulationReader(Reader):
         if partition is None:
             return self._dropped()
         self._check_position(partition)
-        weather = self._sim.weather
-        dice = self._sim.dice(self._id) if weather.empty_batch or weather.short_batch else None
-        if dice is not None and dice.happens(weather.empty_batch):
+        behaviour = self._sim.behaviour
+        dice = self._sim.dice(self._id) if behaviour.empty_batch or behaviour.short_batch else None
+        if dice is not None and dice.happens(behaviour.empty_batch):
             return Slice(self._place, self._place)
-        limit = max_records if weather.page_limit is None else min(max_records, weather.page_limit)
-        if dice is not None and dice.happens(weather.short_batch):
+        limit = max_records if behaviour.page_limit is None else min(max_records, behaviour.page_limit)
+        if dice is not None and dice.happens(behaviour.short_batch):
             limit = 1 + dice.up_to(limit - 1)
         again = self._again(partition, limit)
         bounds = Bounds(
             records=limit - len(again),
-            bytes=None if weather.ignore_max_bytes else max_bytes,
-            commits=weather.scan_limit,
+            bytes=None if behaviour.ignore_max_bytes else max_bytes,
+            commits=behaviour.scan_limit,
             until=self._until,
-            stop_at_poison=weather.poison_at_fetch,
+            stop_at_poison=behaviour.poison_at_fetch,
         )
         found = scan(partition, self._place, self._sim.head, self._view.wants, bounds)
         self._finish(partition, found)
@@ -201,12 +201,12 @@ class SimulationReader(Reader):
 
     def _dropped(self) -> Slice:
         name = str(self._sim.address)
-        if not self._sim.weather.drop_notice:
+        if not self._sim.behaviour.drop_notice:
             raise MissingError(f"{name} does not exist, or not any more")
         return Slice(self._place, self._place, outcome=Ended(Dropped(name)))
 
     def _check_position(self, partition: PartitionLog) -> None:
-        if not partition.keeps(self._place[0], strict=self._sim.weather.strict_retention):
+        if not partition.keeps(self._place[0], strict=self._sim.behaviour.strict_retention):
             raise TrimmedError(f"{place_text(self._place)} of {self._id} is no longer kept")
         if self._place > behind(self._sim.head):
             raise BadPositionError(f"{place_text(self._place)} of {self._id} has not been reached yet")
@@ -222,7 +222,7 @@ class SimulationReader(Reader):
         if not found.exhausted or isinstance(found.outcome, Reached):
             return
         if partition.closed is None:
-            if not self._sim.weather.heartbeats:
+            if not self._sim.behaviour.heartbeats:
                 found.end = max(found.begin, found.seen)
             return
         if found.records and self._sim.ends_apart(self._id):
@@ -247,7 +247,7 @@ class SimulationReader(Reader):
         return partition.commit(partition.find(head + 1)) is not None
 
     def _batch(self, found: Slice) -> Batch:
-        weather = self._sim.weather
+        behaviour = self._sim.behaviour
         return Batch(
             found,
             self._mapper,
@@ -256,15 +256,15 @@ class SimulationReader(Reader):
             found.outcome,
             found.nbytes(),
             caught_up=self._caught_up(found),
-            watermark=self._watermark(found) if weather.watermarks else None,
-            poll_after=weather.poll_after if found.exhausted else 0.0,
+            watermark=self._watermark(found) if behaviour.watermarks else None,
+            poll_after=behaviour.poll_after if found.exhausted else 0.0,
             notices=tuple(found.notices),
             headroom=self._sim.headroom(found.end[0] - 1),
             charge=1.0 + len(found.records),
         )
 
     def _caught_up(self, found: Slice) -> bool | None:
-        match self._sim.weather.caught_up:
+        match self._sim.behaviour.caught_up:
             case CaughtUp.EXACT:
                 return found.exhausted
             case CaughtUp.WHEN_EMPTY:

@@ -1,4 +1,4 @@
-"""How records are read from a simulated partition: one look at its log; pure of weather's dice."""
+"""How records are read from a simulated partition: one look at its log; pure of behaviour's dice."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import attrs
 
 from multiclouddb_conformance.simulation.batch import Slice, poison_fault
+from multiclouddb_conformance.simulation.partition_log import Commit, PartitionLog, Written
 from multiclouddb_conformance.simulation.position import Place, behind
-from multiclouddb_conformance.simulation.tree import Commit, PartitionLog, Written
 from multiclouddb_spi import Reached
 
 __all__ = ["Bounds", "earlier", "scan"]

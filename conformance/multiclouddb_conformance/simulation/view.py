@@ -7,10 +7,10 @@ import threading
 from multiclouddb_api import LogicalPartition
 from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.log import PROVIDER_ID
+from multiclouddb_conformance.simulation.partition_log import PartitionLog, Written, key_hash
 from multiclouddb_conformance.simulation.position import behind, to_cursor
-from multiclouddb_conformance.simulation.tree import PartitionLog, Written, key_hash
-from multiclouddb_conformance.simulation.weather import Dice
-from multiclouddb_conformance.simulation.world import Simulation
+from multiclouddb_conformance.simulation.service_behaviour import Dice
+from multiclouddb_conformance.simulation.simulation import Simulation
 from multiclouddb_spi import Awaiting, Child, Continue, Drained, FeedIdentity, FeedSpec, Outcome, Reader
 
 __all__ = ["View"]
@@ -61,13 +61,13 @@ class View:
             return Awaiting()
         following = [name for name in partition.children if self.covers(self.sim.partitions[name])]
         named = self.sim.siblings_named(partition_id, following, asked=asked)
-        complete = self.sim.weather.proves_children and len(named) == len(following)
+        complete = self.sim.behaviour.proves_children and len(named) == len(following)
         children = [self._child(self.sim.partitions[name]) for name in following if name in named]
-        weather = self.sim.weather
-        dice = Dice(weather.seed, f"children {partition_id}")
-        if weather.repeat_children:
+        behaviour = self.sim.behaviour
+        dice = Dice(behaviour.seed, f"children {partition_id}")
+        if behaviour.repeat_children:
             children.append(children[dice.up_to(len(children) - 1)])
-        return Drained(tuple(dice.jumbled(children) if weather.jumble else children), complete)
+        return Drained(tuple(dice.jumbled(children) if behaviour.jumble else children), complete)
 
     def _child(self, partition: PartitionLog) -> Child:
         return Child(partition.id, self.parents(partition), to_cursor(behind(partition.born)))

@@ -8,10 +8,12 @@ from __future__ import annotations
 from multiclouddb_conformance.us8.capability import TestCapabilities, TestNoFeed
 from multiclouddb_conformance.us8.checkpoint import TestCheckpoint, TestPageSize
 from multiclouddb_conformance.us8.coverage import TestLateSiblings, TestUncovered
+from multiclouddb_conformance.us8.delivery import TestPropagation, TestTransactions
 from multiclouddb_conformance.us8.document import TestImages, TestKeys, TestValues
 from multiclouddb_conformance.us8.expiry import TestExpiry, TestPoison
 from multiclouddb_conformance.us8.faults import TestEndlessTrouble, TestTrimmedOnTheWay, TestTrouble
 from multiclouddb_conformance.us8.identity import TestEventIdentity, TestForeignTokens, TestRecreated
+from multiclouddb_conformance.us8.idle import TestIdle, TestLongPoll, TestWatermark
 from multiclouddb_conformance.us8.lineage import (
     TestDescendants,
     TestLateChildren,
@@ -21,8 +23,6 @@ from multiclouddb_conformance.us8.lineage import (
 )
 from multiclouddb_conformance.us8.loss import TestLoss
 from multiclouddb_conformance.us8.notices import TestNotices
-from multiclouddb_conformance.us8.propagation import TestPropagation, TestTransactions
-from multiclouddb_conformance.us8.quiet import TestIdle, TestLongPoll, TestWatermark
 from multiclouddb_conformance.us8.scope import TestLogicalPartition, TestPhysicalPartition, TestWiderScopes
 from multiclouddb_conformance.us8.session import (
     TestClosing,

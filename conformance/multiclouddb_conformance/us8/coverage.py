@@ -9,7 +9,7 @@ import pytest
 from multiclouddb_api import MulticloudDbClient, PartitionFoundLate
 from multiclouddb_conformance.collection import Collection, ids
 from multiclouddb_conformance.faults import FaultScript, FaultyPlugin, LateSiblings, LeavesOut
-from multiclouddb_conformance.plugged import open_client
+from multiclouddb_conformance.open_client import open_client
 
 __all__ = ["TestLateSiblings", "TestUncovered"]
 

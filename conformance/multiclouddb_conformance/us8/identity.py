@@ -25,9 +25,9 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_conformance.collection import Collection, ids
-from multiclouddb_conformance.plugged import open_client
+from multiclouddb_conformance.open_client import open_client
 from multiclouddb_spi import Deadline
-from multiclouddb_spi.checkpoint.token import decode_token, encode_token
+from multiclouddb_spi.continuation.token import decode_token, encode_token
 
 __all__ = ["TestEventIdentity", "TestForeignTokens", "TestRecreated"]
 

@@ -11,7 +11,7 @@ import pytest
 from multiclouddb_api import ChangeEvent, ChangeFeedPage, ErrorCategory, PhysicalPartition
 from multiclouddb_conformance.collection import Collection, ids
 from multiclouddb_conformance.faults import LateChildren
-from multiclouddb_conformance.plugged import open_client
+from multiclouddb_conformance.open_client import open_client
 from multiclouddb_conformance.waiting import wait_until
 
 __all__ = ["TestDescendants", "TestLateChildren", "TestMerge", "TestRetirement", "TestSplit"]

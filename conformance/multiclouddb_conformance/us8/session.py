@@ -34,7 +34,7 @@ from multiclouddb_conformance.collection import Collection, ids
 from multiclouddb_conformance.faults import Silent
 from multiclouddb_conformance.harness import Harness
 from multiclouddb_conformance.waiting import SOON, assert_prompt, wait_until
-from multiclouddb_spi.checkpoint.token import decode_token, encode_token
+from multiclouddb_spi.continuation.token import decode_token, encode_token
 
 __all__ = ["TestClosing", "TestDeadline", "TestPickling", "TestReleasing", "TestSecrets", "TestSharing"]
 

@@ -308,9 +308,9 @@ class TestIncarnations:
         reader.all()
         shop.database.delete_container("orders")
         again = shop.create()
-        stranger = follow(again, continuation=reader.continuation)
+        other = follow(again, continuation=reader.continuation)
         with pytest.raises(ValueError, match="Mismatch collection rid"):
-            stranger.page()
+            other.page()
 
     def test_resource_ids_are_new_in_every_server(self, shop, make_shop):
         other = make_shop()
@@ -321,6 +321,6 @@ class TestIncarnations:
         fill(container, 3)
         reader = follow(container, start_time="Beginning")
         reader.all()
-        stranger = follow(make_shop().create(), continuation=reader.continuation)
+        other = follow(make_shop().create(), continuation=reader.continuation)
         with pytest.raises(ValueError, match="Mismatch collection rid"):
-            stranger.page()
+            other.page()

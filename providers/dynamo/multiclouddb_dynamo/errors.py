@@ -26,7 +26,7 @@ from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import Fault, ProviderFault, expired
 from multiclouddb_spi.error_table import REPORT, UNAVAILABLE, Row, one_line, row_of_status, unexpected
-from multiclouddb_spi.fault import START_AGAIN
+from multiclouddb_spi.faults import START_AGAIN
 
 __all__ = [
     "BROKEN",

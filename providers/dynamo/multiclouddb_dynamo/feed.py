@@ -31,9 +31,9 @@ from multiclouddb_dynamo.position import (
     without_trail,
 )
 from multiclouddb_dynamo.reader import DynamoReader
-from multiclouddb_dynamo.resolution import Resolution
 from multiclouddb_dynamo.shards import Listing, Shard
 from multiclouddb_dynamo.source import Source
+from multiclouddb_dynamo.start import Resolution
 from multiclouddb_spi import (
     Cursor,
     Deadline,

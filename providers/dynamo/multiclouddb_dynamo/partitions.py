@@ -16,7 +16,7 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_dynamo.calls import Calls, Table
+from multiclouddb_dynamo.client import Calls, Table
 from multiclouddb_dynamo.errors import GONE, code_of, expired_records
 from multiclouddb_dynamo.position import (
     EARLY_SECONDS,

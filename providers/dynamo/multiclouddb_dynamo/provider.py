@@ -13,7 +13,7 @@ from multiclouddb_api import (
     ClientConfig,
     Support,
 )
-from multiclouddb_dynamo.calls import Calls
+from multiclouddb_dynamo.client import Calls
 from multiclouddb_dynamo.config import DynamoClients, DynamoConfig
 from multiclouddb_dynamo.errors import PROVIDER_ID, classify
 from multiclouddb_dynamo.feed import DynamoFeed

@@ -13,7 +13,7 @@ from typing import Any, Final
 import attrs
 from botocore.exceptions import ClientError, ParamValidationError
 
-from multiclouddb_dynamo.calls import Calls, Series
+from multiclouddb_dynamo.client import Calls, Series
 from multiclouddb_dynamo.errors import GONE, REJECTED, code_of
 from multiclouddb_spi import Deadline
 

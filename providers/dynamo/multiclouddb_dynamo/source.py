@@ -12,7 +12,7 @@ from weakref import WeakSet
 import attrs
 from botocore.exceptions import BotoCoreError, ClientError
 
-from multiclouddb_dynamo.calls import Calls, Table
+from multiclouddb_dynamo.client import Calls, Table
 from multiclouddb_dynamo.shards import Shard, ShardMap
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader
 

@@ -22,7 +22,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_spi import encode_partition_id
-from multiclouddb_spi.checkpoint.token import decode_token, encode_token
+from multiclouddb_spi.continuation.token import decode_token, encode_token
 
 from .servers.server import CREDENTIALS, REGION
 from .world import ADDRESS, TABLE, World, markers

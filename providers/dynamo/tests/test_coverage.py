@@ -12,7 +12,7 @@ from multiclouddb_dynamo.partitions import headroom, seeds_of_missed
 from multiclouddb_dynamo.position import After, Horizon, Latest, Start, cursor_of, place_of
 from multiclouddb_dynamo.shards import Shard, ShardMap
 from multiclouddb_spi import Deadline, ProviderFault, Tracked
-from multiclouddb_spi.checkpoint.watching import pause_after
+from multiclouddb_spi.continuation.watching import pause_after
 
 from .world import TABLE, World, soon
 

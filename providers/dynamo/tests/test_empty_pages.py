@@ -6,7 +6,7 @@ from multiclouddb_api import Beginning, Now
 from multiclouddb_dynamo.position import place_of
 from multiclouddb_dynamo.source import MOST_ITERATORS
 from multiclouddb_spi import Planner, Range, read_range
-from multiclouddb_spi.checkpoint.token import decode_token
+from multiclouddb_spi.continuation.token import decode_token
 
 from .world import World, markers, soon
 

@@ -8,7 +8,7 @@ from botocore.parsers import ResponseParserError
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_dynamo.errors import EXPIRED_ITERATOR, GONE, REJECTED, classify, code_of, expired_records
-from multiclouddb_spi.failure import to_error
+from multiclouddb_spi.errors import to_error
 
 INVALID = ErrorCategory.INVALID_REQUEST
 AUTHENTICATION = ErrorCategory.AUTHENTICATION_FAILED

@@ -16,7 +16,8 @@ from multiclouddb_conformance.loss import (
     page_consumer,
     public_lineage,
 )
-from multiclouddb_dynamo import calls, reader, shards
+from multiclouddb_dynamo import client as client_module
+from multiclouddb_dynamo import reader, shards
 from multiclouddb_dynamo_emulator import Order
 
 from .servers.local import LocalDynamo
@@ -31,7 +32,7 @@ TABLES = itertools.count()
 def no_pauses(monkeypatch):
     """Lives are long; how a consumer is paced is tested elsewhere."""
     monkeypatch.setattr(reader, "_MOST_PAUSE", 0.001)
-    monkeypatch.setattr(calls, "_DESCRIBES_A_SECOND", 1000)
+    monkeypatch.setattr(client_module, "_DESCRIBES_A_SECOND", 1000)
     monkeypatch.setattr(shards, "_MOST_PAUSE", 0.001)
     monkeypatch.setattr(shards, "_LOOKS_AT_ONCE", 1000.0)
 

@@ -14,7 +14,7 @@ from multiclouddb_api import (
     PhysicalPartition,
 )
 from multiclouddb_conformance.waiting import assert_prompt
-from multiclouddb_spi.checkpoint.token import decode_token
+from multiclouddb_spi.continuation.token import decode_token
 
 from .world import ADDRESS, TABLE, World, markers, soon
 

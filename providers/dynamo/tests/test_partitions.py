@@ -16,7 +16,7 @@ from multiclouddb_api import (
     SkipToOldest,
 )
 from multiclouddb_dynamo_emulator import ChildFilter, Order, Remains
-from multiclouddb_spi.checkpoint.token import decode_token
+from multiclouddb_spi.continuation.token import decode_token
 
 from .world import ADDRESS, TABLE, World, markers
 

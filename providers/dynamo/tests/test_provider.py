@@ -31,8 +31,9 @@ from multiclouddb_api import (
     connect,
 )
 from multiclouddb_conformance.waiting import wait_until
-from multiclouddb_dynamo import DynamoClients, calls
-from multiclouddb_spi.checkpoint.token import decode_token
+from multiclouddb_dynamo import DynamoClients
+from multiclouddb_dynamo import client as client_module
+from multiclouddb_spi.continuation.token import decode_token
 
 from .servers.server import REGION
 from .world import ADDRESS, TABLE, WINDOWS, World, markers, session
@@ -180,7 +181,7 @@ class TestThreads:
     def test_describe_stream_is_called_ten_times_a_second_by_all_threads_together(self, monkeypatch):
         """One that a busy machine holds up comes close to the next one, and is throttled: not each time."""
         for window in WINDOWS:
-            monkeypatch.setattr(calls, "_WINDOW_SECONDS", window)
+            monkeypatch.setattr(client_module, "_WINDOW_SECONDS", window)
             with World(shards=4, enforce_limits=True) as world:
                 client = world.client()
                 with ThreadPoolExecutor(8) as pool:

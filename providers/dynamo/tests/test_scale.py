@@ -7,8 +7,8 @@ import orjson
 import pytest
 
 from multiclouddb_api import Beginning, FromContinuationToken, MulticloudDbError, Now, PhysicalPartition
-from multiclouddb_dynamo import calls
-from multiclouddb_spi.checkpoint.token import decode_token
+from multiclouddb_dynamo import client as client_module
+from multiclouddb_spi.continuation.token import decode_token
 
 from .world import ADDRESS, TABLE, WINDOWS, World, seconds
 
@@ -25,7 +25,7 @@ LONG = 300
 @pytest.fixture(autouse=True)
 def no_pace(monkeypatch):
     """Except where it is about the pace, which is tested elsewhere too."""
-    monkeypatch.setattr(calls, "_DESCRIBES_A_SECOND", 1000)
+    monkeypatch.setattr(client_module, "_DESCRIBES_A_SECOND", 1000)
 
 
 def json_bytes(token):
@@ -164,9 +164,9 @@ def test_a_long_history_is_read_parents_first():
 
 def test_listing_keeps_to_ten_calls_a_second(monkeypatch):
     """A busy machine holds up a call now and then: it comes close to the next one, and that is throttled."""
-    monkeypatch.setattr(calls, "_DESCRIBES_A_SECOND", 10)
+    monkeypatch.setattr(client_module, "_DESCRIBES_A_SECOND", 10)
     for window in WINDOWS:
-        monkeypatch.setattr(calls, "_WINDOW_SECONDS", window)
+        monkeypatch.setattr(client_module, "_WINDOW_SECONDS", window)
         with World(enforce_limits=True) as world:
             world.script.grow(TABLE, 2500, 5)
             begin = time.monotonic()
@@ -180,7 +180,7 @@ def test_listing_keeps_to_ten_calls_a_second(monkeypatch):
 
 
 def test_a_call_that_is_too_short_for_the_listing_says_so(monkeypatch):
-    monkeypatch.setattr(calls, "_DESCRIBES_A_SECOND", 10)
+    monkeypatch.setattr(client_module, "_DESCRIBES_A_SECOND", 10)
     with World() as world:
         world.script.grow(TABLE, 2500, 5)
         with pytest.raises(MulticloudDbError) as caught:

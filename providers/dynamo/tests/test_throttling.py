@@ -14,7 +14,8 @@ from botocore.exceptions import ClientError
 
 from multiclouddb_api import Beginning, ChangeFeedRequest, ErrorCategory, MulticloudDbError, Now, connect
 from multiclouddb_conformance.waiting import wait_until
-from multiclouddb_dynamo import DynamoClients, calls, errors
+from multiclouddb_dynamo import DynamoClients, errors
+from multiclouddb_dynamo import client as client_module
 from multiclouddb_dynamo.partitions import end_of
 from multiclouddb_dynamo.position import After
 from multiclouddb_dynamo.shards import Listing, ShardMap
@@ -34,7 +35,7 @@ LONG = 120
 @pytest.fixture(autouse=True)
 def no_pace(monkeypatch):
     """The pace of listings is tested elsewhere."""
-    monkeypatch.setattr(calls, "_DESCRIBES_A_SECOND", 1000)
+    monkeypatch.setattr(client_module, "_DESCRIBES_A_SECOND", 1000)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from multiclouddb_api import (
     ResourceAddress,
     connect,
 )
-from multiclouddb_dynamo import calls
+from multiclouddb_dynamo import client as client_module
 from multiclouddb_dynamo.provider import PLUGIN
 from multiclouddb_dynamo_emulator import Habits, ScriptedStreams
 from multiclouddb_spi import Deadline, FeedSpec
@@ -27,7 +27,7 @@ ADDRESS = ResourceAddress(collection=TABLE)
 MANY_PAGES = 2000
 # Seconds that ten listings are spread over, attempt by attempt: on a busy machine calls come closer together
 # on their way, and the service counts them where they arrive.
-WINDOWS = (*[calls._WINDOW_SECONDS] * 3, 1.3, 1.6, 2.0, 3.0)
+WINDOWS = (*[client_module._WINDOW_SECONDS] * 3, 1.3, 1.6, 2.0, 3.0)
 SESSIONS = []
 
 

@@ -11,8 +11,8 @@ from urllib.parse import unquote
 import attrs
 
 from multiclouddb_api import Capability, ClientConfig, ProviderOptions, invalid_request
-from multiclouddb_api.check import is_a, suggestion, utf8
 from multiclouddb_api.secret import settled
+from multiclouddb_api.validators import is_a, suggestion, utf8
 from multiclouddb_embedded.errors import store_errors
 from multiclouddb_embedded.profile import PLAIN, PROFILES, Profile
 from multiclouddb_spi.connection import check_names, merged, parse_location

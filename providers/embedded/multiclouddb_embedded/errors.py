@@ -12,7 +12,7 @@ from typing import Final
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_spi import Fault, ProviderFault
 from multiclouddb_spi.error_table import REPORT, Row, unexpected
-from multiclouddb_spi.failure import to_error
+from multiclouddb_spi.errors import to_error
 
 __all__ = ["PROVIDER_ID", "classify", "failure", "missing_file", "store_errors"]
 

@@ -10,7 +10,7 @@ import attrs
 from multiclouddb_api import ErrorCategory
 from multiclouddb_api.errors import DOCS_URL
 from multiclouddb_spi import error_table
-from multiclouddb_spi.fault import START_AGAIN
+from multiclouddb_spi.faults import START_AGAIN
 
 __all__ = [
     "AUTHENTICATION",

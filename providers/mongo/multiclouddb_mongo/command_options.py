@@ -10,7 +10,7 @@ from pymongo.client_session import ClientSession
 from pymongo.read_preferences import Nearest, Primary, PrimaryPreferred, Secondary, SecondaryPreferred
 
 from multiclouddb_api import MulticloudDbError, invalid_request
-from multiclouddb_api.check import suggestion, unknown_name
+from multiclouddb_api.validators import suggestion, unknown_name
 
 __all__ = ["RunCommandOptions", "RunCursorCommandOptions", "checked_options"]
 

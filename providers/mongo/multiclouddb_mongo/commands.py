@@ -36,7 +36,7 @@ from multiclouddb_mongo.command_options import (
 )
 from multiclouddb_mongo.errors import PROVIDER_ID, classify
 from multiclouddb_spi import Fault, ProviderFault
-from multiclouddb_spi.failure import cause_of, to_error
+from multiclouddb_spi.errors import cause_of, to_error
 
 __all__ = ["Commands", "RunCommandCursor", "RunCommandOptions", "RunCursorCommandOptions"]
 

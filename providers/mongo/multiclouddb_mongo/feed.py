@@ -22,8 +22,8 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_mongo.errors import PROVIDER_ID
-from multiclouddb_mongo.log import Entry, Log
 from multiclouddb_mongo.mapping import View
+from multiclouddb_mongo.oplog import Entry, Log
 from multiclouddb_mongo.partitions import (
     PARTITION_ID,
     Found,

@@ -16,8 +16,8 @@ from bson.errors import BSONError
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, ResourceAddress
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import MulticloudDbKey, trusted_keys
-from multiclouddb_mongo.change import Raw, place_of_change
 from multiclouddb_mongo.position import After, change_text, cursor_of, seconds_at, time_text, token_text
+from multiclouddb_mongo.raw_change import Raw, place_of_change
 from multiclouddb_mongo.text import json_text
 from multiclouddb_mongo.values import CODEC, TEXT_CODEC, portable
 from multiclouddb_spi import Cursor, Mapper, RecordFault

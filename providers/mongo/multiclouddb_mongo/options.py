@@ -10,7 +10,7 @@ import attrs
 from bson.timestamp import Timestamp
 
 from multiclouddb_api import ProviderOptions, invalid_request
-from multiclouddb_api.check import at_least, is_a
+from multiclouddb_api.validators import at_least, is_a
 
 __all__ = ["MongoOptions"]
 

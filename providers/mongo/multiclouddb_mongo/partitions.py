@@ -18,8 +18,8 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_mongo.driver import retried
 from multiclouddb_mongo.options import MongoOptions
+from multiclouddb_mongo.pymongo_internals import retried
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import FeedSpec, ProviderFault, unsupported
 

@@ -19,7 +19,6 @@ from multiclouddb_api import (
 )
 from multiclouddb_mongo.commands import Commands
 from multiclouddb_mongo.config import MongoConfig
-from multiclouddb_mongo.driver import Closer, flush, hushed, interrupt, reach, retried
 from multiclouddb_mongo.errors import PROVIDER_ID, classify
 from multiclouddb_mongo.feed import MongoFeed
 from multiclouddb_mongo.options import MongoOptions
@@ -28,6 +27,7 @@ from multiclouddb_mongo.partitions import (
     find,
     resolve,
 )
+from multiclouddb_mongo.pymongo_internals import Closer, flush, hushed, interrupt, reach, retried
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.source import Source
 from multiclouddb_spi import (
@@ -39,7 +39,7 @@ from multiclouddb_spi import (
     ProviderPlugin,
 )
 from multiclouddb_spi.connection import checked_native
-from multiclouddb_spi.failure import classified
+from multiclouddb_spi.errors import classified
 
 __all__ = ["CAPABILITIES", "PLUGIN", "MongoPlugin", "MongoProvider"]
 

@@ -12,8 +12,7 @@ from typing import Final, NoReturn
 from pymongo.errors import OperationFailure, PyMongoError
 
 from multiclouddb_api import ErrorCategory, Invalidated
-from multiclouddb_mongo.change import decoded, place_of_change
-from multiclouddb_mongo.driver import Stream, buffered, inner_cursor
+from multiclouddb_mongo.answer import Taken, Taker, namespace_of
 from multiclouddb_mongo.errors import EVENT_TOO_LARGE, IMAGE_MISSING, OVERTAKEN
 from multiclouddb_mongo.mapping import MongoMapper, View
 from multiclouddb_mongo.position import (
@@ -25,8 +24,9 @@ from multiclouddb_mongo.position import (
     ticks_at,
     time_text,
 )
+from multiclouddb_mongo.pymongo_internals import Stream, buffered, inner_cursor
+from multiclouddb_mongo.raw_change import decoded, place_of_change
 from multiclouddb_mongo.source import Source
-from multiclouddb_mongo.taking import Taken, Taker, namespace_of
 from multiclouddb_spi import (
     Batch,
     Continue,

@@ -18,11 +18,11 @@ from multiclouddb_api import (
     OldItemStateMode,
     ResourceAddress,
 )
-from multiclouddb_mongo.change import RAW_CODEC, RawChange
-from multiclouddb_mongo.driver import Closer, Stream, inner_cursor, reach, watch_otherwise
 from multiclouddb_mongo.errors import HISTORY_LOST, TIME_LIMIT
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.position import After, At, Place, token_text
+from multiclouddb_mongo.pymongo_internals import Closer, Stream, inner_cursor, reach, watch_otherwise
+from multiclouddb_mongo.raw_change import RAW_CODEC, RawChange
 from multiclouddb_mongo.values import CODEC, to_bson
 from multiclouddb_spi import Deadline, FeedSpec
 

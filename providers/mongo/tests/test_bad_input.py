@@ -35,7 +35,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.refusals import refusal
 from multiclouddb_mongo import MongoOptions
-from multiclouddb_spi.checkpoint.token import decode_token, encode_token
+from multiclouddb_spi.continuation.token import decode_token, encode_token
 
 from .harness import SMALL
 from .servers.mongod import PASSWORD

@@ -9,7 +9,7 @@ from pymongo import errors as vendor
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_mongo.errors import PROVIDER_ID, classify, code_of
-from multiclouddb_spi.failure import cause_of, to_error
+from multiclouddb_spi.errors import cause_of, to_error
 
 INVALID = ErrorCategory.INVALID_REQUEST
 UNSUPPORTED = ErrorCategory.UNSUPPORTED_CAPABILITY

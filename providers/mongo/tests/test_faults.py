@@ -13,7 +13,7 @@ from multiclouddb_api import (
     OperationOptions,
 )
 from multiclouddb_conformance.faults import FaultyPlugin, FaultyProvider, ServerFailure, Slow
-from multiclouddb_conformance.plugged import open_client
+from multiclouddb_conformance.open_client import open_client
 from multiclouddb_mongo.provider import PLUGIN
 from multiclouddb_spi import Continue, Deadline, FeedSpec, Planner, SupportsHeads, read_range
 

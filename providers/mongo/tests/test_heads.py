@@ -44,7 +44,7 @@ from multiclouddb_spi import (
     RecordFault,
     read_range,
 )
-from multiclouddb_spi.failure import fault_of
+from multiclouddb_spi.errors import fault_of
 from multiclouddb_spi.planning import ranges
 
 from .monitor import Commands

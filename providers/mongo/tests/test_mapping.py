@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey, ResourceAddress
-from multiclouddb_mongo.change import RawChange, place_of_change
 from multiclouddb_mongo.mapping import View, time_of, to_arrow, to_events
 from multiclouddb_mongo.position import After, cursor_of, place_of, start_of, time_text
+from multiclouddb_mongo.raw_change import RawChange, place_of_change
 from multiclouddb_mongo.values import CODEC, portable
 from multiclouddb_spi import RecordFault
 from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow

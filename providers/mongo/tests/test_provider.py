@@ -44,7 +44,7 @@ from multiclouddb_api import (
 from multiclouddb_conformance.refusals import refusal as refused
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_mongo import MongoOptions
-from multiclouddb_mongo.log import Entry, Log
+from multiclouddb_mongo.oplog import Entry, Log
 from multiclouddb_mongo.position import At
 from multiclouddb_mongo.provider import PLUGIN
 from multiclouddb_spi import Deadline, Ended, FeedSpec, ProviderFault, Range, read_range

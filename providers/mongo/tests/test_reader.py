@@ -23,9 +23,9 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_mongo import MongoOptions
-from multiclouddb_mongo.change import RawChange
 from multiclouddb_mongo.mapping import View
 from multiclouddb_mongo.position import After, At, compare, place_of, start_of, ticks_at, token_text
+from multiclouddb_mongo.raw_change import RawChange
 from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.values import CODEC
 from multiclouddb_spi import (

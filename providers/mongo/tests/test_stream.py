@@ -21,9 +21,9 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_mongo import MongoOptions
-from multiclouddb_mongo.change import RAW_CODEC
-from multiclouddb_mongo.driver import Closer, buffered, hushed, inner_cursor
 from multiclouddb_mongo.position import After, At, ticks_at
+from multiclouddb_mongo.pymongo_internals import Closer, buffered, hushed, inner_cursor
+from multiclouddb_mongo.raw_change import RAW_CODEC
 from multiclouddb_mongo.source import ENDINGS, Source
 from multiclouddb_spi import FeedSpec
 
@@ -313,7 +313,7 @@ class TestCloser:
 
     def test_after_a_while_it_speaks_again(self, monkeypatch):
         clock = [1000.0]
-        monkeypatch.setattr("multiclouddb_mongo.driver.time.monotonic", lambda: clock[0])
+        monkeypatch.setattr("multiclouddb_mongo.pymongo_internals.time.monotonic", lambda: clock[0])
 
         class Slow(Stubborn):
             def close(self):

@@ -4,7 +4,7 @@ import pytest
 
 from multiclouddb_api import EntireCluster
 from multiclouddb_conformance import us8
-from multiclouddb_spi.checkpoint.token import decode_token
+from multiclouddb_spi.continuation.token import decode_token
 
 from .harness import MongoHarness
 from .suite import *  # noqa: F403

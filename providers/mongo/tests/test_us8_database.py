@@ -1,7 +1,7 @@
 """The conformance suite read through `EntireDatabase()`: every test has a database of its own."""
 
 from multiclouddb_api import EntireDatabase
-from multiclouddb_spi.checkpoint.token import decode_token
+from multiclouddb_spi.continuation.token import decode_token
 
 from .harness import MongoHarness
 from .suite import *  # noqa: F403

@@ -15,7 +15,7 @@ from multiclouddb_api import (
     ResourceAddress,
     invalid_request,
 )
-from multiclouddb_spanner.calls import Calls
+from multiclouddb_spanner.client import Calls
 from multiclouddb_spanner.config import STREAM_NAME
 from multiclouddb_spanner.hold import Hold
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, unsupported

@@ -12,8 +12,8 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import spanner
 
 from multiclouddb_api import ClientConfig, invalid_request
-from multiclouddb_api.check import suggestion, unknown_name
 from multiclouddb_api.secret import settled
+from multiclouddb_api.validators import suggestion, unknown_name
 
 __all__ = ["STREAM_NAME", "SpannerConfig"]
 

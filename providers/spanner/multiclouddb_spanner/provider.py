@@ -17,8 +17,8 @@ from multiclouddb_api import (
     Support,
     invalid_request,
 )
-from multiclouddb_spanner.calls import Calls
 from multiclouddb_spanner.catalog import check_address, check_provisioned, find
+from multiclouddb_spanner.client import Calls
 from multiclouddb_spanner.config import SpannerConfig
 from multiclouddb_spanner.errors import PROVIDER_ID, classify
 from multiclouddb_spanner.feed import SpannerFeed

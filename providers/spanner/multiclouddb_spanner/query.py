@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from multiclouddb_spanner.calls import INT64, STRING, TIMESTAMP, Answer, Calls, Parameter
 from multiclouddb_spanner.catalog import Found
+from multiclouddb_spanner.client import INT64, STRING, TIMESTAMP, Answer, Calls, Parameter
 from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.position import text_at
 from multiclouddb_spanner.records import Children, Item, Shapes, parse_rows, rows_of

@@ -6,8 +6,8 @@ import threading
 from weakref import WeakSet
 
 from multiclouddb_api import ErrorCategory
-from multiclouddb_spanner.calls import Calls
 from multiclouddb_spanner.catalog import Found, how_to_create, is_whole
+from multiclouddb_spanner.client import Calls
 from multiclouddb_spanner.errors import (
     earliest_of,
     interval_of,

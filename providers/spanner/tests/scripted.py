@@ -20,7 +20,7 @@ from multiclouddb_conformance.faults import (
     Trimmed,
 )
 from multiclouddb_conformance.harness import Harness, Kind
-from multiclouddb_conformance.plugged import open_client
+from multiclouddb_conformance.open_client import open_client
 from multiclouddb_conformance.values import VALUES
 from multiclouddb_spanner.provider import CAPABILITIES, PLUGIN
 from multiclouddb_spanner_emulator import Habits, ScriptedSpanner, Write

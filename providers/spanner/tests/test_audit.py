@@ -12,7 +12,7 @@ from multiclouddb_api import (
     ResourceAddress,
 )
 from multiclouddb_conformance.faults import FaultyPlugin, LeavesOut
-from multiclouddb_conformance.plugged import open_client
+from multiclouddb_conformance.open_client import open_client
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spanner.provider import PLUGIN
 

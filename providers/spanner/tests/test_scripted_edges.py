@@ -17,7 +17,7 @@ from multiclouddb_api import (
     Now,
     PartitionFoundLate,
 )
-from multiclouddb_conformance.plugged import open_client
+from multiclouddb_conformance.open_client import open_client
 from multiclouddb_spanner.provider import PLUGIN
 from multiclouddb_spi import Deadline, Drained, FeedSpec, Reached
 

@@ -11,7 +11,7 @@ from uuid import UUID
 import attrs
 
 from multiclouddb_api import MulticloudDbKey, encode_json, invalid_request
-from multiclouddb_api.text import shorten
+from multiclouddb_api.redaction import shorten
 from multiclouddb_embedded.store.collection import Collection
 from multiclouddb_embedded.store.hashing import partition_hash, partition_identity
 

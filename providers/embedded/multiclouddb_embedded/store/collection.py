@@ -11,7 +11,7 @@ import attrs
 import orjson
 
 from multiclouddb_api import ErrorCategory, MulticloudDbKey, ResourceAddress, invalid_request
-from multiclouddb_api.check import suggestion, utf8
+from multiclouddb_api.validators import suggestion, utf8
 from multiclouddb_spi import ProviderFault
 
 __all__ = ["MAIN", "Collection", "Images", "check_shape", "find_collection", "remove_collection"]

@@ -10,7 +10,7 @@ import attrs
 import orjson
 
 from multiclouddb_api import ErrorCategory, ResourceAddress, invalid_request
-from multiclouddb_api.check import suggestion, utf8
+from multiclouddb_api.validators import suggestion, utf8
 from multiclouddb_embedded.errors import PROVIDER_ID
 from multiclouddb_embedded.store.collection import MAIN, Collection
 from multiclouddb_spi import ProviderFault, encode_partition_id

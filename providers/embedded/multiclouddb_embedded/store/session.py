@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from multiclouddb_api import invalid_request
-from multiclouddb_api.check import to_utc
+from multiclouddb_api.validators import to_utc
 from multiclouddb_embedded.errors import store_errors
 from multiclouddb_embedded.mapping import to_micros
 from multiclouddb_embedded.store.connection import connect

@@ -21,7 +21,7 @@ from multiclouddb_api import (
     decode_json,
     invalid_request,
 )
-from multiclouddb_api.check import to_utc
+from multiclouddb_api.validators import to_utc
 from multiclouddb_embedded.config import check_path
 from multiclouddb_embedded.errors import failure, store_errors
 from multiclouddb_embedded.mapping import to_micros

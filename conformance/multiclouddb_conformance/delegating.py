@@ -1,0 +1,303 @@
+"""A provider around another one, with one method for each thing that may go wrong on the way.
+
+Fault scripts and mutants are made of it: by itself it changes nothing, and it can do exactly what the one
+inside can. So each wrapper has every member of the contract, also those with a default, and those of a
+protocol (`SupportsHeads`) only where the one inside has them: `tests/test_delegating.py` compares them.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from multiclouddb_api import CapabilitySet, ChangeEvent, ClientConfig
+from multiclouddb_spi import (
+    Batch,
+    Cursor,
+    Deadline,
+    Fault,
+    Feed,
+    FeedSpec,
+    FeedStart,
+    Head,
+    Mapper,
+    Outcome,
+    Partition,
+    Position,
+    Provider,
+    ProviderPlugin,
+    Reader,
+    Seed,
+    SupportsCommands,
+    SupportsHeads,
+    Tracked,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["WrappedFeed", "WrappedMapper", "WrappedPlugin", "WrappedProvider", "WrappedReader"]
+
+
+@attrs.frozen(eq=False)
+class WrappedMapper(Mapper):
+    """A mapper around another; a subclass changes what it gives.
+
+    Attributes:
+        inner: The other.
+    """
+
+    inner: Mapper
+
+    def cursor_behind(self, records: Any, count: int) -> Cursor:
+        """As inside."""
+        return self.inner.cursor_behind(records, count)
+
+    def events(self, records: Any, start: int, stop: int) -> list[ChangeEvent]:
+        """As inside."""
+        return self.inner.events(records, start, stop)
+
+    def arrow(self, records: Any, start: int, stop: int) -> pa.RecordBatch | None:
+        """As inside."""
+        return self.inner.arrow(records, start, stop)
+
+
+class WrappedReader(Reader):
+    """A reader whose fetches go through `WrappedProvider.fetch`.
+
+    Attributes:
+        inner: The reader.
+        feed: The feed that opened it.
+        partition_id: The service's own id.
+        cursor: Where it was opened.
+        fetches: How many fetches have begun.
+        cancelled: Set by `cancel`.
+    """
+
+    def __init__(self, inner: Reader, feed: WrappedFeed, partition_id: str, cursor: Cursor) -> None:
+        self.inner, self.feed, self.partition_id, self.cursor = inner, feed, partition_id, cursor
+        self.fetches = 0
+        self.cancelled = threading.Event()
+
+    def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
+        """See `Reader.fetch`."""
+        self.fetches += 1
+        return self.feed.provider.fetch(self, max_records, max_bytes, wait, deadline)
+
+    def outlasts(self) -> bool:
+        """See `Reader.outlasts`."""
+        return self.inner.outlasts()
+
+    def cancel(self) -> None:
+        """See `Reader.cancel`."""
+        self.cancelled.set()
+        self.inner.cancel()
+
+    def close(self) -> None:
+        """See `Reader.close`."""
+        self.feed.provider.close_reader(self)
+
+
+class WrappedFeed(Feed):
+    """A feed whose answers go through the methods of `WrappedProvider`.
+
+    Attributes:
+        inner: The feed.
+        provider: The wrapped provider.
+    """
+
+    def __init__(self, inner: Feed, provider: WrappedProvider) -> None:
+        self.inner, self.provider = inner, provider
+        self.spec, self.identity = inner.spec, inner.identity
+        if isinstance(inner, SupportsHeads):
+            vars(self).update(heads=partial(provider.find_heads, self))
+
+    def resumes(self, incarnation: str | None) -> bool:
+        """See `Feed.resumes`."""
+        return self.inner.resumes(incarnation)
+
+    def longest_wait(self) -> float:
+        """See `Feed.longest_wait`."""
+        return self.inner.longest_wait()
+
+    def for_one_call(self) -> Feed:
+        """See `Feed.for_one_call`."""
+        inner = self.inner.for_one_call()
+        return self if inner is self.inner else WrappedFeed(inner, self.provider)
+
+    def clock(self, deadline: Deadline) -> datetime | None:
+        """See `Feed.clock`."""
+        return self.inner.clock(deadline)
+
+    def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
+        """See `Feed.start`."""
+        return self.provider.start(self, position, partition_id, deadline)
+
+    def partitions(self, deadline: Deadline) -> list[Partition]:
+        """See `Feed.partitions`."""
+        return self.provider.partitions(self, deadline)
+
+    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
+        """See `Feed.open`."""
+        reader = WrappedReader(self.inner.open(partition_id, cursor, until), self, partition_id, cursor)
+        self.provider.readers.add(reader)
+        return reader
+
+    def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
+        """See `Feed.discover`."""
+        return self.provider.discover(self, awaiting, deadline)
+
+    def uncovered(
+        self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
+    ) -> list[Seed] | None:
+        """See `Feed.uncovered`."""
+        return self.provider.uncovered(self, tracked, since, deadline)
+
+    def headroom(self, cursor: Cursor, now: datetime) -> float | None:
+        """See `Feed.headroom`."""
+        return self.inner.headroom(cursor, now)
+
+    def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
+        """See `Feed.join`."""
+        return self.inner.join(child_id, cursors)
+
+    def without_hints(self, cursor: Cursor) -> Cursor:
+        """See `Feed.without_hints`."""
+        return self.inner.without_hints(cursor)
+
+    def compare(self, a: Cursor, b: Cursor) -> int | None:
+        """See `Feed.compare`."""
+        return self.inner.compare(a, b)
+
+    def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
+        """See `Feed.oldest`."""
+        return self.inner.oldest(partition_ids, deadline)
+
+    def describe(self, cursor: Cursor) -> Position:
+        """See `Feed.describe`."""
+        return self.inner.describe(cursor)
+
+    def close(self) -> None:
+        """See `Feed.close`."""
+        self.inner.close()
+
+
+class WrappedProvider(Provider):
+    """A provider that passes everything on; override what is to go wrong.
+
+    Attributes:
+        inner: The provider.
+        readers: Every reader that is still in use.
+    """
+
+    provider_id = "wrapped"
+
+    def __init__(self, inner: Provider) -> None:
+        self.inner = inner
+        # What is of the class in a provider is of the instance here.
+        vars(self).update(
+            provider_id=inner.provider_id, options_type=inner.options_type, page_records=inner.page_records
+        )
+        if isinstance(inner, SupportsCommands):
+            vars(self).update(run_command=inner.run_command, run_cursor_command=inner.run_cursor_command)
+        self.readers: weakref.WeakSet[WrappedReader] = weakref.WeakSet()
+
+    def capabilities(self) -> CapabilitySet:
+        """See `Provider.capabilities`."""
+        return self.inner.capabilities()
+
+    def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
+        """See `Provider.open_feed`."""
+        return WrappedFeed(self.inner.open_feed(spec, deadline), self)
+
+    def classify(self, error: Exception) -> Fault:
+        """See `Provider.classify`."""
+        return self.inner.classify(error)
+
+    def close(self) -> None:
+        """See `Provider.close`."""
+        for reader in list(self.readers):
+            reader.cancel()
+        self.inner.close()
+
+    # -- What a wrapper overrides
+
+    def fetch(
+        self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
+    ) -> Batch:
+        """What `Reader.fetch` answers."""
+        return reader.inner.fetch(max_records, max_bytes, wait, deadline)
+
+    def close_reader(self, reader: WrappedReader) -> None:
+        """What `Reader.close` does."""
+        self.readers.discard(reader)
+        reader.inner.close()
+
+    def start(
+        self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
+    ) -> list[Seed]:
+        """What `Feed.start` answers."""
+        return feed.inner.start(position, partition_id, deadline)
+
+    def partitions(self, feed: WrappedFeed, deadline: Deadline) -> list[Partition]:
+        """What `Feed.partitions` answers."""
+        return feed.inner.partitions(deadline)
+
+    def discover(
+        self, feed: WrappedFeed, awaiting: Mapping[str, Cursor], deadline: Deadline
+    ) -> dict[str, Outcome]:
+        """What `Feed.discover` answers."""
+        return feed.inner.discover(awaiting, deadline)
+
+    def uncovered(
+        self,
+        feed: WrappedFeed,
+        tracked: Mapping[str, Tracked],
+        since: datetime | None,
+        deadline: Deadline,
+    ) -> list[Seed] | None:
+        """What `Feed.uncovered` answers."""
+        return feed.inner.uncovered(tracked, since, deadline)
+
+    def find_heads(
+        self,
+        feed: WrappedFeed,
+        cursors: Mapping[str, Cursor],
+        max_records: int | None,
+        deadline: Deadline,
+    ) -> dict[str, Head]:
+        """What `SupportsHeads.heads` answers, for a feed that has it."""
+        assert isinstance(feed.inner, SupportsHeads)
+        return feed.inner.heads(cursors, max_records, deadline)
+
+
+class WrappedPlugin(ProviderPlugin):
+    """Connects like another plugin, and wraps what that makes; override `wrap`.
+
+    Args:
+        inner: The plugin.
+    """
+
+    provider_id = "wrapped"
+
+    def __init__(self, inner: ProviderPlugin) -> None:
+        self.inner = inner
+        vars(self).update(provider_id=inner.provider_id)
+
+    def capabilities(self) -> CapabilitySet:
+        """As the plugin says."""
+        return self.inner.capabilities()
+
+    def connect(self, config: ClientConfig, native_client: object | None) -> Provider:
+        """See `ProviderPlugin.connect`."""
+        return self.wrap(self.inner.connect(config, native_client))
+
+    def wrap(self, provider: Provider) -> Provider:
+        """The provider that is used instead."""
+        return provider

@@ -1,0 +1,301 @@
+"""The simulation: a log, the behaviour over it, and a script for single troubles."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+import attrs
+
+from multiclouddb_api import MulticloudDbKey, ResourceAddress
+from multiclouddb_conformance.simulation.errors import ServerError
+from multiclouddb_conformance.simulation.log import EPOCH, AnyKey, Document, Log
+from multiclouddb_conformance.simulation.partition_log import HASHES, Written
+from multiclouddb_conformance.simulation.service_behaviour import Dice, ServiceBehaviour
+from multiclouddb_spi.faults import Fault, ProviderFault
+
+__all__ = ["FETCH", "Simulation"]
+
+FETCH = "fetch"
+_MOST_OPEN: Final = 4
+
+
+@attrs.define
+class _Scripted:
+    partition_id: str | None
+    operation: str
+    error: Exception
+    left: int | None
+
+
+class Simulation(Log):
+    """A simulated collection, shared by every provider that is opened on it.
+
+    Attributes:
+        behaviour: Its troubles and habits; may be exchanged at any time.
+    """
+
+    def __init__(
+        self,
+        partitions: int = 1,
+        behaviour: ServiceBehaviour | None = None,
+        address: ResourceAddress | None = None,
+        start: datetime = EPOCH,
+        tick: timedelta = timedelta(milliseconds=1),
+        retention_seconds: float | None = None,
+    ) -> None:
+        """A new, empty collection.
+
+        Args:
+            partitions: How many it has at first.
+            behaviour: Troubles and habits; none by default.
+            address: Its address; `sim/items` by default.
+            start: Where its clock stands.
+            tick: How far the clock moves with each commit.
+            retention_seconds: What batches tell about retention; None to tell nothing. Nothing is
+                forgotten but by `trim` and `trim_older_than`.
+        """
+        super().__init__(partitions, address, start, tick)
+        self.behaviour = behaviour or ServiceBehaviour()
+        self.retention_seconds = retention_seconds
+        self._script: deque[_Scripted] = deque()
+        self._held: set[str | None] = set()
+        self._waiting: dict[str | None, int] = {}
+        self._dice: dict[tuple[int, str], Dice] = {}
+        self._in_row: dict[str, int] = {}
+        self._patience: dict[str, int] = {}
+        self._asked_for_more: dict[str, int] = {}
+        self._unlisted: dict[str, int] = {}
+        self._redelivered: set[tuple[str, int, int]] = set()
+        self._until_split = 0
+
+    # -- What the service does by itself
+
+    def place_of(self, key: MulticloudDbKey) -> int:
+        """See `Log.place_of`: another one behind each split and merge, where keys move."""
+        place = super().place_of(key)
+        if self.behaviour.moves_keys:
+            place += len(self.lineage) * (HASHES * 5 // 13)
+        return place % HASHES
+
+    def _commit(
+        self, writes: Sequence[tuple[AnyKey, Document | None]], poison: bool, by_expiry: bool
+    ) -> tuple[Written, ...]:
+        with self.changed:
+            records = super()._commit(writes, poison, by_expiry)
+            self._split_itself()
+            return records
+
+    def _split_itself(self) -> None:
+        """Split, merge or roll a partition, when its time has come."""
+        if self.behaviour.splits_itself is None or self.incarnation is None:
+            return
+        self._until_split += 1
+        if self._until_split < self.behaviour.splits_itself:
+            return
+        self._until_split = 0
+        dice, names = self.dice("splits itself"), list(self.open_partitions)
+        first, *rest = dice.jumbled(names)
+        if len(names) < _MOST_OPEN and dice.happens(0.5):
+            self.split(first)
+        elif rest and dice.happens(0.7):
+            self.merge(first, rest[0])
+        else:
+            self.roll(first)
+
+    # -- The script
+
+    def fail_next(
+        self,
+        partition_id: str | None,
+        fault: Exception | Fault,
+        times: int | None = 1,
+        operation: str = FETCH,
+    ) -> None:
+        """Let the next calls fail.
+
+        Args:
+            partition_id: Of this partition, or None for whichever is asked.
+            fault: What is raised: an exception, or a fault that is raised as `ProviderFault`.
+            times: How many calls, or None for all that follow.
+            operation: `fetch`, or a method of the feed: `start`, `partitions`, `discover`,
+                `uncovered`, `oldest`, `heads`, `clock`, or `open_feed`.
+        """
+        error = ProviderFault(fault) if isinstance(fault, Fault) else fault
+        with self.changed:
+            self._script.append(_Scripted(partition_id, operation, error, times))
+
+    def forgive(self) -> None:
+        """Forget every scripted failure."""
+        with self.changed:
+            self._script.clear()
+
+    def hold(self, partition_id: str | None = None) -> None:
+        """Let every fetch of a partition, or of all, block until `release` or `cancel`."""
+        with self.changed:
+            self._held.add(partition_id)
+
+    def release(self, partition_id: str | None = None) -> None:
+        """Let the fetches that `hold` stopped go on."""
+        with self.changed:
+            self._held.discard(partition_id)
+            self.changed.notify_all()
+
+    def delay_children(self, partition_id: str, calls: int) -> None:
+        """Let the service name the children of a partition after that many calls of `discover`."""
+        with self.changed:
+            self._patience[partition_id] = calls
+
+    def hide(self, partition_id: str, looks: int) -> None:
+        """Let the service list a partition after that many looks (a start, a listing, an audit)."""
+        with self.changed:
+            self._unlisted[partition_id] = looks
+
+    def wait_until_held(self, partition_id: str | None = None, timeout: float = 10.0) -> bool:
+        """Block until a fetch stands at a hold; False when none came in time."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self._waiting.get(partition_id, 0) > 0, timeout)
+
+    # -- What readers and feeds ask
+
+    def dice(self, partition_id: str) -> Dice:
+        """The dice of a partition in the present behaviour."""
+        which = (self.behaviour.seed, partition_id)
+        dice = self._dice.get(which)
+        if dice is None:
+            dice = self._dice[which] = Dice(*which)
+        return dice
+
+    def scripted(self, operation: str, partition_id: str | None = None) -> Exception | None:
+        """The scripted failure of this call, if there is one; it counts as used."""
+        for scripted in self._script:
+            if scripted.operation == operation and scripted.partition_id in (None, partition_id):
+                if scripted.left is not None:
+                    scripted.left -= 1
+                    if not scripted.left:
+                        self._script.remove(scripted)
+                return scripted.error.with_traceback(None)
+        return None
+
+    def control(self, operation: str) -> None:
+        """A call on the feed begins: it may fail."""
+        with self.changed:
+            error = self.scripted(operation)
+            if error is None and self._trouble(self.behaviour.control, f"feed {operation}"):
+                error = ServerError(f"503 on {operation}")
+        if error is not None:
+            raise error
+
+    def _trouble(self, chance: float, name: str) -> bool:
+        if not chance:
+            return False
+        happens = self.may_trouble(name) and self.dice(name).happens(chance)
+        self.count_trouble(name, happens)
+        return happens
+
+    def may_trouble(self, name: str) -> bool:
+        """False when troubles have happened often enough in a row."""
+        return self._in_row.get(name, 0) < self.behaviour.faults_in_row
+
+    def count_trouble(self, name: str, happened: bool) -> None:
+        """A call had trouble, or had none."""
+        self._in_row[name] = self._in_row.get(name, 0) + 1 if happened else 0
+
+    def pass_hold(self, partition_id: str, stop: Callable[[], bool]) -> None:
+        """Block while a partition is held, unless `stop()`; `changed` is held by the caller."""
+        for name in (partition_id, None):
+            if name in self._held:
+                self._waiting[name] = self._waiting.get(name, 0) + 1
+                self.changed.notify_all()
+                try:
+                    self.changed.wait_for(lambda name=name: stop() or name not in self._held)  # type: ignore[misc]
+                finally:
+                    self._waiting[name] -= 1
+
+    def children_named(self, partition_id: str, *, asked: bool) -> bool:
+        """True when the service names the children of a closed partition by now.
+
+        Args:
+            partition_id: The closed partition.
+            asked: True for a call of `discover`, which brings the moment nearer.
+        """
+        left = self._patience.get(partition_id)
+        if left is None:
+            if not self.behaviour.late_children:
+                return True
+            left = Dice(self.behaviour.seed, f"late {partition_id}").up_to(self.behaviour.late_children)
+        self._patience[partition_id] = max(0, left - asked)
+        return not left
+
+    def siblings_named(self, partition_id: str, children: Sequence[str], *, asked: bool) -> list[str]:
+        """Those of a closed partition's children that the service names by now; one at least.
+
+        Args:
+            partition_id: The closed partition.
+            children: All its children.
+            asked: True for a call of `discover`, which brings the moment nearer.
+        """
+        most = self.behaviour.late_siblings
+        if not most or len(children) < 2:
+            return list(children)
+        self._asked_for_more[partition_id] = self._asked_for_more.get(partition_id, 0) + asked
+        return [name for name, looks in self._namings(partition_id, children) if looks <= 0]
+
+    def _namings(self, partition_id: str, children: Sequence[str]) -> list[tuple[str, int]]:
+        """The children in the order in which they are named, and how many looks each is off."""
+        dice = Dice(self.behaviour.seed, f"siblings {partition_id}")
+        found, looks = list[tuple[str, int]](), -self._asked_for_more.get(partition_id, 0)
+        for number, name in enumerate(dice.jumbled(list(children))):
+            looks += dice.up_to(self.behaviour.late_siblings) if number else 0
+            found.append((name, looks))
+        return found
+
+    def names_all(self) -> bool:
+        """False while children are to be named of which a client has been told a part; then idle is early."""
+        with self.changed:
+            return all(
+                looks <= 0
+                for name in self._asked_for_more
+                if self.behaviour.late_siblings and name in self.partitions
+                for _, looks in self._namings(name, self.partitions[name].children)
+            )
+
+    def lists_all(self) -> bool:
+        """False in behaviour in which a partition may be missing from a listing."""
+        late = self.behaviour.late_listing or self.behaviour.incomplete_listing
+        return not late and not any(self._unlisted.values())
+
+    def shows(self, partition_id: str) -> bool:
+        """Whether this look at the service shows a partition."""
+        left = self._unlisted.get(partition_id)
+        if left is None:
+            most = self.behaviour.late_listing if self.partitions[partition_id].parents else 0
+            left = Dice(self.behaviour.seed, f"listed {partition_id}").up_to(most) if most else 0
+        self._unlisted[partition_id] = max(0, left - 1)
+        return not left and not self._trouble(self.behaviour.incomplete_listing, f"listed {partition_id}")
+
+    def ends_apart(self, partition_id: str) -> bool:
+        """True when the end of a partition comes on an empty batch of its own."""
+        chance = self.behaviour.separate_end
+        return bool(chance) and Dice(self.behaviour.seed, f"end {partition_id}").happens(chance)
+
+    def redelivers(self, partition_id: str, place: tuple[int, int]) -> int:
+        """How many earlier records come again at a place; 0 when they have before."""
+        which = (partition_id, *place)
+        if not self.behaviour.redeliver or which in self._redelivered:
+            return 0
+        self._redelivered.add(which)
+        return self.dice(partition_id).up_to(self.behaviour.redeliver)
+
+    def headroom(self, commit: int) -> float | None:
+        """Seconds until the position behind a commit falls out of retention."""
+        if self.retention_seconds is None:
+            return None
+        behind = self.commit_time(commit) or self.commit_time(1) or self.now
+        return self.retention_seconds - (self.now - behind).total_seconds()
+
+    def waiting(self) -> Mapping[str | None, int]:
+        """Partition id → fetches that stand at a hold."""
+        return {name: count for name, count in self._waiting.items() if count}

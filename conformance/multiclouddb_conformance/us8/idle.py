@@ -1,0 +1,150 @@
+"""Nothing new: idle pages, long polls, tokens that move all the same, watermarks."""
+# ruff: noqa: D102 - a test's name says what it is about
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from multiclouddb_api import PhysicalPartition
+from multiclouddb_conformance.collection import Collection
+from multiclouddb_conformance.waiting import assert_prompt
+from multiclouddb_spi.continuation.token import decode_token
+
+__all__ = ["TestIdle", "TestLongPoll", "TestWatermark"]
+
+
+class TestIdle:
+    """`idle` means that every partition said that it has nothing."""
+
+    def test_an_empty_feed_is_idle(self, collection: Collection) -> None:
+        page = collection.last(collection.begin)
+        assert (page.events, page.idle) == ((), True)
+
+    def test_no_page_is_idle_while_something_is_missing(self, collection: Collection) -> None:
+        collection.fill(25)
+        seen = 0
+        for page in collection.pages(collection.begin, 2):
+            assert not (page.idle and seen < 25)
+            seen += len(page.events)
+
+    def test_a_page_with_events_is_not_idle(self, collection: Collection) -> None:
+        collection.fill(5)
+        assert all(not page.idle for page in collection.pages(collection.begin) if page.events)
+
+    def test_an_idle_feed_wakes_up(self, collection: Collection) -> None:
+        token = collection.last(collection.begin).continuation_token
+        collection.put("a", n=1)
+        assert len(collection.read(token, 1)) == 1
+
+    def test_an_idle_feed_is_not_behind(self, collection: Collection) -> None:
+        collection.fill(3)
+        assert collection.last(collection.begin).diagnostics.lag_seconds == 0
+
+    @pytest.mark.needs("several", "trim", "idle_moves", "still")
+    def test_a_partition_that_is_idle_for_long_does_not_fall_out_of_retention(
+        self, collection: Collection
+    ) -> None:
+        mine, other = collection.partitions()[:2]
+        busy = collection.key_in(other)
+        scope = PhysicalPartition(mine)
+        token = collection.last(collection.now(scope=scope), scope=scope).continuation_token
+        for round_ in range(3):
+            for number in range(5):
+                collection.put(busy, n=5 * round_ + number)
+            page = collection.last(token, scope=scope)
+            assert page.events == ()
+            token = page.continuation_token
+            collection.trim()
+            collection.restart()
+        assert collection.last(token, scope=scope).idle
+
+    @pytest.mark.needs("several", "idle_moves", "still")
+    def test_an_empty_page_moves_the_token_with_the_service(self, collection: Collection) -> None:
+        mine, other = collection.partitions()[:2]
+        busy = collection.key_in(other)
+        scope = PhysicalPartition(mine)
+        tokens = [collection.now(scope=scope)]
+        for number in range(3):
+            collection.put(busy, n=number)
+            tokens.append(collection.last(tokens[-1], scope=scope).continuation_token)
+        states = {str(decode_token(token).state) for token in tokens}
+        assert len(states) == 4
+
+
+class TestLongPoll:
+    """`wait_seconds`: how long a call waits for a first event."""
+
+    def test_without_waiting_an_empty_page_comes_at_once(self, collection: Collection) -> None:
+        token = collection.last(collection.begin).continuation_token
+
+        def attempt() -> float:
+            began = time.monotonic()
+            assert collection.page(token).events == ()
+            return time.monotonic() - began
+
+        assert_prompt(2, attempt, at_most=15)
+
+    def test_a_wait_ends_when_its_time_is_over(self, collection: Collection) -> None:
+        token = collection.last(collection.begin).continuation_token
+
+        def attempt() -> float:
+            began = time.monotonic()
+            assert collection.page(token, wait=0.3).events == ()
+            took = time.monotonic() - began
+            assert took >= 0.25
+            return took
+
+        assert_prompt(2, attempt, at_most=15)
+
+    def test_a_wait_ends_with_the_first_event(self, collection: Collection) -> None:
+        token = collection.last(collection.begin).continuation_token
+        writer = threading.Timer(0.2, collection.put, ("a",), {"n": 1})
+        writer.start()
+        began = time.monotonic()
+        page = collection.page(token, wait=20)
+        writer.join()
+        assert len(page.events) == 1
+        assert time.monotonic() - began < 15
+
+
+@pytest.mark.needs("watermarks")
+class TestWatermark:
+    """No later event is older than the watermark, and it never goes back."""
+
+    def test_it_never_goes_back(self, collection: Collection) -> None:
+        marks = []
+        token = collection.begin
+        for number in range(4):
+            collection.fill(5, start=5 * number)
+            for page in collection.pages(token, 2):
+                token = page.continuation_token
+                marks.append(page.diagnostics.watermark)
+            collection.restart()
+        told = [mark for mark in marks if mark is not None]
+        assert told
+        assert told == sorted(told)
+
+    @pytest.mark.parametrize("size", [1, 3, 0])
+    def test_no_later_event_is_older(self, collection: Collection, size: int) -> None:
+        collection.fill(20)
+        pages = list(collection.pages(collection.begin, size))
+        collection.fill(10, start=20)
+        pages += collection.pages(pages[-1].continuation_token, size)
+        for number, page in enumerate(pages):
+            mark = page.diagnostics.watermark
+            later = [event for each in pages[number + 1 :] for event in each.events]
+            assert mark is None or all(event.timestamp >= mark for event in later)
+
+    @pytest.mark.needs("split")
+    def test_no_later_event_is_older_through_a_split(self, collection: Collection) -> None:
+        collection.fill(10)
+        collection.split()
+        collection.fill(10, start=10)
+        pages = list(collection.pages(collection.begin, 2))
+        for number, page in enumerate(pages):
+            mark = page.diagnostics.watermark
+            later = [event for each in pages[number + 1 :] for event in each.events]
+            assert mark is None or all(event.timestamp >= mark for event in later)

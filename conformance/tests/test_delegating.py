@@ -1,0 +1,163 @@
+"""A wrapper of the kit does what the one inside does, in every member of the contract, by introspection.
+
+A member that is new in the contract fails here until the wrapper passes it on.
+"""
+
+import inspect
+from typing import Protocol
+
+import pytest
+
+from multiclouddb_conformance.delegating import (
+    WrappedFeed,
+    WrappedMapper,
+    WrappedPlugin,
+    WrappedProvider,
+    WrappedReader,
+)
+from multiclouddb_spi import Feed, Mapper, Provider, ProviderPlugin, Reader, contract
+
+CONTRACT = (Mapper, Reader, Feed, Provider, ProviderPlugin)
+PROTOCOLS = [
+    each
+    for _, each in inspect.getmembers(contract, inspect.isclass)
+    if vars(each).get("_is_protocol") and each is not Protocol
+]
+# It is made of `connect`: what the plugin inside would open has no wrapper around its provider.
+MADE_OF_OTHERS = {(ProviderPlugin, "open")}
+
+
+class Answer(str):
+    """What a call answers, or is asked: also a feed or a provider, for a wrapper around it."""
+
+    spec = identity = provider_id = options_type = page_records = None
+
+
+def methods(of):
+    """The public methods of a contract that may be overridden."""
+    return [
+        name
+        for name, member in inspect.getmembers(of, inspect.isfunction)
+        if not name.startswith("_") and not getattr(member, "__final__", False)
+        if (of, name) not in MADE_OF_OTHERS
+    ]
+
+
+def attributes(of):
+    return list(inspect.get_annotations(of))
+
+
+def telling(name):
+    """A method that answers with its own name and what it was asked."""
+
+    def method(self, *args, **kwargs):
+        self.asked.append((name, *args, *kwargs.values()))
+        return self.made.setdefault(name, Answer(name))
+
+    return method
+
+
+def inside(of, *abilities):
+    """An object of a class of the contract, with these protocols; no member of it answers like a default."""
+    names = {name for each in (of, *abilities) for name in methods(each)}
+    members = {name: telling(name) for name in names}
+    made = type(f"Inside{of.__name__}", (of,), members)()
+    vars(made).update({name: Answer(name) for name in attributes(of)}, asked=[], made={})
+    return made
+
+
+def wrapped(inner):
+    """The kit's wrapper around it."""
+    match inner:
+        case Mapper():
+            return WrappedMapper(inner)
+        case Reader():
+            return WrappedReader(inner, WrappedFeed(inside(Feed), WrappedProvider(inside(Provider))), "p", 0)
+        case Feed():
+            return WrappedFeed(inner, WrappedProvider(inside(Provider)))
+        case Provider():
+            return WrappedProvider(inner)
+        case ProviderPlugin():
+            return WrappedPlugin(inner)
+
+
+def check_passed_on(outer, inner, of, name):
+    """A call of the wrapper is one of the one inside, with the same arguments and its answer."""
+    asked = list(inspect.signature(getattr(of, name)).parameters)[1:]
+    args = [Answer(each) for each in asked]
+    inner.asked.clear()
+    answer = getattr(outer, name)(*args)
+    assert inner.asked == [(name, *args)], f"{type(outer).__name__}.{name} does not ask the one inside"
+    assert all(given is arg for given, arg in zip(inner.asked[0][1:], args, strict=True))
+    expected = inner.made[name]
+    # A wrapper around what it answers, or the answer itself.
+    nothing = inspect.signature(getattr(of, name)).return_annotation == "None"
+    assert (answer is None) if nothing else (getattr(answer, "inner", answer) is expected)
+
+
+@pytest.mark.parametrize(
+    ("of", "name"),
+    [pytest.param(of, name, id=f"{of.__name__}.{name}") for of in CONTRACT for name in methods(of)],
+)
+def test_every_method_is_passed_on(of, name):
+    inner = inside(of)
+    check_passed_on(wrapped(inner), inner, of, name)
+
+
+@pytest.mark.parametrize(
+    ("of", "name"),
+    [pytest.param(of, name, id=f"{of.__name__}.{name}") for of in CONTRACT for name in attributes(of)],
+)
+def test_every_attribute_is_that_of_the_one_inside(of, name):
+    inner = inside(of)
+    assert getattr(wrapped(inner), name) is getattr(inner, name)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda each: each.__name__)
+class TestProtocols:
+    def wrappers(self, protocol):
+        """Those that are one of the protocol around what is one."""
+        pairs = [(wrapped(inner), inner) for inner in (inside(of, protocol) for of in CONTRACT)]
+        return [(outer, inner) for outer, inner in pairs if isinstance(outer, protocol)]
+
+    def test_a_wrapper_can_do_it_where_the_one_inside_can(self, protocol):
+        (pair,) = self.wrappers(protocol)  # a protocol is for one kind of thing: a feed, a provider
+        for name in methods(protocol):
+            check_passed_on(*pair, protocol, name)
+
+    def test_and_around_another_wrapper(self, protocol):
+        ((outer, _),) = self.wrappers(protocol)
+        assert isinstance(wrapped(outer), protocol)
+
+    @pytest.mark.parametrize("of", CONTRACT, ids=lambda each: each.__name__)
+    def test_it_cannot_where_the_one_inside_cannot(self, protocol, of):
+        inner = inside(of)
+        assert not isinstance(inner, protocol)
+        assert not isinstance(wrapped(inner), protocol)
+
+    def test_a_name_in_the_contract_says_that_it_is_one(self, protocol):
+        assert protocol.__name__.startswith("Supports")
+
+
+def test_there_are_protocols():
+    assert {each.__name__ for each in PROTOCOLS} == {
+        name for name in contract.__all__ if name.startswith("Supports")
+    }
+
+
+def test_what_a_wrapper_overrides_is_asked_for_heads_too():
+    class Late(WrappedProvider):
+        def find_heads(self, feed, cursors, max_records, deadline):
+            return {"late": super().find_heads(feed, cursors, max_records, deadline)}
+
+    inner = inside(Feed, contract.SupportsHeads)
+    outer = WrappedFeed(inner, Late(inside(Provider)))
+    assert outer.heads({}, None, None) == {"late": "heads"}
+
+
+def test_what_a_plugin_opens_has_the_wrapper():
+    class Marked(WrappedPlugin):
+        def wrap(self, provider):
+            return WrappedProvider(provider)
+
+    assert isinstance(Marked(inside(ProviderPlugin)).connect(None, None), WrappedProvider)

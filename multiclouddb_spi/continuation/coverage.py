@@ -1,0 +1,187 @@
+"""Audits of coverage: which open partitions a token neither holds nor leads to.
+
+A service may list a partition late, and a token does not know a partition that was never listed. An open
+partition cannot have been read to its end. So a listed open partition is in the lineage, or it descends from
+an entry of the lineage, or it was missed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import cache
+
+from multiclouddb_api import AtTime, Beginning, LogicalPartition, Now, PartitionFoundLate
+from multiclouddb_spi.continuation.entry import Active, Audited, AwaitingChildren, Entry, Waiting
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.moment import to_micros, to_moment
+from multiclouddb_spi.continuation.reach import parents_of, reach
+from multiclouddb_spi.contract import Feed, FeedStart, Partition, PartitionState, Seed, Tracked
+from multiclouddb_spi.deadline import Deadline
+
+__all__ = [
+    "add_uncovered",
+    "ancestors_read",
+    "audit_failed",
+    "begun",
+    "find_uncovered",
+    "is_audit_due",
+    "missed_by_parents",
+    "tracked",
+]
+
+
+def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | None:
+    """What the token of a new feed keeps for audits; None for a feed of one partition key.
+
+    Args:
+        feed: The feed.
+        position: Where it starts.
+        now: The service's time before it starts, or None where the service does not say.
+    """
+    if isinstance(feed.spec.scope, LogicalPartition):
+        return None
+    match position:
+        case Beginning():
+            since = None
+        case AtTime(utc):
+            since = utc
+        case Now():
+            since = now
+    return Audited(None if since is None else to_micros(since), int(time.time()), retired=True)
+
+
+def is_audit_due(audited: Audited | None, every: float) -> bool:
+    """Whether to audit now; by the clock of this machine, which decides nothing else.
+
+    Args:
+        audited: What the token keeps, or None for a feed that is not audited.
+        every: Seconds from one audit to the next.
+    """
+    if audited is None:
+        return False
+    since = time.time() - audited.at
+    # A clock that was set back must not delay audits for long.
+    return since >= (every / 10 if audited.retired else every) or since < -every / 10
+
+
+def find_uncovered(feed: Feed, lineage: Lineage, deadline: Deadline) -> list[Seed] | None:
+    """Ask a feed what a lineage does not cover.
+
+    Args:
+        feed: Whose lineage.
+        lineage: The lineage of a whole collection.
+        deadline: When it has to be over.
+
+    Returns:
+        As `Feed.uncovered`.
+    """
+    since = lineage.audited.since if lineage.audited is not None else None
+    return feed.uncovered(tracked(lineage), None if since is None else to_moment(since), deadline)
+
+
+def add_uncovered(feed: Feed, lineage: Lineage, seeds: Sequence[Seed] | None) -> list[PartitionFoundLate]:
+    """Add what an audit found to the lineage, and record the time of the audit.
+
+    Args:
+        feed: Whose lineage.
+        lineage: The lineage.
+        seeds: What `Feed.uncovered` gave.
+
+    Returns:
+        A notice for each partition that is new.
+    """
+    assert lineage.audited is not None
+    # An incomplete listing gave no answer now; a later one may give it soon.
+    lineage.audited = Audited(lineage.audited.since, int(time.time()), retired=seeds is None)
+    found = {seed.partition_id: seed for seed in seeds or ()}
+    return [
+        PartitionFoundLate(feed.public_id(name), feed.describe(found[name].cursor).text)
+        for name in lineage.add(list(found.values()))
+    ]
+
+
+def audit_failed(lineage: Lineage) -> None:
+    """An audit failed: the next one is as soon as after a partition was retired."""
+    assert lineage.audited is not None
+    lineage.audited = Audited(lineage.audited.since, int(time.time()), retired=True)
+
+
+def tracked(lineage: Lineage) -> dict[str, Tracked]:
+    """A lineage as `Feed.uncovered` sees it: without the entries that no listing names, also as parents."""
+    unlisted = {entry.partition_id for entry in lineage} - lineage.listed()
+    return {
+        entry.partition_id: _tracked(entry, unlisted)
+        for entry in lineage
+        if entry.partition_id not in unlisted
+    }
+
+
+def _tracked(entry: Entry, unlisted: Collection[str]) -> Tracked:
+    match entry:
+        case Active(partition_id, cursor):
+            return Tracked(partition_id, (cursor,))
+        case AwaitingChildren(partition_id, cursor):
+            return Tracked(partition_id, (cursor,), drained=True)
+        case Waiting(partition_id, said, parents):
+            return Tracked(partition_id, said, tuple(name for name in parents if name not in unlisted))
+
+
+def missed_by_parents(
+    tracked: Mapping[str, Tracked], listed: Iterable[Partition], is_gone: Callable[[str], bool]
+) -> dict[str, tuple[str, ...]] | None:
+    """The partitions that a token neither holds nor leads to, by the parents that a service lists; pure.
+
+    It begins at each open partition, and at each parent that a partition of the token still waits for, and
+    follows the parents. If it comes to a partition of the token, the start is covered. If it comes to a
+    partition that an entry of the token descends from, that one was read, and everything below it was missed.
+
+    Args:
+        tracked: Every partition of the token.
+        listed: What the service lists. It may be incomplete, and its pages may be of different moments.
+        is_gone: Asks the service whether a partition that is not listed is gone. If it still exists, it is
+            not listed yet, and its descendants cannot be judged now. It is asked only when something seems to
+            be missed.
+
+    Returns:
+        Missed partition → its parents among the missed. None when the listing is incomplete: it lacks a
+        partition of the token that is being read, or one that an entry of the token descends from. Then a
+        partition that was read may look like one that was missed.
+    """
+    listed = list(listed)
+    parents = parents_of(listed)
+    if any(name not in parents for name, entry in tracked.items() if not (entry.parents or entry.drained)):
+        return None
+    read, unlisted = ancestors_read(tracked, parents)
+    roots = [partition.partition_id for partition in listed if partition.state is PartitionState.OPEN]
+    roots += [name for entry in tracked.values() for name in entry.parents if name in parents]
+    branches = [reach([name], parents, read | tracked.keys()) for name in dict.fromkeys(roots)]
+    branches = [rest for branch in branches if branch.isdisjoint(tracked) and (rest := branch - read)]
+    if not branches:
+        return {}
+    is_gone = cache(is_gone)
+    if not all(map(is_gone, unlisted)):
+        return None
+    known = [branch for branch in branches if all(map(is_gone, sorted(branch - parents.keys())))]
+    found = set[str]().union(*known) & parents.keys()
+    return {name: tuple(filter(found.__contains__, parents[name])) for name in parents if name in found}
+
+
+def ancestors_read(
+    tracked: Mapping[str, Tracked], parents: Mapping[str, Sequence[str]]
+) -> tuple[set[str], list[str]]:
+    """The ancestors of the partitions of a token: they have been read.
+
+    Returns:
+        The ancestors; and all partitions that are not listed, among the ancestors and in the token. The
+        ancestors of these are not known.
+    """
+    named_by = (
+        parent
+        for name, entry in tracked.items()
+        for parent in parents.get(name, ())
+        if parent not in entry.parents
+    )
+    read = reach(named_by, parents, tracked) - tracked.keys()
+    return read, sorted(name for name in read | tracked.keys() if name not in parents)

@@ -1,0 +1,137 @@
+"""The partitions of one feed and their states; `Lineage` changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from multiclouddb_spi.batch import Child
+from multiclouddb_spi.continuation.entry import (
+    Active,
+    Audited,
+    AwaitingChildren,
+    Entry,
+    Waiting,
+    audited_to_json,
+    entry_to_json,
+    place_of,
+)
+from multiclouddb_spi.cursor import Cursor
+
+__all__ = ["Entries"]
+
+
+class Entries:
+    """The partitions that are read, that wait and that have ended, in the order of the queue.
+
+    Args:
+        entries: The partitions in that order.
+        audited: What is kept for audits; None for a feed that is not audited.
+
+    Attributes:
+        audited: The same.
+    """
+
+    def __init__(self, entries: Iterable[Entry], audited: Audited | None) -> None:
+        self._entries = dict[str, Entry]()
+        for entry in entries:
+            self._entries[entry.partition_id] = entry
+        self.audited = audited
+
+    def to_json(self) -> Cursor:
+        """JSON; for an active partition the form itself takes six characters."""
+        value: dict[str, Cursor] = {"p": [entry_to_json(entry) for entry in self._entries.values()]}
+        if self.audited is not None:
+            value["a"] = audited_to_json(self.audited)
+        return value
+
+    def stands_like(self, other: Entries) -> bool:
+        """Whether both hold the same partitions at the same positions; watches and audits do not count.
+
+        Args:
+            other: Another lineage of the feed.
+        """
+        if self._entries.keys() != other._entries.keys():
+            return False
+        return all(place_of(entry) == place_of(other._entries[name]) for name, entry in self._entries.items())
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, partition_id: object) -> bool:
+        return partition_id in self._entries
+
+    def active(self) -> list[Active]:
+        """Partitions to read, in the order of the queue."""
+        return [entry for entry in self._entries.values() if type(entry) is Active]
+
+    def awaiting_children(self) -> list[AwaitingChildren]:
+        """Partitions that may have more children than are known."""
+        return [entry for entry in self._entries.values() if type(entry) is AwaitingChildren]
+
+    def waiting(self) -> list[Waiting]:
+        """Children that wait for a parent."""
+        return [entry for entry in self._entries.values() if type(entry) is Waiting]
+
+    def listed(self) -> set[str]:
+        """Ids of the entries that are partitions of the service; audits and retention look only at these."""
+        return {entry.partition_id for entry in self if isinstance(entry, AwaitingChildren) or entry.listed}
+
+    def is_quiet(self, quiet: Collection[str]) -> bool:
+        """Whether the feed has nothing to read at present.
+
+        Then every active partition is `quiet`, no child waits for one of them, and each partition that has
+        ended has a known child. In a feed without audits, children may wait for undiscovered parents
+        (`UndiscoveredParents`), and others for those children.
+        """
+        waiting = self.waiting()
+        if self.unnamed() or (waiting and self.audited is not None):
+            return False
+        awaited = {parent for entry in waiting for parent in entry.parents}
+        return all(
+            entry.partition_id in quiet and entry.partition_id not in awaited for entry in self.active()
+        )
+
+    def ending(self, partition_id: str) -> AwaitingChildren | None:
+        """The entry of `partition_id` if it has ended and may have more children, else None."""
+        entry = self._entries.get(partition_id)
+        return entry if type(entry) is AwaitingChildren else None
+
+    def unnamed(self) -> list[AwaitingChildren]:
+        """The drained partitions without a known child."""
+        return [entry for entry in self.awaiting_children() if not entry.children]
+
+    def cursor(self, partition_id: str) -> Cursor:
+        """The position of an active or drained partition.
+
+        Args:
+            partition_id: The service's own id.
+        """
+        entry = self._entries[partition_id]
+        assert not isinstance(entry, Waiting)
+        return entry.cursor
+
+    def fresh_children(self, partition_id: str, children: Sequence[Child]) -> list[Child]:
+        """The children that the partition has not named before.
+
+        Args:
+            partition_id: The partition.
+            children: What it names.
+        """
+        entry = self._entries[partition_id]
+        named = entry.children if type(entry) is AwaitingChildren else ()
+        return [child for child in children if child.partition_id not in named]
+
+    def undiscovered(self, partition_id: str, children: Sequence[Child]) -> set[str]:
+        """Unknown parents, other than the partition, of the children that it is the first to name.
+
+        They are not discovered yet, or they were lost to retention and cannot name their children any more.
+
+        Args:
+            partition_id: The service's own id.
+            children: What it names.
+        """
+        fresh = [child for child in children if child.partition_id not in self._entries]
+        return {parent for child in fresh for parent in child.parents} - self._entries.keys() - {partition_id}

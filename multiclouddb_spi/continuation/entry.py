@@ -1,0 +1,225 @@
+"""A partition as a token holds it, and its form there.
+
+    [id, cursor]                          it is read
+    [id, cursor, 2]                       it is read first and alone
+    [id, cursor, 8]                       it is read, and no listing of the service names it; 10 with both
+    [id, cursor, 1]                       it has ended, and no child is known
+    [id, cursor, 1, [child, …], 17]       it has ended, these are known, more were looked for during 1.7 s
+    [id, [cursor, …], 4, [parent, …]]     it waits for its parents
+    [id, [cursor, …], 4, [parent, …], µs] the same; it was named then, and some parents are undiscovered
+
+    [id, [cursor, …], 12, [parent, …]]    it waits, and no listing names it
+
+The third item is a set of bits. A newer version may write bits that this version does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final, TypeAlias
+
+import attrs
+
+from multiclouddb_api import MulticloudDbError, invalid_request
+from multiclouddb_spi.continuation.moment import is_micros
+from multiclouddb_spi.contract import Seed
+from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.faults import InvalidCursor
+
+__all__ = [
+    "Active",
+    "Audited",
+    "AwaitingChildren",
+    "Entry",
+    "Waiting",
+    "audited_from_json",
+    "audited_to_json",
+    "entry_from_json",
+    "entry_to_json",
+    "place_of",
+    "seeded",
+]
+
+_DRAINED: Final = 1
+_SUSPECT: Final = 2
+_WAITING: Final = 4
+_UNLISTED: Final = 8
+_KNOWN: Final = _DRAINED | _SUSPECT | _WAITING | _UNLISTED
+_MOST: Final = 2**53
+"""The highest count in a token: JSON of other languages holds it exactly."""
+
+
+@attrs.frozen
+class Active:
+    """A partition that is read.
+
+    Attributes:
+        partition_id: The service's own id.
+        cursor: Everything up to here has been delivered.
+        failed_last: True when its last read failed for good after events were delivered: it is read first and
+            alone, so that the failure is not delayed for ever.
+        listed: False for an entry that is no partition of the service, such as a part of a scan. Audits and
+            retention do not concern it. Its children are of the same kind.
+    """
+
+    partition_id: str
+    cursor: Cursor
+    failed_last: bool = False
+    listed: bool = True
+
+
+@attrs.frozen
+class AwaitingChildren:
+    """A partition that has ended and may have more children than are known.
+
+    Attributes:
+        partition_id: The service's own id.
+        cursor: Where it ended.
+        children: The children that were named so far, also ones that have been drained since; none = not even
+            one is known.
+        watched: How long the engine has looked for children, in tenths of a second of running time.
+    """
+
+    partition_id: str
+    cursor: Cursor
+    children: tuple[str, ...] = ()
+    watched: int = 0
+
+
+@attrs.frozen
+class Waiting:
+    """A child whose parents are not all drained.
+
+    Attributes:
+        partition_id: The service's own id.
+        said: Distinct cursors from its seed and its drained parents.
+        parents: The parents that have not named it yet, and a lost one that it may descend from.
+        named_at: When it was named by the service's clock, in µs since 1970, if parents were undiscovered
+            then (`undiscovered_parents.py`); None also where the service does not give the time.
+        listed: As in `Active`.
+    """
+
+    partition_id: str
+    said: tuple[Cursor, ...]
+    parents: tuple[str, ...]
+    named_at: int | None = None
+    listed: bool = True
+
+
+@attrs.frozen
+class Audited:
+    """What a token keeps for audits of coverage (`Feed.uncovered`).
+
+    Attributes:
+        since: When the feed began by the service's clock, in µs since 1970: nothing older is wanted. None =
+            no bound is known.
+        at: When the last audit was, in seconds since 1970; it only decides when the next one is.
+        retired: True when a partition has left the lineage since then: the next audit is due soon.
+    """
+
+    since: int | None = None
+    at: int = 0
+    retired: bool = True
+
+
+Entry: TypeAlias = Active | AwaitingChildren | Waiting
+
+
+def seeded(seed: Seed, present: Collection[str]) -> Entry:
+    """A partition at its seed; it waits for those of its parents that are present.
+
+    Of the children that the seed names, only those that are present count. The engine looks for the others
+    again.
+    """
+    if children := tuple(child for child in seed.children if child in present):
+        return AwaitingChildren(seed.partition_id, seed.cursor, children)
+    parents = tuple(parent for parent in seed.parents if parent in present and parent != seed.partition_id)
+    if parents:
+        return Waiting(seed.partition_id, (seed.cursor,), parents)
+    return Active(seed.partition_id, seed.cursor)
+
+
+def place_of(entry: Entry) -> Entry:
+    """A partition without the time that the engine has looked for its children."""
+    return attrs.evolve(entry, watched=0) if type(entry) is AwaitingChildren else entry
+
+
+def entry_to_json(entry: Entry) -> Cursor:
+    """One partition in the form of a token."""
+    match entry:
+        case Active(partition_id, cursor, failed_last, listed):
+            flags = failed_last * _SUSPECT | (not listed) * _UNLISTED
+            return [partition_id, cursor, flags] if flags else [partition_id, cursor]
+        case AwaitingChildren(partition_id, cursor, (), 0):
+            return [partition_id, cursor, _DRAINED]
+        case AwaitingChildren(partition_id, cursor, children, watched):
+            return [partition_id, cursor, _DRAINED, list(children), watched]
+        case Waiting(partition_id, said, parents, named_at, listed):
+            flags = _WAITING | (not listed) * _UNLISTED
+            moment = [] if named_at is None else [named_at]
+            return [partition_id, list(said), flags, list(parents), *moment]
+
+
+def entry_from_json(item: Any) -> Entry:
+    """The inverse of `entry_to_json`.
+
+    Raises:
+        InvalidCursor: The value was not made by `entry_to_json`.
+        MulticloudDbError: `INVALID_REQUEST`: a newer version has made it.
+    """
+    match item:
+        case [str() as partition_id, cursor]:
+            return Active(partition_id, cursor)
+        case [str(), _, bool(), *_]:
+            raise InvalidCursor("a partition has an unknown form")
+        case [str(), _, int() as flags, *_] if flags > 0 and flags & ~_KNOWN:
+            raise _newer(f"a partition has the flags {flags}, this library knows {_KNOWN}")
+        case [str() as partition_id, cursor, 2 | 8 | 10 as flags]:
+            return Active(partition_id, cursor, bool(flags & _SUSPECT), not flags & _UNLISTED)
+        case [str() as partition_id, cursor, 1]:
+            return AwaitingChildren(partition_id, cursor)
+        case [str() as partition_id, cursor, 1, [*children], watched] if _names(children) and _is_count(
+            watched
+        ):
+            return AwaitingChildren(partition_id, cursor, tuple(children), watched)
+        case [str() as partition_id, [_, *_] as said, 4 | 12 as flags, [_, *_] as parents, *moment] if _names(
+            parents
+        ) and (not moment or (len(moment) == 1 and is_micros(moment[0]))):
+            named_at = moment[0] if moment else None
+            return Waiting(partition_id, tuple(said), tuple(parents), named_at, flags == _WAITING)
+        case _:
+            raise InvalidCursor("a partition has an unknown form")
+
+
+def audited_to_json(audited: Audited) -> Cursor:
+    """What is kept for audits, in the form of a token."""
+    return [audited.since, audited.at, int(audited.retired)]
+
+
+def audited_from_json(value: Any) -> Audited:
+    """The inverse of `audited_to_json`.
+
+    Raises:
+        InvalidCursor: The value was not made by `audited_to_json`.
+    """
+    match value:
+        case [since, at, (0 | 1) as retired] if _is_count(at) and (
+            since is None or (type(since) is int and abs(since) < _MOST * 100)
+        ):
+            return Audited(since, at, bool(retired))
+        case _:
+            raise InvalidCursor("the time of the last audit is unreadable")
+
+
+def _names(items: list[Any]) -> bool:
+    return all(isinstance(item, str) for item in items)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MOST
+
+
+def _newer(problem: str) -> MulticloudDbError:
+    return invalid_request(
+        "continuation_token", f"was made by a newer version ({problem})", "upgrade multiclouddb"
+    )

@@ -1,0 +1,339 @@
+"""Which partitions are read, which wait for their parents, and in which order they get their turn.
+
+A lineage is the changing part of a token. Each partition in it is in one of three states:
+
+    Active    it is read from its cursor
+    AwaitingChildren   it is read to its end, and the service may name more children than it has named so far
+    Waiting   a child: some of its parents are not drained; it has the cursors that the drained ones gave
+
+A known child starts at once. Its parent stays here as AwaitingChildren and is asked again (`watch`),
+until the service proves that all children are known or the watch has lasted long enough. While the parent is
+here, all its descendants are covered. A lineage also keeps when the feed began and when its
+coverage was last audited.
+
+A child starts when *every* parent has named it. A parent that is not in the lineage has not been discovered
+yet, because every partition of the feed descends from its seeds. So the child waits for an unknown parent,
+and never starts too early. There are two exceptions: a partition that was lost to retention (`replace`,
+`undiscovered`), and a parent that does not descend from what is read (`UndiscoveredParents`). A
+partition that may descend from several lost ones waits for one of them as for a parent (`Retention`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+
+from multiclouddb_spi.batch import Child
+from multiclouddb_spi.continuation.entries import Entries
+from multiclouddb_spi.continuation.entry import (
+    Active,
+    Audited,
+    AwaitingChildren,
+    Entry,
+    Waiting,
+    audited_from_json,
+    entry_from_json,
+    seeded,
+)
+from multiclouddb_spi.contract import Seed
+from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.faults import InvalidCursor
+
+__all__ = ["Join", "Lineage"]
+
+Join: TypeAlias = Callable[[str, Sequence[Cursor]], Cursor]
+
+
+class Lineage(Entries):
+    """The partitions of one feed; its order is the fair queue. Not thread-safe.
+
+    Args:
+        entries: The partitions in the order of the queue.
+        join: Where a child starts, from what its parents said (`Feed.join`).
+        audited: What is kept for audits; None for the lineage of one partition, which is not audited.
+
+    Attributes:
+        audited: The same.
+    """
+
+    def __init__(self, entries: Iterable[Entry], join: Join, audited: Audited | None = None) -> None:
+        super().__init__(entries, audited)
+        self._join = join
+        self._waiting_for: dict[str, set[str]] = {}
+        for entry in self._entries.values():
+            if type(entry) is Waiting:
+                self._index(entry)
+
+    @classmethod
+    def from_seeds(cls, seeds: Sequence[Seed], join: Join, audited: Audited | None = None) -> Lineage:
+        """A fresh lineage; a parent that is no seed itself is gone and counts as drained.
+
+        Args:
+            seeds: What `Feed.start` gave.
+            join: `Feed.join`.
+            audited: What is kept for audits.
+        """
+        present = {seed.partition_id for seed in seeds}
+        return cls((seeded(seed, present) for seed in seeds), join, audited)
+
+    @classmethod
+    def from_json(cls, value: Any, join: Join) -> Lineage:
+        """The inverse of `to_json`.
+
+        Args:
+            value: What `to_json` gave.
+            join: `Feed.join`.
+
+        Raises:
+            InvalidCursor: The value was not made by `to_json`.
+            MulticloudDbError: `INVALID_REQUEST`: a newer version has made it.
+        """
+        if not (isinstance(value, dict) and isinstance(value.get("p"), list)):
+            raise InvalidCursor("the list of partitions is missing")
+        audited = audited_from_json(value["a"]) if "a" in value else None
+        entries = list(map(entry_from_json, value["p"]))
+        if len({entry.partition_id for entry in entries}) != len(entries):
+            raise InvalidCursor("a partition is listed twice")
+        return cls(entries, join, audited)
+
+    def copy(self) -> Lineage:
+        """A copy that can be changed without changing this one."""
+        return Lineage(self._entries.values(), self._join, self.audited)
+
+    def start(self, partition_id: str) -> None:
+        """Start a child without waiting for its parents any longer.
+
+        Args:
+            partition_id: The child.
+        """
+        entry = self._entries[partition_id]
+        assert type(entry) is Waiting
+        cursor = self._join(partition_id, entry.said)
+        del self._entries[partition_id]
+        self._entries[partition_id] = Active(partition_id, cursor, listed=entry.listed)
+
+    def advance(self, partition_id: str, cursor: Cursor) -> None:
+        """Everything up to the cursor has been delivered; this also clears `failed_last`.
+
+        Args:
+            partition_id: The service's own id.
+            cursor: The position after what has been delivered.
+        """
+        entry = self._entries[partition_id]
+        listed = entry.listed if type(entry) is Active else True
+        self._entries[partition_id] = Active(partition_id, cursor, listed=listed)
+
+    def failed_last(self, partition_id: str) -> None:
+        """Read this partition first and alone next time.
+
+        Args:
+            partition_id: The service's own id.
+        """
+        entry = self._entries[partition_id]
+        assert type(entry) is Active
+        self._entries[partition_id] = attrs.evolve(entry, failed_last=True)
+
+    def rotate(self, partition_ids: Iterable[str]) -> None:
+        """Move partitions that had their turn to the back of the queue.
+
+        Args:
+            partition_ids: In the order served.
+        """
+        for partition_id in partition_ids:
+            if (entry := self._entries.pop(partition_id, None)) is not None:
+                self._entries[partition_id] = entry
+
+    def await_children(self, partition_id: str) -> None:
+        """The partition has ended; its children are not named yet.
+
+        Args:
+            partition_id: The service's own id.
+        """
+        if type(self._entries[partition_id]) is not AwaitingChildren:
+            self._entries[partition_id] = AwaitingChildren(partition_id, self.cursor(partition_id))
+
+    def watch(self, partition_id: str, watched: int) -> None:
+        """The children of a drained partition have been looked for.
+
+        Args:
+            partition_id: The service's own id.
+            watched: How long in all, in tenths of a second of running time.
+        """
+        entry = self._entries[partition_id]
+        assert type(entry) is AwaitingChildren
+        self._entries[partition_id] = attrs.evolve(entry, watched=watched)
+
+    def forget(self, partition_id: str) -> list[str]:
+        """Stop looking for more children of a drained partition.
+
+        Args:
+            partition_id: The service's own id.
+
+        Returns:
+            The ids that start now.
+        """
+        del self._entries[partition_id]
+        self._note_retired()
+        return self.release(partition_id)
+
+    def add(self, seeds: Sequence[Seed]) -> list[str]:
+        """Add partitions that an audit found; those that are already here do not change.
+
+        Args:
+            seeds: What `Feed.uncovered` gave.
+
+        Returns:
+            The ids of all that are new, also of those that wait for another of the seeds.
+        """
+        fresh = [seed for seed in seeds if seed.partition_id not in self._entries]
+        present = {seed.partition_id for seed in fresh} | self._entries.keys()
+        for seed in fresh:
+            self._seed(seed, present)
+        return [seed.partition_id for seed in fresh]
+
+    def _seed(self, seed: Seed, present: Collection[str]) -> None:
+        """Add a partition that waits for those of its parents that are present and not drained."""
+        watched = self._watched_among(seed.parents, seed.partition_id)
+        entry = self._entries[seed.partition_id] = seeded(seed, set(present) - watched)
+        if isinstance(entry, Waiting):
+            self._index(entry)
+
+    def _watched_among(self, parents: Sequence[str], child_id: str) -> set[str]:
+        """Those of a child's parents that are drained and only watched; this counts as naming the child."""
+        found = set()
+        for parent in parents:
+            entry = self._entries.get(parent)
+            if type(entry) is AwaitingChildren and entry.children:
+                found.add(parent)
+                if child_id not in entry.children:
+                    self._entries[parent] = attrs.evolve(entry, children=(*entry.children, child_id))
+        return found
+
+    def retire(
+        self,
+        partition_id: str,
+        children: Sequence[Child] = (),
+        lost: Collection[str] = frozenset(),
+        *,
+        complete: bool = True,
+        now: int | None = None,
+    ) -> list[str]:
+        """The partition is drained and names children.
+
+        Args:
+            partition_id: The partition.
+            children: Its children, as far as they are known. One that it has named before is left out.
+            lost: UndiscoveredParents among their parents that were lost to retention: nobody waits for them.
+            complete: False to keep the partition here, because it may have more children.
+            now: The service's time, in µs since 1970: kept with children that wait for undiscovered parents.
+
+        Returns:
+            The ids that start now.
+        """
+        entry = self._entries.pop(partition_id)
+        named = entry.children if type(entry) is AwaitingChildren else ()
+        assert not isinstance(entry, Waiting)
+        listed = isinstance(entry, AwaitingChildren) or entry.listed
+        for child in children:
+            if child.partition_id not in named:
+                self._named(partition_id, child, lost, now, listed=listed)
+        waited = self._waiting_for.get(partition_id, ())
+        if complete:
+            self._note_retired(listed=listed)
+        else:
+            assert listed, "who looks for more children asks the service, which knows nothing of this one"
+            freed = [name for name in sorted(waited) if isinstance(self._entries.get(name), Waiting)]
+            known = dict.fromkeys((*named, *(child.partition_id for child in children), *freed))
+            watched = entry.watched if type(entry) is AwaitingChildren else 0
+            self._entries[partition_id] = AwaitingChildren(partition_id, entry.cursor, tuple(known), watched)
+        return self.release(partition_id)
+
+    def _note_retired(self, *, listed: bool = True) -> None:
+        if listed and self.audited is not None and not self.audited.retired:
+            self.audited = attrs.evolve(self.audited, retired=True)
+
+    def replace(
+        self,
+        partition_id: str,
+        seeds: Sequence[Seed],
+        coming: Collection[str] = frozenset(),
+        holds: Mapping[str, str] | None = None,
+    ) -> list[str]:
+        """The partition's records are lost to retention; continue with what is left of its branch.
+
+        Args:
+            partition_id: The partition.
+            seeds: The partition itself again, or what is left of its descendants (`Feed.oldest`).
+            coming: Partitions that are not discovered yet and will be: a child still waits for a parent
+                among these.
+            holds: Seed or waiting partition → entry that it waits for as for a parent.
+
+        Returns:
+            The ids that start now.
+        """
+        del self._entries[partition_id]
+        self._note_retired()
+        known = self._entries.keys() | {seed.partition_id for seed in seeds} | set(coming)
+        fresh = [seed for seed in seeds if seed.partition_id not in self._entries]
+        for seed in fresh:
+            again = seed.partition_id == partition_id  # it was read: its parents are drained
+            self._seed(seed, () if again else known)
+        for held, leader in (holds or {}).items():
+            self._hold(held, leader)
+        started = [seed.partition_id for seed in fresh if type(self._entries[seed.partition_id]) is Active]
+        if partition_id not in self._entries:
+            for gone in [parent for parent in self._waiting_for if parent not in known]:
+                started += self.release(gone)
+        return started
+
+    def _hold(self, partition_id: str, leader: str) -> None:
+        match self._entries[partition_id]:
+            case Active(_, cursor, _, listed):
+                entry = Waiting(partition_id, (cursor,), (leader,), listed=listed)
+            case Waiting(parents=parents) as waiting if leader not in parents:
+                entry = attrs.evolve(waiting, parents=(*parents, leader))
+            case _:
+                return
+        self._entries[partition_id] = entry
+        self._index(entry)
+
+    def _named(
+        self, parent: str, child: Child, lost: Collection[str], now: int | None, *, listed: bool
+    ) -> None:
+        entry = self._entries.get(child.partition_id)
+        if entry is None:
+            drained = {parent, *lost, *self._watched_among(child.parents, child.partition_id)}
+            others = tuple(other for other in child.parents if other not in drained)
+            led_to = self._entries.keys() >= set(others)
+            moment = None if led_to else now
+            entry = Waiting(child.partition_id, (child.cursor,), others, moment, listed)
+            self._entries[child.partition_id] = entry
+            self._index(entry)
+            self._waiting_for.setdefault(parent, set()).add(child.partition_id)
+        elif isinstance(entry, Waiting) and child.cursor not in entry.said:
+            self._entries[child.partition_id] = attrs.evolve(entry, said=(*entry.said, child.cursor))
+
+    def release(self, parent: str) -> list[str]:
+        """End all waits for a parent; returns the ids that start now.
+
+        Args:
+            parent: The parent.
+        """
+        started = []
+        for child_id in sorted(self._waiting_for.pop(parent, ())):
+            entry = self._entries.get(child_id)
+            if not isinstance(entry, Waiting):
+                continue
+            left = tuple(other for other in entry.parents if other != parent)
+            if left:
+                self._entries[child_id] = attrs.evolve(entry, parents=left)
+                continue
+            self.start(child_id)
+            started.append(child_id)
+        return started
+
+    def _index(self, entry: Waiting) -> None:
+        for parent in entry.parents:
+            self._waiting_for.setdefault(parent, set()).add(entry.partition_id)

@@ -1,0 +1,247 @@
+"""Applies a service's answers to a lineage; pages and bounded reads both use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import assert_never
+
+import attrs
+
+from multiclouddb_api import PartitionFoundLate
+from multiclouddb_spi.batch import (
+    Awaiting,
+    Child,
+    Continue,
+    Drained,
+    Ended,
+    Outcome,
+    Reached,
+    children_of,
+)
+from multiclouddb_spi.continuation.coverage import add_uncovered, audit_failed, find_uncovered
+from multiclouddb_spi.continuation.entry import AwaitingChildren
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.moment import to_micros
+from multiclouddb_spi.continuation.retention import Retention
+from multiclouddb_spi.continuation.watching import due, settle
+from multiclouddb_spi.contract import Feed, Seed
+from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.retry import Call
+
+__all__ = ["Audit", "Coming", "Moved", "Mover", "Waits"]
+
+
+@attrs.frozen
+class Moved:
+    """A partition has ended.
+
+    Attributes:
+        fresh: Its children that were not known before.
+        started: The ids that start now.
+    """
+
+    fresh: tuple[Child, ...] = ()
+    started: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Waits:
+    """What the children of a partition wait for.
+
+    Attributes:
+        fresh: Its children that are not known yet.
+        named: The same, with everything else that each has to wait for.
+        lost: Parents of them that were lost to retention, or that no entry here leads to: nobody waits for
+            them.
+        now: The service's time, in µs since 1970, if they wait for undiscovered parents in a feed
+            without audits; else None.
+    """
+
+    fresh: tuple[Child, ...] = ()
+    named: tuple[Child, ...] = ()
+    lost: frozenset[str] = frozenset()
+    now: int | None = None
+
+
+@attrs.frozen
+class Coming:
+    """What others wait for when a partition is lost to retention.
+
+    Attributes:
+        partitions: The partitions that are discovered later.
+        holds: Partition → entry that it waits for as if that were its parent.
+    """
+
+    partitions: Collection[str]
+    holds: Mapping[str, str]
+
+
+@attrs.frozen
+class Audit:
+    """What an audit of coverage has found.
+
+    Attributes:
+        late: The partitions that were missed, now in the lineage, with the notice for each.
+        seeds: Ids of all that the feed named.
+        stranded: Partitions that others wait for, and that were lost before they were listed.
+        error: Why the service did not say which are stranded, or None.
+    """
+
+    late: tuple[PartitionFoundLate, ...]
+    seeds: tuple[str, ...]
+    stranded: tuple[str, ...]
+    error: Exception | None = None
+
+
+class Mover:
+    """Applies answers to one lineage; made for one call.
+
+    Args:
+        feed: Whose lineage.
+        lineage: Changed in place.
+        call: Makes control calls.
+        deadline: When the call has to be over.
+        watch_seconds: How long to look for more children of a drained partition.
+    """
+
+    def __init__(
+        self, feed: Feed, lineage: Lineage, call: Call, deadline: Deadline, watch_seconds: float
+    ) -> None:
+        self._feed, self._lineage, self._call = feed, lineage, call
+        self._deadline, self._watch_seconds = deadline, watch_seconds
+        self._retention = _retention(feed, call, deadline)
+
+    def ask_waits(self, name: str, outcome: Outcome) -> Waits:
+        """Ask the service what the children of a partition wait for; does not change the lineage.
+
+        Args:
+            name: The partition.
+            outcome: How it continues.
+
+        Raises:
+            Exception: What the provider raised.
+        """
+        fresh = self._lineage.fresh_children(name, children_of(outcome))
+        if not fresh:
+            return Waits()
+        named, lost = self._retention.named(self._lineage, name, fresh)
+        undiscovered = self._lineage.undiscovered(name, fresh) - lost
+        now = self._now() if undiscovered and self._lineage.audited is None else None
+        return Waits(tuple(fresh), tuple(named), frozenset(lost), now)
+
+    def _now(self) -> int | None:
+        now = self._call(lambda: self._feed.clock(self._deadline), self._deadline)
+        return None if now is None else to_micros(now)
+
+    def end(self, name: str, outcome: Outcome, waits: Waits) -> Moved | None:
+        """A partition was read up to an outcome. After an error in this method the lineage is not usable.
+
+        Args:
+            name: The partition.
+            outcome: How it continues.
+            waits: From `ask_waits`.
+
+        Returns:
+            What follows it; None when there may be more to read in it.
+        """
+        match outcome:
+            case Drained(complete=complete):
+                started = self._lineage.retire(
+                    name, waits.named, waits.lost, complete=complete, now=waits.now
+                )
+                return Moved(waits.fresh, tuple(started))
+            case Ended():
+                return Moved((), tuple(self._lineage.retire(name)))
+            case Awaiting():
+                self._lineage.await_children(name)
+                return Moved()
+            case Continue() | Reached():
+                return None
+            case _:
+                assert_never(outcome)
+
+    def due(self) -> list[AwaitingChildren]:
+        """The partitions to ask for their children now."""
+        return due(self._feed, self._lineage)
+
+    def discover(
+        self, entries: Sequence[AwaitingChildren], end: Callable[[str, Outcome], Sequence[str] | None]
+    ) -> list[str]:
+        """Ask once for more children of partitions that have ended.
+
+        Args:
+            entries: Those that are due; at least one.
+            end: Applies an answer to the lineage, and returns what starts.
+
+        Returns:
+            The ids that start now.
+
+        Raises:
+            Exception: What the provider raised.
+        """
+        asked = {entry.partition_id: entry.cursor for entry in entries}
+        outcomes = self._call(lambda: self._feed.discover(asked, self._deadline), self._deadline)
+        return settle(self._feed, self._lineage, entries, outcomes, self._watch_seconds, end)
+
+    def oldest(self, name: str) -> list[Seed]:
+        """Where reading of a partition whose position has expired can resume (`Feed.oldest`)."""
+        return self._call(lambda: self._feed.oldest([name], self._deadline), self._deadline)
+
+    def ask_coming(self, name: str, seeds: Sequence[Seed]) -> Coming:
+        """Ask the service what others wait for when a partition is lost; does not change the lineage.
+
+        Args:
+            name: The partition.
+            seeds: From `oldest`.
+
+        Raises:
+            Exception: What the provider raised.
+        """
+        return Coming(*self._retention.lost(self._lineage, name, seeds))
+
+    def replace(self, name: str, seeds: Sequence[Seed], coming: Coming) -> list[str]:
+        """Continue with what retention has left of a partition; returns the ids that start now.
+
+        Args:
+            name: The partition.
+            seeds: From `oldest`.
+            coming: From `ask_coming`.
+        """
+        return self._lineage.replace(name, seeds, coming.partitions, coming.holds)
+
+    def audit(self, deadline: Deadline) -> Audit:
+        """Compare the lineage with what the service lists, and add what was missed.
+
+        Args:
+            deadline: When it has to be over.
+
+        Raises:
+            Exception: What the provider raised; the next audit is soon.
+        """
+        feed, lineage = self._feed, self._lineage
+        try:
+            seeds = self._call(lambda: find_uncovered(feed, lineage, deadline), deadline)
+        except Exception:
+            audit_failed(lineage)
+            raise
+        late = add_uncovered(feed, lineage, seeds)
+        stranded: list[str] = []
+        failed: Exception | None = None
+        try:
+            stranded = _retention(feed, self._call, deadline).stranded(lineage)
+        except Exception as error:  # noqa: BLE001 - returned with what was found; the next audit asks again
+            failed = error
+        if stranded or failed is not None:
+            audit_failed(lineage)  # the next one is soon: this call may have no place to report what it found
+        found = tuple(seed.partition_id for seed in seeds or ())
+        return Audit(tuple(late), found, tuple(stranded), failed)
+
+
+def _retention(feed: Feed, call: Call, deadline: Deadline) -> Retention:
+    # Not a method of the mover: that would make a cycle, which keeps every event until the garbage collector
+    # runs.
+    asked = feed.for_one_call()
+    return Retention(
+        lambda: call(lambda: asked.partitions(deadline), deadline),
+        lambda names: call(lambda: feed.oldest(names, deadline), deadline),
+    )

@@ -1,0 +1,208 @@
+"""How retention changes a lineage: what replaces a lost partition, and which waits would never end.
+
+A partition that is gone names no children, and a partition that the service still lists may descend from
+several that are gone. It has to start after all of them, so that it is read once and in order. So it waits
+for one entry of the lineage that is gone too, as for a parent. When that entry turns out to be lost, it waits
+for the next. It is never left out in the hope that another entry names it: an entry that is gone may still
+end normally, with what was read of it before, and then it names only its own children.
+
+A partition that is listed exists. One that is not listed need not be gone: some services list only open
+partitions, or list one late. `Feed.oldest` decides: it returns a partition that can still be read as itself.
+
+If a parent exists and no entry leads to it, it was read before, or it was missed: its sibling is known and it
+is not. An audited feed waits for a missed parent, because the audit starts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import attrs
+
+from multiclouddb_spi.batch import Child
+from multiclouddb_spi.continuation.coverage import ancestors_read, tracked
+from multiclouddb_spi.continuation.entry import Waiting
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.reach import parents_of, reach
+from multiclouddb_spi.contract import Partition, Seed
+from multiclouddb_spi.faults import ProviderFault, expired
+
+__all__ = ["Retention", "stranded_fault"]
+
+
+def stranded_fault(public_id: str) -> ProviderFault:
+    """What to raise for a partition that is `stranded`.
+
+    Args:
+        public_id: Its public id.
+    """
+    return expired(
+        f"{public_id} was lost to retention before the service listed it: what it held was never read"
+    )
+
+
+class Retention:
+    """What a service still has; made for one call.
+
+    Args:
+        partitions: `Feed.partitions`.
+        oldest: `Feed.oldest`.
+    """
+
+    def __init__(
+        self,
+        partitions: Callable[[], Sequence[Partition]],
+        oldest: Callable[[Sequence[str]], Sequence[Seed]],
+    ) -> None:
+        self._partitions, self._oldest = partitions, oldest
+        self._asked: set[str] = set()
+        self._readable: set[str] = set()
+        self._left: set[str] = set()
+
+    def lost(self, lineage: Lineage, name: str, seeds: Sequence[Seed]) -> tuple[set[str], dict[str, str]]:
+        """What others wait for when a partition is lost; for `Lineage.replace`.
+
+        Args:
+            lineage: It still holds the partition.
+            name: The partition.
+            seeds: What replaces it: the partition again, or what is left of its descendants (`Feed.oldest`).
+
+        Returns:
+            Every partition that is discovered later; and partition → entry that it has to wait for as
+            if that were a parent.
+        """
+        if any(seed.partition_id == name for seed in seeds):
+            return set(), {}
+        listed = self._partitions()
+        others = {entry.partition_id for entry in lineage} - {name}
+        gone, left = self._gone(lineage.listed() - {name}, listed)
+        heirs = {seed.partition_id: seed.parents for seed in seeds if seed.partition_id not in others}
+        parents = heirs | _waits_of(lineage)
+        coming = left | _descendants(others | heirs.keys() | left, listed)
+        awaited = {parent for waits in parents.values() for parent in waits} - others - coming - {name}
+        unlisted = _unlisted(awaited, listed)
+        coming |= self._oldest_of(unlisted).intersection(unlisted)
+        # Descendants of the lost partition that are not among its seeds have nothing left to be read.
+        coming |= _missed(lineage, awaited - _descendants({name}, listed), listed)
+        return coming, _holds(parents, left & parents.keys(), gone)
+
+    def named(self, lineage: Lineage, name: str, children: Sequence[Child]) -> tuple[list[Child], set[str]]:
+        """What the children of a drained partition wait for; for `Lineage.retire`.
+
+        Args:
+            lineage: It still holds the partition.
+            name: The partition.
+            children: All its children.
+
+        Returns:
+            The children, some with an entry that they have to wait for as if it were a parent; and those
+            of their parents that nobody waits for, because they are lost.
+        """
+        undiscovered = lineage.undiscovered(name, children)
+        if not undiscovered:
+            return list(children), undiscovered
+        listed = self._partitions()
+        entries = {entry.partition_id for entry in lineage}
+        gone, left = self._gone(lineage.listed() - {name}, listed)
+        fresh = {child.partition_id: child.parents for child in children if child.partition_id not in entries}
+        holds = _holds(fresh | _waits_of(lineage), left & fresh.keys(), gone)
+        named = [
+            attrs.evolve(child, parents=(*child.parents, holds[child.partition_id]))
+            if child.partition_id in holds
+            else child
+            for child in children
+        ]
+        leading = entries | left | self._oldest_of(_unlisted({name}, listed))
+        still = self._oldest_of(_unlisted(undiscovered, listed))
+        lost = undiscovered - leading - _descendants(leading, listed) - still
+        if lineage.audited is None:
+            return named, lost - self._unclear(lost, listed)
+        return named, lost - _missed(lineage, lost, listed)
+
+    def stranded(self, lineage: Lineage) -> list[str]:
+        """Parents that others wait for and that nobody will read: never listed, and gone now.
+
+        Asked at an audit. It returns none while an entry of the lineage is itself gone: the descendants of
+        that entry are decided when it is read.
+
+        Args:
+            lineage: The lineage after the audit.
+        """
+        entries = {entry.partition_id for entry in lineage}
+        awaited = {parent for waits in _waits_of(lineage).values() for parent in waits} - entries
+        if not awaited:
+            return []
+        listed = self._partitions()
+        unlisted = _unlisted(awaited, listed)
+        lost = set(unlisted) - self._oldest_of(unlisted)
+        return sorted(lost) if lost and not self._gone(lineage.listed(), listed)[0] else []
+
+    def _unclear(self, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
+        """Of partitions that no entry leads to, those that may descend from one that is not listed yet."""
+        parents = parents_of(listed)
+        above = {name: reach([name], parents) for name in names}
+        unlisted = set[str]().union(*above.values()) - parents.keys()
+        late = self._oldest_of(sorted(unlisted)) & unlisted
+        return {name for name in names if not above[name].isdisjoint(late)}
+
+    def _gone(self, names: Collection[str], listed: Sequence[Partition]) -> tuple[list[str], set[str]]:
+        """The partitions that are gone, and what is left of their descendants.
+
+        If this call has already asked for more partitions, it returns the descendants of all of these. Then a
+        partition may wait for one that does not lead to it: it starts later, but it starts.
+        """
+        unlisted = _unlisted(names, listed)
+        if not self._asked.issuperset(unlisted):
+            left = self._oldest_of(unlisted)
+            self._asked, self._readable = set(unlisted), left.intersection(unlisted)
+            self._left = self._oldest_of(sorted(self._asked - self._readable)) if self._readable else left
+        gone = [name for name in unlisted if name not in self._readable]
+        return gone, self._left if gone else set()
+
+    def _oldest_of(self, gone: Sequence[str]) -> set[str]:
+        return {seed.partition_id for seed in self._oldest(gone)} if gone else set()
+
+
+def _unlisted(names: Iterable[str], listed: Iterable[Partition]) -> list[str]:
+    return sorted(set(names).difference(partition.partition_id for partition in listed))
+
+
+def _missed(lineage: Lineage, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
+    """Of partitions that no entry leads to, those that were never read: an audit starts them."""
+    parents = parents_of(listed)
+    there = parents.keys() & names
+    if lineage.audited is None or not there:
+        return set()
+    return there - ancestors_read(tracked(lineage), parents)[0]
+
+
+def _waits_of(lineage: Lineage) -> dict[str, tuple[str, ...]]:
+    return {entry.partition_id: entry.parents for entry in lineage if isinstance(entry, Waiting)}
+
+
+def _holds(
+    parents: dict[str, tuple[str, ...]], names: Collection[str], gone: Sequence[str]
+) -> dict[str, str]:
+    """For each partition an entry that is gone and does not itself wait for the partition.
+
+    Args:
+        parents: Partition → what it waits for, now or later; the answer is added to it.
+        names: The partitions.
+        gone: Entries of the lineage that are gone.
+    """
+    holds: dict[str, str] = {}
+    for name in sorted(names):
+        free = next((other for other in reversed(gone) if name not in reach([other], parents)), None)
+        if free is not None:
+            holds[name] = free
+            parents[name] = (*parents.get(name, ()), free)
+    return holds
+
+
+def _descendants(roots: Iterable[str], listed: Iterable[Partition]) -> set[str]:
+    """Of the partitions that a service lists, all descendants of `roots`."""
+    children: dict[str, list[str]] = {}
+    for partition in listed:
+        for parent in partition.parents:
+            children.setdefault(parent, []).append(partition.partition_id)
+    return reach((child for root in roots for child in children.get(root, ())), children)

@@ -1,0 +1,99 @@
+"""What one call works on, and the tokens that it makes."""
+
+from __future__ import annotations
+
+import attrs
+
+from multiclouddb_api import PhysicalPartition
+from multiclouddb_spi.batch import Child
+from multiclouddb_spi.continuation.entry import Active, Entry
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.state import FeedOver, FeedState
+from multiclouddb_spi.continuation.token import Envelope, encode_token, scope_text
+from multiclouddb_spi.contract import Feed
+from multiclouddb_spi.cursor import Cursor
+
+__all__ = ["Finished", "Session"]
+
+
+@attrs.frozen
+class Finished:
+    """What a token says after which nothing will ever follow; returned without asking the service.
+
+    Attributes:
+        token: The request's token.
+        over: How the feed ended.
+        skipped: Poison records that the token skips.
+    """
+
+    token: str
+    over: FeedOver
+    skipped: tuple[tuple[str, str], ...]
+
+
+@attrs.frozen
+class Session:
+    """What one call works on.
+
+    Attributes:
+        feed: The opened feed.
+        state: The lineage that the call changes, or how the feed ended.
+        scope: The scope's text for tokens.
+        digest: The digest of the options that change positions.
+        watermark: The highest reported so far, µs since 1970, or None.
+        skipped: Poison records that the request's token skips.
+    """
+
+    feed: Feed
+    state: FeedState
+    scope: str
+    digest: str
+    watermark: int | None = None
+    skipped: tuple[tuple[str, str], ...] = ()
+
+    def token(
+        self,
+        state: Cursor,
+        *,
+        scope: str | None = None,
+        watermark: int | None = None,
+        skipped: tuple[tuple[str, str], ...] = (),
+    ) -> str:
+        """A token for this feed.
+
+        Args:
+            state: The state as JSON.
+            scope: Another scope than the session's: a child's, a planned partition's.
+            watermark: The watermark to remember.
+            skipped: Poison records that it skips.
+        """
+        identity = self.feed.identity
+        return encode_token(
+            Envelope(
+                identity.provider_id,
+                identity.address,
+                identity.incarnation,
+                scope or self.scope,
+                self.digest,
+                state,
+                watermark=watermark,
+                skipped=skipped,
+            )
+        )
+
+    def partition_token(self, entry: Entry, *, with_descendants: bool = False) -> str:
+        """A token for one physical partition of this feed; it keeps the records skipped there.
+
+        Args:
+            entry: The partition.
+            with_descendants: As in `PhysicalPartition`.
+        """
+        public_id = self.feed.public_id(entry.partition_id)
+        skipped = tuple(item for item in self.skipped if item[0] == public_id)
+        alone = Lineage([entry], self.feed.join).to_json()
+        scope = PhysicalPartition(public_id, with_descendants=with_descendants)
+        return self.token(alone, scope=scope_text(scope, entry.partition_id), skipped=skipped)
+
+    def child_token(self, child: Child) -> str:
+        """A token for a child partition, from where the parent says that it starts."""
+        return self.partition_token(Active(child.partition_id, child.cursor))

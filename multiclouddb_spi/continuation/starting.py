@@ -1,0 +1,77 @@
+"""From a start position to the lineage that reading begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from multiclouddb_api import AtTime, Beginning, invalid_request
+from multiclouddb_spi.continuation.coverage import begun
+from multiclouddb_spi.continuation.entry import Active
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.contract import Feed, FeedStart, Seed
+
+__all__ = ["check_not_ahead", "resolve_start"]
+
+_AHEAD: Final = timedelta(seconds=60)
+
+
+def resolve_start(
+    feed: Feed,
+    position: FeedStart,
+    clock: Callable[[], datetime | None],
+    start: Callable[[], Sequence[Seed]],
+    *,
+    only: str | None = None,
+    field: str = "AtTime.utc",
+) -> Lineage:
+    """Resolve a start into a lineage.
+
+    Args:
+        feed: What is started.
+        position: Where.
+        clock: Asks for the service's time, before the start; as `Feed.clock`.
+        start: Asks for the seeds; as `Feed.start`.
+        only: The one partition that is started, or None for all of the feed's scope.
+        field: The caller's name for the time of `AtTime`, for the error.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` for a time in the future, or for a partition that cannot be
+            started.
+        Exception: What `clock` or `start` raised.
+    """
+    now = None if isinstance(position, Beginning) else clock()
+    if isinstance(position, AtTime):
+        check_not_ahead(position.utc, now, field, "pass a moment that has been, or start now")
+    audited = None if only is not None else begun(feed, position, now)
+    seeds = start()
+    if only is None:
+        return Lineage.from_seeds(seeds, feed.join, audited)
+    mine = [Active(seed.partition_id, seed.cursor) for seed in seeds if seed.partition_id == only]
+    if not mine:
+        raise invalid_request(
+            "PhysicalPartition.partition_id",
+            "names no partition that can be started there",
+            "list the open ones with client.list_physical_partitions(address)",
+        )
+    return Lineage(mine, feed.join)
+
+
+def check_not_ahead(
+    moment: datetime, now: datetime | None, field: str, way_out: str = "pass a moment that has been"
+) -> None:
+    """Refuse a moment that is still to come.
+
+    Args:
+        moment: Of the caller.
+        now: The service's time, or None where it does not tell; such a service finds out itself.
+        field: What the caller calls the moment, for the error.
+        way_out: What to do instead.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` for more than 60 s ahead of the service's clock.
+    """
+    if now is not None and moment - now > _AHEAD:
+        ahead = (moment - now).total_seconds()
+        raise invalid_request(field, f"is {ahead:.0f} s ahead of the service's clock", way_out)

@@ -1,0 +1,178 @@
+"""The state that a token holds: a running lineage, a retired partition, or the end of the feed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+
+from multiclouddb_spi.batch import Child
+from multiclouddb_spi.continuation.entry import AwaitingChildren, Waiting
+from multiclouddb_spi.continuation.lineage import Join, Lineage
+from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.faults import InvalidCursor
+
+__all__ = [
+    "FeedOver",
+    "FeedState",
+    "Retired",
+    "end_from_json",
+    "lineage_from_json",
+    "retired",
+    "state_from_json",
+    "state_to_json",
+]
+
+
+@attrs.frozen
+class Retired:
+    """The one physical partition that was read has ended; kept so that reading again reports it again.
+
+    Attributes:
+        partition_id: The service's own id.
+        children: Where to continue, as far as it is known.
+        watch: Where it ended, and how long the engine has looked for more children; None when there are no
+            others, or the engine has looked long enough.
+    """
+
+    partition_id: str
+    children: tuple[Child, ...]
+    watch: AwaitingChildren | None = None
+
+
+def retired(lineage: Lineage, partition_id: str, children: Sequence[Child], *, complete: bool) -> Retired:
+    """How the one partition that was read has ended.
+
+    Args:
+        lineage: Holds the partition.
+        partition_id: The service's own id.
+        children: Its children, as far as they are known; services name some twice.
+        complete: True when there are no others.
+    """
+    once = {child.partition_id: child for child in lineage.fresh_children(partition_id, children)}
+    found = tuple(once.values())
+    if complete:
+        return Retired(partition_id, found)
+    before = lineage.ending(partition_id) or AwaitingChildren(partition_id, lineage.cursor(partition_id))
+    return Retired(partition_id, found, attrs.evolve(before, children=(*before.children, *once)))
+
+
+@attrs.frozen
+class FeedOver:
+    """Every partition has ended and nothing follows.
+
+    Attributes:
+        reason: Why; one line.
+    """
+
+    reason: str
+
+
+FeedState: TypeAlias = Lineage | Retired | FeedOver
+
+
+def state_to_json(state: FeedState) -> Cursor:
+    """The state in the form of a token."""
+    match state:
+        case Lineage():
+            return state.to_json()
+        case Retired(partition_id, children, watch):
+            value: dict[str, Cursor] = {
+                "retired": partition_id,
+                "children": [[child.partition_id, list(child.parents), child.cursor] for child in children],
+            }
+            if watch is not None:
+                here = {child.partition_id for child in children}
+                value["watch"] = [watch.cursor, watch.watched, [n for n in watch.children if n not in here]]
+            return value
+        case FeedOver(reason):
+            return {"over": reason}
+
+
+def state_from_json(value: Any, join: Join) -> FeedState:
+    """The inverse of `state_to_json`.
+
+    Raises:
+        InvalidCursor: The value was not made by `state_to_json`, or nothing would ever be read from it.
+    """
+    end = end_from_json(value)
+    if end is not None:
+        return end
+    lineage = lineage_from_json(value, join)
+    if not len(lineage):
+        raise InvalidCursor("it holds no partition")
+    return lineage
+
+
+def lineage_from_json(value: Any, join: Join) -> Lineage:
+    """The inverse of `Lineage.to_json`; it refuses partitions that wait for each other.
+
+    Raises:
+        InvalidCursor: The value was not made by `Lineage.to_json`.
+    """
+    lineage = Lineage.from_json(value, join)
+    if _is_circular({entry.partition_id: entry.parents for entry in lineage if isinstance(entry, Waiting)}):
+        raise InvalidCursor("partitions wait for each other")
+    return lineage
+
+
+def _is_circular(parents: Mapping[str, Collection[str]]) -> bool:
+    """Whether some waiting partitions can never start, because they wait for each other.
+
+    Args:
+        parents: Waiting partition → the partitions that it waits for.
+    """
+    children: dict[str, list[str]] = {}
+    left: dict[str, int] = {}
+    for name, waits_for in parents.items():
+        mine = parents.keys() & waits_for
+        left[name] = len(mine)
+        for parent in mine:
+            children.setdefault(parent, []).append(name)
+    free = [name for name, count in left.items() if not count]
+    for name in free:
+        for child in children.get(name, ()):
+            left[child] -= 1
+            if not left[child]:
+                free.append(child)
+    return len(free) < len(left)
+
+
+def end_from_json(value: Any) -> Retired | FeedOver | None:
+    """The state when reading has ended there, else None.
+
+    Raises:
+        InvalidCursor: A child is unreadable.
+    """
+    match value:
+        case {"retired": str() as partition_id, "children": [*children]}:
+            found = tuple(_child(child) for child in children)
+            return Retired(partition_id, found, _watch(partition_id, found, value.get("watch")))
+        case {"over": str() as reason}:
+            return FeedOver(reason)
+        case _:
+            return None
+
+
+def _child(item: Any) -> Child:
+    match item:
+        case [str() as partition_id, [*parents], cursor] if all(
+            isinstance(parent, str) for parent in parents
+        ):
+            return Child(partition_id, tuple(parents), cursor)
+        case _:
+            raise InvalidCursor("a child partition has an unknown form")
+
+
+def _watch(partition_id: str, children: tuple[Child, ...], value: Any) -> AwaitingChildren | None:
+    match value:
+        case None:
+            return None
+        case [cursor, int() as watched, [*others]] if (
+            type(watched) is int and 0 <= watched < 2**53 and all(isinstance(other, str) for other in others)
+        ):
+            named = (*others, *(child.partition_id for child in children))
+            return AwaitingChildren(partition_id, cursor, named, watched)
+        case _:
+            raise InvalidCursor("how long children were looked for is unreadable")

@@ -1,0 +1,267 @@
+"""The continuation token: opaque outside, checked data inside.
+
+    token   = base64url( flag, CRC-32 of the payload, payload )      without padding
+    flag    = "j": payload is JSON, "z": payload is raw-deflated JSON; whichever is shorter
+    payload = {"v": 1, "p": provider, "r": [database, collection, incarnation], "s": scope,
+               "o": digest of the options that change positions, "t": issued at (s), "c": state,
+               "w": watermark (µs), "k": [[partition, skipped record], …]}   the last two if any
+
+Decoding runs no code, inflates into a bounded buffer and counts the values before it parses them. Any text
+gives a token or `INVALID_REQUEST`. A token that could not be read again is not made. The checksum finds
+damage, not forgery. Forgery needs no protection: a token gives no access to anything that its reader could
+not read without it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import time
+import zlib
+from typing import Any, Final
+
+import attrs
+import orjson
+
+from multiclouddb_api import (
+    EntireCluster,
+    EntireCollection,
+    EntireDatabase,
+    ErrorCategory,
+    ErrorDetail,
+    FeedScope,
+    LogicalPartition,
+    MulticloudDbError,
+    PhysicalPartition,
+    ResourceAddress,
+    invalid_request,
+)
+from multiclouddb_api.codec import JsonValue, encode_json
+from multiclouddb_spi.continuation.bounds import MAX_BYTES, MAX_LEVELS, beyond_bounds
+from multiclouddb_spi.continuation.moment import is_micros
+
+__all__ = ["Envelope", "decode_token", "encode_token", "scope_text"]
+
+VERSION: Final = 1
+_MOST_CHARACTERS: Final = MAX_BYTES // 3 * 4 + 16
+# Memory for each byte of JSON: for the parser, and for its values, each of them and all together.
+_PARSER_TAKES, _MOST_FOR_A_BYTE, _MOST_FOR_VALUES = 14, 32, 250_000_000
+_FIELD: Final = "continuation_token"
+_PLAIN, _DEFLATED = b"j", b"z"
+
+
+@attrs.frozen
+class Envelope:
+    """A token taken apart.
+
+    Attributes:
+        provider_id: The provider that made it.
+        address: The resource.
+        incarnation: Which incarnation of it, or None where the service names none.
+        scope: `scope_text` of the request that made it.
+        options_digest: `ProviderOptions.position_digest` of that request.
+        state: The lineage, or how the feed ended; see `multiclouddb_spi.continuation.state`.
+        issued_at: Unix time in seconds.
+        watermark: The highest that a page has reported, in µs since 1970, or None.
+        skipped: Poison records that this token skips: partition and position.
+    """
+
+    provider_id: str
+    address: ResourceAddress
+    incarnation: str | None
+    scope: str
+    options_digest: str
+    state: JsonValue
+    issued_at: int = attrs.field(factory=lambda: int(time.time()))
+    watermark: int | None = None
+    skipped: tuple[tuple[str, str], ...] = ()
+
+
+def scope_text(scope: FeedScope, partition_id: str | None = None) -> str:
+    """A scope in the form of a token; of a logical partition's key it holds only a digest.
+
+    Args:
+        scope: The request's scope.
+        partition_id: The service's own id, with `PhysicalPartition`.
+    """
+    match scope:
+        case EntireCollection():
+            return "collection"
+        case EntireDatabase():
+            return "database"
+        case EntireCluster():
+            return "cluster"
+        case LogicalPartition(key):
+            text = encode_json([[name, value] for name, value in key.partition_key.items()])
+            return f"key:{hashlib.sha256(text).hexdigest()[:16]}"
+        case PhysicalPartition(with_descendants=with_descendants):
+            return f"{'descendants' if with_descendants else 'partition'}:{partition_id}"
+
+
+def encode_token(envelope: Envelope) -> str:
+    """The token's text.
+
+    Raises:
+        MulticloudDbError: `PERMANENT_FAILURE`: `decode_token` would refuse it, for its size or its nesting.
+    """
+    address = envelope.address
+    body: dict[str, Any] = {
+        "v": VERSION,
+        "p": envelope.provider_id,
+        "r": [address.database, address.collection, envelope.incarnation],
+        "s": envelope.scope,
+        "o": envelope.options_digest,
+        "t": envelope.issued_at,
+        "c": envelope.state,
+    }
+    if envelope.watermark is not None:
+        body["w"] = envelope.watermark
+    if envelope.skipped:
+        body["k"] = [list(item) for item in envelope.skipped]
+    plain = _dumped(body)
+    deflate = zlib.compressobj(6, zlib.DEFLATED, -15)
+    deflated = deflate.compress(plain) + deflate.flush()
+    flag, payload = (_DEFLATED, deflated) if len(deflated) < len(plain) else (_PLAIN, plain)
+    return _text(flag + zlib.crc32(payload).to_bytes(4, "big") + payload)
+
+
+def _dumped(body: dict[str, Any]) -> bytes:
+    try:
+        plain = orjson.dumps(body)
+        problem = beyond_bounds(plain)
+    except orjson.JSONEncodeError as error:
+        plain, problem = b"", f"it holds what is no JSON, or nests deeper than {MAX_LEVELS} levels ({error})"
+    if problem is None:
+        return plain
+    raise MulticloudDbError(
+        f"{_FIELD}: cannot be made ({problem}); read the partitions of a feed this large one by one, with "
+        "client.plan_partitions; a provider writes a position that nests deep as text",
+        ErrorDetail(ErrorCategory.PERMANENT_FAILURE, provider=str(body["p"]), operation="read_changes"),
+    )
+
+
+def _text(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
+
+
+def decode_token(token: str) -> Envelope:
+    """Take a token apart; the caller checks its contents against the request.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST`: not a token, damaged, or of a newer version.
+    """
+    try:
+        body = _parse(_payload(token))
+    except MemoryError as error:
+        raise invalid_request(
+            _FIELD, "is too large for the memory that this process may take", "give the process more memory"
+        ) from error
+    version = body.get("v")
+    if isinstance(version, int) and version > VERSION:
+        raise invalid_request(
+            _FIELD, f"is of version {version}, this library reads up to {VERSION}", "upgrade multiclouddb"
+        )
+    match body:
+        case {
+            "v": 1,
+            "p": str(provider),
+            "r": [str() | None as database, str() | None as collection, str() | None as incarnation],
+            "s": str(scope),
+            "o": str(options),
+            "t": int(issued),
+            "c": state,
+        }:
+            return Envelope(
+                provider,
+                _address(database, collection),
+                incarnation,
+                scope,
+                options,
+                state,
+                issued,
+                _watermark(body.get("w")),
+                _skipped(body.get("k", [])),
+            )
+        case _:
+            raise _damaged("fields are missing or of the wrong type")
+
+
+def _payload(token: str) -> bytes:
+    if len(token) > _MOST_CHARACTERS:
+        raise _damaged("it is too large")
+    try:
+        padded = token + "=" * (-len(token) % 4)
+        raw = binascii.a2b_base64(padded.encode("ascii").translate(_FROM_URL), strict_mode=True)
+    except (ValueError, UnicodeEncodeError) as error:
+        raise _damaged("it is not base64url text") from error
+    last = len(raw) // 3
+    if _text(raw[3 * last :]) != token[4 * last :]:
+        raise _damaged("its last characters are not what this library writes")
+    flag, checksum, payload = raw[:1], raw[1:5], raw[5:]
+    if flag not in (_PLAIN, _DEFLATED) or len(checksum) != 4:
+        raise _damaged("it does not begin like one")
+    if zlib.crc32(payload).to_bytes(4, "big") != checksum:
+        raise _damaged("its checksum does not match")
+    return payload if flag == _PLAIN else _inflate(payload)
+
+
+_FROM_URL: Final = bytes.maketrans(b"-_+/", b"+/  ")
+
+
+def _inflate(payload: bytes) -> bytes:
+    inflate = zlib.decompressobj(-15)
+    try:
+        plain = inflate.decompress(payload, MAX_BYTES)
+    except zlib.error as error:
+        raise _damaged("it cannot be inflated") from error
+    if not inflate.eof or inflate.unused_data:
+        raise _damaged("it is cut short or too large")
+    return plain
+
+
+def _parse(payload: bytes) -> dict[str, Any]:
+    problem = beyond_bounds(payload)
+    if problem is not None:
+        raise _damaged(problem)
+    # If memory for its values is missing, the parser ends the process. So the memory is taken here first, and
+    # freed before the parser runs.
+    bytes(_PARSER_TAKES * len(payload) + min(_MOST_FOR_A_BYTE * len(payload), _MOST_FOR_VALUES))
+    try:
+        body = orjson.loads(payload)
+    except orjson.JSONDecodeError as error:
+        raise _damaged("it holds no JSON") from error
+    if not isinstance(body, dict):
+        raise _damaged("it holds no JSON object")
+    return body
+
+
+def _address(database: str | None, collection: str | None) -> ResourceAddress:
+    try:
+        return ResourceAddress(database, collection)
+    except MulticloudDbError as error:
+        raise _damaged("its address is empty") from error
+
+
+def _watermark(value: object) -> int | None:
+    if value is None or is_micros(value):
+        return value
+    raise _damaged("its watermark is no time")
+
+
+def _skipped(value: object) -> tuple[tuple[str, str], ...]:
+    match value:
+        case list() if all(
+            isinstance(item, list) and len(item) == 2 and all(isinstance(text, str) for text in item)
+            for item in value
+        ):
+            return tuple((item[0], item[1]) for item in value)
+    raise _damaged("its skipped records are unreadable")
+
+
+def _damaged(reason: str) -> MulticloudDbError:
+    return invalid_request(
+        _FIELD,
+        f"is not a token of this library or is damaged ({reason})",
+        "pass a page's continuation_token unchanged; store it as text or blob without a length limit",
+    )

@@ -1,0 +1,88 @@
+"""Decides when a child starts whose parents this feed may never read.
+
+A feed of a whole collection waits for every parent: an audit finds the ones that it does not lead to. Two
+kinds of feeds have no audit: a partition with its descendants, and one partition key. There a parent that is
+not in the lineage is undiscovered. Either another reader reads it, or it descends from a partition of the
+lineage that has not come to its end. In most cases the service's listing shows which of the two it is, and
+then a child does not wait for the first kind (`Retention.named`). Where the listing does not show it, this
+rule decides:
+
+An undiscovered parent existed before its child was made, so its ancestors had ended by then. A partition that
+was read past the time at which the child was named, and has not ended, leads to no such parent. Nor does a
+partition that was asked after that time and had nothing more.
+
+So a child may start late, but it is never left out. One child starts at a time, the oldest first, because
+another waiting child may lead to it.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+from multiclouddb_spi.continuation.entry import Waiting
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.moment import to_moment
+from multiclouddb_spi.contract import Feed
+
+__all__ = ["UndiscoveredParents"]
+
+_LATE: Final = datetime.max.replace(tzinfo=UTC)
+
+
+class UndiscoveredParents:
+    """The children of a lineage that wait only for undiscovered parents; made for one call, before it reads.
+
+    A child starts at once when the positions show that its wait would never end.
+
+    Args:
+        feed: Whose lineage.
+        lineage: Changed in place.
+    """
+
+    def __init__(self, feed: Feed, lineage: Lineage) -> None:
+        self._feed, self._lineage = feed, lineage
+        self._before: set[str] = set()
+        if lineage.audited is None:
+            while (child := self._oldest()) is not None and self._is_passed(child):
+                lineage.start(child.partition_id)
+            self._before = {child.partition_id for child in _waiting_for_undiscovered(lineage)}
+
+    def settle(self) -> bool:
+        """Start a child whose wait would never end.
+
+        Called when every active partition was asked in this call and has nothing.
+
+        Returns:
+            True when no child waits: the feed is idle.
+        """
+        child = self._oldest()
+        if child is None:
+            return True
+        # A child that was named in this call may be younger than the answers. A child that is not found yet
+        # may lead to it.
+        if child.partition_id in self._before and not self._lineage.awaiting_children():
+            self._lineage.start(child.partition_id)
+        return False
+
+    def _oldest(self) -> Waiting | None:
+        """The child that begins first by its position; where positions do not say, the one named first."""
+        return min(_waiting_for_undiscovered(self._lineage), key=self._begins, default=None)
+
+    def _begins(self, child: Waiting) -> datetime:
+        times = [self._feed.describe(cursor).time for cursor in child.said]
+        return min((time for time in times if time is not None), default=_LATE)
+
+    def _is_passed(self, child: Waiting) -> bool:
+        if child.named_at is None or self._lineage.awaiting_children():
+            return False
+        named_at = to_moment(child.named_at)
+        times = [self._feed.describe(entry.cursor).time for entry in self._lineage.active()]
+        return all(time is not None and time > named_at for time in times)
+
+
+def _waiting_for_undiscovered(lineage: Lineage) -> list[Waiting]:
+    """Children without any parent in the lineage; none in a feed where audits find what is missed."""
+    if lineage.audited is not None:
+        return []
+    return [child for child in lineage.waiting() if not any(parent in lineage for parent in child.parents)]

@@ -1,0 +1,160 @@
+"""When to look again for the children of a drained partition, and for how long.
+
+The time of a watch is running time: monotonic seconds between two looks of one process. The token keeps it,
+so that neither a restart nor a client's clock ends a watch early. The process only remembers when it last
+looked; if it loses that, the watch lasts longer.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from multiclouddb_spi.batch import Drained, Outcome, children_of
+from multiclouddb_spi.continuation.entry import AwaitingChildren
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.contract import Feed
+
+__all__ = ["due", "is_due", "is_over", "looked", "pause_after", "settle"]
+
+_FIRST_PAUSE: Final = 0.1
+_MOST_PAUSE: Final = 120.0
+_MOST_LOOKS: Final = 16384
+
+_Looks = OrderedDict[tuple[str, int], float]
+_looks: WeakKeyDictionary[Feed, _Looks] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """Replace the lock: a thread of the parent may have held it when the process was forked."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def pause_after(watched: int) -> float:
+    """Seconds from one look to the next: about as long as the search has lasted so far.
+
+    So ten minutes take fourteen looks. Half of them are made in the first six seconds, when most late
+    children appear.
+
+    Args:
+        watched: How long the search has lasted, in tenths of a second.
+    """
+    return min(_MOST_PAUSE, max(_FIRST_PAUSE, watched / 10))
+
+
+def is_due(feed: Feed, entry: AwaitingChildren) -> bool:
+    """Whether to look for more children of a partition now.
+
+    The first child is looked for at once, because the feed cannot continue without it. A process that has not
+    looked yet also looks at once.
+
+    Args:
+        feed: Whose partition.
+        entry: The partition.
+    """
+    if not entry.children:
+        return True
+    with _lock:
+        looks = _looks.get(feed)
+        last = None if looks is None else looks.get((entry.partition_id, entry.watched))
+    return last is None or time.monotonic() - last >= pause_after(entry.watched)
+
+
+def due(feed: Feed, lineage: Lineage) -> list[AwaitingChildren]:
+    """The partitions to look for children of now.
+
+    Args:
+        feed: Whose lineage.
+        lineage: The lineage.
+    """
+    return [entry for entry in lineage.awaiting_children() if is_due(feed, entry)]
+
+
+def is_over(entry: AwaitingChildren, seconds: float) -> bool:
+    """Whether the search for a partition's children has lasted long enough; never before one is known.
+
+    Args:
+        entry: The partition.
+        seconds: How long the search lasts.
+    """
+    return bool(entry.children) and entry.watched >= seconds * 10
+
+
+def looked(feed: Feed, partition_id: str, watched: int) -> int:
+    """Note that the children of a partition have just been looked for.
+
+    Args:
+        feed: Whose partition.
+        partition_id: The partition.
+        watched: The time of its watch so far, in tenths of a second.
+
+    Returns:
+        The time of its watch now. It has grown by the time since this process last looked, or not at all when
+        that is not known.
+    """
+    now = time.monotonic()
+    with _lock:
+        looks = _looks.setdefault(feed, OrderedDict())
+        last = looks.get((partition_id, watched))
+        # Rounded down: a watch may last longer than this number says.
+        watched += 0 if last is None else int((now - last) * 10)
+        if last is None or watched > 0:
+            looks[partition_id, watched] = now
+            looks.move_to_end((partition_id, watched))
+        if len(looks) > _MOST_LOOKS:
+            looks.popitem(last=False)
+    return watched
+
+
+def settle(
+    feed: Feed,
+    lineage: Lineage,
+    entries: Iterable[AwaitingChildren],
+    outcomes: Mapping[str, Outcome],
+    seconds: float,
+    end: Callable[[str, Outcome], Sequence[str] | None],
+) -> list[str]:
+    """Apply the answers of `Feed.discover` to a lineage.
+
+    Args:
+        feed: Whose lineage.
+        lineage: Changed in place.
+        entries: The partitions that were asked for.
+        outcomes: The answers; a partition without one was not asked.
+        seconds: How long to look for more children.
+        end: Applies an outcome to the lineage, and returns what starts.
+
+    Returns:
+        The ids that start now.
+    """
+    started: list[str] = []
+    for name, watched in [(entry.partition_id, entry.watched) for entry in entries]:
+        if name not in outcomes:
+            continue
+        lineage.watch(name, looked(feed, name, watched))
+        outcome, ending = outcomes[name], lineage.ending(name)
+        # It is gone, and nobody can name more of its children. An audit finds a child that was missed. In a
+        # feed without audits, all partitions that may be its children are named instead.
+        gone = isinstance(outcome, Drained) and outcome.instead and lineage.audited is not None
+        if gone and ending is not None and ending.children:
+            started += lineage.forget(name)
+            continue
+        started += end(name, outcome) or []
+        ending = lineage.ending(name)
+        if ending is None or not is_over(ending, seconds):
+            continue
+        if not lineage.fresh_children(
+            name, children_of(outcome)
+        ):  # else it could not be added: look for it again
+            started += lineage.forget(name)
+    return started

@@ -1,0 +1,111 @@
+"""The one place that makes the user's error from a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
+from multiclouddb_spi.error_table import unexpected
+from multiclouddb_spi.faults import Fault, InvalidCursor, ProviderFault, RecordFault
+
+if TYPE_CHECKING:
+    from multiclouddb_spi.contract import Provider
+
+__all__ = ["cause_of", "classified", "fault_of", "to_error", "user_errors"]
+
+_CLASSIFIED: Final = "_multiclouddb_fault"
+
+
+def fault_of(provider: Provider, error: Exception) -> Fault:
+    """What a failure means: the provider's own fault if it raised one, else its classification."""
+    if isinstance(error, ProviderFault):
+        return error.fault
+    if isinstance(error, RecordFault):
+        return Fault(ErrorCategory.PROVIDER_ERROR, str(error), error.code)
+    if isinstance(error, MulticloudDbError):
+        return Fault(error.category, error.message, retryable=error.retryable, vendor_retried=True)
+    if isinstance(error, InvalidCursor):
+        return Fault(
+            ErrorCategory.INVALID_REQUEST,
+            f"continuation_token: holds a position that this provider cannot have made ({error}); "
+            "pass a page's continuation_token unchanged",
+        )
+    try:
+        return classified(provider.classify, error)
+    except Exception:  # noqa: BLE001 - the user must see the failure itself
+        return unexpected(error)
+
+
+def classified(classify: Callable[[Exception], Fault], error: Exception) -> Fault:
+    """What a vendor's error means; asked for once, because the answer is kept with the error.
+
+    Args:
+        classify: `Provider.classify`, or what that calls.
+        error: The vendor's.
+    """
+    facts = vars(error)
+    if _CLASSIFIED not in facts:
+        facts[_CLASSIFIED] = classify(error)
+    fault: Fault = facts[_CLASSIFIED]
+    return fault
+
+
+def cause_of(fault: Fault, error: Exception) -> Exception | None:
+    """What to raise an error from: never an error that may quote a secret, because logs print causes too."""
+    return None if fault.confidential else error
+
+
+def to_error(
+    provider_id: str,
+    operation: str,
+    fault: Fault,
+    cause: Exception | None = None,
+    *,
+    oldest_position: str | None = None,
+) -> MulticloudDbError:
+    """The error for a fault, with the vendor's facts in its detail.
+
+    Args:
+        provider_id: The provider's id.
+        operation: The call that failed.
+        fault: What went wrong.
+        cause: The vendor's exception, or None; the caller raises `from` it.
+        oldest_position: For `CHECKPOINT_EXPIRED`.
+    """
+    if isinstance(cause, MulticloudDbError):
+        return cause
+    ours = isinstance(cause, ProviderFault | InvalidCursor | RecordFault)
+    native = cause.__cause__ if cause is not None and ours else cause
+    message = fault.message
+    if oldest_position is not None:
+        message = f"{message}; the oldest position still available is {oldest_position}"
+    detail = ErrorDetail(
+        category=fault.category,
+        provider=provider_id,
+        operation=operation,
+        retryable=fault.retryable,
+        native_class=None if native is None else f"{type(native).__module__}.{type(native).__qualname__}",
+        native_code=fault.code,
+        native_text=None if native is None or fault.confidential else str(native),
+        oldest_position=oldest_position,
+    )
+    return MulticloudDbError(message, detail)
+
+
+@contextmanager
+def user_errors(provider: Provider, operation: str) -> Iterator[None]:
+    """Raises the user's error for whatever goes wrong inside.
+
+    Args:
+        provider: Says what failures mean.
+        operation: The call, for `ErrorDetail.operation`.
+    """
+    try:
+        yield
+    except MulticloudDbError:
+        raise
+    except Exception as error:  # noqa: BLE001 - raised again, classified
+        fault = fault_of(provider, error)
+        raise to_error(provider.provider_id, operation, fault, error) from cause_of(fault, error)

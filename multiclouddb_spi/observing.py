@@ -1,0 +1,76 @@
+"""Reports what happens to the application's observer and to the log; neither can break a read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from multiclouddb_api import ChangeFeedPage, Gap, Observer, PartitionFoundLate, ResourceAddress
+
+__all__ = ["Observing"]
+
+_log = logging.getLogger("multiclouddb.engine")
+
+
+class Observing:
+    """Calls the observer and the loggers `multiclouddb.*`, and catches the observer's errors.
+
+    Args:
+        observer: The application's, or None.
+    """
+
+    def __init__(self, observer: Observer | None) -> None:
+        self._observer = observer or Observer()
+
+    def page(self, address: ResourceAddress, page: ChangeFeedPage) -> None:
+        """A page is about to be returned."""
+        _log.debug("%s: %d events, idle=%s", address, len(page.events), page.idle)
+        self._tell(self._observer.page, address, page)
+
+    def retry(
+        self, address: ResourceAddress, partition_id: str, attempt: int, seconds: float, reason: str
+    ) -> None:
+        """A call failed and will be made again."""
+        _log.info("%s: %s failed (%s), try %d in %.2f s", address, partition_id, reason, attempt + 1, seconds)
+        self._tell(self._observer.retry, address, partition_id, attempt, seconds, reason)
+
+    def reader_opened(self, address: ResourceAddress, partition_id: str) -> None:
+        """A reader was opened."""
+        self._tell(self._observer.reader_opened, address, partition_id)
+
+    def reader_closed(self, address: ResourceAddress, partition_id: str) -> None:
+        """A reader was closed."""
+        self._tell(self._observer.reader_closed, address, partition_id)
+
+    def partition_retired(
+        self, address: ResourceAddress, partition_id: str, children: tuple[str, ...]
+    ) -> None:
+        """A partition was drained."""
+        _log.info("%s: %s retired, children %s", address, partition_id, ", ".join(children) or "none")
+        self._tell(self._observer.partition_retired, address, partition_id, children)
+
+    def gap(self, address: ResourceAddress, gap: Gap) -> None:
+        """Changes were lost to retention."""
+        _log.warning("%s: gap in %s from %s to %s", address, gap.partition_id, gap.lost_from, gap.resumed_at)
+        self._tell(self._observer.gap, address, gap)
+
+    def partition_found_late(self, address: ResourceAddress, found: PartitionFoundLate) -> None:
+        """An audit found a partition that was not covered."""
+        _log.warning("%s: %s was not covered, and is read from now on", address, found.partition_id)
+        self._tell(self._observer.partition_found_late, address, found)
+
+    def audit_failed(self, address: ResourceAddress, reason: str) -> None:
+        """An audit of coverage failed; it is tried again soon."""
+        _log.warning("%s: the audit of coverage failed (%s)", address, reason)
+
+    def headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
+        """A position will soon be older than retention."""
+        _log.warning("%s: the position in %s is kept for %.0f s more", address, partition_id, seconds)
+        self._tell(self._observer.retention_headroom_low, address, partition_id, seconds)
+
+    def _tell(self, method: Callable[..., None], *args: Any) -> None:
+        try:
+            method(*args)
+        except Exception:  # noqa: BLE001 - the application's code must not end a read
+            _log.exception("the observer's %s failed", method.__name__)

@@ -1,0 +1,116 @@
+"""What a call reports about itself: watermark, lag, headroom, cost."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from multiclouddb_api import OperationDiagnostics
+from multiclouddb_spi.continuation.entry import AwaitingChildren, Waiting
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.state import FeedState, Retired
+from multiclouddb_spi.contract import Feed
+from multiclouddb_spi.reading.fetcher import Fetcher
+from multiclouddb_spi.reading.result import PollResult
+
+__all__ = ["diagnose", "open_watches", "watermark_micros"]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICRO: Final = timedelta(microseconds=1)
+
+
+def watermark_micros(
+    feed: Feed, lineage: Lineage, result: PollResult[Any], previous: int | None
+) -> int | None:
+    """The time before which no more events come, in µs since 1970; never less than `previous`.
+
+    It is the minimum over all partitions: the watermark of the last batch, else the time of the position. For
+    a child that waits it is the time of the start positions that its drained parents gave.
+    """
+    least: datetime | None = None
+    for entry in lineage:
+        if isinstance(entry, AwaitingChildren) and entry.children:
+            continue  # its known children are here; unknown children have no time
+        if isinstance(entry, Waiting):
+            times = [feed.describe(cursor).time for cursor in entry.said]
+        else:
+            turn = result.turns.find(entry.partition_id)
+            said = turn.watermark if turn is not None else None
+            times = [said if said is not None else feed.describe(entry.cursor).time]
+        for time in times:
+            if time is None:
+                return previous
+            least = time if least is None else min(least, time)
+    if least is None:
+        return previous
+    now = (least - _EPOCH) // _MICRO
+    return now if previous is None else max(now, previous)
+
+
+def diagnose(
+    feed: Feed,
+    fetcher: Fetcher,
+    state: FeedState,
+    result: PollResult[Any],
+    watermark: int | None,
+    now: datetime | None,
+    elapsed: float,
+) -> OperationDiagnostics:
+    """The diagnostics of one call.
+
+    Args:
+        feed: Names the partitions.
+        fetcher: Says what failures mean.
+        state: What the token says.
+        result: What the call found.
+        watermark: From `watermark_micros`.
+        now: The service's time, or None where it does not say.
+        elapsed: Seconds that the call took.
+    """
+    mark = None if watermark is None else _EPOCH + watermark * _MICRO
+    lag: float | None = None
+    if result.idle:
+        lag = 0.0
+    elif mark is not None and now is not None:
+        lag = max(0.0, (now - mark).total_seconds())
+    errors = {}
+    for turn in result.turns.failed.values():
+        assert turn.error is not None
+        errors[feed.public_id(turn.partition_id)] = fetcher.fault(turn.error).message
+    headroom = min((turn.headroom for turn in result.turns), default=math.inf)
+    if now is not None and isinstance(state, Lineage):
+        headroom = min(headroom, _headroom_of_waiting(feed, state, now))
+    return OperationDiagnostics(
+        watermark=mark,
+        lag_seconds=lag,
+        retention_headroom_seconds=None if headroom == math.inf else headroom,
+        requests=result.requests,
+        native_charge=result.charge,
+        retries=result.retries,
+        open_watches=open_watches(state),
+        found_late=result.found_late,
+        partition_errors=errors,
+        elapsed_seconds=elapsed,
+    )
+
+
+def open_watches(state: FeedState) -> int:
+    """How many partitions have ended while the engine still looks for more children of them."""
+    match state:
+        case Lineage():
+            return sum(bool(entry.children) for entry in state.awaiting_children())
+        case Retired(watch=watch):
+            return int(watch is not None)
+        case _:
+            return 0
+
+
+def _headroom_of_waiting(feed: Feed, lineage: Lineage, now: datetime) -> float:
+    """How long the positions of waiting children are still kept; infinite when none waits."""
+    least = math.inf
+    for entry in lineage:
+        for cursor in entry.said if type(entry) is Waiting else ():
+            seconds = feed.headroom(cursor, now)
+            least = least if seconds is None else min(least, seconds)
+    return least

@@ -1,0 +1,139 @@
+"""From a request to an opened feed and the state to continue from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Final
+
+from multiclouddb_api import (
+    ChangeFeedRequest,
+    FromContinuationToken,
+    MulticloudDbError,
+    Now,
+    PhysicalPartition,
+    StartPosition,
+    invalid_request,
+)
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.session import Finished, Session
+from multiclouddb_spi.continuation.starting import resolve_start
+from multiclouddb_spi.continuation.state import FeedOver, end_from_json, state_from_json
+from multiclouddb_spi.continuation.token import Envelope, decode_token, scope_text
+from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
+from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.open_feed import OpenFeed, check_resumes
+from multiclouddb_spi.partition import PartitionId, decode_partition_id
+from multiclouddb_spi.reading.feeds import FeedCache
+from multiclouddb_spi.reading.fetcher import Fetcher
+
+__all__ = ["SessionOpener"]
+
+
+class SessionOpener:
+    """Checks a request's token and ids in the cheapest order, then opens the feed.
+
+    Args:
+        provider: Whose feed.
+        feeds: Opened feeds.
+        fetcher: Runs calls.
+    """
+
+    def __init__(self, provider: Provider, feeds: FeedCache, fetcher: Fetcher) -> None:
+        self._provider, self._feeds, self._fetcher = provider, feeds, fetcher
+
+    @contextmanager
+    def open(
+        self, request: ChangeFeedRequest, spec: FeedSpec, deadline: Deadline
+    ) -> Iterator[Session | Finished]:
+        """Open a feed for the time of a call, and find the state to continue from.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` for a token or partition id of another resource.
+            Exception: What the provider raised.
+        """
+        physical = self._physical(request)
+        scope = scope_text(request.scope, physical.native if physical else None)
+        digest = spec.options.position_digest() if spec.options is not None else ""
+        envelope = self._envelope(request.start_position, spec, scope, digest)
+
+        def begin(feed: Feed) -> Session:
+            if physical is not None:
+                physical.check_incarnation(spec.address, feed.identity.incarnation)
+            if envelope is not None:
+                check_resumes(feed, envelope.incarnation, "continuation_token", _RECREATED)
+                state = state_from_json(envelope.state, feed.join)
+                return Session(feed, state, scope, digest, envelope.watermark, envelope.skipped)
+            assert not isinstance(request.start_position, FromContinuationToken)
+            only = physical.native if physical else None
+            lineage = self._start(opened, feed, request.start_position, only, deadline)
+            return Session(feed, lineage, scope, digest)
+
+        if envelope is not None and isinstance(over := end_from_json(envelope.state), FeedOver):
+            assert isinstance(request.start_position, FromContinuationToken)
+            yield Finished(request.start_position.token, over, envelope.skipped)
+            return
+
+        def suits(feed: Feed) -> bool:
+            return (envelope is None or feed.resumes(envelope.incarnation)) and (
+                physical is None or physical.is_of(feed.identity.incarnation)
+            )
+
+        with closing(self.feed(spec, deadline)) as opened:
+            yield opened.use(begin, suits)
+
+    def feed(self, spec: FeedSpec, deadline: Deadline) -> OpenFeed:
+        """A feed for the time of a call, to be closed."""
+        return OpenFeed(self._provider, spec, self._fetcher.call, deadline, self._feeds)
+
+    def _physical(self, request: ChangeFeedRequest) -> PartitionId | None:
+        if not isinstance(request.scope, PhysicalPartition):
+            return None
+        return decode_partition_id(request.scope.partition_id, self._provider.provider_id, request.address)
+
+    def _envelope(self, position: StartPosition, spec: FeedSpec, scope: str, digest: str) -> Envelope | None:
+        """The request's token, checked as far as is possible without the service."""
+        if not isinstance(position, FromContinuationToken):
+            return None
+        envelope = decode_token(position.token)
+        ours = self._provider.provider_id
+        if envelope.provider_id != ours:
+            raise _foreign(f"is of provider {envelope.provider_id!r}, not {ours!r}")
+        if envelope.address != spec.address:
+            raise _foreign(f"is of {envelope.address}, not of {spec.address}")
+        if envelope.scope != scope:
+            raise _other_scope(envelope.scope, scope)
+        if envelope.options_digest != digest:
+            raise _foreign("was made with provider options that mean other positions")
+        return envelope
+
+    def _start(
+        self, opened: OpenFeed, feed: Feed, position: FeedStart, only: str | None, deadline: Deadline
+    ) -> Lineage:
+        clock = self._feeds.asked_now if isinstance(position, Now) else self._feeds.now
+        asked = feed.for_one_call()
+        return resolve_start(
+            feed,
+            position,
+            lambda: clock(feed, deadline),
+            lambda: opened.call("start", lambda until: asked.start(position, only, until)),
+            only=only,
+        )
+
+
+_RECREATED: Final = "start again: what the old one held is gone"
+_SAME_KIND: Final = "pass it to the same kind of request that it came from, or start again"
+
+
+def _foreign(problem: str, way_out: str = _SAME_KIND) -> MulticloudDbError:
+    return invalid_request("continuation_token", problem, way_out)
+
+
+def _other_scope(theirs: str, ours: str) -> MulticloudDbError:
+    (kind, _, one), (_, _, other) = theirs.partition(":"), ours.partition(":")
+    if one and one == other and {theirs, ours} == {f"partition:{one}", f"descendants:{one}"}:
+        is_of_all = kind == "descendants"
+        what = "with its descendants, not of it alone" if is_of_all else "alone, not with its descendants"
+        way_out = f"pass it with PhysicalPartition(…, with_descendants={is_of_all})"
+        return _foreign(f"is of the partition {one} {what}", f"{way_out}, or start again")
+    return _foreign(f"was made for the scope {theirs!r}, not {ours!r}")

@@ -1,0 +1,265 @@
+"""The calls to the service, made with boto3: it does signing, endpoints and errors."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import attrs
+import orjson
+
+from multiclouddb_api import ErrorCategory
+from multiclouddb_dynamo.config import DynamoClients
+from multiclouddb_dynamo.errors import classify
+from multiclouddb_spi import Deadline, ProviderFault, collector_paused
+from multiclouddb_spi.errors import classified
+
+__all__ = ["Calls", "RateLimiter", "Series", "Table"]
+
+T = TypeVar("T")
+_DESCRIBES_A_SECOND: Final = 10
+_WINDOW_SECONDS: Final = 1.05  # the network may bring calls closer together
+_JSON: Final = "application/x-amz-json"
+
+
+@attrs.frozen
+class Table:
+    """What DescribeTable says.
+
+    Attributes:
+        arn: The latest stream's ARN; None when the table never had one.
+        enabled: True while the stream takes records.
+        view_type: What its records hold, or None when it is disabled.
+        key_names: Partition key, then sort key if there is one.
+    """
+
+    arn: str | None
+    enabled: bool
+    view_type: str | None
+    key_names: tuple[str, ...]
+
+
+class RateLimiter:
+    """Limits calls to a number in any second; for several threads.
+
+    Args:
+        a_second: The number of calls.
+    """
+
+    def __init__(self, a_second: int) -> None:
+        self._lock = threading.Lock()
+        self._turns = deque([-_WINDOW_SECONDS] * a_second, a_second)
+
+    def wait(self, deadline: Deadline) -> None:
+        """Wait for a turn.
+
+        Raises:
+            ProviderFault: `THROTTLED` when the turn comes after the deadline.
+        """
+        with self._lock:
+            now = time.monotonic()
+            due = max(now, self._turns[0] + _WINDOW_SECONDS)
+            if due > deadline.at:
+                raise ProviderFault.of(
+                    ErrorCategory.THROTTLED,
+                    "DescribeStream may be called ten times a second and other calls of this client are in "
+                    "the queue; raise timeout_seconds, or try again",
+                    retryable=True,
+                )
+            self._turns.append(due)
+        if due > now:
+            time.sleep(due - now)
+
+
+class Calls:
+    """One region's tables and streams.
+
+    Args:
+        clients: boto3's clients.
+        ours: True when we made them: only then is botocore's response parser replaced.
+        vendor_retried: True when botocore retries by itself.
+    """
+
+    def __init__(self, clients: DynamoClients, *, ours: bool, vendor_retried: bool = False) -> None:
+        self._clients, self._ours, self._vendor_retried = clients, ours, vendor_retried
+        self._limiters: dict[str, RateLimiter] = {}
+        self._lock = threading.Lock()
+        self._told_at: tuple[datetime, float] | None = None
+        self._date: str | None = None
+        self._plain = threading.local()
+        if ours:
+            clients.streams.meta.events.register(
+                "before-parse.dynamodb-streams.GetRecords", self._parse, unique_id="multiclouddb"
+            )
+
+    def describe_table(self, name: str) -> Table:
+        """The table's key and its latest stream."""
+        answer = self._told(self._clients.dynamodb.describe_table(TableName=name))
+        answer = _whole(answer, "Table")
+        specification = answer.get("StreamSpecification") or {}
+        kinds = {entry["KeyType"]: entry["AttributeName"] for entry in answer["KeySchema"]}
+        return Table(
+            arn=answer.get("LatestStreamArn"),
+            enabled=bool(specification.get("StreamEnabled")),
+            view_type=specification.get("StreamViewType"),
+            key_names=tuple(kinds[kind] for kind in ("HASH", "RANGE") if kind in kinds),
+        )
+
+    def describe_stream(
+        self, arn: str, deadline: Deadline, *, behind: str | None = None, parent: str | None = None
+    ) -> dict[str, Any]:
+        """One page of a stream's shards, at most ten calls a second.
+
+        Args:
+            arn: The stream.
+            deadline: When it has to be over.
+            behind: Continue after this shard.
+            parent: Only children of this shard; some servers ignore it.
+        """
+        with self._lock:
+            limiter = self._limiters.setdefault(arn, RateLimiter(_DESCRIBES_A_SECOND))
+        limiter.wait(deadline)
+        asked: dict[str, Any] = {"StreamArn": arn}
+        if behind is not None:
+            asked["ExclusiveStartShardId"] = behind
+        if parent is not None:
+            asked["ShardFilter"] = {"Type": "CHILD_SHARDS", "ShardId": parent}
+        answer = self._told(self._clients.streams.describe_stream(**asked))
+        found: dict[str, Any] = _whole(answer, "StreamDescription")
+        return found
+
+    def iterator(self, arn: str, shard_id: str, kind: str, seq: str | None = None) -> str:
+        """A new iterator."""
+        asked = {"StreamArn": arn, "ShardId": shard_id, "ShardIteratorType": kind}
+        if seq is not None:
+            asked["SequenceNumber"] = seq
+        answer = self._told(self._clients.streams.get_shard_iterator(**asked))
+        return str(_whole(answer, "ShardIterator"))
+
+    def records(self, iterator: str, limit: int, *, native: bool) -> Mapping[str, Any]:
+        """The answer at an iterator: `Records`, and `NextShardIterator` unless the shard has ended.
+
+        Args:
+            iterator: From `iterator` or an earlier answer.
+            limit: The most records to return.
+            native: True for records exactly as boto3 returns them.
+        """
+        self._plain.wanted = native
+        answer: dict[str, Any] = self._clients.streams.get_records(ShardIterator=iterator, Limit=limit)
+        _whole(answer, "Records")
+        return self._told(answer)
+
+    def is_passing(self, error: Exception, *, at_once: bool = False) -> bool:
+        """Whether a failed call may work a moment later and nobody has retried it.
+
+        Args:
+            error: The error of the call.
+            at_once: True to ask whether the call may be made again without a pause.
+        """
+        if isinstance(error, ProviderFault):
+            found = error.fault
+        else:
+            found = classified(partial(classify, vendor_retried=self._vendor_retried), error)
+        return found.retryable and not found.vendor_retried and not (at_once and found.retry_after)
+
+    def now(self) -> datetime | None:
+        """The service's time: that of its last answer, advanced since; None while no answer had a time.
+
+        This machine's wall clock is not used: it may be wrong, and it may be changed in the meantime.
+        """
+        told = self._told_at
+        return None if told is None else told[0] + timedelta(seconds=time.monotonic() - told[1])
+
+    @property
+    def tells_time(self) -> bool:
+        """True once an answer had the service's time."""
+        return self._told_at is not None
+
+    def close(self) -> None:
+        """Free the connections of clients that we made."""
+        if self._ours:
+            self._clients.dynamodb.close()
+            self._clients.streams.close()
+
+    def hear(self, answer: Mapping[str, Any]) -> None:
+        """Set the clock by the `Date` of an answer, also of a refusal."""
+        date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+        if date is not None and date != self._date:
+            self._date = date
+            with contextlib.suppress(ValueError):  # a proxy's, perhaps
+                self._told_at = parsedate_to_datetime(date).astimezone(UTC), time.monotonic()
+
+    def _told(self, answer: dict[str, Any]) -> dict[str, Any]:
+        self.hear(answer)
+        return answer
+
+    def _parse(
+        self, response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
+    ) -> None:
+        """Parse a page of records with orjson; botocore gets an empty object instead.
+
+        botocore's own parser follows the service's model, which takes four times as long.
+        """
+        if getattr(self._plain, "wanted", False) or response_dict["status_code"] != 200:
+            return
+        if not str(response_dict["headers"].get("content-type", "")).startswith(_JSON):
+            return
+        try:
+            # A page is about ten thousand objects, and none of them can be garbage yet.
+            with collector_paused():
+                customized_response_dict.update(orjson.loads(response_dict["body"]))
+        except (orjson.JSONDecodeError, TypeError, ValueError):
+            return  # botocore makes an empty object from it, see _whole
+        response_dict["body"] = b"{}"
+
+
+def _whole(answer: Mapping[str, Any], name: str) -> Any:
+    """A part that every answer has.
+
+    botocore takes an answer that was cut off for a success: it does not compare the length, and it reads a
+    JSON text that ends early as an empty object. For a page of records that would mean the end of the shard.
+
+    Raises:
+        ProviderFault: `TRANSIENT_FAILURE`.
+    """
+    found = answer.get(name)
+    if found is None:
+        raise ProviderFault.of(
+            ErrorCategory.TRANSIENT_FAILURE,
+            f"the service's answer was cut off: it has no {name}; try again",
+            retryable=True,
+        )
+    return found
+
+
+class Series:
+    """A sequence of calls in which one throttled call does not fail all of them.
+
+    A throttled call is made again at once if the call before it has worked. Waiting and retrying is the
+    engine's part: a service that throttles everything gets no more calls than without this class.
+
+    Args:
+        calls: Says which failures pass.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls, self._moved = calls, False
+
+    def make(self, call: Callable[[], T]) -> T:
+        """Make the next one."""
+        try:
+            found = call()
+        except Exception as error:
+            if not self._moved or not self._calls.is_passing(error, at_once=True):
+                raise
+            self._moved = False
+            found = call()
+        self._moved = True
+        return found

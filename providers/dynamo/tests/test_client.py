@@ -1,0 +1,407 @@
+"""Calls as boto3 makes them: their pace, records without botocore's parser, and the service's clock."""
+
+import threading
+import time
+from datetime import UTC, datetime
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+
+import boto3
+import orjson
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from multiclouddb_api import ErrorCategory
+from multiclouddb_conformance.waiting import SOON
+from multiclouddb_dynamo import DynamoClients
+from multiclouddb_dynamo import client as module
+from multiclouddb_dynamo.client import Calls, RateLimiter, Table
+from multiclouddb_spi import Deadline, ProviderFault
+
+ARN = "arn:aws:dynamodb:eu-west-1:000000000000:table/orders/stream/2026-01-31T12:00:00.000"
+SHARD = "shardId-00000001541626099285-f35f62ef"
+JSON = "application/x-amz-json-1.0"
+SECONDS = 1_763_634_171
+RECORD = {
+    "eventID": "e",
+    "eventName": "INSERT",
+    "dynamodb": {
+        "Keys": {"pk": {"B": "aGk="}},
+        "SequenceNumber": "000000000000000000042",
+        "ApproximateCreationDateTime": SECONDS,
+        "NewImage": {"pk": {"B": "aGk="}, "n": {"N": "1.50"}},
+    },
+}
+PAGE = {"Records": [RECORD], "NextShardIterator": "next"}
+SESSION = boto3.Session(aws_access_key_id="local", aws_secret_access_key="local")
+
+
+class Service(ThreadingHTTPServer):
+    """Answers every call with what a test sets, and remembers what it was asked.
+
+    Attributes:
+        answer: Status, content type and body.
+        date: The header `Date`, or None.
+        asked: Names of operations with their arguments.
+    """
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answer, self.date, self.asked = (200, JSON, orjson.dumps(PAGE)), None, []
+
+    def clients(self):
+        settings = {
+            "region_name": "eu-west-1",
+            "endpoint_url": f"http://127.0.0.1:{self.server_port}",
+            "config": Config(retries={"mode": "standard", "total_max_attempts": 1}),
+        }
+        return DynamoClients(
+            SESSION.client("dynamodb", **settings), SESSION.client("dynamodbstreams", **settings)
+        )
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_POST(self):
+        body = orjson.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.headers["X-Amz-Target"].rpartition(".")[2], body))
+        status, kind, answer = self.server.answer
+        self.send_response_only(status)
+        if self.server.date is not None:
+            self.send_header("Date", self.server.date)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_):
+        """Nothing on the terminal."""
+
+
+@pytest.fixture
+def service():
+    with Service() as made:
+        thread = threading.Thread(target=made.serve_forever, args=(0.01,))
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join(SOON)
+
+
+@pytest.fixture
+def clients(service):
+    made = service.clients()
+    yield made
+    made.dynamodb.close()
+    made.streams.close()
+
+
+@pytest.fixture
+def ours(clients):
+    return Calls(clients, ours=True)
+
+
+class Clock:
+    """A time that passes when somebody sleeps."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        assert seconds > 0
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=made.monotonic, sleep=made.sleep))
+    return made
+
+
+FAR = Deadline(10.0**9)
+
+
+class TestPace:
+    def turns(self, limiter, clock, count):
+        found = []
+        for _ in range(count):
+            limiter.wait(FAR)
+            found.append(clock.now)
+        return found
+
+    def test_no_second_has_more_than_ten(self, clock):
+        found = self.turns(RateLimiter(10), clock, 40)
+        assert found[:10] == pytest.approx([1000.0] * 10)
+        assert all(found[index + 10] - found[index] > 1 for index in range(30))
+        assert found[-1] - found[0] == pytest.approx(3 * 1.05)
+
+    def test_a_rest_is_worth_ten_calls_and_no_more(self, clock):
+        limiter = RateLimiter(10)
+        self.turns(limiter, clock, 25)
+        clock.now += 3600
+        found = self.turns(limiter, clock, 12)
+        assert [moment - found[0] for moment in found] == pytest.approx([0.0] * 10 + [1.05] * 2, abs=1e-9)
+
+    def test_a_turn_behind_the_deadline_is_refused_and_not_taken(self, clock):
+        limiter = RateLimiter(10)
+        self.turns(limiter, clock, 10)
+        start = clock.now
+        for _ in range(3):
+            with pytest.raises(ProviderFault) as caught:
+                limiter.wait(Deadline(start + 0.05))
+        assert clock.now == start
+        fault = caught.value.fault
+        assert (fault.category, fault.retryable) == (ErrorCategory.THROTTLED, True)
+        assert "timeout_seconds" in fault.message
+        assert self.turns(limiter, clock, 1) == pytest.approx([start + 1.05])
+
+    def test_threads_share_it(self):
+        limiter, moments = RateLimiter(100), []
+
+        def call():
+            limiter.wait(FAR)
+            moments.append(time.monotonic())
+
+        begin = time.monotonic()
+        threads = [threading.Thread(target=call) for _ in range(130)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SOON)
+        assert len(moments) == 130
+        assert max(moments) - begin >= 0.29
+
+    def test_every_stream_has_its_own(self, service, ours, clock):
+        service.answer = (200, JSON, orjson.dumps({"StreamDescription": {"Shards": []}}))
+        for arn in (ARN, ARN.replace("orders", "others")):
+            for _ in range(10):
+                ours.describe_stream(arn, FAR)
+        assert clock.now == pytest.approx(1000.0)
+        ours.describe_stream(ARN, FAR)
+        assert clock.now == pytest.approx(1001.05)
+
+    def test_only_describing_a_stream_is_paced(self, ours, clock):
+        for _ in range(50):
+            ours.records("it", 1, native=False)
+        assert clock.now == 1000.0
+
+
+class TestRecords:
+    def test_ours_come_as_they_are_on_the_wire(self, service, ours):
+        answer = ours.records("it", 7, native=False)
+        assert answer["Records"] == [RECORD]
+        assert answer["NextShardIterator"] == "next"
+        assert answer["ResponseMetadata"]["HTTPStatusCode"] == 200
+        assert service.asked == [("GetRecords", {"ShardIterator": "it", "Limit": 7})]
+
+    def test_native_ones_come_as_boto3_parses_them(self, service, ours, clients):
+        mine = service.clients().streams.get_records(ShardIterator="it", Limit=7)
+        for calls in (ours, Calls(service.clients(), ours=False)):
+            found = calls.records("it", 7, native=True)
+            assert found["Records"] == mine["Records"]
+        (record,) = found["Records"]
+        assert record["dynamodb"]["Keys"] == {"pk": {"B": b"hi"}}
+        assert record["dynamodb"]["ApproximateCreationDateTime"] == datetime.fromtimestamp(SECONDS, UTC)
+
+    def test_a_call_does_not_change_the_next_one(self, ours):
+        for native in (True, False, True, False):
+            (record,) = ours.records("it", 7, native=native)["Records"]
+            assert record["dynamodb"]["Keys"] == {"pk": {"B": b"hi" if native else "aGk="}}
+
+    def test_the_application_s_own_client_is_left_alone(self, service):
+        clients = service.clients()
+        other = Calls(clients, ours=False)
+        (record,) = other.records("it", 7, native=False)["Records"]
+        assert record["dynamodb"]["Keys"] == {"pk": {"B": b"hi"}}
+        other.close()
+        assert clients.streams.get_records(ShardIterator="it")["Records"]  # still open
+
+    def test_threads_do_not_disturb_each_other(self, ours):
+        wrong = []
+
+        def read(native):
+            for _ in range(20):
+                (record,) = ours.records("it", 7, native=native)["Records"]
+                if type(record["dynamodb"]["Keys"]["pk"]["B"]) is not (bytes if native else str):
+                    wrong.append(native)
+
+        threads = [threading.Thread(target=read, args=(number % 2 == 0,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SOON)
+        assert wrong == []
+
+    def test_the_end_of_a_shard_has_no_iterator(self, service, ours):
+        service.answer = (200, JSON, orjson.dumps({"Records": []}))
+        assert "NextShardIterator" not in ours.records("it", 7, native=False)
+
+    def test_a_content_type_with_a_charset(self, service, ours):
+        service.answer = (200, f"{JSON}; charset=utf-8", orjson.dumps(PAGE))
+        assert ours.records("it", 7, native=False)["Records"] == [RECORD]
+
+    def test_another_content_type_is_left_to_botocore(self, service, ours):
+        service.answer = (200, "application/json", orjson.dumps(PAGE))
+        (record,) = ours.records("it", 7, native=False)["Records"]
+        assert record["dynamodb"]["Keys"] == {"pk": {"B": b"hi"}}
+
+    @pytest.mark.parametrize(
+        ("status", "code"), [(400, "TrimmedDataAccessException"), (500, "InternalServerError")]
+    )
+    def test_an_error_is_botocore_s(self, service, ours, status, code):
+        body = {"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": "so it is"}
+        service.answer = (status, JSON, orjson.dumps(body))
+        with pytest.raises(ClientError) as caught:
+            ours.records("it", 7, native=False)
+        assert caught.value.response["Error"] == {"Code": code, "Message": "so it is"}
+
+    @pytest.mark.parametrize("native", [True, False])
+    @pytest.mark.parametrize("kind", [JSON, "text/html"])
+    @pytest.mark.parametrize("body", [b'{"Records": [', b"<html>", b"", b"{}"])
+    def test_an_answer_without_records_is_not_the_end_of_a_shard(self, service, ours, body, kind, native):
+        """botocore takes a body that is no JSON for an empty answer, and one like that ends a shard."""
+        service.answer = (200, kind, body)
+        for calls in (ours, Calls(service.clients(), ours=False)):
+            assert is_transient(calls.records, "it", 7, native=native)
+
+    @pytest.mark.parametrize("native", [True, False])
+    @pytest.mark.parametrize("body", [b"[]", b"7", b"null", b'"Records"', b"[[1, 2]]"])
+    def test_a_body_that_is_no_object_fails(self, service, ours, body, native):
+        service.answer = (200, JSON, body)
+        with pytest.raises((ProviderFault, AttributeError)):  # the latter is botocore's
+            ours.records("it", 7, native=native)
+
+
+def is_transient(call, *arguments, **named):
+    """True when a call fails and may be tried again."""
+    with pytest.raises(ProviderFault) as caught:
+        call(*arguments, **named)
+    return caught.value.fault.category == ErrorCategory.TRANSIENT_FAILURE and caught.value.fault.retryable
+
+
+class TestOthers:
+    def test_a_table(self, service, ours):
+        keys = [{"KeyType": "RANGE", "AttributeName": "sk"}, {"KeyType": "HASH", "AttributeName": "pk"}]
+        stream = {"StreamEnabled": True, "StreamViewType": "NEW_IMAGE"}
+        answer = {"KeySchema": keys, "LatestStreamArn": ARN, "StreamSpecification": stream}
+        service.answer = (200, JSON, orjson.dumps({"Table": answer}))
+        assert ours.describe_table("orders") == Table(ARN, True, "NEW_IMAGE", ("pk", "sk"))
+        assert service.asked == [("DescribeTable", {"TableName": "orders"})]
+
+    def test_a_table_whose_stream_is_disabled_or_never_was(self, service, ours):
+        keys = [{"KeyType": "HASH", "AttributeName": "pk"}]
+        service.answer = (200, JSON, orjson.dumps({"Table": {"KeySchema": keys, "LatestStreamArn": ARN}}))
+        assert ours.describe_table("orders") == Table(ARN, False, None, ("pk",))
+        service.answer = (200, JSON, orjson.dumps({"Table": {"KeySchema": keys}}))
+        assert ours.describe_table("orders") == Table(None, False, None, ("pk",))
+
+    def test_a_stream(self, service, ours):
+        service.answer = (200, JSON, orjson.dumps({"StreamDescription": {"StreamArn": ARN, "Shards": []}}))
+        ours.describe_stream(ARN, FAR)
+        ours.describe_stream(ARN, FAR, behind=SHARD)
+        ours.describe_stream(ARN, FAR, parent=SHARD)
+        assert [asked for _, asked in service.asked] == [
+            {"StreamArn": ARN},
+            {"StreamArn": ARN, "ExclusiveStartShardId": SHARD},
+            {"StreamArn": ARN, "ShardFilter": {"Type": "CHILD_SHARDS", "ShardId": SHARD}},
+        ]
+
+    def test_an_iterator(self, service, ours):
+        service.answer = (200, JSON, b'{"ShardIterator": "it"}')
+        seq = "000000000000000000042"
+        assert ours.iterator(ARN, SHARD, "LATEST") == "it"
+        assert ours.iterator(ARN, SHARD, "AFTER_SEQUENCE_NUMBER", seq) == "it"
+        assert [asked for _, asked in service.asked] == [
+            {"StreamArn": ARN, "ShardId": SHARD, "ShardIteratorType": "LATEST"},
+            {
+                "StreamArn": ARN,
+                "ShardId": SHARD,
+                "ShardIteratorType": "AFTER_SEQUENCE_NUMBER",
+                "SequenceNumber": seq,
+            },
+        ]
+
+    @pytest.mark.parametrize("body", [b"<html>", b'{"ShardIterator": ', b"{}"])
+    def test_an_answer_without_an_iterator_is_not_the_end_of_a_shard(self, service, ours, body):
+        service.answer = (200, JSON, body)
+        assert is_transient(ours.iterator, ARN, SHARD, "TRIM_HORIZON")
+
+
+def assert_ahead(calls, seconds, since):
+    """A clock is ahead by so much, but for whole seconds and what a busy machine took since it was set."""
+    found = (calls.now() - datetime.now(UTC)).total_seconds()
+    assert found == pytest.approx(seconds, abs=2 + time.time() - since)
+
+
+class TestClock:
+    @pytest.mark.parametrize("ahead", [0, 3600, -90])
+    def test_it_is_the_service_s(self, service, ours, ahead):
+        since = time.time()
+        service.date = formatdate(since + ahead, usegmt=True)
+        ours.records("it", 7, native=False)
+        assert ours.tells_time
+        assert_ahead(ours, ahead, since)
+        assert ours.now().tzinfo is UTC
+
+    def test_nobody_knows_it_where_the_service_tells_none(self, ours):
+        ours.records("it", 7, native=False)
+        assert not ours.tells_time
+        assert ours.now() is None
+
+    @pytest.mark.parametrize("date", ["", "soon", "Mon, 99 Nov 2026 10:00:00 GMT"])
+    def test_a_date_that_is_none_does_not_fail_the_call(self, service, ours, date):
+        service.date = date
+        assert ours.records("it", 7, native=False)["Records"]
+        assert not ours.tells_time
+
+    def test_it_follows_the_service_s(self, service, ours):
+        for ahead in (0, 100, -50):
+            since = time.time()
+            service.date = formatdate(since + ahead, usegmt=True)
+            ours.records("it", 7, native=False)
+            assert_ahead(ours, ahead, since)
+
+    def test_a_date_that_stands_still_does_not_stop_it(self, service, ours, monkeypatch):
+        """A date is in whole seconds: the first answer of a second tells it best."""
+        passed = 0.0
+        monkeypatch.setattr(module.time, "monotonic", lambda: SECONDS + passed)
+        service.date = formatdate(SECONDS, usegmt=True)
+        for passed in (0.0, 0.4, 0.9):
+            ours.records("it", 7, native=False)
+            assert ours.now().timestamp() == pytest.approx(SECONDS + passed)
+
+    def test_a_refusal_tells_it_too(self, ours):
+        since = time.time()
+        ours.hear({"ResponseMetadata": {"HTTPHeaders": {"date": formatdate(since + 500, usegmt=True)}}})
+        assert_ahead(ours, 500, since)
+        ours.hear({})
+        assert_ahead(ours, 500, since)
+
+    def test_every_call_tells_it(self, service, clients):
+        since = time.time()
+        service.date = formatdate(since + 500, usegmt=True)
+        answers = {
+            "describe_table": {"Table": {"KeySchema": []}},
+            "describe_stream": {"StreamDescription": {"Shards": []}},
+            "iterator": {"ShardIterator": "it"},
+        }
+        arguments = {
+            "describe_table": ["orders"],
+            "describe_stream": [ARN, FAR],
+            "iterator": [ARN, SHARD, "LATEST"],
+        }
+        for name, answer in answers.items():
+            calls = Calls(clients, ours=False)
+            service.answer = (200, JSON, orjson.dumps(answer))
+            getattr(calls, name)(*arguments[name])
+            assert_ahead(calls, 500, since)

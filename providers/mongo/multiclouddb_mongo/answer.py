@@ -1,0 +1,261 @@
+"""What one fetch takes from a stream: changes of documents, and everything else that the stream reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+import bson
+from bson.errors import BSONError
+
+from multiclouddb_api import Dropped, ErrorCategory, Notice, Renamed
+from multiclouddb_mongo.mapping import CHANGES
+from multiclouddb_mongo.position import After, At, Kind, Place, compare, token_text
+from multiclouddb_mongo.pymongo_internals import Stream, buffered, inner_cursor
+from multiclouddb_mongo.raw_change import (
+    Raw,
+    RawChange,
+    decoded,
+    is_before,
+    is_item_change,
+    is_untouched_change,
+    place_of_change,
+)
+from multiclouddb_mongo.source import Source
+from multiclouddb_mongo.values import CODEC
+from multiclouddb_spi import ProviderFault
+
+__all__ = ["Taken", "Taker", "namespace_of"]
+
+# The server ends an answer at 16 MB: an answer that is shorter for another reason holds all that there was.
+_FULL_BYTES: Final = 8 * 1024 * 1024
+
+
+@attrs.define
+class Taken:
+    """What one fetch has found.
+
+    Attributes:
+        place: The position after it.
+        changes: Changes of documents.
+        notices: Notices about collections and databases; they stand after the last change.
+        gone: Why the stream is over, once it is.
+        reached: True when the bound is reached.
+        caught_up: True when the server had no more to send.
+        at_end: True when the last answer was empty: the whole log was scanned.
+        requests: Answers that were requested.
+    """
+
+    place: Place
+    changes: list[Raw] = attrs.field(factory=list)
+    notices: list[Notice] = attrs.field(factory=list)
+    gone: str | None = None
+    reached: bool = False
+    caught_up: bool | None = None
+    at_end: bool = False
+    requests: int = 0
+
+    def over(self) -> bool:
+        """True when nothing more may be taken."""
+        return self.gone is not None or self.reached
+
+    def note(self, notice: Notice) -> None:
+        """Keep a notice, which ends the batch: what the server has sent after it is for the next batch."""
+        self.notices.append(notice)
+        self.caught_up = False
+
+    def enough(self) -> bool:
+        """True when the batch ends: with changes in hand, at a notice, or at the end of the stream."""
+        return bool(self.changes or self.notices) or self.over()
+
+    def keep_up(self) -> None:
+        """Set the position after what was taken, when the next answer has failed."""
+        if self.changes:
+            self.place = place_of_change(self.changes[-1])
+
+    def end(self, place: Place, reason: str) -> None:
+        """What was watched no longer exists; the position is after its end, whatever was set before."""
+        self.gone = reason
+        self.place = After("i", place.data) if isinstance(place, After) else place
+
+
+class Taker:
+    """Takes changes from the streams of a reader, one stream after the other.
+
+    Args:
+        source: What is watched.
+        until: Stop after this, or None.
+    """
+
+    def __init__(self, source: Source, until: Place | None) -> None:
+        self._source, self._until = source, until
+        self._bound = None if until is None else _surely_before(until)
+        self._parts: dict[str, Any] = {}
+        # Most changes are taken as they are; the server and the caller decide which ones need a closer check.
+        self._takes = is_untouched_change if source.splits or source.options.pipeline else is_item_change
+
+    def begin(self) -> None:
+        """Begin a stream at a position, where no change is split into parts."""
+        self._parts = {}
+
+    def take(self, stream: Stream, taken: Taken, room: int, batch_size: int) -> bool:
+        """Take what is left of an answer, or the next one.
+
+        Args:
+            stream: The stream.
+            taken: Receives it.
+            room: The most changes to take.
+            batch_size: What the stream was opened with.
+
+        Returns:
+            False when the answer was empty.
+
+        Raises:
+            PyMongoError: What the server refuses, or the network.
+            ProviderFault: The caller's pipeline has taken away what nobody can do without.
+        """
+        fresh = not buffered(stream)
+        if fresh and not getattr(inner_cursor(stream), "alive", True):
+            # The server has closed it with its first answer; PyMongo would try to resume it, which
+            # fails after an invalidate.
+            self._end_with(stream, taken)
+            return False
+        taken.requests += fresh
+        change = stream.try_next()
+        if change is None:
+            self._follow(stream, taken, None)
+            return False
+        left = size = buffered(stream)
+        add, takes, bound = taken.changes.append, self._takes, self._bound
+        while True:
+            if takes(change.raw) and (bound is None or is_before(change.raw, bound)):
+                add(change.raw)
+            elif not self.consider(change, taken):
+                return True
+            elif taken.notices:
+                break
+            if len(taken.changes) >= room and not self._parts:
+                break
+            if left is not None:
+                if not left:
+                    if fresh and size is not None and size + 1 < batch_size:
+                        self._was_short(taken)
+                    break
+                left -= 1
+            following = stream.try_next()
+            if following is None:
+                break
+            change = following
+        self._follow(stream, taken, place_of_change(change.raw).data)
+        return True
+
+    def consider(self, change: RawChange, taken: Taken) -> bool:
+        """Take one change, whatever kind it is; False when reading ends with it.
+
+        Raises:
+            ProviderFault: The caller's pipeline has taken away what nobody can do without.
+        """
+        place = place_of_change(change.raw)
+        if self._until is not None:
+            order = compare(place, self._until)
+            if order is not None and order > 0:
+                taken.place, taken.reached = self._until, True
+                return False
+        if self._takes(change.raw):
+            taken.changes.append(change.raw)
+        elif not self._look_into(change, place, taken):
+            return False
+        if not self._parts:
+            taken.place = place
+            taken.reached = isinstance(self._until, After) and self._until.data == place.data
+        return not taken.reached
+
+    def _was_short(self, taken: Taken) -> None:
+        """An answer with fewer changes than requested holds all there are; but `mongos` sends what it has."""
+        if not self._source.sharded and sum(map(len, taken.changes)) < _FULL_BYTES:
+            taken.caught_up = True
+
+    def _follow(self, stream: Stream, taken: Taken, last: str | None) -> None:
+        """Go to the stream's own position, which also moves without a change.
+
+        Args:
+            stream: The stream.
+            taken: Receives the position.
+            last: The text of the token of the last change, or None.
+        """
+        token = stream.resume_token
+        if self._parts:
+            taken.keep_up()
+            return
+        if token is not None:
+            data = token_text(token)
+            kind: Kind = "e" if data == last else "h"
+            if not (isinstance(taken.place, After) and taken.place.data == data):
+                taken.place = After(kind, data)
+        if not stream.alive:
+            self._end_with(stream, taken)
+
+    def _end_with(self, stream: Stream, taken: Taken) -> None:
+        """The server has closed the stream, and the caller's pipeline hides why."""
+        token = stream.resume_token
+        place = taken.place if token is None else After("i", token_text(token))
+        taken.end(place, "the pipeline hides how it ended")
+
+    def _look_into(self, change: RawChange, place: After, taken: Taken) -> bool:
+        """Take what is no plain change of a document; False for the end of the stream."""
+        try:
+            fields = decoded(change.raw)
+        except BSONError:
+            taken.changes.append(change.raw)  # mapping it will report the damage
+            return True
+        kind = fields.get("operationType")
+        if "splitEvent" in fields:
+            self._join(fields, taken)
+        elif kind in CHANGES:
+            for name in ("documentKey", "ns"):
+                if not isinstance(fields.get(name), dict):
+                    raise _altered(name)
+            taken.changes.append(change.raw)
+        elif kind == "invalidate":
+            taken.end(place, "the server invalidated the stream")
+            return False
+        elif kind == "drop":
+            taken.note(Dropped(namespace_of(fields)))
+        elif kind == "dropDatabase":
+            taken.note(Dropped(namespace_of(fields).partition("/")[0]))
+        elif kind == "rename":
+            taken.note(Renamed(namespace_of(fields), namespace_of(fields, "to")))
+        elif kind is None:
+            raise _altered("operationType")
+        return True
+
+    def _join(self, part: dict[str, Any], taken: Taken) -> None:
+        """Join the parts of a large change; the position moves only after its last part."""
+        split = part.pop("splitEvent")
+        self._parts.update(part)
+        if split["fragment"] == split["of"]:
+            whole, self._parts = self._parts, {}
+            taken.changes.append(bson.encode(whole, codec_options=CODEC))
+
+
+def namespace_of(change: Mapping[str, Any], field: str = "ns") -> str:
+    """The `database/collection` of a change; a question mark for a name that a pipeline has removed."""
+    namespace = change.get(field)
+    names = namespace if isinstance(namespace, Mapping) else {}
+    return f"{names.get('db', '?')}/{names.get('coll', '?')}"
+
+
+def _altered(name: str) -> Exception:
+    return ProviderFault.of(
+        ErrorCategory.INVALID_REQUEST,
+        f"MongoOptions.pipeline removes or alters {name!r} of the changes; leave _id, operationType, ns and "
+        "documentKey as they are",
+    )
+
+
+def _surely_before(until: Place) -> bytes:
+    """A text: a change whose token sorts before it is before the bound; none sorts before an empty text."""
+    if isinstance(until, At):
+        return f"82{until.seconds:08X}".encode()
+    return until.data.partition(".")[0].encode() if until.data.startswith("82") else b""

@@ -1,0 +1,103 @@
+"""Where the operation log begins: the oldest position that can still be read."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+from bson.timestamp import Timestamp
+from pymongo.errors import OperationFailure
+
+from multiclouddb_api import ErrorCategory
+from multiclouddb_mongo.errors import classify
+from multiclouddb_mongo.position import At, ticks_at
+from multiclouddb_mongo.source import Source
+from multiclouddb_mongo.values import CODEC
+from multiclouddb_spi import ProviderFault
+from multiclouddb_spi.errors import classified
+
+__all__ = ["Entry", "Log"]
+
+_TRIES: Final = 5
+_LOOK_MS: Final = 1000
+_INITIATING: Final = "initiating set"
+
+
+@attrs.frozen
+class Entry:
+    """The first entry of the log.
+
+    Attributes:
+        place: Its cluster time.
+        whole: True when it is the first entry that ever existed: nothing has been removed yet.
+    """
+
+    place: At
+    whole: bool
+
+
+class Log:
+    """The part of the operation log that a feed has to know: where it begins.
+
+    Args:
+        source: What is watched.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._readable = True
+
+    def oldest(self) -> At:
+        """The oldest cluster time from which everything is still kept.
+
+        With read access to `local` it is that of the log's first entry. Without it, a search finds it
+        exactly: with about sixty requests of at most 50 ms each.
+
+        Raises:
+            PyMongoError: What the server refuses, or the network.
+            ProviderFault: Entries are removed faster than the search can follow.
+        """
+        for _ in range(_TRIES):
+            entry = self.first_entry()
+            place = self._searched() if entry is None else entry.place
+            if self._source.reaches(place):
+                return place
+        raise ProviderFault.of(
+            ErrorCategory.TRANSIENT_FAILURE,
+            "the operation log is cut off faster than its beginning can be read; try again, and give it more "
+            "room",
+            retryable=True,
+            vendor_retried=True,
+        )
+
+    def first_entry(self) -> Entry | None:
+        """The log's first entry; None where it cannot be read: no access to `local`, or `mongos`.
+
+        Raises:
+            PyMongoError: The network fails.
+        """
+        if not self._readable:
+            return None
+        log = self._source.client.get_database("local", codec_options=CODEC)["oplog.rs"]
+        try:
+            entry = log.find_one({}, {"ts": 1, "o.msg": 1}, sort=[("$natural", 1)], max_time_ms=_LOOK_MS)
+        except OperationFailure as error:
+            self._readable = classified(
+                classify, error
+            ).retryable  # an election passes, a missing role does not
+            return None
+        stamp = None if entry is None else entry.get("ts")
+        if entry is None or not isinstance(stamp, Timestamp):
+            self._readable = False
+            return None
+        return Entry(At(stamp.time, stamp.inc), entry.get("o", {}).get("msg") == _INITIATING)
+
+    def _searched(self) -> At:
+        low, high = 0, ticks_at(self._source.now()) or 0
+        while low < high:
+            middle = (low + high) // 2
+            if self._source.reaches(At.of(middle)):
+                high = middle
+            else:
+                low = middle + 1
+        return At.of(low)

@@ -1,0 +1,254 @@
+"""The one place that uses PyMongo's internals, where its public interface does not suffice.
+
+Optional internals (`buffered`, `inner_cursor`, `interrupt`) are used with care: if a later PyMongo does not
+have them, reading continues with one more request to the server.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, TypeAlias, TypeVar
+
+import pymongo
+from pymongo import MongoClient
+from pymongo.change_stream import (
+    ChangeStream,
+    ClusterChangeStream,
+    CollectionChangeStream,
+    DatabaseChangeStream,
+)
+from pymongo.collection import Collection
+from pymongo.database import Database
+from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
+
+from multiclouddb_api import EntireCluster, EntireDatabase, ErrorCategory, FeedScope
+from multiclouddb_mongo.errors import classify
+from multiclouddb_mongo.raw_change import RawChange
+from multiclouddb_spi import Deadline, ProviderFault
+from multiclouddb_spi.errors import classified
+
+__all__ = [
+    "Closer",
+    "Stream",
+    "buffered",
+    "flush",
+    "hushed",
+    "inner_cursor",
+    "interrupt",
+    "reach",
+    "retried",
+    "watch_otherwise",
+]
+
+T = TypeVar("T")
+Stream: TypeAlias = ChangeStream[RawChange]
+
+_CLOSE_SECONDS: Final = 0.5
+_DEAF_SECONDS: Final = 5.0
+_NO_SECONDS: Final = 0.001
+# PyMongo looks at the time twice a second.
+_TELL_SECONDS: Final = 0.75
+
+
+class Closer:
+    """Closes the streams of one client; a server that hangs costs a second once, not once per stream.
+
+    The server ends idle cursors by itself, after ten minutes.
+    """
+
+    def __init__(self) -> None:
+        self._deaf_until = 0.0
+        self._at_work = 0
+        self._over = False
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Held while a stream is opened, read or closed: the client has to stay open that long."""
+        with self._changed:
+            self._at_work += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._at_work -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """Held while a stream is opened.
+
+        Raises:
+            ProviderFault: The client is being closed: nobody would close what is opened now.
+        """
+        with self.at_work():
+            if self._over:
+                raise ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, "the client is closed; connect again")
+            yield
+
+    def end(self) -> None:
+        """Prevent the opening of further streams."""
+        self._over = True
+
+    def settle(self) -> None:
+        """Wait at most half a second for threads that use a stream; not at all if a server hangs."""
+        patience = 0.0 if time.monotonic() < self._deaf_until else _CLOSE_SECONDS
+        with self._changed:
+            self._changed.wait_for(lambda: not self._at_work, patience)
+
+    def close(self, stream: Stream, *, reachable: bool) -> None:
+        """Close a stream; raises nothing.
+
+        Args:
+            stream: The stream.
+            reachable: False when its server is known to be away.
+        """
+        with self.at_work():
+            began = time.monotonic()
+            speak = reachable and began >= self._deaf_until
+            with suppress(Exception), pymongo.timeout(_CLOSE_SECONDS if speak else _NO_SECONDS):
+                stream.close()
+            if time.monotonic() - began > 0.9 * _CLOSE_SECONDS:
+                self._deaf_until = time.monotonic() + _DEAF_SECONDS
+
+
+class _Collated:
+    """PyMongo 4.20 accepts `collation` for a change stream, but does not send it."""
+
+    def _command_options(self) -> dict[str, Any]:
+        options: dict[str, Any] = super()._command_options()  # type: ignore[misc]
+        collation = self._collation  # type: ignore[attr-defined]
+        return options if collation is None else {**options, "collation": collation}
+
+
+class _CollectionStream(_Collated, CollectionChangeStream[RawChange]):
+    pass
+
+
+class _DatabaseStream(_Collated, DatabaseChangeStream[RawChange]):
+    pass
+
+
+class _ClusterStream(_Collated, ClusterChangeStream[RawChange]):
+    pass
+
+
+def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
+    """Call one of our commands as PyMongo calls its own reads: with one retry, unless `retryReads` is false.
+
+    Raises:
+        PyMongoError: What the server refuses, or the network.
+    """
+    try:
+        return ask()
+    except PyMongoError as error:
+        final = isinstance(error, ServerSelectionTimeoutError) or not classified(classify, error).retryable
+        if final or not client.options.retry_reads:
+            raise
+    return ask()
+
+
+def reach(client: MongoClient[Any], deadline: Deadline) -> None:
+    """Where no server is known, wait for one slightly less long than the call may take.
+
+    PyMongo waits for `serverSelectionTimeoutMS` and only then reports what is wrong. That is too late for a
+    call with less time.
+
+    Raises:
+        ServerSelectionTimeoutError: There is none; it says why.
+    """
+    remaining = deadline.remaining()
+    if remaining > client.options.server_selection_timeout:
+        return
+    if client.topology_description.has_readable_server(client.read_preference):
+        return
+    limit = max(_NO_SECONDS, remaining / 2, remaining - _TELL_SECONDS)
+    try:
+        with pymongo.timeout(limit):
+            client.admin.command("ping", read_preference=client.read_preference)
+    except ServerSelectionTimeoutError:
+        raise
+    except PyMongoError:
+        return  # the call itself reports what else is wrong
+
+
+def watch_otherwise(
+    target: Collection[RawChange] | Database[RawChange],
+    scope: FeedScope,
+    stages: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+) -> Stream:
+    """Does what `watch` does, with our own stream classes.
+
+    Args:
+        target: A collection, a database, or `admin` for the cluster.
+        scope: Which of them.
+        stages: The pipeline.
+        settings: What `watch` takes by name.
+    """
+    kind: type[ChangeStream[RawChange]]
+    match scope:
+        case EntireCluster():
+            kind = _ClusterStream
+        case EntireDatabase():
+            kind = _DatabaseStream
+        case _:
+            kind = _CollectionStream
+    given = {"resume_after": None, "start_after": None, "start_at_operation_time": None, **settings}
+    stream = kind(target, list(stages), session=None, **given)
+    stream._initialize_cursor()
+    return stream
+
+
+def buffered(stream: Stream) -> int | None:
+    """How many changes of the last answer are left to take; None where this PyMongo does not say.
+
+    No public interface says so, and asking for one change too many waits for the server.
+    """
+    data = getattr(getattr(stream, "_cursor", None), "_data", None)
+    return None if data is None else len(data)
+
+
+def inner_cursor(stream: Stream) -> object:
+    """Another object once PyMongo has resumed the stream: an empty answer then is not the end of the log."""
+    return getattr(stream, "_cursor", None)
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Held while a client is closed: prevents a traceback in the log for each cursor of a server that hangs.
+
+    PyMongo writes one even if logging is not set up.
+    """
+    log = logging.getLogger("pymongo.client")
+
+    def is_no_traceback(record: logging.LogRecord) -> bool:
+        return record.exc_info is None
+
+    log.addFilter(is_no_traceback)  # its own filter: other threads may be closing, and remove theirs earlier
+    try:
+        yield
+    finally:
+        log.removeFilter(is_no_traceback)
+
+
+def interrupt(client: MongoClient[Any]) -> None:
+    """End every receive of a client that is about to be closed, within half a second.
+
+    If the network drops everything, they would last for ever: PyMongo's monitor, which ends them, ends with
+    the client. No public interface does this.
+    """
+    servers = getattr(getattr(client, "_topology", None), "_servers", {})
+    for server in list(servers.values()):
+        with suppress(Exception):
+            server.pool.reset(interrupt_connections=True)
+
+
+def flush(client: MongoClient[Any]) -> None:
+    """Close the cursors that PyMongo could not close: the interrupted client can no longer do so."""
+    with suppress(Exception):
+        client._process_kill_cursors()

@@ -1,0 +1,134 @@
+"""The garbage collector is out of the way while records are mapped, and back behind it whatever happens."""
+
+import gc
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from multiclouddb_api import Beginning, ChangeFeedRequest, OperationOptions
+from multiclouddb_spi import collector_paused
+from multiclouddb_spi.gc_pause import _pausing
+
+FORK = """
+import gc, os, threading
+from multiclouddb_spi import collector_paused
+
+inside, forking = threading.Event(), threading.Event()
+os.register_at_fork(before=forking.set)  # runs before the hook of the module
+
+def pause():
+    with collector_paused():
+        inside.set()
+        forking.wait(60)
+
+thread = threading.Thread(target=pause)
+thread.start()
+inside.wait(60)
+child = os.fork()
+if child == 0:
+    with collector_paused():
+        paused = not gc.isenabled()
+    os._exit(0 if paused and gc.isenabled() else 1)
+thread.join()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def collector():
+    """On in the beginning, and on again behind every test."""
+    assert gc.isenabled()
+    yield
+    on, free = gc.isenabled(), _pausing.acquire(blocking=False)
+    gc.enable()
+    assert on
+    assert free
+    _pausing.release()
+
+
+class Elsewhere:
+    """Another thread that is inside until it is let go."""
+
+    def __init__(self):
+        self._inside, self._leave = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        assert self._inside.wait(60)
+
+    def _run(self):
+        with collector_paused():
+            self._inside.set()
+            self._leave.wait(60)
+
+    def leave(self):
+        self._leave.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+class TestPause:
+    def test_the_collector_is_off_inside(self):
+        with collector_paused():
+            assert not gc.isenabled()
+        assert gc.isenabled()
+
+    def test_an_error_brings_it_back(self):
+        with pytest.raises(ValueError, match="inside"), collector_paused():
+            raise ValueError("inside")
+        assert gc.isenabled()
+
+    def test_only_the_outermost_brings_it_back(self):
+        with collector_paused():
+            with collector_paused():
+                pass
+            assert not gc.isenabled()
+
+    def test_an_application_that_has_none_keeps_none(self):
+        gc.disable()
+        try:
+            with collector_paused():
+                assert not gc.isenabled()
+            assert not gc.isenabled()
+        finally:
+            gc.enable()
+
+
+class TestThreads:
+    def test_one_that_comes_later_does_not_bring_it_back_too_early(self):
+        other = Elsewhere()
+        with collector_paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+        other.leave()
+        assert gc.isenabled()
+
+    def test_threads_that_come_one_after_another_do_not_keep_it_out_for_ever(self):
+        first = Elsewhere()
+        second = Elsewhere()
+        first.leave()
+        assert gc.isenabled()
+        second.leave()
+
+    def test_a_child_of_a_fork_has_it(self):
+        ran = subprocess.run(
+            [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK],
+            capture_output=True, text=True, check=True, timeout=120,
+        )  # fmt: skip
+        assert ran.stdout == "0\n"
+
+
+class TestEngine:
+    def test_views_run_without_it(self, make_bench):
+        bench = make_bench(1)
+        bench.sim.write("a", {"number": 1})
+        states = []
+
+        def view(batch, start, stop):
+            states.append(gc.isenabled())
+            return batch.events(start, stop)
+
+        engine = bench.connect()
+        engine.read(ChangeFeedRequest(bench.sim.address, Beginning()), OperationOptions(), view)
+        assert states == [False]

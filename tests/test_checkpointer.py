@@ -1,0 +1,101 @@
+"""Two workers and one checkpoint: after a save that failed, nobody overwrites what the other has saved."""
+
+import pytest
+
+from multiclouddb_api import Checkpoint, ErrorCategory, ErrorDetail, FileCheckpointStore, MulticloudDbError
+from multiclouddb_api.checkpointer import Checkpointer
+from multiclouddb_embedded import SqliteCheckpointStore
+
+
+class Clock:
+    """It stands still."""
+
+    def now(self):
+        return 0.0
+
+
+class Unsure:
+    """A store behind a network: a save may fail before it is done, or behind that."""
+
+    def __init__(self, inner):
+        self.inner, self.failure = inner, None
+
+    def load(self, name):
+        return self.inner.load(name)
+
+    def save(self, name, token, expected):
+        failure, self.failure = self.failure, None
+        saved = None if failure == "lost" else self.inner.save(name, token, expected)
+        if failure is not None:
+            raise MulticloudDbError("no answer", ErrorDetail(ErrorCategory.TRANSIENT_FAILURE))
+        return saved
+
+
+@pytest.fixture(params=[FileCheckpointStore, SqliteCheckpointStore], ids=["files", "sqlite"])
+def store(request, tmp_path):
+    return Unsure(request.param(tmp_path / "checkpoints"))
+
+
+def worker(store):
+    made = Checkpointer(store, "w", 0.0, Clock())
+    made.load()
+    return made
+
+
+def conflict(call, *arguments, **options):
+    with pytest.raises(MulticloudDbError) as caught:
+        call(*arguments, **options)
+    assert caught.value.category == ErrorCategory.CONFLICT
+
+
+@pytest.mark.parametrize("failure", ["lost", "done"])
+def test_what_another_worker_saved_meanwhile_stays(store, failure):
+    store.save("w", "1", None)
+    mine, theirs = worker(store), worker(store)
+    store.failure = failure
+    with pytest.raises(MulticloudDbError, match="no answer"):
+        mine.done("2", at_once=True)
+    if failure == "lost":
+        theirs.done("3", at_once=True)
+    else:
+        store.save("w", "3", store.load("w").version)
+    for _ in range(2):
+        conflict(mine.flush)
+        conflict(mine.done, "4", at_once=True)
+        assert store.load("w").token == "3"
+
+
+@pytest.mark.parametrize("failure", ["lost", "done"])
+def test_also_where_there_was_none_before(store, failure):
+    mine = worker(store)
+    store.failure = failure
+    with pytest.raises(MulticloudDbError, match="no answer"):
+        mine.done("2", at_once=True)
+    found = store.load("w")
+    store.save("w", "3", found and found.version)
+    conflict(mine.flush)
+    assert store.load("w").token == "3"
+
+
+@pytest.mark.parametrize("failure", ["lost", "done"])
+def test_a_worker_alone_goes_on(store, failure):
+    mine = worker(store)
+    store.failure = failure
+    with pytest.raises(MulticloudDbError, match="no answer"):
+        mine.done("2", at_once=True)
+    mine.flush()
+    mine.done("3", at_once=True)
+    assert store.load("w").token == "3"
+
+
+@pytest.mark.parametrize("expected", [None, "0", "1-00000000", "x"])
+def test_a_store_takes_no_version_but_its_own(store, expected):
+    first = store.save("w", "1", None)
+    conflict(store.save, "w", "2", expected)
+    conflict(store.save, "w", "1", expected)
+    assert store.load("w") == Checkpoint("1", first.version)
+
+
+def test_a_store_with_nothing_takes_none_at_all(store):
+    conflict(store.save, "w", "1", "1-00000000")
+    assert store.load("w") is None
