@@ -12,7 +12,7 @@ from pyspark.sql.datasource import InputPartition
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
 from multiclouddb_api.text import rfc3339
-from multiclouddb_spi import Feed, Lineage, Step, Target
+from multiclouddb_spi import Feed, FeedStart, Lineage, Step, Target
 from pyspark_multiclouddb.connection import Connection, connection_for
 from pyspark_multiclouddb.errors import told
 from pyspark_multiclouddb.offsets import (
@@ -69,7 +69,7 @@ class MicroBatches:
         """
         with told():
             connection = connection_for(self.settings)
-            start = connection.start(self.settings.start)
+            start = self._started(connection, self.settings.start)
             step = self._step(connection, start, max_records)
             offset = Pinned(connection.incarnation, start.to_json())
             if step.moved and not step.empty:
@@ -143,7 +143,7 @@ class MicroBatches:
         offset = offset_from_json(self.settings, start)
         connection = connection_for(self.settings)
         if isinstance(offset, Symbolic):
-            lineage = connection.start(offset.position)
+            lineage = self._started(connection, offset.position)
             self._describe(connection.feed, lineage, idle=False)
             return offset_to_json(self.settings, Pinned(connection.incarnation, lineage.to_json()))
         offset.check_incarnation(connection.opened)
@@ -158,9 +158,15 @@ class MicroBatches:
             self._ahead = start, step.after
             return start
         self._ahead = None
-        more = tell_more and not nothing
+        bounded = max_records is not None or _entries(before).keys() != _entries(step.after).keys()
+        more = tell_more and not nothing and bounded
         end = Pinned(offset.incarnation, step.after.to_json(), step.ends, nothing, more=more)
         return offset_to_json(self.settings, end)
+
+    def _started(self, connection: Connection, position: FeedStart) -> Lineage:
+        """The start of a new query; this process may know an earlier resource of the same name."""
+        connection.opened.renew()
+        return connection.start(position)
 
     def _standing(self, start: dict[str, Any], before: Lineage) -> Lineage:
         """Where to read on after an offset: further ahead, where earlier calls found nothing after it."""

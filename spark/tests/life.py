@@ -14,13 +14,16 @@ from pathlib import Path
 
 from pyspark_multiclouddb import caught_up, error_from_query, local_session
 
+import time
+T0=time.time()
 folder, part = Path(sys.argv[1]), sys.argv[2]
 count = int((folder / "count").read_text())
-LIMIT = 30
+LIMIT = 60
 options = {"url": f"embedded://{folder}/store.db", "collection": "orders", "maxRecordsPerTrigger": str(LIMIT)}
 
 
 def note(**facts):
+    import time; print(f"{time.time()-T0:.1f}", list(facts), file=sys.stderr)
     with (folder / "facts").open("a") as file:
         file.write(json.dumps(facts) + "\n")
 
@@ -75,6 +78,7 @@ def ended_runs():
     """Streams that end, and the replay of a batch that was planned and not done."""
     rows = Rows("ended")
     runs = run_all(rows)
+    note(q=runs)
     last = max(int(path.name) for path in (folder / "ended-checkpoint/commits").iterdir() if path.name.isdigit())
     # The batch that had the last rows, and what came after it, are not done.
     full = max(batch for batch in rows.batches if json.loads((rows.folder / str(batch)).read_text()))
@@ -104,6 +108,7 @@ def unknown_position():
 
 
 spark = local_session("life", **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
+note(started=1)
 spark.sparkContext.setLogLevel("OFF")
 if part == "first":
     foreign = [row.n for row in spark.read.format("foreign").load().collect()]
@@ -111,9 +116,12 @@ if part == "first":
     note(version=spark.version, foreign=foreign, batch=[row.event_id for row in batch.collect()])
     ended_runs()
     unknown_position()
-    follow(Rows("followed", die_in=2))
+    note(p=1)
+    follow(Rows("followed", die_in=1))
 else:
     rows = Rows("followed")
     follow(rows)
     note(followed=rows.all())
 spark.stop()
+
+note(stopped=1)
