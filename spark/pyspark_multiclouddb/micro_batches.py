@@ -1,4 +1,4 @@
-"""Micro-batches: where each ends, and what its tasks read. The stream readers of all versions of Spark use it."""
+"""Micro-batches: where each ends, and what its tasks read; for the stream of every Spark."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
-from multiclouddb_api.text import rfc3339
-from multiclouddb_spi import Feed, Lineage, Step, Target
+from multiclouddb_api.redaction import rfc3339
+from multiclouddb_spi import Feed, FeedStart, Lineage, Step, Target
 from pyspark_multiclouddb.connection import Connection, connection_for
-from pyspark_multiclouddb.errors import told
+from pyspark_multiclouddb.errors import source_errors
 from pyspark_multiclouddb.offsets import (
     Pinned,
     Symbolic,
@@ -60,16 +60,16 @@ class MicroBatches:
         return offset_to_json(self.settings, Symbolic(self.settings.start))
 
     def first(self, max_records: int | None) -> dict[str, Any]:
-        """Where the first micro-batch ends, for a Spark that cannot be given a batch that only fixes the start.
+        """Where the first micro-batch ends, for a Spark that runs one micro-batch at a time.
 
         The start is stored beside the end, so that the batch can be replayed.
 
         Args:
             max_records: The bound on its rows.
         """
-        with told():
+        with source_errors():
             connection = connection_for(self.settings)
-            start = connection.start(self.settings.start)
+            start = self._started(connection, self.settings.start)
             step = self._step(connection, start, max_records)
             offset = Pinned(connection.incarnation, start.to_json())
             if step.moved and not step.empty:
@@ -83,7 +83,9 @@ class MicroBatches:
             self._moved = time.monotonic()
             return offset_to_json(self.settings, offset)
 
-    def after(self, start: dict[str, Any], max_records: int | None, *, tell_more: bool = False) -> dict[str, Any]:
+    def after(
+        self, start: dict[str, Any], max_records: int | None, *, tell_more: bool = False
+    ) -> dict[str, Any]:
         """Where the next micro-batch ends.
 
         Args:
@@ -99,7 +101,7 @@ class MicroBatches:
         if self._is_idle(start):
             time.sleep(min(_NAP_SECONDS, self.settings.poll_seconds))
             return start
-        with told():
+        with source_errors():
             end = self._plan(start, max_records, tell_more)
         now = time.monotonic()
         # A position that moved without a record has nothing after it either.
@@ -115,7 +117,7 @@ class MicroBatches:
             start: Where the batch starts.
             end: Where it ends.
         """
-        with told():
+        with source_errors():
             before = offset_from_json(self.settings, start)
             after = offset_from_json(self.settings, end)
             ranges = ranges_of(before, after)
@@ -143,7 +145,7 @@ class MicroBatches:
         offset = offset_from_json(self.settings, start)
         connection = connection_for(self.settings)
         if isinstance(offset, Symbolic):
-            lineage = connection.start(offset.position)
+            lineage = self._started(connection, offset.position)
             self._describe(connection.feed, lineage, idle=False)
             return offset_to_json(self.settings, Pinned(connection.incarnation, lineage.to_json()))
         offset.check_incarnation(connection.opened)
@@ -158,9 +160,15 @@ class MicroBatches:
             self._ahead = start, step.after
             return start
         self._ahead = None
-        more = tell_more and not nothing
+        bounded = max_records is not None or _entries(before).keys() != _entries(step.after).keys()
+        more = tell_more and not nothing and bounded
         end = Pinned(offset.incarnation, step.after.to_json(), step.ends, nothing, more=more)
         return offset_to_json(self.settings, end)
+
+    def _started(self, connection: Connection, position: FeedStart) -> Lineage:
+        """The start of a new query; this process may know an earlier resource of the same name."""
+        connection.opened.renew()
+        return connection.start(position)
 
     def _standing(self, start: dict[str, Any], before: Lineage) -> Lineage:
         """Where to read on after an offset: further ahead, where earlier calls found nothing after it."""
@@ -191,10 +199,10 @@ class MicroBatches:
         self.report = {
             "idle": idle,
             "partitions": len(active),
-            "openWatches": sum(bool(entry.children) for entry in lineage.drained()),
+            "openWatches": sum(bool(entry.children) for entry in lineage.awaiting_children()),
             "readUntil": rfc3339(min(known)) if known and len(known) == len(times) else None,
             "v": 1,
-            "waiting": len(lineage) - len(active) - len(lineage.drained()),
+            "waiting": len(lineage) - len(active) - len(lineage.awaiting_children()),
         }
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from multiclouddb_api import invalid_request
-from pyspark_multiclouddb.errors import told
+from pyspark_multiclouddb.errors import source_errors
 from pyspark_multiclouddb.micro_batches import MicroBatches
 from pyspark_multiclouddb.options import Settings
 
@@ -44,7 +44,7 @@ class PlainStreamReader(DataSourceStreamReader):
         """Where a new query starts; not resolved here, because Spark asks again on a replay."""
         return self._batches.initial()
 
-    def latestOffset(self) -> dict[str, Any]:
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override] # as Spark 4.0 and 4.1 call it
         """Where the next micro-batch ends; the current position when there is nothing to read."""
         most = self._batches.settings.max_records
         if self._position is not None:
@@ -61,10 +61,10 @@ class PlainStreamReader(DataSourceStreamReader):
                 the first batch. Nothing is written by then.
         """
         if self._position is None and self._first not in (None, end):
-            with told():
+            with source_errors():
                 raise invalid_request(
                     "checkpoint",
-                    "has a position that this version of Spark does not tell before the first batch is planned",
+                    "has a position that this Spark does not tell before the first batch is planned",
                     f"set {_WRAPPER} to false, its default, or use Spark 4.2 or newer",
                 )
         self._position = end

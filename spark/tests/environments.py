@@ -1,8 +1,8 @@
 """PySpark of other versions: fetched once for a user, unpacked outside the clone, shared by all processes.
 
-An environment is a folder that `PYTHONPATH` puts before the packages of `.venv`. Everything else that a test
-needs comes from `.venv`. PySpark is a source package of about 430 MB. It is unpacked instead of built: a build
-takes half a minute longer and gives the same files.
+An environment is a folder that `PYTHONPATH` puts before the packages of `.venv`. Everything else that a
+test needs comes from `.venv`. PySpark is a source package of about 430 MB. It is unpacked instead of built:
+a build takes half a minute longer and gives the same files.
 
     python spark/tests/environments.py          builds all of them, and prints the time of each
 """
@@ -23,7 +23,12 @@ DIGESTS = {
 }
 SECONDS = 500.0
 # Where setup.py puts the folders of the source package.
-PLACES = {"pyspark": "pyspark", "deps/jars": "pyspark/jars", "deps/bin": "pyspark/bin", "deps/sbin": "pyspark/sbin"}
+PLACES = {
+    "pyspark": "pyspark",
+    "deps/jars": "pyspark/jars",
+    "deps/bin": "pyspark/bin",
+    "deps/sbin": "pyspark/sbin",
+}
 
 
 def environment(version):
@@ -65,4 +70,5 @@ def _unpack(package, scratch):
 if __name__ == "__main__":
     for wanted in DIGESTS:
         began = time.monotonic()
-        print(wanted, environment(wanted), f"{time.monotonic() - began:.1f} s", flush=True)
+        found = environment(wanted)
+        sys.stdout.write(f"{wanted} {found} {time.monotonic() - began:.1f} s\n")

@@ -12,11 +12,13 @@ import signal
 import sys
 from pathlib import Path
 
+from pyspark.errors import StreamingQueryException
+
 from pyspark_multiclouddb import caught_up, error_from_query, local_session
 
 folder, part = Path(sys.argv[1]), sys.argv[2]
 count = int((folder / "count").read_text())
-LIMIT = 30
+LIMIT = 60
 options = {"url": f"embedded://{folder}/store.db", "collection": "orders", "maxRecordsPerTrigger": str(LIMIT)}
 
 
@@ -75,7 +77,9 @@ def ended_runs():
     """Streams that end, and the replay of a batch that was planned and not done."""
     rows = Rows("ended")
     runs = run_all(rows)
-    last = max(int(path.name) for path in (folder / "ended-checkpoint/commits").iterdir() if path.name.isdigit())
+    last = max(
+        int(path.name) for path in (folder / "ended-checkpoint/commits").iterdir() if path.name.isdigit()
+    )
     # The batch that had the last rows, and what came after it, are not done.
     full = max(batch for batch in rows.batches if json.loads((rows.folder / str(batch)).read_text()))
     before = (rows.folder / str(full)).read_text()
@@ -97,7 +101,7 @@ def unknown_position():
     try:
         run_once(Rows("ended"))
         refused = None
-    except Exception as error:
+    except StreamingQueryException as error:
         refused = [str(error_from_query(error)), str(error)]
     spark.conf.set("spark.sql.streaming.triggerAvailableNowWrapper.enabled", "false")
     note(refused=refused, offsets_stay=before == sorted(file.name for file in path.iterdir()))
@@ -111,7 +115,7 @@ if part == "first":
     note(version=spark.version, foreign=foreign, batch=[row.event_id for row in batch.collect()])
     ended_runs()
     unknown_position()
-    follow(Rows("followed", die_in=2))
+    follow(Rows("followed", die_in=1))
 else:
     rows = Rows("followed")
     follow(rows)

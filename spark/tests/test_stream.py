@@ -16,7 +16,7 @@ from multiclouddb_conformance.simulation import (
 )
 from multiclouddb_conformance.waiting import wait_until
 from multiclouddb_spi import Planner
-from pyspark_multiclouddb import connection, stream
+from pyspark_multiclouddb import connection, micro_batches
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import parse_options
 from pyspark_multiclouddb.stream import ChangeFeedStreamReader
@@ -156,7 +156,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(stream, "time", made)
+    monkeypatch.setattr(micro_batches, "time", made)
     return made
 
 
@@ -533,7 +533,12 @@ class TestTroubles:
 
     def test_feed_that_has_ended_is_told_once_all_is_delivered(self, simulation):
         reader = simulated()
-        ended = {"c": {"p": []}, "inc": simulation.incarnation, "src": reader._settings.source, "v": 1}
+        ended = {
+            "c": {"p": []},
+            "inc": simulation.incarnation,
+            "src": reader._batches.settings.source,
+            "v": 1,
+        }
         with pytest.raises(SourceError, match=r"\[MULTICLOUDDB:NOT_FOUND\] the feed of sim/items has ended"):
             reader.latestOffset(ended, ALL)
 

@@ -182,6 +182,14 @@ class MongoPlugin(ProviderPlugin):
         """What a replica set can do."""
         return CAPABILITIES
 
+    def check(self, config: ClientConfig) -> None:
+        """Check the names and the values in `connection`.
+
+        Args:
+            config: As for `connect`.
+        """
+        MongoConfig.from_client(config)
+
     def connect(self, config: ClientConfig, native_client: object | None) -> MongoProvider:
         """Make PyMongo's client; nothing is sent yet.
 
