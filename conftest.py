@@ -31,6 +31,8 @@ JVM_TESTS = (
     "providers/mongo/tests/test_spark.py",
     "providers/mongo/tests/test_spark_dropped.py",
     "providers/mongo/tests/test_spark_idle.py",
+    "providers/mongo/tests/test_spark_secrets.py",
+    "providers/dynamo/tests/test_spark.py",
     "providers/spanner/tests/test_spark.py",
 )
 # Pages of the documentation that do, see docs/tests/test_blocks.py.

@@ -5,6 +5,7 @@ test needs comes from `.venv`. PySpark is a source package of about 430 MB. It i
 a build takes half a minute longer and gives the same files.
 
     python spark/tests/environments.py          builds all of them, and prints the time of each
+    python spark/tests/environments.py 4.0.5    prints the folder of one
 """
 
 import os
@@ -88,7 +89,9 @@ def _unpack(package, scratch):
     return scratch / "environment"
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and len(sys.argv) > 1:
+    sys.stdout.write(f"{environment(sys.argv[1])}\n")
+elif __name__ == "__main__":
     zstandard()
     for wanted in DIGESTS:
         began = time.monotonic()
