@@ -44,7 +44,7 @@ def draw(record: Record, theme: Literal["light", "dark"], file: Path) -> None:
     results = [result for name, result in record.results.items() if name in rows and result.score]
     with plt.rc_context(dict.fromkeys(_TEXTS, colors.text)):
         figure, axes = plt.subplots(figsize=(10, 1.6 + 0.5 * len(results)), layout="constrained")
-        figure.suptitle("Benchmarks: each row beside its goal")
+        figure.suptitle("Benchmarks: each row compared with its goal")
         _bars(axes, results, colors)
         axes.set_yticks(range(len(results)), [rows[result.name].title for result in results])
         _frame(axes, results, colors)

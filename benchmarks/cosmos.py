@@ -83,14 +83,14 @@ def _started(serve: Callable[..., None], *arguments: Any) -> Iterator[tuple[str,
 
 @contextmanager
 def emulator(items: int) -> Iterator[tuple[str, str]]:
-    """An emulator whose container `CONTAINER` has so many items of some 400 bytes; its endpoint and key."""
+    """An emulator whose container `CONTAINER` has this many items of 400 bytes; its endpoint and key."""
     with _started(_serve_emulator, items) as found:
         yield found
 
 
 @contextmanager
 def fixed(wire: Wire, request: bytes) -> Iterator[Wire]:
-    """A server that gives the answer that the emulator has given to a request, whatever is asked."""
+    """A server that gives one recorded answer of the emulator to every request."""
     status, headers, body = wire.answer(request)
     for name in ("date", "server", "content-length"):
         headers.pop(name, None)
@@ -98,7 +98,7 @@ def fixed(wire: Wire, request: bytes) -> Iterator[Wire]:
         yield made
 
 
-# -- A client that costs next to nothing: the server is what is measured
+# -- A client that needs almost no CPU time, because the row measures the server
 
 
 class Wire:
@@ -106,7 +106,7 @@ class Wire:
 
     Args:
         endpoint: The server.
-        key: The account's; empty where nobody checks.
+        key: The account's key; empty for a server that does not check it.
     """
 
     def __init__(self, endpoint: str, key: str) -> None:
@@ -147,7 +147,7 @@ class Wire:
         return int(first.split()[1]), {name.lower(): value for name, _, value in pairs}, body
 
     def repeat(self, request: bytes, times: int) -> int:
-        """Send a request so often, some of them at once; returns how many were answered with 200."""
+        """Send a request this often, some of them at once; returns how many were answered with 200."""
         good = 0
         for first in range(0, times, PIPELINED):
             count = min(PIPELINED, times - first)

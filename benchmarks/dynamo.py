@@ -78,7 +78,7 @@ class Local:
 
     @property
     def config(self) -> ClientConfig:
-        """What `connect` takes."""
+        """The configuration for `connect`."""
         session, endpoint = self.server.session(), self.server.endpoint_url
         return ClientConfig("dynamo", {"endpoint_url": endpoint, "session": session})
 
@@ -93,7 +93,7 @@ class Local:
 
 @contextmanager
 def local(items: int) -> Iterator[Local]:
-    """A server with so many items in `ADDRESS`, written once each.
+    """A server with this many items in `ADDRESS`, each written once.
 
     Raises:
         ServerUnavailableError: There is no npm to download it, or it did not start.
@@ -110,7 +110,7 @@ def local(items: int) -> Iterator[Local]:
         yield Local(server, arn)
 
 
-# -- The scripted server, in its own process: in one process boto3 and the server would wait for one lock
+# -- The scripted server in its own process, because in one process it and boto3 would wait for the same lock
 
 
 @attrs.frozen
@@ -118,7 +118,7 @@ class Scripted:
     """A scripted server in another process.
 
     Attributes:
-        config: What `connect` takes.
+        config: The configuration for `connect`.
     """
 
     config: ClientConfig

@@ -45,7 +45,7 @@ class Backlog:
 
     @property
     def config(self) -> ClientConfig:
-        """What `connect` takes."""
+        """The configuration for `connect`."""
         return ClientConfig("mongo", {"url": self.url})
 
     def client(self) -> Any:

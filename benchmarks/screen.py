@@ -1,4 +1,4 @@
-"""What a person sees: progress while it runs, the table in the end."""
+"""The output for a person: progress during the run, and the table at the end."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Step = Callable[[int, int], None]
 
 
 def console(*, stderr: bool = False) -> Console:
-    """As wide as the terminal; into a pipe plain text in lines that nobody has to wrap."""
+    """A console as wide as the terminal; in a pipe it prints plain text in long lines."""
     found = Console(stderr=stderr, highlight=False)
     return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=_PIPED_WIDTH)
 
 
 @contextmanager
 def progress(rows: Sequence[Row]) -> Iterator[Callable[[Row], Step]]:
-    """Progress on stderr: a bar in a terminal, a line a row elsewhere.
+    """Progress on stderr: a bar in a terminal, one line per row elsewhere.
 
     Yields:
-        What to call when a row begins; it gives what to call after each pair.
+        A function to call when a row begins; it returns a function to call after each pair.
     """
     screen = console(stderr=True)
     columns = (

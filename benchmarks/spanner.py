@@ -1,4 +1,4 @@
-"""Google's Cloud Spanner emulator that rows read from, and what is known of the changes in it."""
+"""Google's Cloud Spanner emulator, from which rows read, and the facts about its changes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def _row(number: int) -> list[Any]:
 
 @attrs.frozen
 class Backlog:
-    """A table whose changes nobody has read.
+    """A table whose changes have not been read.
 
     Attributes:
-        url: Where it is.
+        url: The connection string.
         address: The table.
-        size: How many changes there are.
-        token: Our position in front of the first.
-        start: The same as a moment.
-        database: The library's.
+        size: The number of changes.
+        token: Our position before the first change.
+        start: The same position as a time.
+        database: The library's database object.
     """
 
     url: str
@@ -45,20 +45,20 @@ class Backlog:
 
     @property
     def config(self) -> ClientConfig:
-        """What `connect` takes."""
+        """The configuration for `connect`."""
         return ClientConfig("spanner", {"url": self.url})
 
     def write(self, first: int, count: int) -> None:
-        """One more transaction with so many rows."""
+        """Write one more transaction with this many rows."""
         with self.database.batch() as batch:
             batch.insert_or_update("items", _COLUMNS, [_row(first + number) for number in range(count)])
 
     def partitions(self) -> list[str]:
-        """The tokens that the library's own query gives."""
+        """The tokens that the library's own query returns."""
         return [child[0] for record in self.query(None) for part in record[2] for child in part[2]]
 
     def query(self, token: str | None, start: Any = None, end: Any = None) -> Iterator[Any]:
-        """The change stream by the library: the records of a partition, or of the list of partitions."""
+        """The library's change stream query: the records of a partition, or of the list of partitions."""
         from google.cloud.spanner_v1 import param_types
 
         sql = (
@@ -80,11 +80,11 @@ class Backlog:
 
 @contextmanager
 def backlog(size: int, at_once: int) -> Iterator[Backlog]:
-    """An emulator on a core of its own, with so many inserts in a table.
+    """An emulator on its own core, with this many inserts in a table.
 
     Args:
-        size: How many.
-        at_once: How many in a transaction.
+        size: The number of inserts.
+        at_once: The number of inserts in each transaction.
     """
     module = server_module("spanner", "emulator")
     with on_server_core():

@@ -32,7 +32,7 @@ def small_document(number: int) -> dict[str, Any]:
 
 
 def url(path: Path) -> str:
-    """What `connect` takes."""
+    """The URL for `connect`."""
     return f"embedded://{path}"
 
 
@@ -89,7 +89,7 @@ FROM log WHERE partition = :partition AND seq <= :head ORDER BY seq
 def pages(
     read: Callable[[ChangeFeedRequest], ChangeFeedPage], address: ResourceAddress, max_page_size: int = 0
 ) -> Iterator[ChangeFeedPage]:
-    """Pages from the beginning, each from the token of the one before, up to the first idle one."""
+    """Pages from the beginning, each from the token of the previous page, up to the first idle one."""
     position: StartPosition = Beginning()
     while True:
         page = read(ChangeFeedRequest(address, position, max_page_size=max_page_size))

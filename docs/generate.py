@@ -26,6 +26,7 @@ GATES: Final = {
     Capability.CHANGE_FEED_BEGINNING: "`Beginning()`.",
     Capability.CHANGE_FEED_POINT_IN_TIME: "`AtTime(…)`. The note has its precision.",
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "`LogicalPartition(…)`.",
+    Capability.CHANGE_FEED_SNAPSHOT: "A start at `Snapshot()`, and `on_expired=Resnapshot()`.",
     Capability.CHANGE_FEED_OLD_ITEM_STATE: "any `old_item_state_mode` but `OMIT`.",
     Capability.CHANGE_FEED_DATABASE_SCOPE: "`EntireDatabase()`.",
     Capability.CHANGE_FEED_CLUSTER_SCOPE: "`EntireCluster()`.",

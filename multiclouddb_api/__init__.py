@@ -24,6 +24,7 @@ from multiclouddb_api.notice import (
     PartitionFoundLate,
     RecordSkipped,
     Renamed,
+    SnapshotStarted,
 )
 from multiclouddb_api.observer import Observer
 from multiclouddb_api.options import OperationOptions, ProviderOptions
@@ -46,6 +47,7 @@ from multiclouddb_api.scope import (
     LogicalPartition,
     PhysicalPartition,
 )
+from multiclouddb_api.snapshot import Resnapshot, Snapshot, SnapshotOrder, SnapshotProgress
 
 __all__ = [
     "AtTime",
@@ -94,8 +96,13 @@ __all__ = [
     "ProviderOptions",
     "RecordSkipped",
     "Renamed",
+    "Resnapshot",
     "ResourceAddress",
     "SkipToOldest",
+    "Snapshot",
+    "SnapshotOrder",
+    "SnapshotProgress",
+    "SnapshotStarted",
     "StartPosition",
     "Support",
     "Tagged",

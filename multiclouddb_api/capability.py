@@ -21,6 +21,8 @@ class Capability(Enum):
     """A start at `AtTime(…)`."""
     CHANGE_FEED_LOGICAL_PARTITION_SCOPE = "change_feed_logical_partition_scope"
     """The scope `LogicalPartition(…)`."""
+    CHANGE_FEED_SNAPSHOT = "change_feed_snapshot"
+    """A start at `Snapshot()`, and `on_expired=Resnapshot()`."""
     CHANGE_FEED_OLD_ITEM_STATE = "change_feed_old_item_state"
     """`old_item_state`: the document before the change."""
     CHANGE_FEED_DATABASE_SCOPE = "change_feed_database_scope"
@@ -35,7 +37,7 @@ class Support(Enum):
     """How far a capability is supported."""
 
     NATIVE = "native"
-    """The service does it."""
+    """The service supports it natively."""
     EMULATED = "emulated"
     """We emulate it: it is refused without the opt-in that the note names."""
     UNSUPPORTED = "unsupported"
@@ -79,6 +81,6 @@ class CapabilitySet:
         """Whether it works, natively or with the opt-in that its note names.
 
         Args:
-            capability: Which one.
+            capability: The capability.
         """
         return self[capability].support is not Support.UNSUPPORTED

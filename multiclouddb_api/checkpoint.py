@@ -52,7 +52,7 @@ class CheckpointStore(Protocol):
         """The checkpoint, or None when there is none yet.
 
         Args:
-            name: Which checkpoint.
+            name: The name of the checkpoint.
 
         Raises:
             MulticloudDbError: When there is one and it cannot be used. It must not return None then, because
@@ -64,9 +64,9 @@ class CheckpointStore(Protocol):
         """Replace the checkpoint if it is still the expected one; the new one is durable when this returns.
 
         Args:
-            name: Which checkpoint.
+            name: The name of the checkpoint.
             token: The token to keep.
-            expected: The version that `load` or the last `save` gave; None = there must be none.
+            expected: The version that `load` or the last `save` returned; None means that none may exist.
 
         Returns:
             The checkpoint with its new version.
@@ -95,7 +95,7 @@ class FileCheckpointStore:
         """The file of one checkpoint, to look at it or delete it.
 
         Args:
-            name: Which checkpoint.
+            name: The name of the checkpoint.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a name that a file cannot have.
@@ -107,7 +107,7 @@ class FileCheckpointStore:
         """The checkpoint, or None when there is no file.
 
         Args:
-            name: Which checkpoint.
+            name: The name of the checkpoint.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a file that is damaged, of another name or of
@@ -126,13 +126,13 @@ class FileCheckpointStore:
         """Replace the checkpoint if its version is still the expected one.
 
         Args:
-            name: Which checkpoint.
+            name: The name of the checkpoint.
             token: The token to keep.
-            expected: The version that `load` or the last `save` gave; None = there must be none.
+            expected: The version that `load` or the last `save` returned; None means that none may exist.
 
         Raises:
-            MulticloudDbError: `CONFLICT` when somebody else has written it; what `load` raises for
-                a file that cannot be used; `PERMANENT_FAILURE` when the disk refuses.
+            MulticloudDbError: `CONFLICT` when another worker has written it; the errors of `load` for a file
+                that cannot be used; `PERMANENT_FAILURE` when the disk refuses.
         """
         path = self.path(name)
         try:
@@ -305,7 +305,7 @@ def broken_disk(path: Path, verb: str, error: OSError) -> MulticloudDbError:
 
 
 def conflict(path: Path, name: str, expected: str | None, found: Checkpoint | None) -> MulticloudDbError:
-    """The error for a checkpoint that is another one by now."""
+    """The error for a checkpoint that has changed in the meantime."""
     now = "it is gone" if found is None else f"it is version {found.version} by now"
     before = "there should be none yet" if expected is None else f"expected was version {expected}"
     return MulticloudDbError(

@@ -14,7 +14,7 @@ class Checkpointer:
 
     Args:
         store: Where to save, or None.
-        name: Which checkpoint of the store.
+        name: The name of the checkpoint in the store.
         interval_seconds: Tokens of empty pages are not saved more often than this.
         timer: The iterator's clock.
     """

@@ -59,7 +59,7 @@ def connect(
             (`ClientConfig.from_toml`), or a configuration.
         native_client: The application's own vendor client. It is used as it is, never
             reconfigured and never closed, and each call is tried once: its retries are its own.
-        observer: Notified of what happens inside, for metrics.
+        observer: Gets notifications of internal events, for metrics.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for an unknown provider, a missing extra (the message
@@ -103,7 +103,7 @@ class MulticloudDbClient:
     application's `native_client`; it never shares one. A client does not pickle: its `config` does.
 
     Args:
-        config: Which provider, and how to reach it.
+        config: The provider, and how to reach it.
         native_client: As in `connect`.
         observer: As in `connect`.
     """
@@ -162,7 +162,7 @@ class MulticloudDbClient:
             options: Time limits; 30 seconds by default.
 
         Portability:
-            Ids mean something to the same provider and resource only. MongoDB has always one.
+            Ids are valid only for the same provider and resource. MongoDB has always one.
             Warnings 7 and 11 in docs/configuration.md.
         """
         return self._live("list_physical_partitions").list_physical_partitions(address, options or _DEFAULTS)
@@ -193,7 +193,7 @@ class MulticloudDbClient:
             its children may be named: read it too.
 
         Portability:
-            Ids and tokens mean something to the same provider and resource only. MongoDB has always one,
+            Ids and tokens are valid only for the same provider and resource. MongoDB has always one,
             so there is nothing to spread. Warnings 7, 11 and 22 in docs/configuration.md.
         """
         backend = self._live("plan_partitions")

@@ -182,7 +182,7 @@ def canonical_json(value: Any) -> bytes:
 
 
 def decode_json(text: bytes | str) -> Any:
-    """The value that `encode_json` or `canonical_json` was given.
+    """The value that was passed to `encode_json` or `canonical_json`.
 
     Args:
         text: JSON, as text or UTF-8.
@@ -245,7 +245,7 @@ def _decode_set(inner: Any) -> frozenset[Any]:
 
 
 def _hashable(value: Any) -> Any:
-    """Arrays inside a set were tuples."""
+    """A hashable form: arrays inside a set are tuples."""
     return tuple(_hashable(item) for item in value) if type(value) is list else value
 
 

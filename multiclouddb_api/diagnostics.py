@@ -7,6 +7,8 @@ from datetime import datetime
 
 import attrs
 
+from multiclouddb_api.snapshot import SnapshotProgress
+
 __all__ = ["OperationDiagnostics"]
 
 
@@ -21,13 +23,14 @@ class OperationDiagnostics:
         retention_headroom_seconds: How long the oldest position in the token is still kept; the smallest
             value that the service reported in this call.
         requests: Calls to the service.
-        native_charge: What the service charged, in its own unit (request units, read units).
+        native_charge: The service's charge in its own unit (request units, read units).
         retries: How often a call was repeated after a failure.
         open_watches: How many ended partitions are still watched for more children. `idle` may be true
             meanwhile. An event of a child that is found then may be older than the watermark.
         found_late: How many partitions an audit found in this call; each has a `PartitionFoundLate` notice.
-        partition_errors: Partition id → what failed there in this call; its position stays.
+        partition_errors: Partition id → its failure in this call; its position does not move.
         elapsed_seconds: Wall time of the call.
+        snapshot: How far the scan of a `Snapshot()` is; None when none is running.
     """
 
     watermark: datetime | None = None
@@ -40,3 +43,4 @@ class OperationDiagnostics:
     found_late: int = 0
     partition_errors: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     elapsed_seconds: float = 0.0
+    snapshot: SnapshotProgress | None = None

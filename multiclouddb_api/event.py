@@ -63,7 +63,8 @@ class ChangeEvent:
     Portability:
         `timestamp` has whole seconds on DynamoDB and Cosmos DB, milliseconds on MongoDB, and may go back
         there: order changes of a key by `order_key`. Only DynamoDB, Spanner and Cosmos DB report `by_expiry`.
-        `backfilled` is True only with Cosmos DB's opt-in. Warnings 8, 16 and 17 in docs/configuration.md.
+        `backfilled` is True only with `Snapshot()` and with Cosmos DB's opt-in. Warnings 8, 16, 17 and 23 in
+        docs/configuration.md.
     """
 
     event_id: str

@@ -29,9 +29,11 @@ from multiclouddb_api.notice import (
     PartitionFoundLate,
     RecordSkipped,
     Renamed,
+    SnapshotStarted,
 )
 from multiclouddb_api.page import ChangeFeedPage, ChildPartition
 from multiclouddb_api.redaction import rfc3339
+from multiclouddb_api.snapshot import SnapshotOrder, SnapshotProgress
 from multiclouddb_api.validators import to_utc
 
 __all__ = ["event_from_json", "event_to_json", "page_from_json", "page_to_json"]
@@ -47,6 +49,7 @@ _NOTICES: Final[dict[str, type[Notice]]] = {
         Gap,
         RecordSkipped,
         PartitionFoundLate,
+        SnapshotStarted,
         BackfillDone,
     )
 }
@@ -65,7 +68,7 @@ def event_to_json(event: ChangeEvent) -> bytes:
 
 
 def event_from_json(text: bytes | str) -> ChangeEvent:
-    """The event that `event_to_json` was given; `native` is None.
+    """The event that was passed to `event_to_json`; `native` is None.
 
     Args:
         text: JSON, as text or UTF-8.
@@ -91,13 +94,16 @@ def page_to_json(page: ChangeFeedPage) -> bytes:
     fields["child_partitions"] = [_plain(child) for child in page.child_partitions]
     fields["notices"] = [{"type": type(notice).__name__, **_plain(notice)} for notice in page.notices]
     fields["diagnostics"] = _plain(page.diagnostics)
+    if page.diagnostics.snapshot is not None:
+        progress = page.diagnostics.snapshot
+        fields["diagnostics"]["snapshot"] = {**_plain(progress), "order": progress.order.value}
     if page.diagnostics.watermark is not None:
         fields["diagnostics"]["watermark"] = _moment_out("watermark", page.diagnostics.watermark)
     return encode_json(fields)
 
 
 def page_from_json(text: bytes | str) -> ChangeFeedPage:
-    """The page that `page_to_json` was given.
+    """The page that was passed to `page_to_json`.
 
     Args:
         text: JSON, as text or UTF-8.
@@ -234,7 +240,8 @@ def _notice_in(where: str, value: Any) -> Notice:
 
 
 def _diagnostics_in(where: str, value: Any) -> OperationDiagnostics:
-    measures = _Fields(where, value, OperationDiagnostics)
+    # Pages that were written before there were snapshots have no such field.
+    measures = _Fields(where, {"snapshot": None, **value}, OperationDiagnostics)
     number = (float, int, type(None))
     errors = measures.take("partition_errors", dict)
     return OperationDiagnostics(
@@ -252,6 +259,24 @@ def _diagnostics_in(where: str, value: Any) -> OperationDiagnostics:
             name: _text_in(f"{where}.partition_errors[{name!r}]", text) for name, text in errors.items()
         },
         elapsed_seconds=measures.take("elapsed_seconds", float, int),
+        snapshot=_progress_in(measures.path("snapshot"), measures.take("snapshot", dict, type(None))),
+    )
+
+
+def _progress_in(where: str, value: Any) -> SnapshotProgress | None:
+    if value is None:
+        return None
+    progress = _Fields(where, value, SnapshotProgress)
+    orders = {order.value: order for order in SnapshotOrder}
+    order = progress.take("order", str)
+    if order not in orders:
+        raise _damaged(progress.path("order"), f"must be one of {', '.join(orders)}")
+    return SnapshotProgress(
+        order=orders[order],
+        segments_done=progress.take("segments_done", int),
+        segments=progress.take("segments", int, type(None)),
+        rows=progress.take("rows", int),
+        records=progress.take("records", int, type(None)),
     )
 
 

@@ -19,6 +19,7 @@ from multiclouddb_api.pacing import PollSchedule, Timer
 from multiclouddb_api.page import ChangeFeedPage
 from multiclouddb_api.position import FromContinuationToken, Now, StartPosition
 from multiclouddb_api.request import ChangeFeedRequest
+from multiclouddb_api.snapshot import Resnapshot, Snapshot
 from multiclouddb_api.validators import at_least, is_a, not_blank, one_of
 
 __all__ = ["ChangeFeedIterator", "IteratorSettings", "ReadsChanges"]
@@ -92,8 +93,8 @@ class ChangeFeedIterator:
             default. Then the last error is raised, for a partition `TRANSIENT_FAILURE`.
         checkpoint_store: Where to keep the position, or None.
         checkpoint_name: Which checkpoint of the store.
-        checkpoint_interval_seconds: The position behind pages with nothing on them is saved at most
-            this often; 0 by default, after each of them. After events it is always saved.
+        checkpoint_interval_seconds: The position after empty pages is saved at most this often; 0 by default,
+            which saves after each of them. After events it is always saved.
         on_poison: `"raise"`, the default, or `"skip"`: continue after a record that cannot be decoded;
             the next page has a `RecordSkipped` notice and no events.
 
@@ -176,6 +177,15 @@ class ChangeFeedIterator:
         return self._pages()
 
     def __iter__(self) -> Iterator[ChangeEvent]:
+        if isinstance(self.request.on_expired, Resnapshot):
+            raise invalid_request(
+                "ChangeFeedRequest.on_expired",
+                "is Resnapshot(), whose notices a loop over single events does not see",
+                "iterate with .pages() and handle SnapshotStarted and BackfillDone",
+            )
+        return self._events()
+
+    def _events(self) -> Generator[ChangeEvent, None, None]:
         with closing(self._pages()) as pages:
             for page in pages:
                 for event in page.events:
@@ -188,7 +198,7 @@ class ChangeFeedIterator:
         """End the iteration for good; from any thread, also from a signal handler.
 
         It takes effect within 0.1 seconds while backing off, otherwise after the read in flight,
-        whose page is not delivered. Events that were handed out stay the caller's to finish.
+        whose page is not delivered. The caller has to finish the events that were already returned.
         """
         self._timer.stop()
 
@@ -260,7 +270,7 @@ class ChangeFeedIterator:
         began = self._timer.now()
         position = self._skip_to or self._position or self.request.start_position
         request = attrs.evolve(self.request, start_position=position)
-        wait = 0.0 if isinstance(position, Now) else self.wait_seconds
+        wait = 0.0 if isinstance(position, Now | Snapshot) else self.wait_seconds
         try:
             page = self.client.read_changes(request, OperationOptions(self.timeout_seconds, wait))
         except MulticloudDbError as error:
@@ -268,7 +278,7 @@ class ChangeFeedIterator:
                 raise
             return None
         schedule.succeeded(page, min(wait, self._timer.now() - began))
-        if isinstance(position, Now) and page.events:
+        if isinstance(position, Now | Snapshot) and (page.events or page.notices):
             # A second read at Now would begin later: this page must not depend on it.
             self._unrepeatable = page
         return page

@@ -16,6 +16,7 @@ __all__ = [
     "PartitionFoundLate",
     "RecordSkipped",
     "Renamed",
+    "SnapshotStarted",
 ]
 
 
@@ -117,20 +118,54 @@ class PartitionFoundLate:
 
 
 @attrs.frozen
+class SnapshotStarted:
+    """A snapshot has begun: changes are pinned from here on, and its rows come on the next pages.
+
+    Store the token of its page before you read on: a read that does not continue from this token, or from a
+    later one, begins another snapshot.
+
+    Attributes:
+        floor: The `order_key` of every row of the snapshot: above every change that the rows show for
+            certain, below every change after this page.
+        partition_id: Names the snapshot; its `BackfillDone` has the same.
+
+    Portability:
+        Where `Capability.CHANGE_FEED_SNAPSHOT` is. On DynamoDB the floor also lies below older changes.
+        Warning 23 in docs/configuration.md.
+    """
+
+    floor: str
+    partition_id: str
+
+
+@attrs.frozen
 class BackfillDone:
     """The backfill from present documents is complete; from here on events are real changes.
 
+    It ends its page. With `SnapshotOrder.INTERLEAVED` and `AUTO`, keep deleted keys until you have stored a
+    token after it.
+
     Attributes:
-        partition_id: The partition that is done.
+        partition_id: With `Snapshot()` the snapshot, as in `SnapshotStarted`; with Cosmos DB's opt-in the
+            partition that is done.
 
     Portability:
-        Only on Cosmos DB, with the opt-in into its backfill. Warning 8 in docs/configuration.md.
+        With `Snapshot()`, where `Capability.CHANGE_FEED_SNAPSHOT` is; otherwise only on Cosmos DB, with the
+        opt-in into its backfill. Warnings 8 and 23 in docs/configuration.md.
     """
 
     partition_id: str
 
 
 Notice: TypeAlias = (
-    Dropped | Renamed | Invalidated | FeedEnded | Gap | RecordSkipped | PartitionFoundLate | BackfillDone
+    Dropped
+    | Renamed
+    | Invalidated
+    | FeedEnded
+    | Gap
+    | RecordSkipped
+    | PartitionFoundLate
+    | SnapshotStarted
+    | BackfillDone
 )
 """Match on the case; later versions may add one."""

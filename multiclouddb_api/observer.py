@@ -10,7 +10,7 @@ __all__ = ["Observer"]
 
 
 class Observer:
-    """Is called for what happens inside a client; every method does nothing until it is overridden.
+    """Gets calls about events inside a client; every method does nothing until it is overridden.
 
     Methods are called from the thread that does the work, several at once: make them short and
     thread-safe. An exception from a method is logged and not raised.
@@ -20,7 +20,7 @@ class Observer:
         """A page is about to be returned.
 
         Args:
-            address: What is read.
+            address: The collection that is read.
             page: The page.
         """
 
@@ -30,7 +30,7 @@ class Observer:
         """A call to the service failed and is retried after `wait_seconds`.
 
         Args:
-            address: What is read.
+            address: The collection that is read.
             partition_id: The partition's public id.
             attempt: Which attempt has failed; the first is 1.
             wait_seconds: The wait before the next attempt.
@@ -41,7 +41,7 @@ class Observer:
         """A reader of one partition was opened.
 
         Args:
-            address: What is read.
+            address: The collection that is read.
             partition_id: The partition's public id.
         """
 
@@ -49,7 +49,7 @@ class Observer:
         """A reader of one partition was closed.
 
         Args:
-            address: What is read.
+            address: The collection that is read.
             partition_id: The partition's public id.
         """
 
@@ -59,7 +59,7 @@ class Observer:
         """A partition ended and was drained; its children are read next.
 
         Args:
-            address: What is read.
+            address: The collection that is read.
             partition_id: The partition's public id.
             children: Public ids of the children; empty when there are none.
         """
@@ -68,23 +68,31 @@ class Observer:
         """Changes were lost to retention, and the read continued after them.
 
         Args:
-            address: What is read.
-            gap: Where, and how much.
+            address: The collection that is read.
+            gap: The lost range.
         """
 
     def partition_found_late(self, address: ResourceAddress, found: PartitionFoundLate) -> None:
         """An audit found a partition that the feed did not cover; it is read from here on.
 
         Args:
-            address: What is read.
+            address: The collection that is read.
             found: The partition, and where it is read from.
+        """
+
+    def snapshot_interleaved(self, address: ResourceAddress, seconds: float) -> None:
+        """A scan with `SnapshotOrder.AUTO` takes long: changes are read beside it from now on.
+
+        Args:
+            address: What is read.
+            seconds: How long the oldest position of the changes is still kept.
         """
 
     def retention_headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
         """A partition's position is kept for less than the configured limit; called once a minute for a feed.
 
         Args:
-            address: What is read.
+            address: The collection that is read.
             partition_id: The public id of the partition that is kept for the shortest time.
             seconds: How long the position is still kept.
         """

@@ -1,4 +1,4 @@
-"""How one call behaves, and what a provider adds to a request."""
+"""The time limits of one call, and a provider's own options."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ProviderOptions:
         """Whether the caller has opted into this `EMULATED` capability; False by default.
 
         Args:
-            capability: Which one.
+            capability: The capability.
         """
         del capability
         return False

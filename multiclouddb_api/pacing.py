@@ -42,12 +42,12 @@ class Timer:
 
 
 class Backoff:
-    """Random waits that grow, one after the other: each is at most twice as long as the one before could be.
+    """Random waits that grow: the upper bound of each is at most twice that of the wait before it.
 
     Args:
-        first: The longest that the first one can be, in seconds.
-        most: The longest that any of them can be.
-        least: The shortest.
+        first: The upper bound of the first wait, in seconds.
+        most: The upper bound of every wait.
+        least: The lower bound of every wait.
     """
 
     def __init__(self, first: float, most: float, least: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""What one read returns."""
+"""The result of one read."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ChangeFeedPage:
             empty and not idle.
         partition_retired: With `PhysicalPartition` alone: the partition has ended and everything in it
             has been delivered. Reading the token again repeats this.
-        child_partitions: What to read next then.
+        child_partitions: The partitions to read next after the end.
         notices: Facts that are not changes of a document. Each has a place in the order of its partition:
             after the partition's last event on this page, and before its first event on a later page. So this
             page has no event of the partition that comes after the notice, and no event that is read because

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import attrs
 
 from multiclouddb_api.redaction import shorten
+from multiclouddb_api.snapshot import Snapshot
 from multiclouddb_api.validators import is_a, not_blank, to_utc
 
 __all__ = ["AtTime", "Beginning", "FromContinuationToken", "Now", "StartPosition"]
@@ -87,5 +88,5 @@ class FromContinuationToken:
     )
 
 
-StartPosition: TypeAlias = Beginning | Now | AtTime | FromContinuationToken
-"""Match on the case; all four are frozen and comparable."""
+StartPosition: TypeAlias = Beginning | Now | AtTime | Snapshot | FromContinuationToken
+"""Match on the case; all of them are frozen and comparable."""

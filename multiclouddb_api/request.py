@@ -1,4 +1,4 @@
-"""What to read."""
+"""The request for one read."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from multiclouddb_api.scope import (
     LogicalPartition,
     PhysicalPartition,
 )
+from multiclouddb_api.snapshot import Resnapshot, Snapshot
 from multiclouddb_api.validators import at_least, is_a
 
 __all__ = ["ChangeFeedRequest", "Fail", "NewItemStateMode", "OldItemStateMode", "OnExpired", "SkipToOldest"]
@@ -34,7 +35,7 @@ class NewItemStateMode(Enum):
     """
 
     OMIT = "omit"
-    """Never: cheaper where the service can leave it out."""
+    """Never; cheaper if the service can leave it out."""
     INCLUDE_IF_AVAILABLE = "include_if_available"
     """The full document where the service has it, else None; never a partial document."""
     REQUIRE = "require"
@@ -72,7 +73,7 @@ class SkipToOldest:
     """
 
 
-OnExpired: TypeAlias = Fail | SkipToOldest
+OnExpired: TypeAlias = Fail | SkipToOldest | Resnapshot
 """What to do when changes after the position are no longer kept."""
 
 
@@ -83,7 +84,7 @@ class ChangeFeedRequest:
     Attributes:
         address: The collection, table or container.
         start_position: Where to start; a token to resume.
-        scope: How much of it; the entire collection by default.
+        scope: The part of the database to read; the entire collection by default.
         new_item_state_mode: Whether events carry the new document.
         old_item_state_mode: Whether events carry the old document; needs a capability.
         max_page_size: Hard bound on `len(page.events)`; 0 = the provider's own page size.
@@ -96,7 +97,9 @@ class ChangeFeedRequest:
     """
 
     address: ResourceAddress = attrs.field(validator=is_a(ResourceAddress))
-    start_position: StartPosition = attrs.field(validator=is_a(Beginning, Now, AtTime, FromContinuationToken))
+    start_position: StartPosition = attrs.field(
+        validator=is_a(Beginning, Now, AtTime, Snapshot, FromContinuationToken)
+    )
     scope: FeedScope = attrs.field(
         factory=EntireCollection,
         validator=is_a(EntireCollection, PhysicalPartition, LogicalPartition, EntireDatabase, EntireCluster),
@@ -110,7 +113,7 @@ class ChangeFeedRequest:
     max_page_size: int = attrs.field(
         default=0, validator=[is_a(int), at_least(0, "use 0 for the provider's own page size")]
     )
-    on_expired: OnExpired = attrs.field(factory=Fail, validator=is_a(Fail, SkipToOldest))
+    on_expired: OnExpired = attrs.field(factory=Fail, validator=is_a(Fail, SkipToOldest, Resnapshot))
     include_native: bool = attrs.field(default=False, validator=is_a(bool))
     provider_options: ProviderOptions | None = attrs.field(
         default=None, validator=is_a(ProviderOptions, type(None))

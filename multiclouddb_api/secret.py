@@ -23,10 +23,10 @@ class SecretText(str):
 
 
 def outcome(parse: Callable[..., T], *values: Any) -> Any:
-    """What a function returns, or the `MulticloudDbError` that it raises, for the caller to raise.
+    """The result of a function, or its `MulticloudDbError`, which the caller has to raise.
 
-    The frames of the function hold parts of what was parsed. This way they have ended and are in no
-    traceback.
+    The function's frames contain parts of the parsed text. The caller raises the error after these frames
+    have ended, so that no traceback contains them.
 
     Args:
         parse: The function.
@@ -39,14 +39,14 @@ def outcome(parse: Callable[..., T], *values: Any) -> Any:
 
 
 def settled(parse: Callable[..., T], *values: Any) -> T:
-    """Returns what a function returns; raises its error here, without the function's frames.
+    """Returns the result of a function; raises its error here, without the function's frames.
 
     Args:
         parse: The function.
         values: Its arguments, whose reprs show no secret.
 
     Raises:
-        MulticloudDbError: What the function raises.
+        MulticloudDbError: The function's error.
     """
     found = outcome(parse, *values)
     if isinstance(found, MulticloudDbError):

@@ -14,7 +14,7 @@ class Wakeup:
     It can be sent from any thread, from a signal handler in the thread that waits, or from a finalizer. The
     lock of a `threading.Event` or a `queue.Queue` could deadlock in these cases. `queue.SimpleQueue` could
     not. But in Python 3.11 to 3.13 its `get` never ends when its timeout passes before it has begun to wait,
-    which a short timeout may do on a busy machine.
+    which can happen to a short timeout on a busy machine.
     """
 
     def __init__(self) -> None:
@@ -22,10 +22,10 @@ class Wakeup:
         self._silent.acquire()
 
     def send(self) -> None:
-        """End the wait that runs; if none runs, the next one."""
+        """End the running wait; if none runs, the next one."""
         with suppress(RuntimeError):  # it was sent already
             self._silent.release()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for at most so long; True when it was sent."""
+        """Wait for at most this time; True when it was sent."""
         return self._silent.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX))

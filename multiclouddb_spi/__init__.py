@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from multiclouddb_spi.batch import Awaiting, Batch, Child, Continue, Drained, Ended, Mapper, Outcome, Reached
+from multiclouddb_spi.batch import (
+    Awaiting,
+    Batch,
+    Child,
+    Continue,
+    Drained,
+    Ended,
+    Mapper,
+    Outcome,
+    Reached,
+    Scanned,
+    Segment,
+)
 from multiclouddb_spi.continuation.coverage import missed_by_parents
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import (
@@ -41,6 +53,14 @@ from multiclouddb_spi.planning.step import Step, Target, ranges_between
 from multiclouddb_spi.plugin import ProviderPlugin, open_provider
 from multiclouddb_spi.reading.fetcher import InlineExecutor
 from multiclouddb_spi.reading.pages import Reading
+from multiclouddb_spi.scan import (
+    ScanPlan,
+    SupportsSnapshot,
+    plan_id_of,
+    segment_id_of,
+    snapshot_event_id,
+    snapshot_id_of,
+)
 
 __all__ = [
     "Awaiting",
@@ -76,10 +96,14 @@ __all__ = [
     "Reader",
     "Reading",
     "RecordFault",
+    "ScanPlan",
+    "Scanned",
     "Seed",
+    "Segment",
     "Step",
     "SupportsCommands",
     "SupportsHeads",
+    "SupportsSnapshot",
     "Target",
     "Tracked",
     "cancelled",
@@ -89,7 +113,11 @@ __all__ = [
     "expired",
     "missed_by_parents",
     "open_provider",
+    "plan_id_of",
     "ranges_between",
     "read_range",
+    "segment_id_of",
+    "snapshot_event_id",
+    "snapshot_id_of",
     "unsupported",
 ]

@@ -25,6 +25,8 @@ __all__ = [
     "Mapper",
     "Outcome",
     "Reached",
+    "Scanned",
+    "Segment",
     "children_of",
     "goes_on",
 ]
@@ -86,14 +88,40 @@ class Ended:
     """The partition has ended and nothing follows it.
 
     Attributes:
-        notice: What the application should know; None where nobody needs to know, as at the end of a part of
-            a scan.
+        notice: What the application should know; None where nobody needs to know.
     """
 
     notice: Notice | None
 
 
-Outcome: TypeAlias = Continue | Reached | Drained | Awaiting | Ended
+@attrs.frozen
+class Segment:
+    """A part of a collection's keys that is scanned for a snapshot; see `multiclouddb_spi.scan`.
+
+    Attributes:
+        segment_id: From `segment_id_of`.
+        cursor: Before its first row.
+        records: About how many rows it has; None where the service does not say. Spark's limits count them.
+    """
+
+    segment_id: str
+    cursor: Cursor
+    records: int | None = None
+
+
+@attrs.frozen
+class Scanned:
+    """This segment of a scan has been read to its end. No partition of the service ends so.
+
+    Attributes:
+        pieces: What was not read of the segment, in parts that are read instead; each key of the segment that
+            was not read is in exactly one of them. Empty for a segment that was read whole.
+    """
+
+    pieces: tuple[Segment, ...] = ()
+
+
+Outcome: TypeAlias = Continue | Reached | Drained | Awaiting | Ended | Scanned
 """The state of a partition after the batch's last record."""
 
 
@@ -102,7 +130,7 @@ def goes_on(outcome: Outcome) -> bool:
     match outcome:
         case Continue():
             return True
-        case Reached() | Drained() | Awaiting() | Ended():
+        case Reached() | Drained() | Awaiting() | Ended() | Scanned():
             return False
         case _:
             assert_never(outcome)
@@ -113,14 +141,14 @@ def children_of(outcome: Outcome) -> tuple[Child, ...]:
     match outcome:
         case Drained(children):
             return children
-        case Continue() | Reached() | Awaiting() | Ended():
+        case Continue() | Reached() | Awaiting() | Ended() | Scanned():
             return ()
         case _:
             assert_never(outcome)
 
 
 class Mapper(ABC):
-    """Maps raw records to what is handed out; one for all batches of a reader. Every method is pure."""
+    """Maps raw records to what is returned; one for all batches of a reader. Every method is pure."""
 
     @abstractmethod
     def cursor_behind(self, records: Any, count: int) -> Cursor:
@@ -162,7 +190,7 @@ class Mapper(ABC):
 
 @attrs.frozen(eq=False)
 class Batch:
-    """Raw records of one partition in the service's order, mapped only when they are handed out.
+    """Raw records of one partition in the service's order, mapped only when they are returned.
 
     A batch has no more than the `max_records` asked for.
 
@@ -187,7 +215,7 @@ class Batch:
             more may follow, `caught_up` is False. The page that uses up the batch has its notices, and no
             later record of this partition. `end` lies after the notices. Every other cursor of the batch, and
             the `skip_cursor` of a record in it, lies before them: a read from there gives them again.
-        headroom: Seconds until the position after this batch falls out of retention, or None.
+        headroom: Seconds until the position after this batch expires, or None.
         charge: What the service charged for it in its own unit, or None.
         requests: Calls to the service that it took.
     """

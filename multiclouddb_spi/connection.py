@@ -32,14 +32,14 @@ class Location:
 
 
 def check_names(connection: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Refuse an option that nobody reads.
+    """Refuse an unknown option.
 
     Args:
         connection: `ClientConfig.connection`.
-        known: The options that there are.
+        known: The known options.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that names a similar one.
+        MulticloudDbError: `INVALID_REQUEST` that names a similar option.
     """
     for name in connection:
         if name not in known:
@@ -50,12 +50,12 @@ def checked_native(native_client: object, kind: type[T], way_out: str) -> T:
     """The application's own client, if it is of this vendor's class.
 
     Args:
-        native_client: What the application passed.
-        kind: What it has to be.
-        way_out: What to pass.
+        native_client: The application's argument.
+        kind: The class that it must have.
+        way_out: What to pass instead.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that says what it is.
+        MulticloudDbError: `INVALID_REQUEST` that names its class.
     """
     if not isinstance(native_client, kind):
         raise invalid_request("native_client", f"is a {type(native_client).__name__}", way_out)
@@ -68,15 +68,15 @@ def parse_location(
     """Take `scheme://HOST/PATH?name=value` apart. Its errors quote only the scheme and names of options.
 
     Args:
-        url: What the user wrote.
-        scheme: The only one.
+        url: The user's URL.
+        scheme: The only valid scheme.
         options: The names that may stand after the `?`.
         form: How a URL looks, for messages: `"write dynamo://REGION"`.
         credentials: For messages: where credentials come from, since a URL never holds them.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`: it is no such URL, it may hold a password, it names an option
-            that nobody reads, or it names an option twice.
+        MulticloudDbError: `INVALID_REQUEST`: it is no such URL, it may hold a password, it names an unknown
+            option, or it names an option twice.
     """
     if not isinstance(url, str):
         raise invalid_request("connection.url", f"must be text, not {type(url).__name__}", form)

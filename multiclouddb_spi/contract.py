@@ -232,7 +232,7 @@ class Reader(ABC):
             max_bytes: Target for `batch.nbytes`; a batch may exceed it by one record, or by more
                 where the service takes no size.
             wait: Seconds that it may block while there is nothing; 0 = answer at once.
-            deadline: When it has to be over.
+            deadline: The time limit.
 
         Returns:
             A batch; an empty one when there is nothing. After an outcome other than `Continue` a
@@ -305,7 +305,7 @@ class Feed(ABC):
             position: Where to start. The engine has checked `AtTime` against `clock`.
             partition_id: Only this partition, or None for all of the scope. A partition that is closed by
                 then, but still listed, gets a seed at its end.
-            deadline: When it has to be over.
+            deadline: The time limit.
 
         Returns:
             Seeds whose parents are seeds of the same list or gone. Together they cover the scope: every
@@ -347,7 +347,7 @@ class Feed(ABC):
 
         Args:
             awaiting: Partition id → its final cursor; never empty.
-            deadline: When it has to be over.
+            deadline: The time limit.
 
         Returns:
             For each id that was asked `Drained`, `Ended`, or `Awaiting` while no child is known. A child that
@@ -370,7 +370,7 @@ class Feed(ABC):
         Args:
             tracked: Every partition of the token by its id. What descends from one of them is covered.
             since: The feed's start: changes committed earlier are not wanted. None = no bound is known.
-            deadline: When it has to be over.
+            deadline: The time limit.
 
         Returns:
             Seeds for the partitions that are not covered: parents with their descendants, down to the open
@@ -381,7 +381,7 @@ class Feed(ABC):
         """
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        """Seconds until `cursor` falls out of retention at the service's time `now`; pure.
+        """Seconds until `cursor` expires at the service's time `now`; pure.
 
         Asked for partitions that wait. None where the cursor does not say, or nothing after it can be lost.
         """
@@ -460,7 +460,7 @@ class SupportsHeads(Protocol):
         Args:
             cursors: Partition id → the position of its reader.
             max_records: Bound on the records between cursor and head, of each partition; None = no bound.
-            deadline: When it has to be over.
+            deadline: The time limit.
 
         Returns:
             A head for each partition where it can be found cheaply; the planner reads the others. No head

@@ -25,13 +25,14 @@ from multiclouddb_api import (
     Observer,
     OperationOptions,
     PhysicalPartition,
+    Resnapshot,
     ResourceAddress,
     invalid_request,
 )
 from multiclouddb_spi.batch import Batch
-from multiclouddb_spi.continuation.entry import Waiting
+from multiclouddb_spi.continuation.entry import Plan, Waiting
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.session import Finished
+from multiclouddb_spi.continuation.session import Finished, Session
 from multiclouddb_spi.continuation.state import Retired
 from multiclouddb_spi.continuation.undiscovered_parents import UndiscoveredParents
 from multiclouddb_spi.contract import Feed, PartitionState, Provider, SupportsCommands
@@ -47,7 +48,8 @@ from multiclouddb_spi.reading.poll import Poll
 from multiclouddb_spi.reading.reader_cache import ReaderCache
 from multiclouddb_spi.reading.result import PollResult
 from multiclouddb_spi.reading.retired import Look, look_again
-from multiclouddb_spi.request_check import require, spec_of
+from multiclouddb_spi.reading.snapshotting import announced
+from multiclouddb_spi.request_check import check_planned, require, spec_of
 from multiclouddb_spi.retry import ATTEMPTS
 from multiclouddb_spi.session_opener import SessionOpener
 
@@ -105,7 +107,7 @@ class Engine:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that were fetched or requested and are not handed out yet."""
+        """Bytes that were fetched or requested and are not returned yet."""
         return self._context.budget.used
 
     def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
@@ -141,32 +143,51 @@ class Engine:
         ):
             if isinstance(session, Finished):
                 return finished(session)
-            context, lineage = self._context, session.state
+            lineage = session.state
             if isinstance(lineage, Retired):
-                look = look_again(session, lineage, self._fetcher, context.watch_seconds, deadline)
+                look = look_again(session, lineage, self._fetcher, self._context.watch_seconds, deadline)
                 return self._pages.ended(session, look)
             if not isinstance(lineage, Lineage):
                 return self._pages.ended(session, Look(lineage))
             if session.skipped:  # a page of its own, so that the notice comes before what follows the record
                 return self._pages.reading(session, lineage, PollResult.nothing(lineage), deadline, began)
-            undiscovered = UndiscoveredParents(session.feed, lineage)
-            poll = Poll(
-                context, session.feed, lineage, request.max_page_size or self._provider.page_records,
-                view, deadline, wait=options.wait_seconds, on_expired=request.on_expired,
-                single=_is_single(request.scope),
-            )  # fmt: skip
-            try:
-                result = poll.run()
-                if result.idle:
-                    result.idle = undiscovered.settle()
-                if not result.in_hand() and (lineage.unnamed() or lineage.waiting()):
-                    self._fetcher.rest()
-            except Exception as error:
-                self._pages.forget_if_gone(session, self._fetcher.fault(error))
-                raise
+            started = announced(session.feed, lineage)
+            if started is not None:
+                return self._pages.reading(session, lineage, started, deadline, began)
+            result = self._poll(session, lineage, request, options, view, deadline)
+            again = request.on_expired
+            if isinstance(again, Resnapshot) and self._pages.has_expired(result):
+                fresh = self._opener.snapshot(session.feed, again.snapshot, deadline)
+                result, lineage = self._pages.begun_again(session, lineage, fresh, result), fresh
             if not result.count:
                 self._pages.raise_failure(session, lineage, result, deadline)
             return self._pages.reading(session, lineage, result, deadline, began)
+
+    def _poll(
+        self,
+        session: Session,
+        lineage: Lineage,
+        request: ChangeFeedRequest,
+        options: OperationOptions,
+        view: Callable[[Batch, int, int], T],
+        deadline: Deadline,
+    ) -> PollResult[T]:
+        undiscovered = UndiscoveredParents(session.feed, lineage)
+        poll = Poll(
+            self._context, session.feed, lineage, request.max_page_size or self._provider.page_records,
+            view, deadline, wait=options.wait_seconds, on_expired=request.on_expired,
+            single=_is_single(request.scope), now=lambda: self._feeds.soon(session.feed, deadline),
+        )  # fmt: skip
+        try:
+            result = poll.run()
+            if result.idle:
+                result.idle = undiscovered.settle()
+            if not result.in_hand() and (lineage.unnamed() or lineage.waiting() or lineage.plan):
+                self._fetcher.rest()
+        except Exception as error:
+            self._pages.forget_if_gone(session, self._fetcher.fault(error))
+            raise
+        return result
 
     def list_physical_partitions(
         self, address: ResourceAddress, options: OperationOptions
@@ -194,6 +215,7 @@ class Engine:
             raise invalid_request(
                 "ChangeFeedRequest.scope", "must be EntireCollection() to be planned", "leave the scope out"
             )
+        check_planned(request.start_position)
         deadline = Deadline.after(options.timeout_seconds)
         with (
             user_errors(self._provider, "plan_partitions"),
@@ -203,13 +225,15 @@ class Engine:
         ):
             if isinstance(session, Finished) or not isinstance(session.state, Lineage):
                 return ()
+            segments = self._opener.segment_lineages(session.feed, session.state, deadline)
+            entries = [entry for entry in session.state if not isinstance(entry, Waiting | Plan)]
+            parts = [(entry.partition_id, session.alone(entry)) for entry in entries] + segments
             return tuple(
                 (
-                    session.feed.public_id(entry.partition_id),
-                    session.partition_token(entry, with_descendants=with_descendants),
+                    session.feed.public_id(name),
+                    session.partition_token(name, lineage, with_descendants=with_descendants),
                 )
-                for entry in session.state
-                if not isinstance(entry, Waiting)
+                for name, lineage in parts
             )
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:

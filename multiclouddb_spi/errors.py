@@ -99,7 +99,7 @@ def user_errors(provider: Provider, operation: str) -> Iterator[None]:
     """Raises the user's error for whatever goes wrong inside.
 
     Args:
-        provider: Says what failures mean.
+        provider: Says the category of failures.
         operation: The call, for `ErrorDetail.operation`.
     """
     try:

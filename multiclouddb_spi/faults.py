@@ -51,9 +51,9 @@ class Fault:
 
 
 class ProviderFault(Exception):  # noqa: N818
-    """Raised by a provider for what it found out itself, or for an error whose meaning depends on the call.
+    """Raised by a provider for its own findings, and for errors whose meaning depends on the call.
 
-    The engine takes its fault as it is and does not ask `Provider.classify`. Raise it `from` the vendor's
+    The engine uses its fault unchanged and does not ask `Provider.classify`. Raise it `from` the vendor's
     exception where there is one: `ErrorDetail` names that.
 
     Args:
@@ -73,7 +73,7 @@ class ProviderFault(Exception):  # noqa: N818
         retryable: bool = False,
         vendor_retried: bool = False,
     ) -> ProviderFault:
-        """One with a fault of these fields.
+        """Make one with a fault of these fields.
 
         Args:
             category: What kind of failure.
@@ -113,17 +113,17 @@ class RecordFault(Exception):  # noqa: N818
 
     @property
     def index(self) -> int:
-        """Which record of the batch."""
+        """The record's index in the batch."""
         return int(self.args[0])
 
     @property
     def position(self) -> str:
-        """Where it is, as text for a person."""
+        """Its position, as text for a person."""
         return str(self.args[1])
 
     @property
     def reason(self) -> str:
-        """Why it cannot be delivered; no content of the record."""
+        """The reason why it cannot be delivered, without content of the record."""
         return str(self.args[2])
 
     @property
@@ -146,7 +146,7 @@ def expired(what: str) -> ProviderFault:
     """The fault for a position that is older than retention.
 
     Args:
-        what: What is no longer there, and why.
+        what: The data that no longer exists, and the reason.
     """
     return ProviderFault.of(ErrorCategory.CHECKPOINT_EXPIRED, f"{what}; {START_AGAIN}")
 
@@ -159,10 +159,10 @@ def cancelled() -> ProviderFault:
 
 
 def unsupported(what: str, way_out: str) -> ProviderFault:
-    """The fault for a thing that this database, or this resource as provisioned, cannot do.
+    """The fault for a feature that this database, or this resource as provisioned, does not have.
 
     Args:
-        what: What was asked for, and that it is not available.
+        what: The requested feature, and that it is not available.
         way_out: What to do instead.
     """
     return ProviderFault.of(ErrorCategory.UNSUPPORTED_CAPABILITY, f"{what}; {way_out}")
@@ -173,8 +173,8 @@ def unwritten(made: type, method: str, what: str) -> ProviderFault:
 
     Args:
         made: The provider's class.
-        method: What it has to override.
-        what: What the default cannot know.
+        method: The method that it has to override.
+        what: The fact that the default cannot know.
     """
     message = f"{made.__name__} does not say {what}; its provider has to implement `{method}`"
     return ProviderFault.of(ErrorCategory.PERMANENT_FAILURE, message)

@@ -60,6 +60,13 @@ class Observing:
         _log.warning("%s: %s was not covered, and is read from now on", address, found.partition_id)
         self._tell(self._observer.partition_found_late, address, found)
 
+    def snapshot_interleaved(self, address: ResourceAddress, seconds: float) -> None:
+        """The scan of a snapshot takes long: changes are read beside it from now on."""
+        _log.info(
+            "%s: positions are kept for %.0f s more; changes are read beside the scan", address, seconds
+        )
+        self._tell(self._observer.snapshot_interleaved, address, seconds)
+
     def audit_failed(self, address: ResourceAddress, reason: str) -> None:
         """An audit of coverage failed; it is tried again soon."""
         _log.warning("%s: the audit of coverage failed (%s)", address, reason)

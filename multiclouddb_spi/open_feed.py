@@ -43,9 +43,9 @@ class OpenFeed:
         provider: Opens it.
         spec: What to open, as `spec_of` makes it of a request that the provider can serve.
         make: Makes the calls.
-        limit: When the calls have to be over. A `Deadline`: the caller makes the user's errors itself.
-            Seconds: the limit of each call, and a call raises the user's error.
-        keeper: Keeps the feed for other callers; without one it is closed with this.
+        limit: The time limit. A `Deadline` limits all calls together, and the caller makes the user's errors
+            itself. Seconds limit each call, and a call raises the user's error.
+        keeper: Keeps the feed for other callers. Without one, `close` closes the feed.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class OpenFeed:
 
         Raises:
             MulticloudDbError: By category, where `limit` is in seconds.
-            Exception: Otherwise the error of the last try.
+            Exception: Otherwise the error of the last attempt.
         """
         limit = self._limit
         if isinstance(limit, Deadline):
@@ -85,13 +85,14 @@ class OpenFeed:
             return self._make(lambda: ask(deadline), deadline)
 
     def use(self, begin: Callable[[Feed], T], suits: Callable[[Feed], bool] = lambda _: True) -> T:
-        """What `begin` returns for the feed.
+        """Call `begin` with the feed, and return its result.
 
-        A feed that was open before and does not suit, or whose resource is not found, is opened again first.
+        A feed that was opened before this call is opened again if it does not suit or its resource is not
+        found.
 
         Args:
-            begin: Called again with a feed that was opened again.
-            suits: Whether a feed that was open before is of the right resource.
+            begin: The call. It is repeated with a feed that was opened again.
+            suits: True when a feed that was opened before belongs to the right resource.
 
         Raises:
             Exception: Of `begin`, or of opening.
@@ -110,11 +111,11 @@ class OpenFeed:
         return begin(self.feed)
 
     def check_resumes(self, incarnation: str | None, field: str, way_out: str) -> None:
-        """Refuse what is of another incarnation of the resource, as `Feed.resumes` says.
+        """Refuse a token or an id of another incarnation of the resource, as `Feed.resumes` decides.
 
         Args:
-            incarnation: The incarnation that it is of.
-            field: What the caller calls it, for the error.
+            incarnation: The incarnation of the token or id.
+            field: The caller's name for it, for the error.
             way_out: What to do instead.
 
         Raises:
@@ -134,13 +135,13 @@ class OpenFeed:
         require_start(self.provider, position, self.spec.options, "start")
 
     def renew(self) -> None:
-        """Forget the feed: the resource may be another one by now."""
+        """Forget the feed, because its resource may have been recreated."""
         if self._feed is not None:
             self._keeper.forget(self._feed)
         self.close()
 
     def close(self) -> None:
-        """Give the feed back; idempotent."""
+        """Release the feed; idempotent."""
         feed, self._feed = self._feed, None
         if feed is not None:
             self._keeper.release(feed)

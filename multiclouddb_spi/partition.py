@@ -80,7 +80,7 @@ def decode_partition_id(public_id: str, provider_id: str, address: ResourceAddre
     """Take a public id apart, if it belongs to this provider and address.
 
     Args:
-        public_id: What an application passed.
+        public_id: The application's argument.
         provider_id: The provider that it must belong to.
         address: The resource that it must belong to.
 

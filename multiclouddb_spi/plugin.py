@@ -17,7 +17,7 @@ __all__ = ["ProviderPlugin", "open_provider"]
 
 
 class ProviderPlugin(ABC):
-    """What the entry point `multiclouddb.providers` of a provider names: `PLUGIN = MyPlugin()`.
+    """The object that a provider's entry point `multiclouddb.providers` names: `PLUGIN = MyPlugin()`.
 
     Attributes:
         provider_id: The name of the entry point.
@@ -50,15 +50,15 @@ class ProviderPlugin(ABC):
 
     @abstractmethod
     def capabilities(self) -> CapabilitySet:
-        """What the service can do when provisioned as documented: the same as `Provider.capabilities`."""
+        """The service's capabilities when provisioned as documented: the same as `Provider.capabilities`."""
 
     def open(self, config: ClientConfig, native_client: object | None, observer: Observer | None) -> Engine:
         """Connect, and make the engine that uses the provider.
 
         Args:
-            config: Which provider, and how to reach it.
+            config: The provider, and how to reach it.
             native_client: The application's own vendor client, or None to make one.
-            observer: Notified of what happens inside.
+            observer: Gets notifications of internal events.
         """
         attempts = ATTEMPTS if native_client is None else 1
         return Engine(_connect(self, config, native_client), config, observer, attempts=attempts)
@@ -68,12 +68,12 @@ def open_provider(config: ClientConfig, native_client: object | None = None) -> 
     """Connect without an engine: for Spark, the command line and the conformance kit.
 
     Args:
-        config: Which provider, and how to reach it.
+        config: The provider, and how to reach it.
         native_client: The application's own vendor client, or None to make one.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for a provider that is unknown, not installed, or that
-            does not follow this SPI; also for what is wrong in its configuration.
+            does not follow this SPI; also for a wrong configuration.
     """
     plugin = load_plugin(config.provider)
     if not isinstance(plugin, ProviderPlugin):

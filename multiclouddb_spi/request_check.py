@@ -17,20 +17,24 @@ from multiclouddb_api import (
     OldItemStateMode,
     PhysicalPartition,
     ProviderOptions,
+    Resnapshot,
     ResourceAddress,
+    Snapshot,
+    SnapshotOrder,
     StartPosition,
     Support,
     invalid_request,
 )
 from multiclouddb_spi.contract import FeedSpec, FeedStart, Provider
 
-__all__ = ["require", "require_start", "spec_of"]
+__all__ = ["check_planned", "require", "require_start", "spec_of"]
 
 _TITLES = {
     Capability.CHANGE_FEED: "a change feed",
     Capability.CHANGE_FEED_BEGINNING: "Beginning()",
     Capability.CHANGE_FEED_POINT_IN_TIME: "AtTime(…)",
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: "LogicalPartition(…)",
+    Capability.CHANGE_FEED_SNAPSHOT: "Snapshot()",
     Capability.CHANGE_FEED_OLD_ITEM_STATE: "an old_item_state_mode other than OMIT",
     Capability.CHANGE_FEED_DATABASE_SCOPE: "EntireDatabase()",
     Capability.CHANGE_FEED_CLUSTER_SCOPE: "EntireCluster()",
@@ -84,6 +88,7 @@ def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> F
     _check_address(request)
     for capability in _needed(request):
         require(provider, capability, options, operation)
+    _check_snapshot(provider, request, operation)
     physical = isinstance(request.scope, PhysicalPartition)
     return FeedSpec(
         request.address,
@@ -92,6 +97,34 @@ def spec_of(provider: Provider, request: ChangeFeedRequest, operation: str) -> F
         request.old_item_state_mode,
         request.include_native,
         options,
+    )
+
+
+def check_planned(position: StartPosition) -> None:
+    """Refuse a snapshot that cannot be spread over processes.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST`: its changes would wait for rows that other processes read.
+    """
+    if isinstance(position, Snapshot) and position.order is not SnapshotOrder.INTERLEAVED:
+        raise invalid_request(
+            "Snapshot.order",
+            f"is {position.order.name}: no process knows when the others have read their rows",
+            "pass Snapshot(order=SnapshotOrder.INTERLEAVED)",
+        )
+
+
+def _check_snapshot(provider: Provider, request: ChangeFeedRequest, operation: str) -> None:
+    snapshot = isinstance(request.start_position, Snapshot)
+    if not (snapshot or isinstance(request.on_expired, Resnapshot)):
+        return
+    if isinstance(request.scope, EntireCollection | LogicalPartition):
+        return
+    what = "Snapshot()" if snapshot else "on_expired=Resnapshot()"
+    raise MulticloudDbError(
+        f"{what} is not supported for {type(request.scope).__name__}; read EntireCollection(), or spread it "
+        "over processes with client.plan_partitions",
+        ErrorDetail(ErrorCategory.UNSUPPORTED_CAPABILITY, provider=provider.provider_id, operation=operation),
     )
 
 
@@ -113,6 +146,8 @@ def _needed(request: ChangeFeedRequest) -> list[Capability]:
             needed.append(Capability.CHANGE_FEED_CLUSTER_SCOPE)
         case _:
             pass
+    if isinstance(request.on_expired, Resnapshot):
+        needed.append(Capability.CHANGE_FEED_SNAPSHOT)
     if request.old_item_state_mode is not OldItemStateMode.OMIT:
         needed.append(Capability.CHANGE_FEED_OLD_ITEM_STATE)
     return needed
@@ -124,6 +159,8 @@ def _needed_to_start(position: StartPosition) -> list[Capability]:
             return [Capability.CHANGE_FEED_BEGINNING]
         case AtTime():
             return [Capability.CHANGE_FEED_POINT_IN_TIME]
+        case Snapshot():
+            return [Capability.CHANGE_FEED_SNAPSHOT]
         case _:
             return []
 

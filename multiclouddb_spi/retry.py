@@ -40,10 +40,10 @@ class Call(Protocol):
 
         Args:
             ask: The call; it may be made several times.
-            deadline: When all of it has to be over.
+            deadline: The time limit of all attempts.
 
         Raises:
-            Exception: Of the last try.
+            Exception: The error of the last attempt.
         """
         ...
 
@@ -70,7 +70,7 @@ class Tries:
     retryable or that the vendor's client has already retried.
 
     Attributes:
-        provider: Says what failures mean.
+        provider: Says the category of failures.
         attempts: Tries, the first included; 1 to leave retries to the application's own client.
         pause: Waits that many seconds, or less when the client is closed.
         on_retry: Called before each wait with the number of the try, the seconds and the failure.

@@ -12,20 +12,26 @@ from multiclouddb_api import (
     MulticloudDbError,
     Now,
     PhysicalPartition,
+    Snapshot,
     StartPosition,
     invalid_request,
 )
+from multiclouddb_spi.batch import Segment
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.session import Finished, Session
+from multiclouddb_spi.continuation.snapshots import cut_all, resolve_snapshot, segment_lineage
 from multiclouddb_spi.continuation.starting import resolve_start
 from multiclouddb_spi.continuation.state import FeedOver, end_from_json, state_from_json
 from multiclouddb_spi.continuation.token import Envelope, decode_token, scope_text
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
+from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.faults import unwritten
 from multiclouddb_spi.open_feed import OpenFeed, check_resumes
 from multiclouddb_spi.partition import PartitionId, decode_partition_id
 from multiclouddb_spi.reading.feeds import FeedCache
 from multiclouddb_spi.reading.fetcher import Fetcher
+from multiclouddb_spi.scan import SupportsSnapshot
 
 __all__ = ["SessionOpener"]
 
@@ -50,7 +56,7 @@ class SessionOpener:
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a token or partition id of another resource.
-            Exception: What the provider raised.
+            Exception: The error of the provider.
         """
         physical = self._physical(request)
         scope = scope_text(request.scope, physical.native if physical else None)
@@ -65,6 +71,8 @@ class SessionOpener:
                 state = state_from_json(envelope.state, feed.join)
                 return Session(feed, state, scope, digest, envelope.watermark, envelope.skipped)
             assert not isinstance(request.start_position, FromContinuationToken)
+            if isinstance(request.start_position, Snapshot):
+                return Session(feed, self.snapshot(feed, request.start_position, deadline), scope, digest)
             only = physical.native if physical else None
             lineage = self._start(opened, feed, request.start_position, only, deadline)
             return Session(feed, lineage, scope, digest)
@@ -85,6 +93,49 @@ class SessionOpener:
     def feed(self, spec: FeedSpec, deadline: Deadline) -> OpenFeed:
         """A feed for the time of a call, to be closed."""
         return OpenFeed(self._provider, spec, self._fetcher.call, deadline, self._feeds)
+
+    def snapshot(self, feed: Feed, wanted: Snapshot, deadline: Deadline) -> Lineage:
+        """Start a snapshot.
+
+        Args:
+            feed: Of what.
+            wanted: How.
+            deadline: When it has to be over.
+
+        Raises:
+            Exception: What the provider raised.
+        """
+        asked = feed.for_one_call()
+        if not isinstance(asked, SupportsSnapshot):
+            raise unwritten(type(feed), "snapshot", "how to scan its collection")
+        return resolve_snapshot(
+            feed,
+            wanted,
+            lambda: self._feeds.asked_now(feed, deadline),
+            lambda: self._fetcher.call(lambda: asked.snapshot(wanted.segments, deadline), deadline),
+        )
+
+    def segment_lineages(self, feed: Feed, lineage: Lineage, deadline: Deadline) -> list[tuple[str, Lineage]]:
+        """Each segment of a lineage's scan, with a lineage that reads it alone.
+
+        Args:
+            feed: Whose lineage.
+            lineage: It may have no scan.
+            deadline: When it has to be over.
+
+        Raises:
+            Exception: What the provider raised.
+        """
+        plan = lineage.plan
+        if plan is None or not isinstance(feed, SupportsSnapshot):
+            return []
+
+        def cut(cursor: Cursor) -> tuple[list[Segment], Cursor | None]:
+            return self._fetcher.call(lambda: feed.segments(cursor, _CUT, deadline), deadline)
+
+        active = [entry for entry in lineage.active() if not entry.listed]
+        segments = [Segment(entry.partition_id, entry.cursor) for entry in active] + list(cut_all(plan, cut))
+        return [(each.segment_id, segment_lineage(feed, plan, each, len(segments))) for each in segments]
 
     def _physical(self, request: ChangeFeedRequest) -> PartitionId | None:
         if not isinstance(request.scope, PhysicalPartition):
@@ -121,6 +172,7 @@ class SessionOpener:
         )
 
 
+_CUT: Final = 1000
 _RECREATED: Final = "start again: what the old one held is gone"
 _SAME_KIND: Final = "pass it to the same kind of request that it came from, or start again"
 

@@ -1,6 +1,6 @@
-"""What `FileCheckpointStore` does in its own way.
+"""What only `FileCheckpointStore` does.
 
-What every store promises is in `test_checkpoint_stores.py`.
+The promises of every store are tested in `test_checkpoint_stores.py`.
 """
 
 import json

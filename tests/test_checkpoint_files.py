@@ -1,4 +1,4 @@
-"""A store of files leaves nothing open."""
+"""The file store leaves no file open."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What every checkpoint store promises, for a store of files."""
+"""The promises of every checkpoint store, tested on the file store."""
 
 import pytest
 

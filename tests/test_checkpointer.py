@@ -1,4 +1,4 @@
-"""Two workers and one checkpoint: after a save that failed, nobody overwrites what the other has saved."""
+"""Two workers and one checkpoint: after a failed save, neither overwrites what the other has saved."""
 
 import pytest
 
@@ -8,14 +8,14 @@ from multiclouddb_embedded import SqliteCheckpointStore
 
 
 class Clock:
-    """It stands still."""
+    """A clock that stands still."""
 
     def now(self):
         return 0.0
 
 
 class Unsure:
-    """A store behind a network: a save may fail before it is done, or behind that."""
+    """A store over a network: a save may fail before it is stored, or after."""
 
     def __init__(self, inner):
         self.inner, self.failure = inner, None

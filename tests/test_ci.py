@@ -1,4 +1,4 @@
-"""What `.ci/run` sets for every step, and what that changes."""
+"""The settings that `.ci/run` makes for every step, and their effects."""
 
 import ast
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("benchmarks", "cli", "conformance", "demo", "docs", "emulators", "providers", "spark", "tests")
-# What would leave a test out: a server that cannot be fetched or started is a failure.
+# Settings that could leave out a test: a server that cannot be fetched or started is a failure.
 LEAVES_OUT = {"skip", "skipif", "xfail", "importorskip", "skipTest"}
 
 
@@ -27,7 +27,7 @@ def test_every_step_runs_with_ci_set(tmp_path):
 
 
 def test_no_test_is_left_out():
-    """With CI set or without."""
+    """With CI set and without."""
     found = []
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*.py"):

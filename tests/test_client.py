@@ -1,4 +1,4 @@
-"""The client over a fake provider: what it passes on, closing, pickling and forking."""
+"""The client over a fake provider: arguments that it passes on, closing, pickling and forking."""
 
 import gc
 import os
@@ -34,7 +34,7 @@ REQUEST = ChangeFeedRequest(ADDRESS, Beginning())
 
 
 class FakeBackend:
-    """Answers everything, and remembers what it was asked."""
+    """Answers every call and remembers its arguments."""
 
     def __init__(self, *opened_with):
         self.opened_with = opened_with
@@ -234,12 +234,12 @@ class TestPickle:
 
 
 def in_child(action):
-    """What an action in a forked child returns, or the error it raises."""
+    """Run an action in a forked child. Returns its result, or the error that it raises."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(120)  # A deadlock ends here.
+        signal.alarm(120)  # A deadlock is ended here.
         try:
             answer = action()
         except BaseException as error:  # noqa: BLE001
@@ -373,7 +373,7 @@ class TestFork:
 
 
 def test_the_scope_of_an_iterator_needs_no_client_method_but_one(plugin):
-    """With descendants, too, only pages are read."""
+    """With descendants, too, the iterator only reads pages."""
     with connect("embedded:///x") as made:
         request = ChangeFeedRequest(ADDRESS, Beginning(), PhysicalPartition("p", with_descendants=True))
         assert list(made.iterate_changes(request, until_idle=True)) == []
@@ -381,7 +381,7 @@ def test_the_scope_of_an_iterator_needs_no_client_method_but_one(plugin):
 
 def test_a_client_that_nobody_holds_is_forgotten(plugin):
     made = MulticloudDbClient(ClientConfig("embedded"))
-    gc.collect()  # what other tests left behind shall not go meanwhile
+    gc.collect()  # objects of other tests must not be freed during this test
     before = len(client._clients)
     del made
     assert len(client._clients) == before - 1

@@ -1,4 +1,4 @@
-"""The canonical JSON: exact out and in, the same text for equal values, and no other error."""
+"""The canonical JSON: exact in both directions, one text for equal values, and one kind of error."""
 
 import math
 from collections import ChainMap, OrderedDict
@@ -46,7 +46,7 @@ values = st.recursive(
 
 
 def same(one, other):
-    """Equal with types and order of keys, and NaN equals NaN."""
+    """True when values, types and the order of keys are equal. NaN equals NaN."""
     if isinstance(one, datetime):
         return isinstance(other, datetime) and one == other
     if type(one) is not type(other):

@@ -1,4 +1,4 @@
-"""`ClientConfig`: from a URL, from TOML, checked, pickled, and shown without secrets."""
+"""`ClientConfig`: read from a URL or TOML, validated, pickled, and shown without secrets."""
 
 import pickle
 import stat

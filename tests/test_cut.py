@@ -1,4 +1,4 @@
-"""Positions inside a commit: cut anywhere, resumed anywhere, everything once."""
+"""Positions inside a commit: a page may end anywhere, and resuming there delivers everything once."""
 
 import json
 
@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 from multiclouddb_spi import InvalidCursor
 from multiclouddb_spi.cut import Cut
 
-# (commit, transaction, sequence, change of it), as a service sends them.
+# (commit, transaction, sequence, change in the transaction), as a service sends them.
 CHANGES = st.lists(
     st.tuples(st.integers(1, 4), st.sampled_from("abc"), st.integers(0, 2), st.integers(0, 3)), unique=True
 )
 
 
 def in_order(changes):
-    """Within a commit transactions may come one after the other or mixed; each is in its own order."""
+    """True when each transaction is in its own order; transactions of one commit may be mixed."""
     return sorted(changes, key=lambda each: (each[0], each[2], each[3]))
 
 
 def resumed(changes, cut):
-    """What a reader that stands there delivers of what the service sends again."""
+    """The changes that a reader at this position delivers when the service sends these changes again."""
     return [each for each in changes if each[0] >= cut.at and not cut.has(each[0], each[1], each[2:])]
 
 

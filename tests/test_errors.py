@@ -1,4 +1,4 @@
-"""`MulticloudDbError`: a message, facts that survive pickling, and categories open to new ones."""
+"""`MulticloudDbError`: a message, details that survive pickling, and categories that may grow."""
 
 import copy
 import pickle
@@ -31,7 +31,7 @@ SECRET = "hunter2"
 
 
 def text_around(word):
-    """Texts of what URLs are made of, with the word in them."""
+    """Parts of URLs with the secret word in them."""
     piece = st.text(alphabet=":/@?&;#=%…[],. \\\na1ü", max_size=8) | st.text(max_size=4)
     return st.tuples(piece, st.just(word), piece).map("".join)
 
@@ -199,7 +199,7 @@ class TestShown:
                 "dynamo://r?endpoint_url=***",
             ),
             ("dynamo://r?endpoint_url=http://u:hunter2", "dynamo://r?endpoint_url=***"),
-            # Malformed: what may be a piece of a password is left out.
+            # Malformed: text that may be part of a password is removed.
             ("mongodb://user:hunter2", "mongodb://***"),
             ("mongodb://user:hunter2/db", "mongodb://***/db"),
             ("mongodb://user:hunter2%40host/db", "mongodb://***/db"),
@@ -260,7 +260,7 @@ class TestShown:
         text_around(SECRET),
     )
     def test_no_value_of_an_unknown_option_is_shown(self, front, before, name, value):
-        # That would be the name of a further option.
+        # That would be the name of another option.
         assume(not re.search(f"[&;][^&;=]*{SECRET}[^&;=]*=", value))
         assert SECRET not in redact_url(f"{front}{before}{name}={value}")
 

@@ -1,4 +1,4 @@
-"""What the packages export is what they list."""
+"""Every package exports exactly the names that it lists."""
 
 import importlib
 import pkgutil
@@ -19,7 +19,7 @@ MODULES = [
 
 
 def place(name):
-    """Constants, then classes, then functions, as ruff sorts them."""
+    """Sort key of ruff: constants, then classes, then functions."""
     return not name.isupper(), not name[0].isupper(), name
 
 

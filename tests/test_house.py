@@ -1,4 +1,4 @@
-"""The rules of the house that no linter checks."""
+"""Rules of this repository that no linter checks."""
 
 import ast
 import inspect
@@ -28,9 +28,9 @@ FOLDERS = [
     "mutation",
 ]
 MODULE_LIMIT = 400
-# The contract is prose and stands on one page; its bodies are empty.
+# The contract is prose on one page; its functions have no body.
 LONGER = {"multiclouddb_spi/contract.py": 520}
-# Without docstrings, comments and blank lines.
+# Lines are counted without docstrings, comments and blank lines.
 CODE_LIMITS = {"multiclouddb_api": 250, "multiclouddb_spi": 250}
 FUNCTION_LIMIT = 40
 SOURCES = [
@@ -57,9 +57,9 @@ SDKS = {
     "pyspark",
     "pytest",
 }
-# The messages of gRPC services come with the vendor's package; the client in it is not used.
+# The gRPC messages come with the vendor's package; its client is not used.
 WIRE = {"spanner": {"google", "grpc"}}
-# What some databases do not have: each such element says so where it is used.
+# Features that some databases lack: each docstring says so where such a feature is used.
 GATED = [
     multiclouddb_api.AtTime,
     multiclouddb_api.Beginning,
@@ -177,7 +177,7 @@ class TestScheduling:
             assert hasattr(us8, each.strip(":")), each
 
     def test_tests_that_wait_and_tests_that_compute_have_workers_of_their_own(self):
-        """Each kind begins with the longest; a worker that has nothing of its own left helps the others."""
+        """Each group starts with its longest test. A worker that has finished helps the others."""
         found = runpy.run_path(str(ROOT / "conftest.py"))
         assert [found["waiting_workers"](count) for count in (1, 2, 3, 4, 8)] == [0, 1, 1, 2, 3]
         together, long, waits = found["TOGETHER"], found["LONG"][0], "tests/engine/test_time.py::test_a"
@@ -203,7 +203,7 @@ class TestScheduling:
 
 
 def loaded_by(imports):
-    """The modules of a fresh interpreter after an import."""
+    """The modules that a fresh interpreter has loaded after an import."""
     program = f"import {imports}, sys; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return {name.partition(".")[0] for name in ran.stdout.split()}
@@ -237,7 +237,7 @@ class TestImports:
 
 
 class TestProviders:
-    """Who knows one provider finds the way in another."""
+    """All providers have the same modules, so who knows one provider can read another."""
 
     def test_every_one_has_the_same_rooms(self):
         contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -251,7 +251,7 @@ class TestProviders:
 
 @pytest.mark.parametrize("file", EMULATORS, ids=lambda file: file.parent.name)
 class TestEmulators:
-    """A server for tests answers to a vendor's SDK. What it had of the kit, it would get wrong alike."""
+    """The emulators do not import the kit: a mistake in the kit would then be in both."""
 
     def test_it_is_named_after_its_folder(self, file):
         project = tomllib.loads(file.read_text())

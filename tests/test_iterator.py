@@ -46,7 +46,7 @@ MOMENT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 class FakeTimer(Timer):
-    """A clock that moves only when somebody waits."""
+    """A clock that moves only when the iterator waits."""
 
     def __init__(self):
         super().__init__()
@@ -64,7 +64,7 @@ class FakeTimer(Timer):
 
 
 class MemoryStore:
-    """A checkpoint store that counts."""
+    """A checkpoint store that counts its calls."""
 
     def __init__(self):
         self.checkpoint = None
@@ -111,15 +111,15 @@ def event(partition, number):
 
 
 class Service:
-    """Partitions as lists of pages; `"P@2"` is the token behind the second page of P.
+    """Partitions as lists of pages; `"P@2"` is the token after the second page of P.
 
-    A page is the number of its events, or a ChangeFeedPage to take notices and diagnostics from. Behind the
-    last page a partition is idle, or retired when it has children.
+    A page is given by its number of events, or by a ChangeFeedPage whose notices and diagnostics it gets.
+    After the last page a partition is idle, or retired when it has children.
 
     Args:
         pages: Partition → its pages.
         children: Parent → its children.
-        start: What Beginning, Now and AtTime stand for.
+        start: The token that Beginning, Now and AtTime start at.
     """
 
     def __init__(self, pages, children=None, start="P@0"):
@@ -190,7 +190,7 @@ def ids(events):
 
 
 def collect(changes, got):
-    """Keeps what came before an error."""
+    """Collects events and keeps those that came before an error."""
     for change in changes:
         got.append(change.event_id)
 
@@ -312,7 +312,11 @@ class TestUntilIdle:
 
 
 def interrupt(timer, place, act):
-    """Stops a timer at one instruction of an action; returns the seconds before it, None if it has fewer."""
+    """Stop a timer at one instruction of an action.
+
+    Returns:
+        The seconds before it, or None if the action has fewer instructions.
+    """
     began = time.monotonic()
     seen = itertools.count()
     stopped = []
@@ -335,7 +339,7 @@ def interrupt(timer, place, act):
 
 class TestStop:
     def run_stopped(self, act):
-        """Iterates an idle feed on the real clock; returns the seconds from `act` to the end."""
+        """Iterate an idle feed on the real clock. Returns the seconds from `act` to the end."""
         service = Service({"P": []})
         changes = ChangeFeedIterator(
             service,
@@ -348,7 +352,7 @@ class TestStop:
         def later():
             while not service.reads:
                 time.sleep(0.01)
-            time.sleep(0.05)  # it is waiting by now
+            time.sleep(0.05)  # the iterator is waiting by now
             stopped.append(time.monotonic())
             act(changes)
 
@@ -380,16 +384,16 @@ class TestStop:
             signal.signal(signal.SIGUSR1, before)
 
     def test_at_any_instruction_of_the_wait_neither_deadlocks_nor_is_lost(self):
-        """A signal handler runs between two instructions of the thread that waits."""
+        """A signal handler runs between two instructions of the waiting thread."""
         for place in itertools.count():
-            for _ in range(3):  # a busy machine may stand still for as long as the wait takes
+            for _ in range(3):  # a busy machine may pause the test for as long as the wait
                 timer = Timer()
                 began = time.monotonic()
                 stopped_after = interrupt(timer, place, lambda timer=timer: timer.wait(1))
                 if time.monotonic() - began < 1:
                     break
-            else:  # the instruction is behind the wait, or there is none
-                assert stopped_after is None or stopped_after >= 1, f"lost at instruction {place}"
+            else:  # the instruction comes after the wait, or does not exist
+                assert stopped_after is None or stopped_after >= 1, f"lost stop at instruction {place}"
                 break
         assert place > 10
 
@@ -424,7 +428,7 @@ class TestStop:
         assert len(service.reads) == 3
 
     def stopped_at_the_second(self, changes):
-        """What comes when the second event stops it."""
+        """The events of an iteration that is stopped at the second event."""
         got = []
         for change in changes:
             got.append(change.event_id)
@@ -578,7 +582,7 @@ class TestCheckpoint:
         assert next(one).event_id == "P2"
 
     def test_a_worker_with_a_conflict_does_not_take_over(self):
-        """Also when both wrote the same token."""
+        """This holds even when both workers wrote the same token."""
         service = Service({"P": [1, 1, 1, 1]})
         store = MemoryStore()
         one, two = (iterator(service, checkpoint_store=store, checkpoint_name="w") for _ in range(2))
@@ -624,7 +628,7 @@ class TestCheckpoint:
         assert [option.wait_seconds for option in service.options] == [0, 20]
 
     def test_events_of_the_first_page_at_now_come_again_after_an_exception(self):
-        """Reading again at Now would begin behind them."""
+        """Reading again at Now would start after them."""
         service = Service({"P": [1, 1]})
         changes = iterator(service, Now(), until_idle=True)
         pages = changes.pages()
@@ -887,7 +891,7 @@ class CrashError(Exception):
 @settings(max_examples=400, deadline=None)
 @given(sizes=st.lists(st.integers(0, 3), max_size=12), data=st.data())
 def test_nothing_is_skipped_and_order_is_kept_whatever_crashes(sizes, data):
-    """Crashes in the body at any event or page, in a read or in a save; in the same or a new process."""
+    """It may crash in the body at any event or page, in a read or in a save, and restart in any process."""
     service = Service({"P": sizes})
     store = MemoryStore()
     delivered = []
@@ -914,7 +918,7 @@ def life(service, store):
 
 
 def run(changes, delivered, left, *, by_event):
-    """Iterates to the end, or to a crash after so many events or pages."""
+    """Iterate to the end, or to a crash after so many events or pages."""
     if by_event:
         for count, change in enumerate(changes):
             delivered.append(change.event_id)
@@ -928,7 +932,7 @@ def run(changes, delivered, left, *, by_event):
 
 
 def check(delivered, service):
-    """Every event came, first in order, and a redelivery never jumps ahead."""
+    """Check that every event came first in order and that a redelivery never jumps ahead."""
     assert set(delivered) == set(service.events("P"))
     seen = -1
     for name in delivered:

@@ -1,4 +1,4 @@
-"""How an iterator is made."""
+"""The arguments of an iterator."""
 
 import inspect
 

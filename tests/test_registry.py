@@ -1,4 +1,4 @@
-"""Providers are found by entry point, and a missing one is told from an unknown one."""
+"""Providers are found by entry point; the error distinguishes a missing provider from an unknown one."""
 
 import sys
 from importlib.metadata import EntryPoint
@@ -10,7 +10,7 @@ from multiclouddb_api import ErrorCategory, MulticloudDbError, installed_provide
 
 @pytest.fixture
 def offer(monkeypatch):
-    """Lets the given `name = module:object` entry points be all that are installed."""
+    """Make these `name = module:object` entry points the only installed ones."""
 
     def install(*points):
         def found(*, group):

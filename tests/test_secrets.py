@@ -1,4 +1,4 @@
-"""No password in what an error reporter sends: messages, and the local variables of every frame."""
+"""Error reporters send messages and the local variables of every frame: neither may contain a password."""
 
 import copy
 import pickle
@@ -16,7 +16,7 @@ MONGO = f"mongodb://me:{SECRET}@localhost/shop"
 
 
 def check(call, *arguments, **options):
-    """The error of a call; nothing that it shows has the secret."""
+    """The error of a call, after a check that nothing in it shows the secret."""
     with pytest.raises(MulticloudDbError) as caught:
         call(*arguments, **options)
     error = caught.value

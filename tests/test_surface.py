@@ -1,6 +1,6 @@
-"""The public surface is what `surface.txt` says, and every parameter and field of it is described.
+"""The public surface equals `surface.txt`, and every parameter and field in it is described.
 
-A change of the surface is a change for users: renew the file with `python tests/test_surface.py`, and name it
+A change of the surface affects users. Renew the file with `python tests/test_surface.py`, and name the change
 in the change log.
 """
 
@@ -32,7 +32,7 @@ PLACES = [ROOT, *(ROOT / "providers" / name for name in ("dynamo", "embedded", "
 
 
 class Shown:
-    """A text that is its own `repr`, for annotations and defaults in a signature."""
+    """A text whose `repr` is the text itself, for annotations and defaults in a signature."""
 
     def __init__(self, text):
         self.text = text
@@ -59,7 +59,7 @@ def value(default):
 
 
 def signature(function, *, bound):
-    """`(name: type = default, …) -> type`, annotations as they stand in the source."""
+    """`(name: type = default, …) -> type`, with annotations as in the source."""
     found = inspect.signature(function)
     parameters = [
         parameter.replace(
@@ -82,7 +82,7 @@ def ours(owner):
 
 
 def members(owner):
-    """Name and definition of what a class has of us, its bases included."""
+    """Names and definitions of the members that a class has from our code, its bases included."""
     for name in sorted(dir(owner)):
         definer = next((base for base in owner.__mro__ if name in vars(base)), type)
         if ours(definer) and (not name.startswith("_") or name == "__init__"):
@@ -90,7 +90,7 @@ def members(owner):
 
 
 def member(name, found):
-    """One line for a member of a class, or None for what is told elsewhere."""
+    """One line for a member of a class, or None when another line covers it."""
     if isinstance(found, property | functools.cached_property):
         getter = found.fget if isinstance(found, property) else found.func
         return f"{name}: {kind(getter.__annotations__['return'])} (property)"
@@ -130,7 +130,7 @@ def class_lines(owner):
 
 
 def lines_of(name, element):
-    """What users can rely on of one exported name."""
+    """What users can rely on in one exported name."""
     if inspect.isclass(element):
         return [name, *(f"{name}.{line}" for line in class_lines(element))]
     if inspect.isfunction(element):
@@ -142,7 +142,7 @@ def lines_of(name, element):
 
 
 def surface():
-    """Everything in `__all__` of the packages, a line for each thing that can be broken."""
+    """Every name in `__all__` of the packages, with a line for each part whose change can break users."""
     lines = []
     for package in PACKAGES:
         module = importlib.import_module(package)
@@ -185,7 +185,7 @@ def parameters(function):
 
 
 def expected(element):
-    """What has to be described: parameters of a function, fields of an attrs class, else of `__init__`."""
+    """Names that a docstring must describe: a function's parameters, attrs fields, or those of `__init__`."""
     if element.is_function:
         return parameters(element)
     if any("attrs" in str(decorator.value) for decorator in element.decorators):
@@ -201,14 +201,14 @@ def expected(element):
 
 
 def described(path):
-    """The names that a docstring describes, in a section or, in the SPI, in its prose.
+    """The names that a docstring describes, in a section or, in the SPI, in prose.
 
-    `contract.py` has to fit on its page, and its prose says what an argument means.
+    `contract.py` has to fit on its page, so its prose explains the arguments.
     """
     element = ELEMENTS[path]
     names = set().union(*sections(element).values())
     text = element.docstring.value if element.docstring else ""
-    if element.is_class:  # a property of that name says what it is
+    if element.is_class:  # the property of that name describes it
         names |= {name for name, found in element.attributes.items() if "property" in found.labels}
     if path.startswith("multiclouddb_spi."):
         names |= set(re.findall(r"`(\w+)`", text))

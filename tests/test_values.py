@@ -50,8 +50,13 @@ from multiclouddb_api import (
     ProviderOptions,
     RecordSkipped,
     Renamed,
+    Resnapshot,
     ResourceAddress,
     SkipToOldest,
+    Snapshot,
+    SnapshotOrder,
+    SnapshotProgress,
+    SnapshotStarted,
     Support,
     Tagged,
 )
@@ -80,7 +85,7 @@ EVENT = ChangeEvent(
 
 @attrs.frozen
 class SomeOptions(ProviderOptions):
-    """What a provider would add."""
+    """Options as a provider would define them."""
 
     stream: object = attrs.field(default="", metadata={"positions": True})
     hint: int = 0
@@ -122,6 +127,10 @@ VALUES = [
     PartitionFoundLate("a", "1"),
     RecordSkipped("a", "1"),
     BackfillDone("a"),
+    SnapshotStarted("1", "a"),
+    Snapshot(SnapshotOrder.ORDERED, 4, 10.0),
+    Resnapshot(Snapshot(segments=2)),
+    SnapshotProgress(SnapshotOrder.ORDERED, 1, 4, 10, None),
     OperationDiagnostics(watermark=MOMENT, partition_errors={"p": "slow"}),
     OperationOptions(5, 1),
     ProviderOptions(),
@@ -243,7 +252,7 @@ class TestRequest:
             (
                 "start_position",
                 "token",
-                "must be Beginning or Now or AtTime or FromContinuationToken",
+                "must be Beginning or Now or AtTime or Snapshot or FromContinuationToken",
             ),
             (
                 "start_position",
@@ -258,7 +267,7 @@ class TestRequest:
             ("max_page_size", -1, "must be 0 or more, got -1; use 0 for the provider's own page size"),
             ("max_page_size", 10.0, "must be int, not float"),
             ("max_page_size", True, "must be int, not bool"),
-            ("on_expired", "fail", "must be Fail or SkipToOldest, not str"),
+            ("on_expired", "fail", "must be Fail or SkipToOldest or Resnapshot, not str"),
             ("include_native", 1, "must be bool, not int"),
             ("provider_options", {"stream": "s"}, "must be ProviderOptions or None, not dict"),
         ],
@@ -427,7 +436,7 @@ class TestKey:
         assert len(keys) == 4
 
     def test_so_does_the_order_of_names_inside_a_component(self):
-        """MongoDB keeps `{a: 1, b: 2}` and `{b: 2, a: 1}` as the `_id`s of two documents."""
+        """MongoDB stores `{a: 1, b: 2}` and `{b: 2, a: 1}` as the `_id`s of two documents."""
         one, other = ({"a": 1, "b": 2}, {"b": 2, "a": 1})
         assert MulticloudDbKey({"_id": one}) != MulticloudDbKey({"_id": other})
         assert MulticloudDbKey({"_id": [one]}) != MulticloudDbKey({"_id": [other]})

@@ -1,4 +1,4 @@
-"""Waiting that always ends, and ringing that never waits."""
+"""A wait always ends, and a wakeup never waits."""
 
 import signal
 import threading
@@ -11,7 +11,7 @@ from multiclouddb_api.wakeup import Wakeup
 
 
 def aside(call, seconds=60):
-    """Run it in a thread that does not keep the tests from ending; False when it does not end."""
+    """Run it in a thread that cannot keep the tests from ending. Returns False when it does not end."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(seconds)
@@ -24,7 +24,7 @@ def test_a_wait_ends_however_short_it_is(make):
 
     def wait():
         for number in range(20_000):
-            # A fresh one each time, and a time that is over before a thread has begun to wait.
+            # A new wakeup each time, and a wait that is over before a thread has begun to wait.
             make().wait(1e-9)
             done.append(number)
 
@@ -33,7 +33,7 @@ def test_a_wait_ends_however_short_it_is(make):
     while thread.is_alive():
         before = len(done)
         thread.join(20)
-        assert len(done) > before or not thread.is_alive(), f"it hangs after {before}"
+        assert len(done) > before or not thread.is_alive(), f"the wait hangs after {before}"
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, -0.001])
@@ -77,7 +77,8 @@ def test_a_signal_handler_rings_in_the_thread_that_waits():
 
 
 def test_no_ring_is_lost_among_threads():
-    """As fetches land: each leaves something and rings, and who waits takes what there is."""
+    """Threads add work and wake up the waiter, as fetches do when they end. The waiter takes all work that is
+    there."""
     wakeup, there, taken = Wakeup(), [], []
 
     def leave():

@@ -1,4 +1,4 @@
-"""What users install: every distribution as a wheel, and a clean environment made of them."""
+"""What users install: every distribution as a wheel, and a clean environment made from the wheels."""
 
 import json
 import re
@@ -32,7 +32,7 @@ print(json.dumps([names, providers]))
 
 
 def run(*command) -> str:
-    """The output of a command that has to succeed."""
+    """The output of a command that must succeed."""
     ran = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
     return ran.stdout
@@ -55,7 +55,7 @@ def first_program() -> str:
 
 
 def test_wheel_holds_its_packages_and_nothing_else(wheels):
-    """Neither tests nor another distribution's packages; and the types are there."""
+    """A wheel contains no tests and no other distribution's packages, but the type information."""
     for project in PROJECTS:
         settings = tomllib.loads((project / "pyproject.toml").read_text())
         stem = settings["project"]["name"].replace("-", "_")
@@ -74,7 +74,7 @@ def test_distributions_share_one_version():
 
 
 def test_clean_environment_runs_the_first_program_of_the_readme(wheels, tmp_path):
-    """Isolated, so that the working tree is not importable: only the wheels can answer."""
+    """The environment is isolated: only the wheels can be imported, not the working tree."""
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"
     run(python, "-I", "-m", "pip", "install", "-q", "--find-links", wheels, "multiclouddb[embedded]")
@@ -96,4 +96,4 @@ def test_clean_environment_runs_the_first_program_of_the_readme(wheels, tmp_path
         [python, "-I", "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout, "the first program should show something"
+    assert ran.stdout, "the first program printed nothing"

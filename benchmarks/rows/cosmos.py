@@ -1,4 +1,4 @@
-"""The Cosmos emulator beside a fixed answer of its HTTP framework."""
+"""The Cosmos emulator compared with a fixed answer of its HTTP framework."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _ITEMS: Final = 20_000
 _PAGE: Final = 1_000
 _AT_ONCE: Final = 1_000
 _CLIENT: Final = (
-    "The server has one core and the client another. The client costs next to nothing: it sends requests "
-    "that are signed once, and parses no answer."
+    "The server has one core and the client another. The client needs almost no CPU time: it signs each "
+    "request once in advance and parses no answer."
 )
 
 
 def reads(wire: Wire, request: bytes, times: int) -> Done:
-    """So many times the same request."""
+    """The same request, this many times."""
     with on_client_core():
         good = wire.repeat(request, times)
     if good != times:
@@ -39,10 +39,10 @@ def reads(wire: Wire, request: bytes, times: int) -> Done:
         "Point reads of one item of 400 bytes from the emulator, which checks the key: 32 at a time on one "
         f"connection. {_CLIENT}"
     ),
-    against="A server of the same framework, aiohttp, that answers whatever it is asked with the same item.",
+    against="A server of the same framework, aiohttp, that answers every request with the same item.",
 )
 def cosmos_reads(bench: Bench) -> Iterator[Sides]:
-    """What the emulator adds to HTTP."""
+    """The cost that the emulator adds to HTTP."""
     times = bench.size(_READS)
     with emulator(1) as (endpoint, key), closing(Wire(endpoint, key)) as wire:
         path = f"{CONTAINER}/docs/0"
@@ -65,7 +65,7 @@ def _feed_request(wire: Wire, after: str | None) -> bytes:
 
 
 def _walk(wire: Wire) -> tuple[list[bytes], int]:
-    """The requests of a walk through the feed, and how many items that gives."""
+    """The requests that read the feed page by page, and the number of items that they return."""
     requests: list[bytes] = []
     items, after = 0, None
     while True:
@@ -79,7 +79,7 @@ def _walk(wire: Wire) -> tuple[list[bytes], int]:
 
 
 def walk(wire: Wire, requests: list[bytes], items: int) -> Done:
-    """One page behind the other."""
+    """Read page after page."""
     with on_client_core():
         good = sum(wire.repeat(request, 1) for request in requests)
     if good != len(requests):
@@ -93,13 +93,12 @@ def walk(wire: Wire, requests: list[bytes], items: int) -> Done:
     unit="items/s",
     goal=0.3,
     about=(
-        "A walk through a change feed of 20,000 items of 400 bytes, in pages of 1,000, one behind the other. "
-        f"{_CLIENT}"
+        f"A change feed of 20,000 items of 400 bytes, read in pages of 1,000, one after the other. {_CLIENT}"
     ),
-    against="A server of the same framework, aiohttp, that answers whatever it is asked with one such page.",
+    against="A server of the same framework, aiohttp, that answers every request with one such page.",
 )
 def cosmos_feed(bench: Bench) -> Iterator[Sides]:
-    """What making a page costs."""
+    """The cost of making a page."""
     with emulator(bench.size(_ITEMS, 2 * _PAGE)) as (endpoint, key), closing(Wire(endpoint, key)) as wire:
         requests, items = _walk(wire)
         with fixed(wire, requests[0]) as plain:
@@ -141,7 +140,7 @@ async def _at_once(endpoint: str, key: str, number: int) -> int:
     against="",
 )
 def cosmos_at_once(bench: Bench) -> Iterator[Sides]:
-    """None fails."""
+    """Every read gets an answer."""
     number = bench.size(_AT_ONCE)
     with emulator(1) as (endpoint, key):
         yield Sides(lambda: Done(number, value=float(asyncio.run(_at_once(endpoint, key, number)))))

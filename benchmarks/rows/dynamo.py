@@ -111,7 +111,7 @@ def dynamo_events(bench: Bench) -> Iterator[Sides]:
 
 @row(
     "dynamo-decoded",
-    title="DynamoDB Local, events beside decoded records",
+    title="DynamoDB Local, events compared with decoded records",
     goal=2.5,
     about=f"The client reads {_LOCAL}",
     against=(
@@ -121,7 +121,7 @@ def dynamo_events(bench: Bench) -> Iterator[Sides]:
     shown=(decoding_loop,),
 )
 def dynamo_decoded(bench: Bench) -> Iterator[Sides]:
-    """Like beside like."""
+    """Both sides decode records."""
     with local(bench.size(_ITEMS)) as table:
         yield Sides(lambda: _through_the_client(table), lambda: _by_hand(table, decoding_loop))
 
@@ -175,7 +175,8 @@ def ideal(server: Scripted, address: ResourceAddress) -> Done:
     goal=0.8,
     about=(
         "The client reads 32,000 events from 64 shards of a scripted server, all at once "
-        "(`max_concurrency=64`), some 100 a call. The server runs in another process, on another core, and "
+        "(`max_concurrency=64`), about 100 per call. The server runs in another process, on another core, "
+        "and"
         "takes 20 ms for each call."
     ),
     against=(
@@ -228,7 +229,7 @@ def _sent_for_each(server: Scripted, address: ResourceAddress) -> float:
     against="",
 )
 def dynamo_sent(bench: Bench) -> Iterator[Sides]:
-    """Fetched records are delivered."""
+    """Fetched records are delivered and not fetched again."""
     with ExitStack() as stack:
         tables = {}
         for shards in (16, _SHARDS):

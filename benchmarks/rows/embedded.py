@@ -33,7 +33,7 @@ def bare_loop(path: Path) -> Done:
 
 
 def through_the_client(path: Path) -> Done:
-    """Read as an application does: pages of the provider's own size, until there is nothing more."""
+    """Read as an application does: pages of the provider's default size, up to the first idle page."""
     ids: list[str] = []
     with connect(url(path)) as client:
         for page in pages(client.read_changes, ADDRESS):
@@ -56,9 +56,10 @@ def through_arrow(path: Path, max_page_size: int) -> Done:
     about="The client reads 200,000 events with documents of 300 bytes, in pages of 1,000 (the default).",
     against=_BARE,
     reason=(
-        "Measured by hand: 55 % of the time makes events of rows (half of that parses documents and keys, "
-        "which is most of what the baseline does), 17 % is the engine's, 17 % waits for the thread that asks "
-        "SQLite, 11 % frees events. The two threads share two cores with whatever else the machine does."
+        "Measured by hand: 55 % of the time converts rows to events, and half of that parses documents and "
+        "keys, which is most of the baseline's work. The engine takes 17 %, waiting for the thread that "
+        "calls SQLite takes 17 %, and freeing events takes 11 %. The two threads share two cores with the "
+        "other processes of the machine."
     ),
     shown=(bare_loop,),
 )
@@ -74,8 +75,8 @@ def embedded_events(bench: Bench) -> Iterator[Sides]:
     title="Embedded store, Arrow",
     goal=1.2,
     about=(
-        "The engine reads the same events as Arrow batches, documents as JSON text, in pages of 10,000: as "
-        "many as a task of the Spark source asks for."
+        "The engine reads the same events as Arrow batches, documents as JSON text, in pages of 10,000, "
+        "the page size of a task of the Spark source."
     ),
     against=_BARE,
 )

@@ -94,9 +94,9 @@ def fan_out_25(bench: Bench) -> Iterator[Sides]:
     about="The same with 100 events a read: latency and CPU need about the same time.",
     against=_IDEAL,
     reason=(
-        "The ideal lets waiting and computing overlap without a gap. Here both take about as long, and an "
-        "answer that has come waits for the interpreter's lock while events of another are mapped, before "
-        "the next read of its partition can begin."
+        "The ideal lets waiting and computing overlap without a gap. Here both take about the same time. "
+        "An answer that has arrived waits for the interpreter's lock while events of another answer are "
+        "mapped, and only then can the next read of its partition begin."
     ),
 )
 def fan_out_100(bench: Bench) -> Iterator[Sides]:

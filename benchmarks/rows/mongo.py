@@ -26,8 +26,8 @@ _SMALL_PAGE: Final = 10
 BATCH_SIZE: Final = 500
 _READ: Final = (
     "40,000 inserts of 300 bytes, from the change stream of one mongod. The client has one core and the "
-    "server another, for both sides alike; both connect, resume from a position before the first, and "
-    "stop after the last."
+    "server another, for both sides alike; both connect, resume from a position before the first insert, "
+    "and stop after the last one."
 )
 _EMPTY: Final = (
     "PyMongo's `for change in collection.watch()` with nothing in the loop, in batches of 500, its best "
@@ -143,12 +143,12 @@ def _through_arrow(changes: Backlog) -> Done:
     about=f"The client reads {_READ}",
     against=(
         "PyMongo's `for change in collection.watch()` that makes a dict of the fields that an event has, in "
-        "batches of 500, its best size. Its client decodes times as aware ones, as ours does."
+        "batches of 500, its best size. Its client decodes times as aware datetimes, as ours does."
     ),
     shown=(dict_loop,),
 )
 def mongo_events(bench: Bench) -> Iterator[Sides]:
-    """Like beside like."""
+    """Both sides make the same fields."""
     with backlog(bench.folder, bench.size(_EVENTS)) as changes:
         yield Sides(
             lambda: _through_the_client(changes),
@@ -158,7 +158,7 @@ def mongo_events(bench: Bench) -> Iterator[Sides]:
 
 @row(
     "mongo-events-empty",
-    title="MongoDB, events beside an empty loop",
+    title="MongoDB, events compared with an empty loop",
     goal=0.75,
     about=f"The client reads {_READ}",
     against=_EMPTY,
@@ -183,7 +183,7 @@ def mongo_events_empty(bench: Bench) -> Iterator[Sides]:
     same_work=False,
 )
 def mongo_arrow(bench: Bench) -> Iterator[Sides]:
-    """As Spark takes them."""
+    """Events as Spark takes them."""
     with backlog(bench.folder, bench.size(_EVENTS)) as changes:
         yield Sides(
             lambda: _counted(changes, _through_arrow(changes)),
@@ -196,8 +196,8 @@ def mongo_arrow(bench: Bench) -> Iterator[Sides]:
     title="MongoDB, pages of ten",
     goal=20.0,
     about=(
-        "The client reads a backlog of 40,000 changes to its end in pages of 10, each call by the token of "
-        "the page before."
+        "The client reads a backlog of 40,000 changes to its end in pages of 10, each call with the token "
+        "of the previous page."
     ),
     against=(
         "A program that opens a change stream for each page, after the page before, and closes it. It reads "
@@ -235,8 +235,9 @@ def cursors(changes: Backlog, calls: int) -> Done:
     goal=1,
     at_most=True,
     about=(
-        "Change streams that 100 calls of `read_changes` open, one after the other, each by the token of the "
-        "call before, in one process: pages of 10, the second half of them after the last change. The "
+        "Change streams that 100 calls of `read_changes` open, one after the other, each with the token of "
+        "the previous call, in one process: pages of 10, the second half of them after the last change. "
+        "The"
         "server counts the `aggregate` commands; each opens one stream. The number for the start, which "
         "got the first token, is given separately."
     ),
@@ -244,7 +245,7 @@ def cursors(changes: Backlog, calls: int) -> Done:
     warm_up=False,
 )
 def mongo_cursors(bench: Bench) -> Iterator[Sides]:
-    """One, not a hundred."""
+    """One cursor, not a hundred."""
     calls = bench.size(_CALLS, 4)
     with backlog(bench.folder, calls // 2 * _SMALL_PAGE) as changes:
         yield Sides(lambda: cursors(changes, calls))

@@ -34,13 +34,13 @@ _AGAINST: Final = "The same call with 1,000 partitions, ten times as often."
 
 
 class Poller:
-    """A consumer of an idle feed: each call reads every partition and resumes from the token before.
+    """A consumer of an idle feed: each call reads every partition and resumes from the previous token.
 
     Args:
         read: Reads a page.
         address: The collection.
-        partitions: How many it has.
-        swept: How many partitions are read in one run, over all calls.
+        partitions: The number of partitions.
+        swept: The number of partitions that one run reads, over all calls.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ def page_call_embedded(bench: Bench) -> Iterator[Sides]:
     against="",
 )
 def token(bench: Bench) -> Iterator[Sides]:
-    """A token has to fit into a checkpoint."""
+    """A token must fit into a checkpoint."""
     sizes = _sizes(bench)
     for count in sizes:
         fill(bench.folder / f"{count}.db", 5 * count, count, small_document, batch=10)
@@ -171,8 +171,7 @@ def token(bench: Bench) -> Iterator[Sides]:
 def _token_in_the_middle(path: Path) -> str:
     """A token whose positions are those of a change in each partition.
 
-    Reading up to there would take as many calls as there are partitions, so the positions are written into
-    it.
+    Reading up to there would take one call for each partition, so the positions are written into the token.
     """
     with closing(sqlite3.connect(path)) as connection:
         changes = dict(

@@ -1,4 +1,4 @@
-"""The Spanner provider beside the library's own change stream query."""
+"""The Spanner provider compared with the library's own change stream query."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _WAIT: Final = 5.0
 _PAUSE: Final = 0.3
 _READ: Final = (
     "of nine columns, about 300 bytes of JSON, from Google's emulator with churning off. The client has one "
-    "core and the emulator another, for both sides alike; both connect, go on from in front of the first "
-    "change, and stop behind the last."
+    "core and the emulator another, for both sides alike; both connect, resume before the first change, "
+    "and stop after the last one."
 )
 _LOOP: Final = (
     "A loop over the library's own query of the change stream (`execute_sql` on `READ_…`), partition by "
-    "partition, that makes a dict of each record and one of each change in it; no event."
+    "partition, that makes a dict for each record and one for each change in it, but no event."
 )
 _FIELDS: Final = (
     "commit_timestamp",
@@ -59,7 +59,7 @@ _FIELDS: Final = (
 
 
 def dict_loop(changes: Backlog) -> Done:
-    """Records as the library gives them, as dicts."""
+    """Records as the library returns them, as dicts."""
     end, count = changes.now(), 0
     for token in changes.partitions():
         for data, _, _ in changes.query(token, end=end):
@@ -111,10 +111,10 @@ def _through_arrow(changes: Backlog) -> Done:
 
 
 def _counted(changes: Backlog, done: Done) -> Done:
-    """Each change once.
+    """Check that each change came once.
 
     Raises:
-        ValueError: It has not read all, or something twice.
+        ValueError: A change is missing or came twice.
     """
     if done.count != changes.size or done.ids not in (0, changes.size):
         raise ValueError(f"read {done.count:,} changes, {done.ids} different, of {changes.size:,}")
@@ -162,7 +162,7 @@ def spanner_events_single(bench: Bench) -> Iterator[Sides]:
     same_work=False,
 )
 def spanner_arrow(bench: Bench) -> Iterator[Sides]:
-    """As Spark takes them."""
+    """Events as Spark takes them."""
     with backlog(bench.size(_EVENTS), _AT_ONCE) as changes:
         yield Sides(lambda: _through_arrow(changes), lambda: _by_hand(changes))
 
@@ -181,7 +181,7 @@ def _milliseconds(changes: Backlog, max_page_size: int, pages: int) -> float:
 
 
 def small_pages(changes: Backlog, pages: int) -> Done:
-    """What it takes more to read the same in small pages."""
+    """The additional time that it takes to read the same changes in small pages."""
     small = _milliseconds(changes, _SMALL_PAGE, pages)
     large = _milliseconds(changes, 1000, _LARGE_PAGES)
     more = max(1.0, small - large)  # less than a millisecond is noise
@@ -195,8 +195,9 @@ def small_pages(changes: Backlog, pages: int) -> Done:
     goal=250,
     at_most=True,
     about=(
-        "How much longer 500 pages of 5 take than 3 pages of 1,000, over a backlog of 2,500 commits with one "
-        "row each; every call by the token of the page before, in one process."
+        "The additional time that 500 pages of 5 take, compared with 3 pages of 1,000. Both read a backlog "
+        "of 2,500 commits with one row each. Each call uses the token of the previous page, in one "
+        "process."
     ),
     against="",
 )
@@ -208,7 +209,7 @@ def spanner_pages(bench: Bench) -> Iterator[Sides]:
 
 
 def _shown_after(changes: Backlog, number: int, read: Callable[[], int]) -> float:
-    """Milliseconds from a commit to its change, while somebody waits for it."""
+    """Milliseconds from a commit to its change, for a reader that already waits."""
     committed: list[float] = []
 
     def write() -> None:
@@ -222,7 +223,7 @@ def _shown_after(changes: Backlog, number: int, read: Callable[[], int]) -> floa
     shown = time.perf_counter()
     writer.join()
     if found != 1:
-        raise ValueError(f"{found} changes came of one commit")
+        raise ValueError(f"{found} changes came from one commit")
     return 1000 * (shown - committed[0])
 
 
@@ -247,7 +248,7 @@ def latency(changes: Backlog, commits: int) -> Done:
 
 
 def bare_latency(changes: Backlog, commits: int) -> Done:
-    """The library's query of each partition, open while it waits."""
+    """The library's query of each partition, which stays open and waits."""
     waits = []
     for number in range(commits):
         start = changes.now() + timedelta(microseconds=1)
@@ -281,13 +282,13 @@ def bare_latency(changes: Backlog, commits: int) -> Done:
     goal=1.2,
     at_most=True,
     about="A client that waits (`wait_seconds`) for the change of one commit at a time; the median of 50.",
-    against="The library's own query of each partition, open while it waits.",
+    against="The library's own query of each partition, which stays open and waits.",
     same_work=False,
     pairs=1,
     warm_up=False,
 )
 def spanner_latency(bench: Bench) -> Iterator[Sides]:
-    """A wait ends with the change."""
+    """A wait ends when the change comes."""
     commits = bench.size(_COMMITS, 3)
     with backlog(1, 1) as changes:
         yield Sides(lambda: latency(changes, commits), lambda: bare_latency(changes, commits))

@@ -70,7 +70,7 @@ class TestSides:
         assert _by_hand(changes, empty_loop, SIZE) == Done(SIZE)
 
     def test_a_dict_has_the_fields_of_an_event(self):
-        """The loop is no faster for leaving something out."""
+        """The loop does not become faster by leaving out a field."""
         fields = {field.name for field in attrs.fields(ChangeEvent)} - {"native"}
         assert fields <= set(getsource(dict_loop).replace('"', " ").split())
 
@@ -102,10 +102,10 @@ class TestCursors:
                 self.names.append(event.command_name)
 
             def succeeded(self, event):
-                """Counted when it started."""
+                """A command that has finished was already counted when it started."""
 
             def failed(self, event):
-                """Counted when it started."""
+                """A command that has failed was already counted when it started."""
 
         sent = Sent()
         with MongoClient(changes.url, event_listeners=[sent]) as native:

@@ -36,7 +36,7 @@ PLUGIN = Plugin()
 
 
 class Clock:
-    """A store's clock: half an hour ago, and a second later on each call."""
+    """A store's clock: it starts half an hour ago, and each call moves it by a second."""
 
     def __init__(self):
         self.time = datetime.now(UTC) - timedelta(minutes=30)
@@ -68,7 +68,7 @@ def store(path):
 
 @pytest.fixture
 def run():
-    """A command in this process."""
+    """Run a command in this process."""
 
     def invoke(*words, **settings):
         return CliRunner().invoke(app, [str(word) for word in words], **settings)
@@ -78,7 +78,7 @@ def run():
 
 @pytest.fixture
 def shell(tmp_path):
-    """A shell line; `multiclouddb` is the command."""
+    """Run a shell line; `multiclouddb` is the command."""
 
     def invoke(line, **environment):
         line = f'set -o pipefail; multiclouddb() {{ {" ".join(PROGRAM)} "$@"; }}; {line}'
@@ -92,7 +92,7 @@ def shell(tmp_path):
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """A provider that is installed and fails as its URL says."""
+    """An installed provider that fails as its URL says."""
     info = tmp_path / "site" / "multiclouddb_fake-9.8.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: multiclouddb-fake\nVersion: 9.8\n")

@@ -41,7 +41,7 @@ STYLE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 @pytest.fixture
 def shaped(store):
-    """p0 was split, and its upper half merged with p1."""
+    """p0 was split, and its upper half was merged with p1."""
     _, upper = store.split("orders", "p0")
     store.put("orders", "o-1", {})
     store.merge("orders", upper, "p1")
@@ -50,13 +50,13 @@ def shaped(store):
 
 @pytest.fixture
 def token(url, store):
-    """Behind three events."""
+    """A token after three events."""
     with connect(url) as client:
         return client.read_changes(ChangeFeedRequest(ORDERS, Beginning(), max_page_size=3)).continuation_token
 
 
 def in_terminal(*words, columns=200):
-    """What a terminal shows."""
+    """The output of a command in a terminal."""
     main, worker = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "40"}
     environment.pop("NO_COLOR", None)
@@ -116,7 +116,7 @@ class TestPartitions:
 
 class TestTop:
     def test_once_is_one_table(self, run, url, shaped):
-        for interval in ("0.3", "3", "30"):  # a busy machine may need more than one look in its time
+        for interval in ("0.3", "3", "30"):  # on a busy machine more than one poll may be needed
             result = run("top", url, "orders", "--from", "beginning", "--once", "--interval", interval)
             assert result.exit_code == 0
             summary, header, *rows = result.stdout.splitlines()
@@ -355,7 +355,7 @@ class TestOutput:
         lines = STYLE.sub("", in_terminal(*words, columns=80)).splitlines()
         assert max(map(len, lines)) <= 80
         top = next(number for number, line in enumerate(lines) if line.startswith("\u256d"))
-        assert lines[top + 2].startswith("\u251c")  # the headings have one line
+        assert lines[top + 2].startswith("\u251c")  # the headings fit on one line
         assert not any("time" in line.split() for line in lines[top:])
 
     def test_in_a_narrow_terminal_folds_what_is_long_and_nothing_else(self, capsys, monkeypatch):
@@ -367,12 +367,12 @@ class TestOutput:
         out = capsys.readouterr().out
         assert "partition" in out
         assert "2026-11-20T16:35:20Z" in out
-        assert time not in out  # there was no room
-        assert "trouble" not in out  # there is none
+        assert time not in out  # there was not enough room
+        assert "trouble" not in out  # there is no terminal
 
 
 class TestScope:
-    """Only MongoDB has the wider scopes: its tests read them."""
+    """Only MongoDB has the wider scopes, so its tests read them."""
 
     @pytest.mark.parametrize("words", [("main", "--scope", "database"), ("--scope", "cluster")])
     @pytest.mark.parametrize("command", ["tail", "top"])

@@ -19,7 +19,7 @@ def root(run, url, store):
 
 @pytest.fixture
 def grown(root, store):
-    """What is written in the descendants of `root`."""
+    """The writes in the descendants of `root`."""
     store.split("orders", "p0")
     for number in range(10, 40):
         store.put("orders", f"o-{number}", {})

@@ -116,7 +116,7 @@ class TestExitCode:
 
 
 def on_a_terminal(tmp_path, *words, **environment):
-    """The whole output of a command, stdout and stderr together."""
+    """All output of a command, stdout and stderr together."""
     with pseudo_terminal() as (ours, theirs):
         ran = subprocess.run(
             [*PROGRAM, *words], cwd=tmp_path, check=False, timeout=60,
@@ -173,7 +173,7 @@ class TestDebug:
         assert result.exit_code == 9
         assert "Traceback (most recent call last)" in result.stderr
         assert result.stderr.splitlines()[-1].startswith("error: [CONFLICT]")
-        assert "builtins.OSError\n" in result.stderr  # without what it says
+        assert "builtins.OSError\n" in result.stderr  # without its text
         assert "secret" not in result.stderr
 
 

@@ -121,7 +121,7 @@ class TestCheckpoint:
         assert (head.returncode, head.stderr) == (0, "")
         rest = shell(line)
         seen = set(keys(head.stdout)) | set(keys(rest.stdout))
-        # What lay in the pipe was printed: the checkpoint is after it.
+        # Events in the pipe count as printed: the checkpoint is after them.
         assert len(seen) >= 8
 
     def test_a_damaged_one_is_refused(self, run, url, store, tmp_path):
@@ -147,7 +147,7 @@ class TestInterrupt:
         store.put("orders", "o-b", {})
         second = keys(run("tail", *words, "--until-idle").stdout)
         assert len(set(keys("".join(first) + out))) == 11
-        # The page of "o-a" may have been printed and not be saved yet when the signal came.
+        # When the signal came, the page of "o-a" may have been printed but not saved.
         assert second in (["o-b"], ["o-a", "o-b"])
 
     @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -162,7 +162,7 @@ class TestInterrupt:
             first += process.stdout.read()
             assert (process.wait(timeout=60), process.stderr.read()) == (130, "")
         second = keys(run("tail", *words, "--until-idle").stdout)
-        # It ended after the page that it was printing: nothing is printed twice.
+        # It ended after the page that it was printing, so nothing is printed twice.
         assert len(keys(first)) + len(second) == len({*keys(first), *second}) == 310
 
     def test_by_kill_loses_nothing(self, run, url, store, tmp_path):

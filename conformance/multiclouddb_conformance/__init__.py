@@ -1,1 +1,1 @@
-"""What keeps providers honest: a simulated service, models of what a feed promises, a loss oracle."""
+"""The conformance kit: a simulated service, models of what a feed promises, and a loss oracle."""

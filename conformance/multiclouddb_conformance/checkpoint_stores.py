@@ -1,6 +1,6 @@
-"""What every checkpoint store promises: compare-and-set, crashes, and files that are not ours.
+"""The promises of every checkpoint store: compare-and-set, crash safety, and respect for foreign files.
 
-The tests of a store are these, for its own `kind`:
+To test a store, import these tests and define its `kind`:
 
     from multiclouddb_conformance.checkpoint_stores import *
 
@@ -8,7 +8,7 @@ The tests of a store are these, for its own `kind`:
     def kind():
         return StoreKind(MyStore)
 """
-# ruff: noqa: D102 - a test's name says what it is about
+# ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ ROUNDS: Final = 20
 
 @attrs.frozen
 class StoreKind:
-    """A kind of store that keeps files; its constructor takes where it is.
+    """A kind of store that keeps files; its constructor takes the location.
 
     Attributes:
-        type: Its class.
-        below: What the constructor takes, below a folder.
-        file: The file of a checkpoint called `orders`.
+        type: The class of the store.
+        below: The constructor's argument, relative to a folder.
+        file: The file of the checkpoint `orders`.
         delete: Removes that checkpoint.
-        files: What is left of a checkpoint called `orders` when nobody is at it.
+        files: All files of the checkpoint `orders` when no process uses it.
     """
 
     type: Callable[..., CheckpointStore]
@@ -62,7 +62,7 @@ class StoreKind:
 
 
 def refusal(call: Callable[..., object], *arguments: Any) -> MulticloudDbError:
-    """The error of a call that must not work; its message is one line."""
+    """The error of a call that must fail; its message has one line."""
     with pytest.raises(MulticloudDbError) as caught:
         call(*arguments)
     assert "\n" not in caught.value.message
@@ -70,18 +70,18 @@ def refusal(call: Callable[..., object], *arguments: Any) -> MulticloudDbError:
 
 
 def loaded(store: CheckpointStore, name: str = "orders") -> Checkpoint:
-    """A checkpoint that has to be there."""
+    """A checkpoint, which must exist."""
     found = store.load(name)
     assert found is not None
     return found
 
 
 class CheckpointStoreTests:
-    """What the tests of a store need; the `kind` is a fixture of the module that takes them."""
+    """Helpers for the tests of a store; the importing module defines the fixture `kind`."""
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
-        """It does not exist, and neither does its parent."""
+        """A folder that does not exist; its parent does not exist either."""
         return tmp_path / "made" / "later"
 
     @pytest.fixture
@@ -94,7 +94,7 @@ class CheckpointStoreTests:
 
     @pytest.fixture
     def program(self, kind: StoreKind, folder: Path) -> Program:
-        """A Python program with a `store` of its own on the same place, as a command."""
+        """The command that runs a Python program with its own `store` at the same location."""
 
         def command(text: str) -> list[str]:
             name, module = kind.type.__name__, kind.type.__module__
@@ -105,7 +105,7 @@ class CheckpointStoreTests:
 
 
 class TestSaveAndLoad(CheckpointStoreTests):
-    """What is saved is loaded, as it was."""
+    """A saved checkpoint is loaded unchanged."""
 
     def test_nothing_is_there_at_first_and_a_look_makes_nothing(
         self, store: CheckpointStore, folder: Path
@@ -174,7 +174,7 @@ class TestSaveAndLoad(CheckpointStoreTests):
 
 
 class TestName(CheckpointStoreTests):
-    """Every store takes the same names."""
+    """Every store accepts the same names."""
 
     @pytest.mark.parametrize(
         "name",
@@ -193,7 +193,7 @@ class TestName(CheckpointStoreTests):
 
 
 class TestCompareAndSet(CheckpointStoreTests):
-    """Of several workers with one name only one goes on."""
+    """Of several workers with one name, only one can continue."""
 
     def test_of_two_workers_the_second_conflicts(
         self, kind: StoreKind, store: CheckpointStore, folder: Path, file: Path
@@ -268,12 +268,12 @@ print(wins)
 
 
 class TestCrash(CheckpointStoreTests):
-    """After a crash the old checkpoint or the new one is there, whole."""
+    """After a crash either the old checkpoint or the new one exists, and it is complete."""
 
     def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
         self, store: CheckpointStore, folder: Path, program: Program
     ) -> None:
-        """The saver is killed while it saves without a pause; what it told of is there."""
+        """The process is killed while it saves without a pause. Every save that it reported is there."""
         command = program("""
 found, n = store.load("orders"), 0
 while True:
@@ -309,7 +309,7 @@ store.save("orders", "3", store.load("orders").version)
 
 
 class TestDamage(CheckpointStoreTests):
-    """What is no checkpoint is never taken for one, and never overwritten."""
+    """A file that is no checkpoint is never read as one and never overwritten."""
 
     @pytest.mark.parametrize(
         "content",

@@ -1,4 +1,4 @@
-"""The collection that a test works with: native writes through the harness, reads through the client."""
+"""The collection that a test uses: native writes through the harness, reads through the client."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from multiclouddb_api import (
     OldItemStateMode,
     OperationOptions,
     PhysicalPartition,
+    Resnapshot,
     ResourceAddress,
+    Snapshot,
     StartPosition,
     Support,
 )
@@ -48,10 +50,10 @@ class Collection:
     """One collection, and a client that reads it.
 
     Attributes:
-        harness: Its world.
-        address: Where it is.
-        client: Reads it; `restart` exchanges it.
-        begin: A token from before the first write: where tests start that are not about starts, for
+        harness: The harness of the provider.
+        address: Its address.
+        client: The client that reads it; `restart` replaces it.
+        begin: A token from before the first write. Tests that are not about starts begin there, because
             not every service can start at the beginning.
     """
 
@@ -74,41 +76,41 @@ class Collection:
         self.harness.write(self.address, writes)
 
     def fill(self, count: int, start: int = 0) -> list[str]:
-        """Create so many documents, one by one; their keys."""
+        """Create this many documents, one by one. Returns their keys."""
         names = [f"k{number}" for number in range(start, start + count)]
         for number, name in enumerate(names, start):
             self.put(name, n=number)
         return names
 
     def split(self, partition_id: str | None = None) -> list[str]:
-        """Split a partition, the first if none is named; the ids of its children."""
+        """Split a partition, by default the first one. Returns the ids of its children."""
         before = self.partitions()
         self.harness.split(self.address, partition_id or before[0])
         return [name for name in self.partitions() if name not in before]
 
     def merge(self, pair: Sequence[str]) -> str:
-        """Merge two partitions; the id of the child."""
+        """Merge two partitions. Returns the id of the child."""
         before = self.partitions()
         self.harness.merge(self.address, *pair)
         (child,) = (name for name in self.partitions() if name not in before)
         return child
 
     def trim(self) -> None:
-        """Take everything so far out of retention."""
+        """Remove all changes so far from retention."""
         self.harness.trim(self.address)
 
     # -- Reads
 
     def restart(self) -> None:
-        """Close the client and open another, as a new process does."""
+        """Close the client and open another one, as a new process does."""
         self.client.close()
         self.client = self.harness.connect()
 
     def request(self, start: StartPosition | str, size: int = 0, **settings: Any) -> ChangeFeedRequest:
-        """A request; what is only emulated is asked for.
+        """Make a request that opts in to whatever the provider only emulates.
 
         Args:
-            start: A position; text is a token.
+            start: A position, or a token's text.
             size: `max_page_size`.
             settings: Other fields.
         """
@@ -137,7 +139,7 @@ class Collection:
         return self.page(Now(), **settings).continuation_token
 
     def pages(self, start: StartPosition | str, size: int = 0, **settings: Any) -> Iterator[ChangeFeedPage]:
-        """Pages up to the first that says that there is nothing more, or that the partition ended."""
+        """Pages up to the first idle one, or up to the end of the partition."""
         idle = 0
         for _ in range(_MOST_PAGES):
             page = self.page(start, size, **settings)
@@ -153,18 +155,19 @@ class Collection:
         return [event for page in self.pages(start, size, **settings) for event in page.events]
 
     def last(self, start: StartPosition | str, size: int = 0, **settings: Any) -> ChangeFeedPage:
-        """The page on which `pages` ends."""
+        """The last page of `pages`."""
         *_, page = self.pages(start, size, **settings)
         return page
 
     def read(self, start: StartPosition | str, count: int, **settings: Any) -> list[ChangeEvent]:
-        """Read until so many different events have come, and then to the end.
+        """Read until `count` different events have come, and then to the end.
 
-        They are as they came; where a key's order across partitions is not promised, by `order_key`.
+        The events are in the order of delivery. Where the service does not promise the order of a key
+        across partitions, they are sorted by `order_key`.
         """
         events: dict[str, ChangeEvent] = {}
         until = time.monotonic() + self.harness.patience_seconds
-        while True:  # once at least, however short the patience is
+        while True:  # at least once, however short the patience is
             for page in self.pages(start, **settings):
                 events.update((event.event_id, event) for event in page.events)
                 start = page.continuation_token
@@ -174,13 +177,13 @@ class Collection:
         return self._in_order(events.values())
 
     def _in_order(self, events: Iterable[ChangeEvent]) -> list[ChangeEvent]:
-        """As they came, where that is the order of each key; else in the order that they tell."""
+        """Events in the order of delivery if that keeps each key's order; otherwise sorted by `order_key`."""
         if self.harness.can_key_order:
             return list(events)
         return sorted(events, key=lambda event: event.order_key)
 
     def follow(self, partition_id: str, token: str, size: int = 0, **settings: Any) -> list[ChangeEvent]:
-        """Read one physical partition and everything that comes of it, as a worker does."""
+        """Read one physical partition and all its descendants, as a worker does."""
         events: list[ChangeEvent] = []
         todo = [(partition_id, token)]
         seen = {partition_id}
@@ -199,7 +202,7 @@ class Collection:
         return list(self.client.list_physical_partitions(self.address))
 
     def key_in(self, partition_id: str, start: int = 0) -> str:
-        """A key whose changes come through an open partition; found by writing."""
+        """A key whose changes go to an open partition, found by writing."""
         token = self.now()
         for number in range(start, start + 64):
             self.put(f"probe-{number}", probe=number)
@@ -212,25 +215,25 @@ class Collection:
     def refused(
         self, category: ErrorCategory, start: StartPosition | str, size: int = 0, **settings: Any
     ) -> MulticloudDbError:
-        """The error of a read that has to be refused."""
+        """The error of a read that must be refused."""
         with pytest.raises(MulticloudDbError) as caught:
             self.page(start, size, **settings)
         assert caught.value.category == category, caught.value
         return caught.value
 
     def fails(self, problem: str) -> NoReturn:
-        """End the test."""
+        """Fail the test."""
         pytest.fail(problem)
 
 
 def feed_request(
     harness: Harness, address: ResourceAddress, start: StartPosition, size: int = 0, **settings: Any
 ) -> ChangeFeedRequest:
-    """A request for the feed that has a collection's changes, as wide as the harness reads.
+    """A request for a feed with a collection's changes, in the harness's scope.
 
     Args:
-        harness: Its world.
-        address: Of the collection.
+        harness: The harness of the provider.
+        address: The collection's address.
         start: Where to start.
         size: `max_page_size`.
         settings: Other fields.
@@ -248,7 +251,7 @@ def feed_request(
 
 
 def _opted(harness: Harness, request: ChangeFeedRequest) -> ChangeFeedRequest:
-    """The request, asking for what is only emulated, unless it has options already."""
+    """The request with an opt-in to emulated capabilities, unless it has options already."""
     if request.provider_options is not None:
         return request
     for capability in _asked(request):
@@ -263,6 +266,8 @@ def _asked(request: ChangeFeedRequest) -> list[Capability]:
         asked.append(Capability.CHANGE_FEED_BEGINNING)
     if isinstance(request.start_position, AtTime):
         asked.append(Capability.CHANGE_FEED_POINT_IN_TIME)
+    if isinstance(request.start_position, Snapshot) or isinstance(request.on_expired, Resnapshot):
+        asked.append(Capability.CHANGE_FEED_SNAPSHOT)
     if isinstance(request.scope, LogicalPartition):
         asked.append(Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE)
     if request.old_item_state_mode is not OldItemStateMode.OMIT:

@@ -1,6 +1,6 @@
-"""The `multiclouddb` command in processes of its own: run to the end, or killed and started again.
+"""Runs the `multiclouddb` command in its own process: to the end, or killed and started again.
 
-It has to be installed: `pip install "multiclouddb[cli]"`.
+It must be installed: `pip install "multiclouddb[cli]"`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end.
 
     Args:
-        words: What stands behind `multiclouddb`.
-        environment: Variables that are other ones for it.
+        words: The arguments after `multiclouddb`.
+        environment: Environment variables that it gets in addition.
     """
     return subprocess.run(
         [*_PROGRAM, *map(str, words)],
@@ -45,14 +45,14 @@ def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def said(*words: object) -> str:
-    """What a command prints that ends well and complains of nothing."""
+    """The output of a command that must succeed without a warning."""
     ran = run(*words)
     assert (ran.returncode, ran.stderr) == (0, "")
     return ran.stdout
 
 
 def facts(*words: object) -> dict[str, str]:
-    """The lines of two columns that such a command begins with."""
+    """The two-column lines at the start of such an output."""
     lines = said(*words).partition("\n\n")[0].splitlines()
     return dict(re.split(" {2,}", line, maxsplit=1) for line in lines)
 
@@ -60,14 +60,14 @@ def facts(*words: object) -> dict[str, str]:
 def assert_refused(
     ran: subprocess.CompletedProcess[str], code: int, category: str, *words: str, hidden: Iterable[str] = ()
 ) -> None:
-    """Assert that a command printed nothing but one line that says what to do.
+    """Assert that a command printed only one line, which says what to do.
 
     Args:
         ran: The command.
-        code: What it has to end with.
-        category: What the line has to begin with.
-        words: What has to stand in it.
-        hidden: Secrets that may stand nowhere, not even in a warning.
+        code: The expected exit code.
+        category: The expected start of the line.
+        words: Texts that the line must contain.
+        hidden: Secrets that must not appear anywhere, not even in a warning.
     """
     assert (ran.returncode, ran.stdout) == (code, ""), ran.stderr
     (line,) = [line for line in ran.stderr.splitlines() if not line.startswith("warning: ")]
@@ -77,10 +77,10 @@ def assert_refused(
 
 
 class Tail:
-    """`multiclouddb tail --json` with a checkpoint: it is killed, goes on, and is killed again.
+    """Runs `multiclouddb tail --json` with a checkpoint: kills it, starts it again, and so on.
 
     Args:
-        words: What stands behind `multiclouddb tail`, a `--checkpoint` among it.
+        words: The arguments after `multiclouddb tail`, with a `--checkpoint`.
 
     Attributes:
         checkpoint: The file.
@@ -94,7 +94,7 @@ class Tail:
 
     @contextmanager
     def running(self) -> Iterator[Queue[ChangeEvent]]:
-        """A process for a while, ended by SIGKILL; its events come in a queue, as they are printed."""
+        """Run a process until SIGKILL. Its events come in a queue as they are printed."""
         events: Queue[ChangeEvent] = Queue()
         process = subprocess.Popen(
             [*_PROGRAM, *self._words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -111,26 +111,26 @@ class Tail:
 
     def _read(self, lines: Iterable[str], events: Queue[ChangeEvent]) -> None:
         for line in lines:
-            if line.endswith("\n"):  # the last one may have been cut by the kill
+            if line.endswith("\n"):  # the kill may have cut the last line
                 self.seen.append(event_from_json(line))
                 events.put(self.seen[-1])
 
     def run_until_saved(self) -> None:
-        """A process that is killed when it has saved a position."""
+        """Run a process and kill it when it has saved a position."""
         before = self._saved()
         with self.running():
             wait_until(lambda: self._saved() != before)
 
     def _saved(self) -> int | None:
-        """Another one whenever the file is saved."""
+        """A value that changes whenever the file is saved."""
         return self.checkpoint.stat().st_mtime_ns if self.checkpoint.exists() else None
 
     def finish(self) -> None:
-        """A process that goes on until there is nothing more."""
+        """Run a process until nothing more comes."""
         self.seen += map(event_from_json, said(*self._words, "--until-idle").splitlines())
 
     def keys(self) -> list[Hashable]:
-        """The key of each event that it printed; of one that came again, and was the same, once."""
+        """The key of each printed event. An event that came twice, and was equal, counts once."""
         return [
             key for _, key in dict.fromkeys((event.event_id, plain_key(event.key)) for event in self.seen)
         ]
@@ -141,11 +141,11 @@ class Writer:
 
     Args:
         put: Writes the document of a key.
-        pause: Seconds from one to the next.
+        pause: The seconds between two writes.
 
     Attributes:
         written: The keys, in order.
-        between: Held while one is written.
+        between: A lock that is held during each write.
     """
 
     def __init__(self, put: Callable[[str], object], pause: float) -> None:
@@ -173,12 +173,13 @@ class Writer:
 
 
 def follow(tail: Tail, writer: Writer, lives: Sequence[tuple[Callable[[], Any] | None, int]]) -> None:
-    """Have a tail follow a writer, killed at the end of each of its lives; the last one ends by itself.
+    """Let a tail follow a writer and kill it several times; the last process ends by itself.
 
     Args:
-        tail: It begins at `now`, or behind a checkpoint.
-        writer: Writes for as long as there are lives to come.
-        lives: What happens between two writes of each, or None, and how many events more it lives to see.
+        tail: The command, which begins at `now` or at a checkpoint.
+        writer: Writes until the last process starts.
+        lives: For each process: an action between two writes, or None, and the number of events after which
+            it is killed.
     """
     tail.run_until_saved()
     with writer:

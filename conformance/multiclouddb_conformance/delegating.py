@@ -1,8 +1,8 @@
-"""A provider around another one, with one method for each thing that may go wrong on the way.
+"""A provider that wraps another one, with one method for each answer that a test may change.
 
-Fault scripts and mutants are made of it: by itself it changes nothing, and it can do exactly what the one
-inside can. So each wrapper has every member of the contract, also those with a default, and those of a
-protocol (`SupportsHeads`) only where the one inside has them: `tests/test_delegating.py` compares them.
+Fault scripts and mutants use it. By itself it changes nothing and supports exactly what the wrapped object
+supports. So each wrapper has every member of the contract, also those with a default. It has the members of a
+protocol (`SupportsHeads`) only if the wrapped object has them: `tests/test_delegating.py` compares them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ from multiclouddb_spi import (
     Provider,
     ProviderPlugin,
     Reader,
+    ScanPlan,
     Seed,
+    Segment,
     SupportsCommands,
     SupportsHeads,
+    SupportsSnapshot,
     Tracked,
 )
 
@@ -47,24 +50,24 @@ __all__ = ["WrappedFeed", "WrappedMapper", "WrappedPlugin", "WrappedProvider", "
 
 @attrs.frozen(eq=False)
 class WrappedMapper(Mapper):
-    """A mapper around another; a subclass changes what it gives.
+    """A mapper that wraps another one; a subclass changes its results.
 
     Attributes:
-        inner: The other.
+        inner: The wrapped mapper.
     """
 
     inner: Mapper
 
     def cursor_behind(self, records: Any, count: int) -> Cursor:
-        """As inside."""
+        """See `Mapper.cursor_behind`."""
         return self.inner.cursor_behind(records, count)
 
     def events(self, records: Any, start: int, stop: int) -> list[ChangeEvent]:
-        """As inside."""
+        """See `Mapper.events`."""
         return self.inner.events(records, start, stop)
 
     def arrow(self, records: Any, start: int, stop: int) -> pa.RecordBatch | None:
-        """As inside."""
+        """See `Mapper.arrow`."""
         return self.inner.arrow(records, start, stop)
 
 
@@ -75,8 +78,8 @@ class WrappedReader(Reader):
         inner: The reader.
         feed: The feed that opened it.
         partition_id: The service's own id.
-        cursor: Where it was opened.
-        fetches: How many fetches have begun.
+        cursor: Its start cursor.
+        fetches: The number of fetches so far.
         cancelled: Set by `cancel`.
     """
 
@@ -117,6 +120,10 @@ class WrappedFeed(Feed):
         self.spec, self.identity = inner.spec, inner.identity
         if isinstance(inner, SupportsHeads):
             vars(self).update(heads=partial(provider.find_heads, self))
+        if isinstance(inner, SupportsSnapshot):
+            vars(self).update(
+                snapshot=partial(provider.snapshot, self), segments=partial(provider.cut_segments, self)
+            )
 
     def resumes(self, incarnation: str | None) -> bool:
         """See `Feed.resumes`."""
@@ -189,18 +196,18 @@ class WrappedFeed(Feed):
 
 
 class WrappedProvider(Provider):
-    """A provider that passes everything on; override what is to go wrong.
+    """A provider that passes every call on; override the method whose answer should change.
 
     Attributes:
         inner: The provider.
-        readers: Every reader that is still in use.
+        readers: The readers that are still in use.
     """
 
     provider_id = "wrapped"
 
     def __init__(self, inner: Provider) -> None:
         self.inner = inner
-        # What is of the class in a provider is of the instance here.
+        # Attributes of the class in a provider are attributes of the instance here.
         vars(self).update(
             provider_id=inner.provider_id, options_type=inner.options_type, page_records=inner.page_records
         )
@@ -226,33 +233,33 @@ class WrappedProvider(Provider):
             reader.cancel()
         self.inner.close()
 
-    # -- What a wrapper overrides
+    # -- Methods for a wrapper to override
 
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """What `Reader.fetch` answers."""
+        """The answer of `Reader.fetch`."""
         return reader.inner.fetch(max_records, max_bytes, wait, deadline)
 
     def close_reader(self, reader: WrappedReader) -> None:
-        """What `Reader.close` does."""
+        """The action of `Reader.close`."""
         self.readers.discard(reader)
         reader.inner.close()
 
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """What `Feed.start` answers."""
+        """The answer of `Feed.start`."""
         return feed.inner.start(position, partition_id, deadline)
 
     def partitions(self, feed: WrappedFeed, deadline: Deadline) -> list[Partition]:
-        """What `Feed.partitions` answers."""
+        """The answer of `Feed.partitions`."""
         return feed.inner.partitions(deadline)
 
     def discover(
         self, feed: WrappedFeed, awaiting: Mapping[str, Cursor], deadline: Deadline
     ) -> dict[str, Outcome]:
-        """What `Feed.discover` answers."""
+        """The answer of `Feed.discover`."""
         return feed.inner.discover(awaiting, deadline)
 
     def uncovered(
@@ -262,7 +269,7 @@ class WrappedProvider(Provider):
         since: datetime | None,
         deadline: Deadline,
     ) -> list[Seed] | None:
-        """What `Feed.uncovered` answers."""
+        """The answer of `Feed.uncovered`."""
         return feed.inner.uncovered(tracked, since, deadline)
 
     def find_heads(
@@ -272,13 +279,25 @@ class WrappedProvider(Provider):
         max_records: int | None,
         deadline: Deadline,
     ) -> dict[str, Head]:
-        """What `SupportsHeads.heads` answers, for a feed that has it."""
+        """The answer of `SupportsHeads.heads`, for a feed that has it."""
         assert isinstance(feed.inner, SupportsHeads)
         return feed.inner.heads(cursors, max_records, deadline)
 
+    def snapshot(self, feed: WrappedFeed, segments: int | None, deadline: Deadline) -> ScanPlan:
+        """What `SupportsSnapshot.snapshot` answers, for a feed that has it."""
+        assert isinstance(feed.inner, SupportsSnapshot)
+        return feed.inner.snapshot(segments, deadline)
+
+    def cut_segments(
+        self, feed: WrappedFeed, cursor: Cursor, count: int, deadline: Deadline
+    ) -> tuple[list[Segment], Cursor | None]:
+        """What `SupportsSnapshot.segments` answers, for a feed that has it."""
+        assert isinstance(feed.inner, SupportsSnapshot)
+        return feed.inner.segments(cursor, count, deadline)
+
 
 class WrappedPlugin(ProviderPlugin):
-    """Connects like another plugin, and wraps what that makes; override `wrap`.
+    """Connects like another plugin and wraps its providers; override `wrap`.
 
     Args:
         inner: The plugin.
@@ -291,7 +310,7 @@ class WrappedPlugin(ProviderPlugin):
         vars(self).update(provider_id=inner.provider_id)
 
     def capabilities(self) -> CapabilitySet:
-        """As the plugin says."""
+        """The capabilities of the wrapped plugin."""
         return self.inner.capabilities()
 
     def connect(self, config: ClientConfig, native_client: object | None) -> Provider:
@@ -299,5 +318,5 @@ class WrappedPlugin(ProviderPlugin):
         return self.wrap(self.inner.connect(config, native_client))
 
     def wrap(self, provider: Provider) -> Provider:
-        """The provider that is used instead."""
+        """The provider to use instead."""
         return provider

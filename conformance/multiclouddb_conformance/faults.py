@@ -1,7 +1,7 @@
-"""Fault scripts: the troubles that every provider has to live through, as values.
+"""Fault scripts: the troubles that every provider has to survive, as values.
 
-A provider with a scripted server has them at the wire: its harness overrides `Harness.troubled`.
-For all others `FaultyProvider` makes them in the reader, around any provider.
+A provider with a scripted server produces them on the wire: its harness overrides `Harness.troubled`.
+For all other providers `FaultyProvider` produces them in the reader.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ _MOST_SILENCE: Final = 60.0
 
 @attrs.frozen
 class Throttle:
-    """The service refuses every other read as too many.
+    """The service throttles every second read.
 
     Attributes:
-        retry_after: Seconds that it asks to wait, or None to say nothing.
-        times: So many refusals.
+        retry_after: The wait in seconds that it asks for, or None.
+        times: The number of refusals.
     """
 
     retry_after: float | None = None
@@ -76,11 +76,11 @@ class Throttle:
 
 @attrs.frozen
 class ServerFailure:
-    """Every other read fails with a 5xx.
+    """Every second read fails with a 5xx.
 
     Attributes:
-        times: So many failures, or None for every read, for ever.
-        partition_id: In this partition only, by its public id; None for all.
+        times: The number of failures, or None for every read without end.
+        partition_id: The public id of the only affected partition; None for all.
     """
 
     times: int | None = 2
@@ -89,10 +89,10 @@ class ServerFailure:
 
 @attrs.frozen
 class DropMidPage:
-    """The connection is lost in the middle of an answer: the service's side has moved on.
+    """The connection is lost in the middle of an answer; the service's iterator has already moved.
 
     Attributes:
-        times: So many answers are lost.
+        times: The number of lost answers.
     """
 
     times: int = 2
@@ -100,10 +100,10 @@ class DropMidPage:
 
 @attrs.frozen
 class Slow:
-    """Every read takes its time.
+    """Every read is slow.
 
     Attributes:
-        seconds: How long.
+        seconds: The duration of a read.
     """
 
     seconds: float = 0.1
@@ -111,10 +111,10 @@ class Slow:
 
 @attrs.frozen
 class Silent:
-    """No read is ever answered.
+    """No read gets an answer.
 
     Attributes:
-        from_the_start: True when not even the feed can be opened.
+        from_the_start: True when even opening the feed hangs.
     """
 
     from_the_start: bool = False
@@ -122,10 +122,10 @@ class Silent:
 
 @attrs.frozen
 class ExpireIterator:
-    """A reader that has answered once is too old for the second read.
+    """A reader's iterator expires after its first answer.
 
     Attributes:
-        times: So many readers.
+        times: The number of readers.
     """
 
     times: int = 2
@@ -133,12 +133,12 @@ class ExpireIterator:
 
 @attrs.frozen
 class SplitMidPage:
-    """A partition is split while an answer with records is under way."""
+    """A partition splits while an answer with records is in progress."""
 
 
 @attrs.frozen
 class MergeMidPage:
-    """Two partitions are merged while an answer with records is under way."""
+    """Two partitions merge while an answer with records is in progress."""
 
 
 @attrs.frozen
@@ -148,10 +148,10 @@ class ChildrenFirst:
 
 @attrs.frozen
 class LateChildren:
-    """A closed partition does not name its children at first.
+    """A closed partition names its children late.
 
     Attributes:
-        calls: So many questions are answered with "not yet".
+        calls: The number of questions that are answered with "not yet".
     """
 
     calls: int = 2
@@ -159,17 +159,17 @@ class LateChildren:
 
 @attrs.frozen
 class LateSiblings:
-    """A closed partition names its first child only, and says that there may be others."""
+    """A closed partition names only its first child, and says that there may be others."""
 
 
 @attrs.frozen
 class LeavesOut:
-    """A start does not give the last of several partitions, and nothing that names it."""
+    """A start returns all partitions except the last one, and nothing that names it."""
 
 
 @attrs.frozen
 class Trimmed:
-    """Everything so far falls out of retention while an answer with records is under way."""
+    """Retention removes all changes so far while an answer with records is in progress."""
 
 
 FaultScript: TypeAlias = (
@@ -202,7 +202,7 @@ FAULTS: Final[Mapping[str, FaultScript]] = {
     "children named late": LateChildren(),
     "trimmed": Trimmed(),
 }
-"""The scripts that the suite runs by name; the others are run besides."""
+"""The scripts that the suite runs by name; tests of their own run the others."""
 
 
 def _failure(category: ErrorCategory, message: str, retry_after: float | None = None) -> ProviderFault:
@@ -214,16 +214,16 @@ def _first_child(outcome: Outcome) -> Outcome:
 
 
 class FaultyProvider(WrappedProvider):
-    """Any provider with a trouble in its reader.
+    """Wraps any provider and adds a trouble to its readers.
 
     Args:
         inner: The provider.
         script: The trouble.
-        act: Splits, merges or trims the collection natively, for the scripts that need it; called
-            once, from the thread that reads.
+        act: Splits, merges or trims the collection natively, for scripts that need it. It is called once,
+            from the reading thread.
 
     Attributes:
-        happened: How often there was trouble.
+        happened: How often the trouble happened.
     """
 
     def __init__(self, inner: Provider, script: FaultScript, act: Callable[[], None] | None = None) -> None:
@@ -245,7 +245,7 @@ class FaultyProvider(WrappedProvider):
                 self._left = 1
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
-        """The feed, unless the service is silent from the start."""
+        """Open the feed, unless the service is silent from the start."""
         if self._script == Silent(from_the_start=True):
             self._note()
             self._closed.wait(_MOST_SILENCE)
@@ -253,14 +253,14 @@ class FaultyProvider(WrappedProvider):
         return super().open_feed(spec, deadline)
 
     def close(self) -> None:
-        """Ends all silence."""
+        """End all silence."""
         self._closed.set()
         super().close()
 
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Fetch, with the trouble before or behind it."""
+        """Fetch, with the trouble before or after it."""
         script = self._script
         self._before(reader)
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
@@ -282,7 +282,7 @@ class FaultyProvider(WrappedProvider):
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """Seeds, children first where the script says so."""
+        """The seeds; children first when the script says so."""
         seeds = super().start(feed, position, partition_id, deadline)
         if isinstance(self._script, LeavesOut) and partition_id is None:
             missed = [seed for seed in seeds if not seed.children][-1].partition_id
@@ -290,14 +290,14 @@ class FaultyProvider(WrappedProvider):
         return seeds[::-1] if isinstance(self._script, ChildrenFirst) else seeds
 
     def partitions(self, feed: WrappedFeed, deadline: Deadline) -> list[Partition]:
-        """Partitions, children first where the script says so."""
+        """The partitions; children first when the script says so."""
         listed = super().partitions(feed, deadline)
         return listed[::-1] if isinstance(self._script, ChildrenFirst) else listed
 
     def discover(
         self, feed: WrappedFeed, awaiting: Mapping[str, Cursor], deadline: Deadline
     ) -> dict[str, Outcome]:
-        """Children, late where the script says so."""
+        """The children; late when the script says so."""
         if isinstance(self._script, LateChildren) and self._once():
             return dict.fromkeys(awaiting, Awaiting())
         outcomes = super().discover(feed, awaiting, deadline)
@@ -312,12 +312,12 @@ class FaultyProvider(WrappedProvider):
         max_records: int | None,
         deadline: Deadline,
     ) -> dict[str, Head]:
-        """Heads, which name the same children as a read does."""
+        """The heads; they name the same children as a read does."""
         heads = super().find_heads(feed, cursors, max_records, deadline)
         return {name: attrs.evolve(head, outcome=self._ending(head.outcome)) for name, head in heads.items()}
 
     def _ending(self, outcome: Outcome) -> Outcome:
-        """How a partition ends, with the children that the script lets it name."""
+        """The end of a partition, with the children that the script lets it name."""
         match self._script, outcome:
             case ChildrenFirst(), Drained(children):
                 self._note()
@@ -358,21 +358,21 @@ class FaultyProvider(WrappedProvider):
         return not odd and self._once()
 
     def _once(self) -> bool:
-        """True as long as the script is not over."""
+        """True until the script is over."""
         with self._lock:
             self._left -= 1
             self.happened += self._left >= 0
             return self._left >= 0
 
     def _note(self) -> bool:
-        """There is trouble without end."""
+        """Record that the endless trouble has happened."""
         with self._lock:
             self.happened += 1
         return True
 
 
 class FaultyPlugin(WrappedPlugin):
-    """Connects like another plugin, with a trouble in every reader.
+    """Connects like another plugin and adds a trouble to every reader.
 
     Args:
         inner: The plugin.
@@ -380,7 +380,7 @@ class FaultyPlugin(WrappedPlugin):
         act: As in `FaultyProvider`.
 
     Attributes:
-        providers: What was connected.
+        providers: The providers that it connected.
     """
 
     def __init__(
@@ -391,6 +391,6 @@ class FaultyPlugin(WrappedPlugin):
         self.providers: list[FaultyProvider] = []
 
     def wrap(self, provider: Provider) -> Provider:
-        """The provider with the trouble."""
+        """Wrap the provider with the trouble."""
         self.providers.append(FaultyProvider(provider, self._script, self._act))
         return self.providers[-1]

@@ -1,4 +1,4 @@
-"""What an error reporter would send: the local variables of every frame that an error passed."""
+"""What an error reporter would send: the local variables of every frame that an error went through."""
 
 from __future__ import annotations
 

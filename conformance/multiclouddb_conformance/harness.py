@@ -1,4 +1,4 @@
-"""What the author of a provider writes, in at most 60 lines, to run every us8 test on it.
+"""The harness: the code, at most 60 lines, that lets every us8 test run on a provider.
 
     class MyHarness(Harness):
         capabilities = MY_CAPABILITIES
@@ -13,7 +13,7 @@
     HARNESS = MyHarness
     from multiclouddb_conformance.us8 import *
 
-Everything here speaks to the service natively, never through the code under test.
+A harness calls the service natively, never through the code under test.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ __all__ = ["ABILITIES", "Harness", "Kind", "Write"]
 
 
 class Kind(Enum):
-    """Which collection a test needs."""
+    """The kind of collection that a test needs."""
 
     PLAIN = "plain"
-    """New documents are in the feed; old ones need not be."""
+    """The feed contains new documents; it may contain old ones."""
     KEYS_ONLY = "keys only"
-    """The feed has no documents."""
+    """The feed contains no documents."""
     OLD_IMAGES = "old images"
-    """New and old documents are in the feed."""
+    """The feed contains new and old documents."""
 
 
 @attrs.frozen
@@ -97,27 +97,27 @@ ABILITIES: Final[Mapping[str, str]] = {
     "key_order": "no order of a key across partitions",
     "still": "splits by itself",
 }
-"""What a harness may lack: name → how the summary calls that. `can_NAME = False` declares it."""
+"""Abilities that a harness may lack: name → its text in the summary. `can_NAME = False` declares the lack."""
 
 
 class Harness(ABC):
-    """One provider and its service, for one test; made anew for each.
+    """One provider and its service, for one test; every test gets a new one.
 
     Attributes:
-        capabilities: What the provider says that it can do. The suite checks that it says so.
-        plugin: Connects the provider; it need not be installed.
-        scope: What a test reads that does not say it. With a wider one than its collection, say
-            `can_alone = False`, and let no other test write there at the same time.
-        partitions: How many partitions a new collection has.
+        capabilities: The capabilities that the provider must report; the suite checks that it does.
+        plugin: Connects the provider, which need not be installed.
+        scope: The scope of tests that name none. If it is wider than a collection, set `can_alone = False`
+            and let no other test write there at the same time.
+        partitions: The number of partitions of a new collection.
         precision_seconds: How early `AtTime` may be, as the capability's note says.
-        patience_seconds: How long to wait for what was written to be shown, at most.
-        idle_pages: So many idle pages in a row mean the end; more than 1 where the service shows
-            what was written only after a while.
-        rounding: To what the service rounds the times of events down.
-        expiry_updates: How many changes `expire` makes before the delete.
-        value_types: Which values of `multiclouddb_conformance.values` documents keep exactly.
-        key_types: Which of them may be keys.
-        secrets: Texts of `config()` that nobody may see.
+        patience_seconds: The maximum time until the feed shows a write.
+        idle_pages: The number of idle pages in a row that mean the end; more than 1 for a service that shows
+            writes late.
+        rounding: The unit to which the service rounds event times down.
+        expiry_updates: The number of changes that `expire` makes before the delete.
+        value_types: The values of `multiclouddb_conformance.values` that documents keep exactly.
+        key_types: Those that may be keys.
+        secrets: Texts of `config()` that must not be shown.
         folder: An empty folder for this test.
     """
 
@@ -162,16 +162,16 @@ class Harness(ABC):
         self.folder = folder
 
     def open(self) -> None:  # noqa: B027 - most need nothing
-        """Start or find the service; called before anything else."""
+        """Start or find the service; called before any other method."""
 
     def close(self) -> None:  # noqa: B027 - most need nothing
-        """Clear everything away."""
+        """Remove everything that the harness made."""
 
-    # -- What has to be written
+    # -- Methods that a harness must define
 
     @abstractmethod
     def config(self) -> ClientConfig:
-        """How a client reaches the service."""
+        """The configuration with which a client reaches the service."""
 
     @abstractmethod
     def create(self, name: str, kind: Kind, partitions: int) -> ResourceAddress:
@@ -179,18 +179,18 @@ class Harness(ABC):
 
         Args:
             name: Its name.
-            kind: What is in its feed.
-            partitions: How many partitions it has, where that can be chosen.
+            kind: The documents in its feed.
+            partitions: The number of partitions, where it can be chosen.
         """
 
     @abstractmethod
     def write(self, address: ResourceAddress, writes: Sequence[Write]) -> None:
-        """Write documents in this order: one transaction, where the service has them."""
+        """Write documents in this order, in one transaction where the service has transactions."""
 
-    # -- What may be declared as lacking
+    # -- Methods that a harness may declare as missing
 
     def split(self, address: ResourceAddress, partition_id: str) -> None:
-        """Split a partition, given by its public id, and return when writes go to its children."""
+        """Split a partition, given by its public id. Return when writes go to its children."""
         self._lacks("split")
 
     def merge(self, address: ResourceAddress, a: str, b: str) -> None:
@@ -198,11 +198,11 @@ class Harness(ABC):
         self._lacks("merge")
 
     def trim(self, address: ResourceAddress) -> None:
-        """Take everything written so far out of retention."""
+        """Remove all changes so far from retention."""
         self._lacks("trim")
 
     def expire(self, address: ResourceAddress, key: Any) -> None:
-        """Let the service delete a document because its time to live is over."""
+        """Let the service delete a document whose time to live is over."""
         self._lacks("expire")
 
     def poison(self, address: ResourceAddress, key: Any) -> None:
@@ -214,35 +214,35 @@ class Harness(ABC):
         self._lacks("recreate")
 
     def announce(self, address: ResourceAddress) -> None:
-        """Let something happen that the feed tells of with one notice, and no event, and then goes on."""
+        """Cause one notice without an event; the feed continues after it."""
         self._lacks("announce", "notices")
 
     def other_options(self) -> ProviderOptions:
-        """Options that change which positions a token stands for."""
+        """Options that change the meaning of a token's positions."""
         self._lacks("other_options")
 
-    # -- What may be overridden
+    # -- Methods that a harness may override
 
     def key(self, value: Any) -> MulticloudDbKey:
-        """A key as the feed has it."""
+        """A key in the form of the feed."""
         return MulticloudDbKey({"id": value})
 
     def document(self, key: Any, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A document as the feed has it; some services put the key into it."""
+        """A document in the form of the feed; some services put the key into it."""
         del key
         return fields
 
     def now(self) -> datetime:
-        """What the service's clock says."""
+        """The time on the service's clock."""
         return datetime.now(UTC)
 
     def missing(self) -> ResourceAddress:
-        """A collection that does not exist."""
+        """The address of a collection that does not exist."""
         there = self.create("there", Kind.PLAIN, 1)
         return attrs.evolve(there, collection="missing")
 
     def opt_in(self, capability: Capability) -> ProviderOptions | None:
-        """The options that ask for an `EMULATED` capability."""
+        """The options that opt in to an `EMULATED` capability."""
         del capability
         return None
 
@@ -251,19 +251,19 @@ class Harness(ABC):
         raise NotImplementedError("write command() for a provider with RUN_COMMAND")
 
     def open_readers(self) -> int | None:
-        """How many native readers (cursors, streams, iterators) are open; None if nobody can tell."""
+        """The number of open native readers (cursors, streams, iterators); None if it is unknown."""
         return None
 
     def connect(self, observer: Observer | None = None) -> MulticloudDbClient:
-        """A fresh client."""
+        """A new client."""
         return open_client(self.plugin, self.config(), observer)
 
     def troubled(self, script: FaultScript, act: Callable[[], None]) -> MulticloudDbClient:
-        """A fresh client that meets a trouble: in the reader, unless this is overridden.
+        """A new client that meets a trouble: in the reader, unless this is overridden.
 
         Args:
-            script: The trouble; a scripted server plays it at the wire.
-            act: Splits, merges or trims natively, for the scripts that do so in the middle of a page.
+            script: The trouble; a scripted server produces it on the wire.
+            act: Splits, merges or trims natively, for scripts that do so in the middle of a page.
         """
         return open_client(FaultyPlugin(self.plugin, script, act), self.config())
 

@@ -1,7 +1,7 @@
-"""What a feed promises, as checks on what was delivered; pure, for any provider.
+"""The promises of a feed as pure checks on the delivered events, for any provider.
 
-Each check takes the truth (identities of changes in the order in which they were written) and the
-events in the order in which they came, and returns its findings as text, none when all is well.
+Each check takes the truth (identities of changes in the order of writing) and the events in the order of
+delivery. It returns its findings as texts, none if everything is correct.
 Redelivery is allowed: only the first delivery of a change counts for order.
 """
 
@@ -29,11 +29,11 @@ __all__ = [
 ]
 
 Identify: TypeAlias = Callable[[ChangeEvent], Hashable]
-"""Which change an event is of: something that the truth holds."""
+"""Returns the identity of an event's change, as the truth has it."""
 
 
 def by_event_id(event: ChangeEvent) -> Hashable:
-    """The identity where the service's event ids are known beforehand, as in a simulation."""
+    """The identity where event ids are known beforehand, as in a simulation."""
     return event.event_id
 
 
@@ -53,7 +53,7 @@ def count_duplicates(delivered: Sequence[ChangeEvent], identify: Identify = by_e
 def check_complete(
     truth: Sequence[Hashable], delivered: Iterable[ChangeEvent], identify: Identify = by_event_id
 ) -> list[str]:
-    """Every change was delivered."""
+    """Check that every change was delivered."""
     came = {identify(event) for event in delivered}
     return [f"lost: {change}" for change in truth if change not in came]
 
@@ -61,7 +61,7 @@ def check_complete(
 def check_known(
     truth: Collection[Hashable], delivered: Iterable[ChangeEvent], identify: Identify = by_event_id
 ) -> list[str]:
-    """Nothing was delivered but what was written."""
+    """Check that only written changes were delivered."""
     known = set(truth)
     strange = [event for event in first_deliveries(delivered, identify) if identify(event) not in known]
     return [f"never written: {_name(event)}" for event in strange]
@@ -70,14 +70,14 @@ def check_known(
 def check_order(
     truth: Sequence[Hashable], delivered: Iterable[ChangeEvent], identify: Identify = by_event_id
 ) -> list[str]:
-    """The changes of each partition came in the order in which they were written."""
+    """Check that the changes of each partition came in the order of writing."""
     return _in_order(truth, delivered, identify, lambda event: event.partition_id, "partition")
 
 
 def check_key_order(
     truth: Sequence[Hashable], delivered: Iterable[ChangeEvent], identify: Identify = by_event_id
 ) -> list[str]:
-    """The changes of each key came in order, across partitions, and their order keys agree."""
+    """Check that each key's changes came in order across partitions, and that their order keys agree."""
     events = first_deliveries(delivered, identify)
     found = _in_order(truth, events, identify, lambda event: event.key, "key")
     return found + check_order_keys(truth, events, identify)
@@ -86,7 +86,7 @@ def check_key_order(
 def check_order_keys(
     truth: Sequence[Hashable], delivered: Iterable[ChangeEvent], identify: Identify = by_event_id
 ) -> list[str]:
-    """The order keys of each key's changes agree with the order in which they were written."""
+    """Check that the order keys of each key's changes agree with the order of writing."""
     by_order_key = sorted(first_deliveries(delivered, identify), key=lambda event: event.order_key)
     return _in_order(truth, by_order_key, identify, lambda event: event.key, "the order_keys of key")
 
@@ -118,12 +118,12 @@ def check_lineage(
     parents: Mapping[str, Iterable[str]],
     identify: Identify = by_event_id,
 ) -> list[str]:
-    """No event of a partition came before the last one of any of its ancestors.
+    """Check that no event of a partition came before the last event of an ancestor.
 
     Args:
-        delivered: The events in the order in which they came.
-        parents: Partition id, as events have it → its parents.
-        identify: Which change an event is of.
+        delivered: The events in the order of delivery.
+        parents: Partition id in events → its parents.
+        identify: Returns the identity of an event's change.
     """
     spans: dict[str, tuple[int, int]] = {}
     for number, event in enumerate(first_deliveries(delivered, identify)):
@@ -143,7 +143,7 @@ def check_lineage(
 
 
 def _parents_first(parents: Mapping[str, Iterable[str]]) -> list[str]:
-    """The partitions, each behind all its parents."""
+    """The partitions, each after all its parents."""
     order: dict[str, None] = {}
     for start in parents:
         pending = [start]
@@ -159,12 +159,12 @@ def _parents_first(parents: Mapping[str, Iterable[str]]) -> list[str]:
 def check_watermarks(
     pages: Iterable[ChangeFeedPage], identify: Identify = by_event_id, seen: Iterable[Hashable] = ()
 ) -> list[str]:
-    """The watermark never goes back, and no new event is older than an earlier page's watermark.
+    """Check that watermarks never go back and that no new event is older than an earlier watermark.
 
     Args:
         pages: The pages of one consumer, in order.
-        identify: Which change an event is of.
-        seen: Changes delivered before: their redelivery may be older.
+        identify: Returns the identity of an event's change.
+        seen: Changes that were delivered before; their redelivery may be older.
     """
     known = set(seen)
     mark = None
@@ -186,7 +186,7 @@ def check_watermarks(
 
 
 def check_identity(delivered: Iterable[ChangeEvent], identify: Identify | None = None) -> list[str]:
-    """One event id is one event on every delivery; with `identify`, one change has one event id."""
+    """Check that an event id always means one event, and, with `identify`, that a change has one event id."""
     firsts: dict[str, ChangeEvent] = {}
     names: defaultdict[Hashable, set[str]] = defaultdict(set)
     found = []

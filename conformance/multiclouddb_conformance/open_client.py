@@ -1,4 +1,4 @@
-"""A client over a plugin that no entry point names: one under construction, wrapped or simulated."""
+"""Opens a client with a plugin that no entry point names, such as one under construction or a wrapper."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _offered(plugin: ProviderPlugin) -> Iterator[None]:
 
 
 class _Client(MulticloudDbClient):
-    """The real client, but for where its plugin comes from."""
+    """The real client with a given plugin."""
 
     def __init__(self, plugin: ProviderPlugin, config: ClientConfig, observer: Observer | None) -> None:
         self._plugin = plugin
@@ -38,11 +38,11 @@ class _Client(MulticloudDbClient):
 def open_client(
     plugin: ProviderPlugin, config: ClientConfig, observer: Observer | None = None
 ) -> MulticloudDbClient:
-    """A client on a plugin, whether it is installed or not.
+    """Open a client with a plugin, whether it is installed or not.
 
     Args:
-        plugin: Of the provider.
-        config: What the plugin connects with.
-        observer: Told what happens inside.
+        plugin: The provider's plugin.
+        config: The configuration for the plugin.
+        observer: Gets reports about internal events.
     """
     return _Client(plugin, config, observer)

@@ -1,7 +1,7 @@
-"""The pytest plugin: markers, fixtures, and which tests of the suite apply to a harness.
+"""The pytest plugin: markers, fixtures, and the choice of the tests that apply to a harness.
 
 A test module names its harness in `HARNESS`, or several in `HARNESSES`, which parametrises every
-test. Tests that do not apply are deselected at collection, never skipped; the terminal summary says
+test. Tests that do not apply are deselected at collection, never skipped. The terminal summary shows
 how many and why.
 """
 
@@ -36,14 +36,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[LACKING] = Counter()
     for line in (
         "requires(capability): us8: runs where the harness has the capability, natively or emulated",
-        "refuses(capability): us8: runs where it has not, or only emulated: the refusal is tested",
-        "needs(*abilities): us8: runs where the harness can do these, see Harness.can_…",
+        "refuses(capability): us8: tests the refusal where the harness lacks or only emulates it",
+        "needs(*abilities): us8: runs where the harness has these abilities, see Harness.can_…",
     ):
         config.addinivalue_line("markers", line)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One run for each of several harnesses."""
+    """Run each test once for each harness."""
     harnesses = getattr(metafunc.module, "HARNESSES", None)
     if harnesses is not None and "harness_class" in metafunc.fixturenames:
         names = [each.__name__ for each in harnesses]
@@ -52,12 +52,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More children of an ended partition are looked for by every call, not less and less often."""
+    """Every call looks for more children of an ended partition, without growing pauses."""
     monkeypatch.setattr("multiclouddb_spi.continuation.watching.pause_after", lambda watched: 0.0)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what does not apply."""
+    """Deselect the tests that do not apply."""
     kept: list[pytest.Item] = []
     gone: list[pytest.Item] = []
     for item in items:
@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker of pytest-xdist hands its counts over."""
+    """A pytest-xdist worker sends its counts to the main process."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         lacking = session.config.stash[LACKING]
@@ -87,7 +87,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Take a worker's counts; all workers collect the same."""
+    """Use the counts of one worker; all workers collect the same tests."""
     del error
     told = getattr(node, "workeroutput", {}).get(_WORKER_KEY)
     if told:
@@ -96,7 +96,7 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say what the harnesses lack."""
+    """Report what the harnesses lack."""
     lacking = config.stash[LACKING]
     if lacking:
         terminalreporter.section("us8: deselected, for the harness lacks what they need")
@@ -115,7 +115,7 @@ def _harness_of(item: pytest.Function) -> type[Harness]:
 
 
 def _reason_against(item: pytest.Item, chosen: type[Harness]) -> str | None:
-    """Why a test does not run: what is lacking, "" if nothing is, None if it does run."""
+    """The reason against running a test: the missing ability, "" if there is none to name, None to run it."""
     from multiclouddb_api import Capability, Support
 
     required = [Capability.CHANGE_FEED, *_marked(item, "requires")]
@@ -151,14 +151,14 @@ def _lack(need: str, chosen: type[Harness]) -> str | None:
 
 @pytest.fixture
 def harness_class(request: pytest.FixtureRequest) -> type[Harness]:
-    """The harness that the module names."""
+    """The harness class that the module names."""
     chosen: type[Harness] = getattr(request, "param", None) or request.module.HARNESS
     return chosen
 
 
 @pytest.fixture
 def harness(harness_class: type[Harness], tmp_path: Path) -> Iterator[Harness]:
-    """The harness, open."""
+    """An open harness."""
     made = harness_class(tmp_path)
     made.open()
     yield made

@@ -1,4 +1,4 @@
-"""What has to be refused: the category of the error, the words in it, and no secret."""
+"""Checks of refusals: the category of the error, the words in its message, and no secret."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["refusal", "refused"]
 
 
 def refused(category: ErrorCategory, *words: str) -> pytest.RaisesExc[MulticloudDbError]:
-    """A `with` block that has to raise an error.
+    """A `with` block that must raise an error.
 
     Args:
         category: Its category.
-        words: What its message has to say, in this order.
+        words: Words that its message must contain, in this order.
     """
     match = ".*".join(map(re.escape, words)) or None
     return pytest.raises(MulticloudDbError, match=match, check=lambda error: error.category == category)
@@ -27,13 +27,13 @@ def refused(category: ErrorCategory, *words: str) -> pytest.RaisesExc[Multicloud
 def refusal(
     category: ErrorCategory, act: Callable[[], object], *words: str, hidden: Iterable[str] = ()
 ) -> MulticloudDbError:
-    """The error of an act.
+    """The error that a call raises.
 
     Args:
         category: Its category.
-        act: What has to raise it.
-        words: What has to stand in its message, in any order.
-        hidden: Secrets that may stand nowhere: not in what is shown of it, nor in its trace.
+        act: The call that must raise it.
+        words: Words that its message must contain, in any order.
+        hidden: Secrets that must not appear in its text or its traceback.
     """
     with pytest.raises(MulticloudDbError) as caught:
         act()
@@ -42,6 +42,6 @@ def refusal(
     assert [word for word in words if word not in str(error)] == []
     shown = str(error) + repr(error) + repr(error.detail) + "".join(traceback.format_exception(error))
     assert [secret for secret in hidden if secret in shown] == []
-    # What a person reads comes first in what Python prints.
+    # The message that a person reads comes first in Python's output.
     assert traceback.format_exception_only(error)[0].startswith("multiclouddb_api.errors.MulticloudDbError")
     return error

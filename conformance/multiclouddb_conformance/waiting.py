@@ -1,4 +1,4 @@
-"""Waits for what another thread, process or server does, and bounds on how long that takes."""
+"""Waits for another thread, process or server, and checks the time that this takes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Final, TypeVar
 __all__ = ["SOON", "assert_prompt", "wait_until"]
 
 SOON: Final = 60.0
-"""Seconds: longer than anything that works takes on a slow machine."""
+"""Seconds: more than any successful action takes on a slow machine."""
 
 T = TypeVar("T")
 
 
 def wait_until(condition: Callable[[], T], seconds: float = SOON) -> T:
-    """Ask again and again until the answer is true, and return that.
+    """Call a function until its result is true, and return the result.
 
     Raises:
         TimeoutError: It did not become true in time.
@@ -30,16 +30,16 @@ def wait_until(condition: Callable[[], T], seconds: float = SOON) -> T:
 
 
 def assert_prompt(seconds: float, attempt: Callable[[], float], *, at_most: float, tries: int = 5) -> None:
-    """Assert that something takes less than so many seconds, on a machine that has other work too.
+    """Assert that an action takes less than `seconds`, on a machine that also does other work.
 
-    What is slow by itself is slow each time, so that one quick attempt is enough. What hangs now and then
-    is found by the other bound, which every attempt has to keep.
+    An action that is slow by itself is slow each time, so one quick attempt is enough. An action that
+    sometimes hangs is found by `at_most`, which every attempt has to keep.
 
     Args:
-        seconds: What is promised.
-        attempt: Does it, and returns how many seconds it took.
-        at_most: More than a busy machine adds, and less than it takes when nothing ends it.
-        tries: How many attempts there are.
+        seconds: The promised time.
+        attempt: Performs the action and returns its duration in seconds.
+        at_most: A time longer than a busy machine needs, and shorter than that of an action that hangs.
+        tries: The number of attempts.
     """
     took: list[float] = []
     while not took or min(took) >= seconds:

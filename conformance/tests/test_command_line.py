@@ -1,4 +1,4 @@
-"""What tests of the command line stand on: each helper complains when it has to."""
+"""The helpers for tests of the command line raise when they should."""
 
 import threading
 from datetime import UTC, datetime

@@ -1,6 +1,6 @@
-"""A wrapper of the kit does what the one inside does, in every member of the contract, by introspection.
+"""Introspection shows that a wrapper passes every member of the contract on to the wrapped object.
 
-A member that is new in the contract fails here until the wrapper passes it on.
+A new member of the contract fails here until the wrapper passes it on.
 """
 
 import inspect
@@ -23,18 +23,18 @@ PROTOCOLS = [
     for _, each in inspect.getmembers(contract, inspect.isclass)
     if vars(each).get("_is_protocol") and each is not Protocol
 ]
-# It is made of `connect`: what the plugin inside would open has no wrapper around its provider.
+# It uses `connect`, because the wrapped plugin's `open` would return a provider without a wrapper.
 MADE_OF_OTHERS = {(ProviderPlugin, "open")}
 
 
 class Answer(str):
-    """What a call answers, or is asked: also a feed or a provider, for a wrapper around it."""
+    """The answer or the argument of a call; also a feed or a provider that a wrapper may wrap."""
 
     spec = identity = provider_id = options_type = page_records = None
 
 
 def methods(of):
-    """The public methods of a contract that may be overridden."""
+    """The public methods of a contract that can be overridden."""
     return [
         name
         for name, member in inspect.getmembers(of, inspect.isfunction)
@@ -48,7 +48,7 @@ def attributes(of):
 
 
 def telling(name):
-    """A method that answers with its own name and what it was asked."""
+    """A method that returns its own name and arguments."""
 
     def method(self, *args, **kwargs):
         self.asked.append((name, *args, *kwargs.values()))
@@ -58,7 +58,7 @@ def telling(name):
 
 
 def inside(of, *abilities):
-    """An object of a class of the contract, with these protocols; no member of it answers like a default."""
+    """An object of a contract class with these protocols; no member answers like the default."""
     names = {name for each in (of, *abilities) for name in methods(each)}
     members = {name: telling(name) for name in names}
     made = type(f"Inside{of.__name__}", (of,), members)()
@@ -82,15 +82,15 @@ def wrapped(inner):
 
 
 def check_passed_on(outer, inner, of, name):
-    """A call of the wrapper is one of the one inside, with the same arguments and its answer."""
+    """Check that the wrapper calls the wrapped object with the same arguments and returns its answer."""
     asked = list(inspect.signature(getattr(of, name)).parameters)[1:]
     args = [Answer(each) for each in asked]
     inner.asked.clear()
     answer = getattr(outer, name)(*args)
-    assert inner.asked == [(name, *args)], f"{type(outer).__name__}.{name} does not ask the one inside"
+    assert inner.asked == [(name, *args)], f"{type(outer).__name__}.{name} does not call the wrapped object"
     assert all(given is arg for given, arg in zip(inner.asked[0][1:], args, strict=True))
     expected = inner.made[name]
-    # A wrapper around what it answers, or the answer itself.
+    # A wrapper around the answer, or the answer itself.
     nothing = inspect.signature(getattr(of, name)).return_annotation == "None"
     assert (answer is None) if nothing else (getattr(answer, "inner", answer) is expected)
 
@@ -116,7 +116,7 @@ def test_every_attribute_is_that_of_the_one_inside(of, name):
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda each: each.__name__)
 class TestProtocols:
     def wrappers(self, protocol):
-        """Those that are one of the protocol around what is one."""
+        """The wrappers that have the protocol of their wrapped object."""
         pairs = [(wrapped(inner), inner) for inner in (inside(of, protocol) for of in CONTRACT)]
         return [(outer, inner) for outer, inner in pairs if isinstance(outer, protocol)]
 

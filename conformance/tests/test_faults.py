@@ -1,4 +1,4 @@
-"""Each fault script makes its trouble: without that, the tests that live through it say nothing."""
+"""Each fault script really makes its trouble; otherwise the tests that use it would prove nothing."""
 
 import pytest
 

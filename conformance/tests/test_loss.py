@@ -1,4 +1,4 @@
-"""The loss oracle: right clients pass, and each kind of wrong one is caught."""
+"""The loss oracle accepts correct clients and detects each kind of wrong client."""
 
 import itertools
 import pickle
@@ -49,7 +49,7 @@ CONSUMERS = [pytest.param(page_consumer, id="pages"), pytest.param(iterator_cons
 
 
 class World:
-    """A simulated collection, written natively."""
+    """A simulated collection with native writes."""
 
     def __init__(self, behaviour=None, partitions=2):
         self.sim = Simulation(partitions=partitions, behaviour=behaviour)
@@ -68,7 +68,7 @@ class World:
 
 
 class ToyClient:
-    """Reads the whole history in the order of commit, three events a page; a token is a number."""
+    """Reads the whole history in commit order, three events on a page; a token is a number."""
 
     PAGE = 3
 
@@ -297,7 +297,7 @@ class TestWrongApplications:
 
 
 class Ahead(ToyClient):
-    """Fetches ahead into a buffer, and counts what is in it as read."""
+    """Fetches ahead into a buffer and counts buffered events as read."""
 
     def __init__(self, world):
         super().__init__(world)
@@ -324,7 +324,7 @@ class DropsTheLast(ToyClient):
 
 
 class LosesDeletes(ToyClient):
-    """Has no deletes."""
+    """Drops deletes."""
 
     def page(self, start, stop):
         page = super().page(start, stop)
@@ -332,14 +332,14 @@ class LosesDeletes(ToyClient):
 
 
 class IdleTooSoon(ToyClient):
-    """Says that it is idle while there is more."""
+    """Reports idle while more events exist."""
 
     def page(self, start, stop):
         return attrs.evolve(super().page(start, stop), idle=True)
 
 
 class SkipsAfterResume(ToyClient):
-    """The first read of a fresh client begins one too late."""
+    """The first read of a new client begins one event too late."""
 
     def position(self, start):
         late = self.reads == 1 and isinstance(start, FromContinuationToken)
@@ -434,7 +434,7 @@ class TestWrongClients:
         report = oracle(ChildFirst, life=life).run(max_kills=2)
         report.assert_nothing_lost()
         assert every_finding(report, "lineage")
-        # Without the lineage the order of keys tells.
+        # Without the lineage, the order of keys shows it.
         blind = oracle(ChildFirst, life=life, lineage=None).run(max_kills=2)
         assert not every_finding(blind, "lineage")
         assert every_finding(blind, "disorder")

@@ -1,4 +1,4 @@
-"""The suite bites: each deliberately broken reader fails the tests that are named for it."""
+"""The suite finds defects: each deliberately broken reader fails the tests that are named for it."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from multiclouddb_conformance.simulated import SIMULATED
 
 pytest_plugins = ["pytester"]
 
-# Every mutant passes this one: it fails what is named, not everything.
+# Every mutant passes this test: a mutant fails the named tests, not all tests.
 BYSTANDER = "TestCapabilities::test_capabilities_and_their_notes_are_the_same_for_every_client"
 MODULE = """
 from multiclouddb_conformance.mutants import MUTANTS, harness_of
@@ -23,7 +23,7 @@ HARNESS = harness_of(next(each for each in MUTANTS if each.__name__ == {name!r})
 
 @pytest.fixture
 def outcomes(pytester, monkeypatch):
-    """Runs tests of the suite on a mutant, in this process; their names by outcome of the call."""
+    """Run tests of the suite on a mutant in this process. Returns their names by outcome."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
     def run(mutant, names, *, sound):
@@ -48,7 +48,7 @@ class TestMutants:
         wanted = {"failed": set(mutant.caught_by), "passed": {BYSTANDER}}
         assert outcomes(mutant, [*mutant.caught_by, BYSTANDER], sound=False) == wanted
 
-    # All others have the harness of test_us8_simulation.py, where the same tests pass.
+    # All other mutants have the harness of test_us8_simulation.py, where the same tests pass.
     @pytest.mark.parametrize("mutant", [each for each in MUTANTS if each.declared is not SIMULATED])
     def test_the_same_run_without_the_defect_passes(self, outcomes, mutant):
         names = [*mutant.caught_by, BYSTANDER]

@@ -1,4 +1,4 @@
-"""The pytest plugin: what it leaves out, what it runs twice, and what it says about that."""
+"""The pytest plugin: the tests that it deselects or runs twice, and its reports about them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Test servers are fetched once, whole, and only as we know them."""
+"""Test servers are fetched once, completely, and only with the expected digest."""
 
 import shlex
 import shutil
@@ -56,7 +56,7 @@ class TestFetchOnce:
         assert names(folder) == ["server-1.0", "server-1.0.lock"]
 
     def test_it_is_unpacked_beside_its_place(self, folder):
-        """What is unpacked on another file system could not be renamed."""
+        """A folder that was unpacked on another file system could not be renamed."""
         seen = []
         fetch_once(folder, bring, DIGEST, lambda *each: seen.extend(each) or unpack(*each))
         assert all(path.is_relative_to(folder.parent) for path in seen)
@@ -67,7 +67,7 @@ class TestFetchOnce:
         assert names(folder) == ["server-1.0"]
 
     def test_many_at_once_fetch_once(self, folder):
-        """The first gives the others time to come as far as they should not."""
+        """The first process gives the others time to start a second fetch by mistake."""
         runs, begin, again = [], threading.Barrier(4), threading.Event()
 
         def slow(into):
@@ -86,7 +86,7 @@ class TestFetchOnce:
         assert len(runs) == 1
 
     def test_one_that_waited_does_not_fetch_again(self, folder):
-        """It finds the lock taken, and the folder there when it gets it."""
+        """It waits for the lock, and then the folder exists."""
         fetching, waiting = threading.Event(), threading.Event()
 
         def held(into):

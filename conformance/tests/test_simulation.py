@@ -1,4 +1,4 @@
-"""The simulated log, and the provider contract as its readers keep it."""
+"""The simulated log, and the provider contract as its readers implement it."""
 
 import itertools
 import threading
@@ -83,7 +83,7 @@ def ids(batch):
 
 
 def drain(feed, partition_id, cursor, most=1000, until=None):
-    """Events and batches up to the first that has nothing more, whatever the reader's troubles."""
+    """Events and batches up to the first empty one, whatever troubles the reader has."""
     events, batches = [], []
     reader = feed.open(partition_id, cursor, until)
     for _ in range(10_000):

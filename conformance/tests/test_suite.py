@@ -1,4 +1,4 @@
-"""The suite itself: every capability is tested both ways, and every ability is asked for."""
+"""The suite itself: it tests every capability in both ways and uses every ability."""
 
 import inspect
 from itertools import chain
@@ -19,7 +19,7 @@ TESTS = [
 
 
 def marks(element):
-    """The marks of a class or test, those of its parameters included."""
+    """The marks of a class or test, including those of its parameters."""
     for mark in getattr(element, "pytestmark", []):
         yield mark
         if mark.name == "parametrize":
@@ -32,7 +32,7 @@ def marked(name):
 
 
 def test_there_is_a_test_of_every_capability_that_it_works():
-    # Every test without a mark asks for a change feed.
+    # Every test without a mark needs a change feed.
     assert marked("requires") | {Capability.CHANGE_FEED} == set(Capability)
 
 

@@ -1,4 +1,4 @@
-"""The whole suite on services whose listings have other forms: open partitions only."""
+"""The whole suite on services with other forms of listings, which show open partitions only."""
 
 import attrs
 
@@ -14,7 +14,7 @@ class RangesHarness(SimulationHarness):
 
 
 class OpenHarness(SimulationHarness):
-    """Open partitions without parents: each names its children itself."""
+    """Open partitions without parents: each partition names its own children."""
 
     behaviour = attrs.evolve(SimulationHarness.behaviour, listing=Listing.OPEN, seed_descendants=False)
 

@@ -1,4 +1,4 @@
-"""The suite on services with other habits: it asks of nobody what is not promised."""
+"""The suite on services with other behaviour: it demands only what is promised."""
 
 import attrs
 
@@ -17,7 +17,7 @@ def with_support(support, capabilities):
 
 
 class BareHarness(SimulationHarness):
-    """One partition that never ends, and a feed; nothing else."""
+    """A feed of one partition that never ends, and no other capability."""
 
     capabilities = with_support(Support.UNSUPPORTED, set(Capability) - {Capability.CHANGE_FEED})
     partitions = 1
@@ -50,7 +50,7 @@ class OptIn(SimulationOptions):
 
 
 class FussyHarness(SimulationHarness):
-    """Small answers, late ends, children in any order, and starts that have to be asked for."""
+    """Small answers, late ends, children in any order, and emulated starts that need an opt-in."""
 
     capabilities = with_support(Support.EMULATED, EMULATED)
     behaviour = ServiceBehaviour(

@@ -1,4 +1,4 @@
-"""The suite on services whose keys move to any partition, and which split by themselves."""
+"""The suite on services whose keys move to any partition and whose partitions split by themselves."""
 
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from multiclouddb_conformance.us8 import *  # noqa: F403
 class MovesKeysHarness(SimulationHarness):
     """Any split or merge moves keys anywhere, as the emulator of Cloud Spanner does."""
 
-    # A key has no partition of its own here, so that none can be found by it.
+    # A key belongs to no fixed partition here, so a key cannot find a partition.
     capabilities: ClassVar = CapabilitySet(
         {
             **SimulationHarness.capabilities.notes,
@@ -30,16 +30,16 @@ class RestlessHarness(MovesKeysHarness):
     """A partition is split, merged or rolled with every write."""
 
     behaviour = attrs.evolve(MovesKeysHarness.behaviour, splits_itself=1)
-    can_still = can_split = can_merge = False  # no test can say when
+    can_still = can_split = can_merge = False  # a test cannot decide when
 
 
 class RestlessOpenHarness(MovesKeysHarness):
-    """The same, now and then, with listings of open partitions without parents."""
+    """The same, but only sometimes, with listings of open partitions without parents."""
 
     behaviour = attrs.evolve(
         MovesKeysHarness.behaviour, splits_itself=4, listing=Listing.OPEN, seed_descendants=False
     )
-    can_still = can_split = can_merge = False  # no test can say when
+    can_still = can_split = can_merge = False  # a test cannot decide when
 
 
 HARNESSES = [MovesKeysHarness, RestlessHarness, RestlessOpenHarness]

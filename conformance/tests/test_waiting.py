@@ -1,4 +1,4 @@
-"""Waiting, and bounds on what takes time."""
+"""Waits, and limits on their duration."""
 
 import pytest
 
@@ -17,7 +17,7 @@ class TestWaitUntil:
 
 class TestPrompt:
     def attempts(self, *seconds):
-        """Checks attempts that take so long; how many of them were made."""
+        """Checks attempts with these durations. Returns how many of them were made."""
         left = list(seconds)
         try:
             assert_prompt(1, lambda: left.pop(0), at_most=10, tries=3)

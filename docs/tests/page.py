@@ -16,7 +16,7 @@ PROGRAM = re.compile(r'^```python title="(?P<name>[^"]+)"\n(?P<code>.*?)^```$', 
 
 
 class Page:
-    """A page of how-to.
+    """A how-to page.
 
     Attributes:
         text: All of it.
@@ -37,7 +37,7 @@ class Page:
         return [[os.path.expandvars(word) for word in words] for words in found]
 
     def run(self, name):
-        """What a program prints."""
+        """The output of a program."""
         Path(name).write_text(self.programs[name], encoding="utf-8")
         ours = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
         ran = subprocess.run(
@@ -47,7 +47,7 @@ class Page:
         return ran.stdout
 
     def said_behind(self, name):
-        """What the page says that a program prints."""
+        """The output that the page prints for a program."""
         end = next(found.end() for found in PROGRAM.finditer(self.text) if found["name"] == name)
         return re.match(r"\n\n```text\n(.*?)^```$", self.text[end:], re.DOTALL | re.MULTILINE)[1]
 

@@ -43,14 +43,7 @@ run_blocks()
 
 @attrs.frozen
 class Block:
-    """One that runs or, with a file, is written.
-
-    Attributes:
-        line: How many lines of the page are above its code.
-        file: What it is written to, or None.
-        code: Its text.
-        output: What it prints, as the page says, or None when the page does not say.
-    """
+    """A block that runs or, with a file, is written."""
 
     line: int
     file: str | None
@@ -59,7 +52,7 @@ class Block:
 
 
 def blocks_of(text):
-    """What a page asks to be run and written, in its order."""
+    """The blocks of a page that are run or written, in order."""
     found, end = [], None
     for fence in FENCE.finditer(text):
         _, language, title, code = fence.groups()
@@ -81,7 +74,7 @@ def matches(said, printed):
 
 
 def run(page, blocks, folder):
-    """What each block that runs printed, its own processes included."""
+    """The output of each block that runs, its own processes included."""
     steps = json.dumps([str(page), [(block.line, block.file, block.code) for block in blocks]])
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     ran = subprocess.run(
@@ -129,7 +122,7 @@ def test_the_spark_page_shows_what_the_readme_runs():
 
 
 class TestTheRunner:
-    """A page that is wrong makes the test fail."""
+    """A wrong page makes the test fail."""
 
     PAGE = textwrap.dedent(
         """

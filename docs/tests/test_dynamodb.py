@@ -1,4 +1,4 @@
-"""What the page about DynamoDB says, on DynamoDB Local: its commands, programs, policy and tables."""
+"""The page about DynamoDB is true on DynamoDB Local: its commands, programs, policy and tables."""
 
 import json
 import re
@@ -148,7 +148,7 @@ class TestPermissions:
         return found
 
     def test_the_policy_allows_what_is_called_and_no_more(self, orders):
-        """Reads a feed from both ends, across a roll-over, and from a token, and lists its partitions."""
+        """Read a feed from both ends, across a rollover and from a token, and list its partitions."""
         called = set()
         session = boto3.Session()
 

@@ -82,7 +82,7 @@ def by_prometheus(read):
 @pytest.mark.parametrize("metrics", [by_opentelemetry, by_prometheus])
 class TestMetrics:
     def reading(self, partitions, fault=None):
-        """Every partition of a simulated collection is split and read to its end."""
+        """Split every partition of a simulated collection, and read it to its end."""
 
         def read(observer):
             sim = Simulation(partitions=partitions)
@@ -151,7 +151,7 @@ class TestSpread:
         assert (found == there) is kept
 
     def test_a_follower_that_fails_ends_its_process(self, store, plan):
-        """Also when the others never end."""
+        """This also holds when the other followers never end."""
         code = write_program("spread-over-processes.md", "worker.py")
         assert code.count("until_idle=True,") == 1
         Path("worker.py").write_text(code.replace("until_idle=True,", "max_outage_seconds=1,"))
@@ -175,7 +175,7 @@ class TestPoison:
         with closing(sqlite3.connect(store.path)) as database, database:
             database.execute("UPDATE log SET doc = '{' WHERE seq = ?", (broken,))
         with closing(sqlite3.connect("letters.db")) as letters, connect(f"embedded://{store.path}") as client:
-            for _ in range(2):  # a second reader finds it again, and buries it once
+            for _ in range(2):  # a second reader finds it again and stores it once
                 pages = reader(client, ORDERS, Beginning(), letters).pages()
                 numbers = [event.new_item_state["number"] for page in pages for event in page.events]
                 assert sorted({*numbers, broken}) == [1, 2, 3, 4, 5]

@@ -1,4 +1,4 @@
-"""What the page about MongoDB says, on a real replica set: its commands, programs, roles and tables."""
+"""The page about MongoDB is true on a real replica set: its commands, programs, roles and tables."""
 
 import json
 import re
@@ -64,7 +64,8 @@ def started(folder, **options):
 
 @pytest.fixture
 def empty(tmp_path, monkeypatch):
-    """A deployment of its own, because its log contains every other test; named in the environment."""
+    """A separate deployment, named in the environment, because its oplog must not contain other tests'
+    changes."""
     monkeypatch.chdir(tmp_path)
     with started(tmp_path / "servers") as replica_set:
         monkeypatch.setenv("MONGODB_URI", replica_set.uri())
@@ -81,7 +82,7 @@ def users(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    """A deployment for tests that each have a database."""
+    """A deployment for tests that each have their own database."""
     with started(tmp_path_factory.mktemp("one")) as replica_set:
         yield replica_set
 
@@ -134,7 +135,7 @@ def page_of(client, address, start, **asked):
 
 
 def events_of(client, address, start, **asked):
-    """All that there is."""
+    """All existing events."""
     with client.iterate_changes(ChangeFeedRequest(address, start, **asked), until_idle=True) as changes:
         return list(changes)
 
@@ -163,7 +164,7 @@ class Monitor(CommandListener):
         found = []
         for command in self.sent:
             stage = (command.get("pipeline") or [{}])[0].get("$changeStream")
-            # The check whether the log reaches back far enough has a time limit.
+            # The check of the oplog's first entry has a time limit.
             if "aggregate" in command and stage is not None and "maxTimeMS" not in command:
                 found.append((stage, command))
         return found
@@ -232,7 +233,7 @@ class TestPrograms:
 
 
 def answered(call):
-    """Wait until the server takes it."""
+    """Wait until the server accepts it."""
     until = time.monotonic() + SOON
     while True:
         try:
@@ -267,7 +268,7 @@ ASKED = {
 
 
 class TestRoles:
-    """What a user with the role of each row may do, and what not; the user that the page creates."""
+    """The rights of a user with the role of each row, and the user that the page creates."""
 
     COLLECTION = ({"db": "shop", "collection": "orders"}, ["find", "changeStream"])
     LIST = ({"db": "shop", "collection": ""}, ["listCollections"])
@@ -368,7 +369,7 @@ class TestRoles:
 class TestOplog:
     @pytest.fixture
     def small(self, tmp_path):
-        """A deployment whose log is soon full."""
+        """A deployment with a small oplog."""
         with started(tmp_path / "small", oplog_mb=1, auth=True) as replica_set:
             yield replica_set
 
@@ -377,7 +378,7 @@ class TestOplog:
         native["shop"]["orders"].insert_one({"_id": 1})
         with connect(small.uri()) as client:
             page = page_of(client, ORDERS, Beginning())
-            # The log has not removed any entry yet.
+            # The oplog has not removed any entry yet.
             assert page.diagnostics.retention_headroom_seconds is None
             token = page.continuation_token
             fill(native)
@@ -438,25 +439,25 @@ class TestOplog:
 
 
 def entry_size(replica_set, collection):
-    """Bytes of the log's last entry of a collection."""
+    """The size in bytes of a collection's last entry in the oplog."""
     log = replica_set.client()["local"]["oplog.rs"]
     entry = log.find_one({"ns": collection.full_name}, sort=[("$natural", -1)])
     return len(bson.encode(entry, codec_options=CODEC))
 
 
 def fill(native):
-    """Write notes into the log until its present entries are removed."""
+    """Write notes into the oplog until its present entries are removed."""
     log = native["local"]["oplog.rs"]
     last = log.find_one(sort=[("$natural", -1)])["ts"]
     while log.find_one()["ts"] <= last:
         for _ in range(15):
             native["admin"].command({"appendOplogNote": 1, "data": {"note": "x" * 100_000}})
         native["admin"].command("fsync")
-        time.sleep(0.1)  # the server looks once a second what may go
+        time.sleep(0.1)  # the server removes old entries once a second
 
 
 class TestStates:
-    """Two updates of a document that is gone by then, and what the tables say of it."""
+    """Two updates of a document that no longer exists, and the tables' statements about it."""
 
     def changes(self, database, name, images):
         orders = database.create_collection(name, changeStreamPreAndPostImages={"enabled": images})
@@ -607,7 +608,7 @@ class TestScopes:
 
 class TestOptions:
     def rows(self):
-        """Option → its name at MongoDB, and what counts without it."""
+        """Option → its name in MongoDB and its default."""
         return {words_of(name)[0]: rest for name, *rest in PAGE.rows_below("## MongoDB's own options")}
 
     def test_the_table_has_every_option(self):
@@ -619,7 +620,7 @@ class TestOptions:
         assert set(words_of(said)) == bound
 
     def opened(self, one, database, options):
-        """The streams that a request and the one after it open, each with all of its options."""
+        """The streams that a request and the next one open, each with all its options."""
         address = ResourceAddress(database.name, "orders")
         with watched(one) as (client, monitor):
             page = page_of(client, address, Now(), provider_options=options)

@@ -15,12 +15,13 @@ AGAIN = "run: python docs/generate.py"
 
 
 def text():
-    """The page as a reader has it, in one line."""
+    """The page's text in one line."""
     return " ".join((DOCS / "reference/mongodb-conformance.md").read_text(encoding="utf-8").split())
 
 
 def problems(change=None, shown=None):
-    """What is wrong after one row was changed, and with these tests instead of those that there are."""
+    """The errors that the generator reports after one row was changed, with these tests instead of the real
+    ones."""
     rows = [change.get(row.id, row) for row in ROWS.values()] if change else list(ROWS.values())
     return MADE["problems"]([row for row in rows if row], MADE["shown_rows"]() if shown is None else shown)
 
@@ -52,7 +53,7 @@ class TestRows:
 
 
 class TestProblems:
-    """The generator reports an error for everything that would make the page untrue."""
+    """The generator reports an error for every change that would make the page untrue."""
 
     def test_a_row_without_test_and_reason(self):
         shown = {name: words for name, words in MADE["shown_rows"]().items() if name != "CS-12"}

@@ -11,7 +11,8 @@ from multiclouddb_api import MulticloudDbClient
 
 DOCS = Path(__file__).resolve().parents[1]
 PAGE = (DOCS / "configuration.md").read_text(encoding="utf-8")
-# Warning of docs/configuration.md → where a user can see the gap. The plan numbers the first seven.
+# Warning of docs/configuration.md → the elements where a user can see the gap. The plan numbers the first
+# seven.
 CONCERNED = {
     1: [MulticloudDbClient.read_changes, api.ChangeType],
     2: [api.AtTime],
@@ -57,7 +58,7 @@ PLAN = {
     6: "The scope of one partition key: Cosmos DB, MongoDB and embedded only",
     7: "Partition ids mean something to one provider and resource only",
 }
-# The words that a section has to contain, so that it cannot be emptied.
+# The words that a section must contain, so that it cannot be empty.
 NAMED = {
     1: ["INVALID_REQUEST"],
     2: ["UNSUPPORTED_CAPABILITY", "CHANGE_FEED_POINT_IN_TIME", "AtTime"],
@@ -89,7 +90,7 @@ def numbers(element):
 
 
 def public_elements():
-    """Everything an application can name: what the package exports, and the methods of its classes."""
+    """Every name that an application can use: the exports of the package, and the methods of its classes."""
     for name in api.__all__:
         element = getattr(api, name)
         yield element

@@ -1,4 +1,4 @@
-"""Generated pages are what their generators make now; links lead somewhere."""
+"""Generated pages equal the present output of their generators, and links lead to existing pages."""
 
 import re
 import runpy
@@ -33,7 +33,8 @@ ERRORS = read("reference/errors.md")
 
 
 def shape(transcript):
-    """Commands in order, each with how its lines begin: not times, ids or what depends on them."""
+    """The commands in order, each with the start of its output lines, without times, ids and what depends on
+    them."""
     found = []
     for block in re.findall(r"^```\n(.*?)^```$", transcript, re.DOTALL | re.MULTILINE):
         command, *lines = block.splitlines()
@@ -48,7 +49,7 @@ class TestGeneratedPages:
         assert read("reference/mutants.md") == GENERATE["mutants_page"](), AGAIN
 
     def test_the_transcript_is_what_the_script_makes(self, tmp_path):
-        """Same commands, same kinds of lines; times, ids and the order between partitions differ."""
+        """Commands and kinds of lines are equal; times, ids and the order between partitions differ."""
         GENERATE["command_line_page"](tmp_path / "page.md")
         made, kept = (tmp_path / "page.md").read_text(encoding="utf-8"), read("reference/command-line.md")
         assert shape(made) == shape(kept), AGAIN
@@ -116,7 +117,7 @@ class TestErrors:
         assert f"\n[{category}] " in text
         assert "usual causes" in text.lower()
         assert "**Ways out.**" in text
-        # MkDocs makes the anchor of a heading of one word by lowering it, and a page of a file.
+        # MkDocs makes a one-word heading's anchor by lower-casing it, and one page for each file.
         link = MulticloudDbError("", ErrorDetail(category)).help_url
         assert link == f"{DOCS_URL}reference/errors/#{category.lower()}"
 

@@ -1,4 +1,4 @@
-"""The site builds without a warning, has everything that is public, and loads nothing from elsewhere."""
+"""The site builds without a warning, shows everything public, and loads nothing from other sites."""
 
 import json
 import os
@@ -42,7 +42,7 @@ PUBLIC = [
 
 
 class Page(HTMLParser):
-    """The ids on a built page, what it loads, and its text."""
+    """The ids on a built page, the resources that it loads, and its text."""
 
     def __init__(self, text):
         super().__init__()
@@ -60,7 +60,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The site, and what its build said."""
+    """The site, and the output of its build."""
     folder = tmp_path_factory.mktemp("site")
     ran = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
@@ -92,7 +92,7 @@ def settings():
 
 
 def listed(nav):
-    """Files of a nav, at whatever depth."""
+    """The files of a nav, at any depth."""
     if isinstance(nav, str):
         return [nav]
     parts = nav.values() if isinstance(nav, dict) else nav
@@ -137,7 +137,7 @@ def test_portability_is_shown_in_boxes(built):
 
 
 def test_the_reference_shows_how_values_are_made(pages):
-    """A field of attrs is a parameter with its default; what attrs does not take is none."""
+    """A field of attrs is a parameter with its default, except those that the constructor does not accept."""
     shown = pages["reference/api/index.html"].text
     assert "max_page_size: int = 0," in shown
     assert "scope: FeedScope = EntireCollection()," in shown

@@ -1,4 +1,4 @@
-"""The tutorial's code, taken from the page and run as it stands."""
+"""The tutorial's code, taken from the page and run unchanged."""
 
 import os
 import re

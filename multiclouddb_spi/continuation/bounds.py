@@ -1,4 +1,4 @@
-"""How large the JSON of a token may be; checked before it is parsed, and before it is handed out.
+"""How large the JSON of a token may be; checked before it is parsed, and before it is returned.
 
 A parser builds an object for each value: a token of 84 kB can hold so many values that they take gigabytes.
 So the values are counted first, with operations that run in C and build nothing for each byte.

@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import cache
 
 from multiclouddb_api import AtTime, Beginning, LogicalPartition, Now, PartitionFoundLate
-from multiclouddb_spi.continuation.entry import Active, Audited, AwaitingChildren, Entry, Waiting
+from multiclouddb_spi.continuation.entry import Active, Audited, AwaitingChildren, Plan, Waiting
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.moment import to_micros, to_moment
 from multiclouddb_spi.continuation.reach import parents_of, reach
@@ -70,9 +70,9 @@ def find_uncovered(feed: Feed, lineage: Lineage, deadline: Deadline) -> list[See
     """Ask a feed what a lineage does not cover.
 
     Args:
-        feed: Whose lineage.
+        feed: The feed of the lineage.
         lineage: The lineage of a whole collection.
-        deadline: When it has to be over.
+        deadline: The time limit.
 
     Returns:
         As `Feed.uncovered`.
@@ -85,9 +85,9 @@ def add_uncovered(feed: Feed, lineage: Lineage, seeds: Sequence[Seed] | None) ->
     """Add what an audit found to the lineage, and record the time of the audit.
 
     Args:
-        feed: Whose lineage.
+        feed: The feed of the lineage.
         lineage: The lineage.
-        seeds: What `Feed.uncovered` gave.
+        seeds: The result of `Feed.uncovered`.
 
     Returns:
         A notice for each partition that is new.
@@ -114,11 +114,11 @@ def tracked(lineage: Lineage) -> dict[str, Tracked]:
     return {
         entry.partition_id: _tracked(entry, unlisted)
         for entry in lineage
-        if entry.partition_id not in unlisted
+        if entry.partition_id not in unlisted and not isinstance(entry, Plan)
     }
 
 
-def _tracked(entry: Entry, unlisted: Collection[str]) -> Tracked:
+def _tracked(entry: Active | AwaitingChildren | Waiting, unlisted: Collection[str]) -> Tracked:
     match entry:
         case Active(partition_id, cursor):
             return Tracked(partition_id, (cursor,))

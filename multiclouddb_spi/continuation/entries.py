@@ -15,6 +15,7 @@ from multiclouddb_spi.continuation.entry import (
     entry_to_json,
     place_of,
 )
+from multiclouddb_spi.continuation.plan import Plan
 from multiclouddb_spi.cursor import Cursor
 
 __all__ = ["Entries"]
@@ -33,8 +34,14 @@ class Entries:
 
     def __init__(self, entries: Iterable[Entry], audited: Audited | None) -> None:
         self._entries = dict[str, Entry]()
+        self._plan_id: str | None = None
+        self._segments: dict[str, None] = {}
         for entry in entries:
             self._entries[entry.partition_id] = entry
+            if type(entry) is Plan:
+                self._plan_id = entry.partition_id
+            elif type(entry) is Active and not entry.listed:
+                self._segments[entry.partition_id] = None
         self.audited = audited
 
     def to_json(self) -> Cursor:
@@ -77,7 +84,30 @@ class Entries:
 
     def listed(self) -> set[str]:
         """Ids of the entries that are partitions of the service; audits and retention look only at these."""
-        return {entry.partition_id for entry in self if isinstance(entry, AwaitingChildren) or entry.listed}
+        return {
+            entry.partition_id
+            for entry in self
+            if isinstance(entry, AwaitingChildren) or (not isinstance(entry, Plan) and entry.listed)
+        }
+
+    @property
+    def plan(self) -> Plan | None:
+        """The scan that is not over, or None."""
+        entry = None if self._plan_id is None else self._entries.get(self._plan_id)
+        return entry if type(entry) is Plan else None
+
+    def is_segment(self, partition_id: str) -> bool:
+        """Whether an entry is a part of a scan that is read.
+
+        Args:
+            partition_id: Its id.
+        """
+        return partition_id in self._segments
+
+    @property
+    def segment_count(self) -> int:
+        """How many parts of the scan are read now."""
+        return len(self._segments)
 
     def is_quiet(self, quiet: Collection[str]) -> bool:
         """Whether the feed has nothing to read at present.
@@ -87,7 +117,7 @@ class Entries:
         (`UndiscoveredParents`), and others for those children.
         """
         waiting = self.waiting()
-        if self.unnamed() or (waiting and self.audited is not None):
+        if self._plan_id is not None or self.unnamed() or (waiting and self.audited is not None):
             return False
         awaited = {parent for entry in waiting for parent in entry.parents}
         return all(
@@ -104,7 +134,7 @@ class Entries:
         return [entry for entry in self.awaiting_children() if not entry.children]
 
     def cursor(self, partition_id: str) -> Cursor:
-        """The position of an active or drained partition.
+        """The position of an active or drained partition, or what a plan has not cut yet.
 
         Args:
             partition_id: The service's own id.

@@ -9,6 +9,7 @@
     [id, [cursor, …], 4, [parent, …], µs] the same; it was named then, and some parents are undiscovered
 
     [id, [cursor, …], 12, [parent, …]]    it waits, and no listing names it
+    [id, cursor, 16 + …, […]]             the plan of a snapshot, see `plan.py`
 
 The third item is a set of bits. A newer version may write bits that this version does not know.
 """
@@ -22,6 +23,7 @@ import attrs
 
 from multiclouddb_api import MulticloudDbError, invalid_request
 from multiclouddb_spi.continuation.moment import is_micros
+from multiclouddb_spi.continuation.plan import Plan, is_plan, plan_from_json, plan_to_json
 from multiclouddb_spi.contract import Seed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import InvalidCursor
@@ -31,6 +33,7 @@ __all__ = [
     "Audited",
     "AwaitingChildren",
     "Entry",
+    "Plan",
     "Waiting",
     "audited_from_json",
     "audited_to_json",
@@ -108,7 +111,7 @@ class Waiting:
 
 @attrs.frozen
 class Audited:
-    """What a token keeps for audits of coverage (`Feed.uncovered`).
+    """The data that a token keeps for audits of coverage (`Feed.uncovered`).
 
     Attributes:
         since: When the feed began by the service's clock, in µs since 1970: nothing older is wanted. None =
@@ -122,7 +125,7 @@ class Audited:
     retired: bool = True
 
 
-Entry: TypeAlias = Active | AwaitingChildren | Waiting
+Entry: TypeAlias = Active | AwaitingChildren | Waiting | Plan
 
 
 def seeded(seed: Seed, present: Collection[str]) -> Entry:
@@ -145,8 +148,10 @@ def place_of(entry: Entry) -> Entry:
 
 
 def entry_to_json(entry: Entry) -> Cursor:
-    """One partition in the form of a token."""
+    """One partition in the form that a token stores."""
     match entry:
+        case Plan():
+            return plan_to_json(entry)
         case Active(partition_id, cursor, failed_last, listed):
             flags = failed_last * _SUSPECT | (not listed) * _UNLISTED
             return [partition_id, cursor, flags] if flags else [partition_id, cursor]
@@ -172,6 +177,8 @@ def entry_from_json(item: Any) -> Entry:
             return Active(partition_id, cursor)
         case [str(), _, bool(), *_]:
             raise InvalidCursor("a partition has an unknown form")
+        case [str(), _, int() as flags, *_] if is_plan(flags):
+            return plan_from_json(item)
         case [str(), _, int() as flags, *_] if flags > 0 and flags & ~_KNOWN:
             raise _newer(f"a partition has the flags {flags}, this library knows {_KNOWN}")
         case [str() as partition_id, cursor, 2 | 8 | 10 as flags]:
@@ -192,7 +199,7 @@ def entry_from_json(item: Any) -> Entry:
 
 
 def audited_to_json(audited: Audited) -> Cursor:
-    """What is kept for audits, in the form of a token."""
+    """The audit data in the form that a token stores."""
     return [audited.since, audited.at, int(audited.retired)]
 
 

@@ -26,17 +26,18 @@ from typing import Any, TypeAlias
 import attrs
 
 from multiclouddb_spi.batch import Child
-from multiclouddb_spi.continuation.entries import Entries
 from multiclouddb_spi.continuation.entry import (
     Active,
     Audited,
     AwaitingChildren,
     Entry,
+    Plan,
     Waiting,
     audited_from_json,
     entry_from_json,
     seeded,
 )
+from multiclouddb_spi.continuation.scan_entries import ScanEntries
 from multiclouddb_spi.contract import Seed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import InvalidCursor
@@ -46,7 +47,7 @@ __all__ = ["Join", "Lineage"]
 Join: TypeAlias = Callable[[str, Sequence[Cursor]], Cursor]
 
 
-class Lineage(Entries):
+class Lineage(ScanEntries):
     """The partitions of one feed; its order is the fair queue. Not thread-safe.
 
     Args:
@@ -71,7 +72,7 @@ class Lineage(Entries):
         """A fresh lineage; a parent that is no seed itself is gone and counts as drained.
 
         Args:
-            seeds: What `Feed.start` gave.
+            seeds: The result of `Feed.start`.
             join: `Feed.join`.
             audited: What is kept for audits.
         """
@@ -83,7 +84,7 @@ class Lineage(Entries):
         """The inverse of `to_json`.
 
         Args:
-            value: What `to_json` gave.
+            value: The result of `to_json`.
             join: `Feed.join`.
 
         Raises:
@@ -94,6 +95,8 @@ class Lineage(Entries):
             raise InvalidCursor("the list of partitions is missing")
         audited = audited_from_json(value["a"]) if "a" in value else None
         entries = list(map(entry_from_json, value["p"]))
+        if sum(type(entry) is Plan for entry in entries) > 1:
+            raise InvalidCursor("it holds two snapshots")
         if len({entry.partition_id for entry in entries}) != len(entries):
             raise InvalidCursor("a partition is listed twice")
         return cls(entries, join, audited)
@@ -102,17 +105,23 @@ class Lineage(Entries):
         """A copy that can be changed without changing this one."""
         return Lineage(self._entries.values(), self._join, self.audited)
 
-    def start(self, partition_id: str) -> None:
-        """Start a child without waiting for its parents any longer.
+    def start(self, partition_id: str) -> bool:
+        """Start a child without waiting for its parents any longer; False while it waits for a scan.
 
         Args:
             partition_id: The child.
         """
         entry = self._entries[partition_id]
         assert type(entry) is Waiting
+        plan = self.plan
+        if plan is not None and plan.holds and entry.listed:
+            self._entries[partition_id] = entry = attrs.evolve(entry, parents=(plan.partition_id,))
+            self._index(entry)
+            return False
         cursor = self._join(partition_id, entry.said)
         del self._entries[partition_id]
         self._entries[partition_id] = Active(partition_id, cursor, listed=entry.listed)
+        return True
 
     def advance(self, partition_id: str, cursor: Cursor) -> None:
         """Everything up to the cursor has been delivered; this also clears `failed_last`.
@@ -132,8 +141,8 @@ class Lineage(Entries):
             partition_id: The service's own id.
         """
         entry = self._entries[partition_id]
-        assert type(entry) is Active
-        self._entries[partition_id] = attrs.evolve(entry, failed_last=True)
+        if type(entry) is Active:  # the plan of a scan is asked in any case
+            self._entries[partition_id] = attrs.evolve(entry, failed_last=True)
 
     def rotate(self, partition_ids: Iterable[str]) -> None:
         """Move partitions that had their turn to the back of the queue.
@@ -182,7 +191,7 @@ class Lineage(Entries):
         """Add partitions that an audit found; those that are already here do not change.
 
         Args:
-            seeds: What `Feed.uncovered` gave.
+            seeds: The result of `Feed.uncovered`.
 
         Returns:
             The ids of all that are new, also of those that wait for another of the seeds.
@@ -191,6 +200,7 @@ class Lineage(Entries):
         present = {seed.partition_id for seed in fresh} | self._entries.keys()
         for seed in fresh:
             self._seed(seed, present)
+        self.hold_for_scan(seed.partition_id for seed in fresh)
         return [seed.partition_id for seed in fresh]
 
     def _seed(self, seed: Seed, present: Collection[str]) -> None:
@@ -233,8 +243,9 @@ class Lineage(Entries):
             The ids that start now.
         """
         entry = self._entries.pop(partition_id)
+        self._segments.pop(partition_id, None)
         named = entry.children if type(entry) is AwaitingChildren else ()
-        assert not isinstance(entry, Waiting)
+        assert not isinstance(entry, Waiting | Plan)
         listed = isinstance(entry, AwaitingChildren) or entry.listed
         for child in children:
             if child.partition_id not in named:
@@ -330,8 +341,8 @@ class Lineage(Entries):
             if left:
                 self._entries[child_id] = attrs.evolve(entry, parents=left)
                 continue
-            self.start(child_id)
-            started.append(child_id)
+            if self.start(child_id):
+                started.append(child_id)
         return started
 
     def _index(self, entry: Waiting) -> None:

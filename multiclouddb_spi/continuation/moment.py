@@ -9,11 +9,11 @@ __all__ = ["is_micros", "to_micros", "to_moment"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMES: Final = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
-"""The years 1 to 9999."""
+"""The smallest and the largest time: the years 1 to 9999."""
 
 
 def to_micros(moment: datetime) -> int:
-    """A time in the form of a token."""
+    """Convert a time to the form that a token stores."""
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 

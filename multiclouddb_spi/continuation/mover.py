@@ -16,6 +16,7 @@ from multiclouddb_spi.batch import (
     Ended,
     Outcome,
     Reached,
+    Scanned,
     children_of,
 )
 from multiclouddb_spi.continuation.coverage import add_uncovered, audit_failed, find_uncovered
@@ -97,10 +98,10 @@ class Mover:
     """Applies answers to one lineage; made for one call.
 
     Args:
-        feed: Whose lineage.
+        feed: The feed of the lineage.
         lineage: Changed in place.
         call: Makes control calls.
-        deadline: When the call has to be over.
+        deadline: The time limit of the call.
         watch_seconds: How long to look for more children of a drained partition.
     """
 
@@ -119,7 +120,7 @@ class Mover:
             outcome: How it continues.
 
         Raises:
-            Exception: What the provider raised.
+            Exception: The error of the provider.
         """
         fresh = self._lineage.fresh_children(name, children_of(outcome))
         if not fresh:
@@ -150,6 +151,11 @@ class Mover:
                     name, waits.named, waits.lost, complete=complete, now=waits.now
                 )
                 return Moved(waits.fresh, tuple(started))
+            case Scanned(pieces):
+                return Moved((), tuple(self._lineage.scanned(name, pieces)))
+            case Ended(notice) if notice is not None and self._lineage.is_segment(name):
+                # The collection was dropped: nothing is left to scan, and the stream says the same.
+                return Moved((), tuple(self._lineage.end_scan()))
             case Ended():
                 return Moved((), tuple(self._lineage.retire(name)))
             case Awaiting():
@@ -177,7 +183,7 @@ class Mover:
             The ids that start now.
 
         Raises:
-            Exception: What the provider raised.
+            Exception: The error of the provider.
         """
         asked = {entry.partition_id: entry.cursor for entry in entries}
         outcomes = self._call(lambda: self._feed.discover(asked, self._deadline), self._deadline)
@@ -195,7 +201,7 @@ class Mover:
             seeds: From `oldest`.
 
         Raises:
-            Exception: What the provider raised.
+            Exception: The error of the provider.
         """
         return Coming(*self._retention.lost(self._lineage, name, seeds))
 
@@ -213,10 +219,10 @@ class Mover:
         """Compare the lineage with what the service lists, and add what was missed.
 
         Args:
-            deadline: When it has to be over.
+            deadline: The time limit.
 
         Raises:
-            Exception: What the provider raised; the next audit is soon.
+            Exception: The error of the provider; the next audit is soon.
         """
         feed, lineage = self._feed, self._lineage
         try:

@@ -31,13 +31,13 @@ __all__ = ["Retention", "stranded_fault"]
 
 
 def stranded_fault(public_id: str) -> ProviderFault:
-    """What to raise for a partition that is `stranded`.
+    """The fault for a partition that is `stranded`.
 
     Args:
         public_id: Its public id.
     """
     return expired(
-        f"{public_id} was lost to retention before the service listed it: what it held was never read"
+        f"{public_id} was lost to retention before the service listed it: its changes were never read"
     )
 
 

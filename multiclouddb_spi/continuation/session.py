@@ -1,4 +1,4 @@
-"""What one call works on, and the tokens that it makes."""
+"""The state of one call, and the tokens that it makes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Finished", "Session"]
 
 @attrs.frozen
 class Finished:
-    """What a token says after which nothing will ever follow; returned without asking the service.
+    """The content of a token after which nothing will ever follow; it is returned without asking the service.
 
     Attributes:
         token: The request's token.
@@ -33,7 +33,7 @@ class Finished:
 
 @attrs.frozen
 class Session:
-    """What one call works on.
+    """The state of one call.
 
     Attributes:
         feed: The opened feed.
@@ -81,19 +81,27 @@ class Session:
             )
         )
 
-    def partition_token(self, entry: Entry, *, with_descendants: bool = False) -> str:
-        """A token for one physical partition of this feed; it keeps the records skipped there.
+    def alone(self, entry: Entry) -> Lineage:
+        """A lineage of one partition.
 
         Args:
             entry: The partition.
+        """
+        return Lineage([entry], self.feed.join)
+
+    def partition_token(self, partition_id: str, lineage: Lineage, *, with_descendants: bool = False) -> str:
+        """A token for one physical partition of this feed; it keeps the records skipped there.
+
+        Args:
+            partition_id: The service's own id, or a segment's.
+            lineage: What is read.
             with_descendants: As in `PhysicalPartition`.
         """
-        public_id = self.feed.public_id(entry.partition_id)
+        public_id = self.feed.public_id(partition_id)
         skipped = tuple(item for item in self.skipped if item[0] == public_id)
-        alone = Lineage([entry], self.feed.join).to_json()
         scope = PhysicalPartition(public_id, with_descendants=with_descendants)
-        return self.token(alone, scope=scope_text(scope, entry.partition_id), skipped=skipped)
+        return self.token(lineage.to_json(), scope=scope_text(scope, partition_id), skipped=skipped)
 
     def child_token(self, child: Child) -> str:
         """A token for a child partition, from where the parent says that it starts."""
-        return self.partition_token(Active(child.partition_id, child.cursor))
+        return self.partition_token(child.partition_id, self.alone(Active(child.partition_id, child.cursor)))

@@ -29,8 +29,8 @@ def resolve_start(
     """Resolve a start into a lineage.
 
     Args:
-        feed: What is started.
-        position: Where.
+        feed: The feed to start.
+        position: The start position.
         clock: Asks for the service's time, before the start; as `Feed.clock`.
         start: Asks for the seeds; as `Feed.start`.
         only: The one partition that is started, or None for all of the feed's scope.
@@ -39,11 +39,11 @@ def resolve_start(
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for a time in the future, or for a partition that cannot be
             started.
-        Exception: What `clock` or `start` raised.
+        Exception: The error of `clock` or `start`.
     """
     now = None if isinstance(position, Beginning) else clock()
     if isinstance(position, AtTime):
-        check_not_ahead(position.utc, now, field, "pass a moment that has been, or start now")
+        check_not_ahead(position.utc, now, field, "pass a time in the past, or start now")
     audited = None if only is not None else begun(feed, position, now)
     seeds = start()
     if only is None:
@@ -59,14 +59,15 @@ def resolve_start(
 
 
 def check_not_ahead(
-    moment: datetime, now: datetime | None, field: str, way_out: str = "pass a moment that has been"
+    moment: datetime, now: datetime | None, field: str, way_out: str = "pass a time in the past"
 ) -> None:
-    """Refuse a moment that is still to come.
+    """Refuse a time in the future.
 
     Args:
-        moment: Of the caller.
-        now: The service's time, or None where it does not tell; such a service finds out itself.
-        field: What the caller calls the moment, for the error.
+        moment: The caller's time.
+        now: The service's time, or None where the service does not say; such a service checks the time
+            itself.
+        field: The caller's name for the time, for the error.
         way_out: What to do instead.
 
     Raises:

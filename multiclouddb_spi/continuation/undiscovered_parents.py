@@ -36,7 +36,7 @@ class UndiscoveredParents:
     A child starts at once when the positions show that its wait would never end.
 
     Args:
-        feed: Whose lineage.
+        feed: The feed of the lineage.
         lineage: Changed in place.
     """
 
@@ -77,7 +77,7 @@ class UndiscoveredParents:
         if child.named_at is None or self._lineage.awaiting_children():
             return False
         named_at = to_moment(child.named_at)
-        times = [self._feed.describe(entry.cursor).time for entry in self._lineage.active()]
+        times = [self._feed.describe(entry.cursor).time for entry in self._lineage.active() if entry.listed]
         return all(time is not None and time > named_at for time in times)
 
 

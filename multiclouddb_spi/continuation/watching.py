@@ -59,7 +59,7 @@ def is_due(feed: Feed, entry: AwaitingChildren) -> bool:
     looked yet also looks at once.
 
     Args:
-        feed: Whose partition.
+        feed: The feed of the partition.
         entry: The partition.
     """
     if not entry.children:
@@ -74,7 +74,7 @@ def due(feed: Feed, lineage: Lineage) -> list[AwaitingChildren]:
     """The partitions to look for children of now.
 
     Args:
-        feed: Whose lineage.
+        feed: The feed of the lineage.
         lineage: The lineage.
     """
     return [entry for entry in lineage.awaiting_children() if is_due(feed, entry)]
@@ -94,7 +94,7 @@ def looked(feed: Feed, partition_id: str, watched: int) -> int:
     """Note that the children of a partition have just been looked for.
 
     Args:
-        feed: Whose partition.
+        feed: The feed of the partition.
         partition_id: The partition.
         watched: The time of its watch so far, in tenths of a second.
 
@@ -127,7 +127,7 @@ def settle(
     """Apply the answers of `Feed.discover` to a lineage.
 
     Args:
-        feed: Whose lineage.
+        feed: The feed of the lineage.
         lineage: Changed in place.
         entries: The partitions that were asked for.
         outcomes: The answers; a partition without one was not asked.

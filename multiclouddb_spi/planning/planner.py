@@ -83,7 +83,7 @@ class Planner:
 
         Args:
             position: Where.
-            deadline: When it has to be over.
+            deadline: The time limit.
             field: The caller's name for the time of `AtTime`, for the error.
 
         Raises:
@@ -101,7 +101,7 @@ class Planner:
         """A lineage from its JSON.
 
         Args:
-            value: What `Lineage.to_json` gave.
+            value: The result of `Lineage.to_json`.
 
         Raises:
             InvalidCursor: It is no lineage.
@@ -137,7 +137,7 @@ class Planner:
 
         Args:
             before: The lineage to continue from.
-            deadline: When it has to be over.
+            deadline: The time limit.
             target: Where to stop, or None for the present end.
         """
         asked: set[str] = set()
@@ -156,7 +156,7 @@ class Planner:
 
         Args:
             before: The lineage to continue from.
-            deadline: When it has to be over.
+            deadline: The time limit.
         """
         last, passed = before, set[str]()
         for step in self.steps(before, deadline):
@@ -170,7 +170,7 @@ class Planner:
 
         Args:
             moment: With a time zone. The target lies before it, as closely as the capability's note says.
-            deadline: When it has to be over.
+            deadline: The time limit.
             field: The caller's name for the time, for the error.
 
         Raises:

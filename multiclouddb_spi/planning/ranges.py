@@ -10,7 +10,7 @@ from typing import Final, assert_never
 import attrs
 
 from multiclouddb_api import ErrorCategory, Fail, OnExpired, SkipToOldest
-from multiclouddb_spi.batch import Awaiting, Batch, Continue, Drained, Ended, Outcome, Reached
+from multiclouddb_spi.batch import Awaiting, Batch, Continue, Drained, Ended, Outcome, Reached, Scanned
 from multiclouddb_spi.contract import Feed, Provider, Reader
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
@@ -34,6 +34,8 @@ _BEHIND: Final = (
     f"the service has had nothing more for {_STILL_SECONDS:.0f} s, but the planned range is not at its end; "
     "try again, and if that does not help, the resource was recreated: start again"
 )
+
+_CUT: Final = "the segment is read in pieces now, which its planned range does not hold; try again"
 
 
 @attrs.frozen
@@ -134,8 +136,10 @@ class RangeReading:
         match outcome:
             case Continue():
                 return False
-            case Reached():
+            case Reached() | Scanned(pieces=()):
                 return True
+            case Scanned():
+                raise self._fault(_CUT)
             case Drained() | Awaiting() | Ended():
                 if self._is_short():
                     raise self._fault(_ENDED)
@@ -156,7 +160,7 @@ class RangeReading:
             deadline: No try begins after it.
 
         Raises:
-            Exception: What the provider raised in the last try.
+            Exception: The error of the last attempt.
         """
         batch = self._tries.call(lambda: self._once(max_records, deadline), deadline)
         self._position = batch.cursor_after(len(batch))

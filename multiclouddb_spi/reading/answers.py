@@ -38,13 +38,13 @@ class Answers(Generic[T]):
     Methods that can end a partition return the ids of the partitions that start after it.
 
     Args:
-        context: What all calls share.
+        context: The objects that all calls share.
         feed: The opened feed.
         lineage: Changed in place.
         turns: The call's partitions.
-        limit: Bound on records handed out.
+        limit: Bound on returned records.
         view: Makes what the caller wants from a batch's records `[i, j)`.
-        deadline: When the call has to be over.
+        deadline: The time limit of the call.
         on_expired: What to do about a position older than retention.
         single: True to report the end of a partition instead of continuing with its children.
 
@@ -89,13 +89,13 @@ class Answers(Generic[T]):
         return batch
 
     def take(self, turn: Turn, reader: PartitionReader, batch: Batch, stop: int) -> bool:
-        """Hand out records up to `stop`; False when the provider cannot map its own records."""
+        """Put records on the page up to `stop`; False when the provider cannot map its own records."""
         first, result, value = reader.taken, self.result, list[T]()
         while stop > first and not value:
             try:
                 with collector_paused():
                     value = [self._view(batch, first, stop)]
-            except RecordFault as fault:  # what precedes the poisoned record is handed out first
+            except RecordFault as fault:  # what precedes the poisoned record is returned first
                 result.poison, stop = (turn.partition_id, fault), max(first, min(fault.index, stop - 1))
             except Exception as error:  # noqa: BLE001 - a defect of the provider, reported like any failure
                 self.blame(turn, error)
@@ -108,7 +108,7 @@ class Answers(Generic[T]):
         return True
 
     def finish(self, turn: Turn, batch: Batch) -> list[str] | None:
-        """Apply a batch's outcome, which counts only when the whole batch is handed out.
+        """Apply a batch's outcome, which counts only when the whole batch is returned.
 
         Returns:
             The ids that start after the partition; None while there is more to read in it.
@@ -157,7 +157,8 @@ class Answers(Generic[T]):
     def failed(self, turn: Turn, error: Exception) -> list[str]:
         """A read has failed for good in this call: record the failure, or skip what was lost to retention."""
         expired = self._fetcher.fault(error).category == ErrorCategory.CHECKPOINT_EXPIRED
-        if not expired or not isinstance(self._on_expired, SkipToOldest):
+        skips = isinstance(self._on_expired, SkipToOldest) and not self._lineage.is_segment(turn.partition_id)
+        if not expired or not skips:
             self.blame(turn, error)
             return []
         if turn.skips == _MOST_SKIPS:  # the oldest is always gone already: that is no progress

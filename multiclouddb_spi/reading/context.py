@@ -1,4 +1,4 @@
-"""What all calls of one client share."""
+"""The objects that all calls of one client share."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from multiclouddb_spi.observing import Observing
 from multiclouddb_spi.reading.fetcher import Fetcher
 from multiclouddb_spi.reading.partition_reader import Budget
 from multiclouddb_spi.reading.reader_cache import ReaderCache
+from multiclouddb_spi.reading.scan_rates import ScanRates
 
 __all__ = ["ReadContext"]
 
 
 @attrs.frozen
 class ReadContext:
-    """What all calls of one client share.
+    """The objects that all calls of one client share.
 
     Attributes:
         fetcher: Runs reads.
@@ -28,6 +29,7 @@ class ReadContext:
         page_records: The provider's own page size.
         watch_seconds: How long to look for more children of a drained partition.
         audit_seconds: How often the coverage of a collection is audited.
+        rates: When scans with a rate may read again.
     """
 
     fetcher: Fetcher
@@ -39,3 +41,4 @@ class ReadContext:
     page_records: int
     watch_seconds: float
     audit_seconds: float
+    rates: ScanRates = attrs.field(factory=ScanRates)

@@ -1,4 +1,4 @@
-"""What a call reports about itself: watermark, lag, headroom, cost."""
+"""The diagnostics of a call: watermark, lag, headroom, cost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from multiclouddb_api import OperationDiagnostics
-from multiclouddb_spi.continuation.entry import AwaitingChildren, Waiting
+from multiclouddb_spi.continuation.entry import AwaitingChildren, Plan, Waiting
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import FeedState, Retired
 from multiclouddb_spi.contract import Feed
@@ -26,10 +26,15 @@ def watermark_micros(
     """The time before which no more events come, in µs since 1970; never less than `previous`.
 
     It is the minimum over all partitions: the watermark of the last batch, else the time of the position. For
-    a child that waits it is the time of the start positions that its drained parents gave.
+    a child that waits it is the time of the start positions that its drained parents gave. While a snapshot
+    is scanned it is the snapshot's moment.
     """
+    if (plan := lineage.plan) is not None:
+        return plan.moment if previous is None else max(plan.moment, previous)
     least: datetime | None = None
     for entry in lineage:
+        if isinstance(entry, Plan):
+            continue
         if isinstance(entry, AwaitingChildren) and entry.children:
             continue  # its known children are here; unknown children have no time
         if isinstance(entry, Waiting):
@@ -61,9 +66,9 @@ def diagnose(
 
     Args:
         feed: Names the partitions.
-        fetcher: Says what failures mean.
-        state: What the token says.
-        result: What the call found.
+        fetcher: Says the category of failures.
+        state: The token's content.
+        result: The result of the call.
         watermark: From `watermark_micros`.
         now: The service's time, or None where it does not say.
         elapsed: Seconds that the call took.
@@ -92,6 +97,7 @@ def diagnose(
         found_late=result.found_late,
         partition_errors=errors,
         elapsed_seconds=elapsed,
+        snapshot=state.plan.progress() if isinstance(state, Lineage) and state.plan is not None else None,
     )
 
 

@@ -90,14 +90,14 @@ class FeedCache:
         asked, answer = self._clocks.get(id(feed), (-math.inf, None))
         if time.monotonic() - asked >= _CLOCK_SECONDS:
             asked, answer = self._ask(feed, deadline)
-        # Advanced by a clock that nobody sets.
+        # Advanced by a monotonic clock.
         return None if answer is None else answer + timedelta(seconds=time.monotonic() - asked)
 
     def asked_now(self, feed: Feed, deadline: Deadline) -> datetime | None:
         """The service's time now, if it answers quickly; never later than its time in calls that follow.
 
-        A time that this process has advanced may be later: the clock was set back since, or another machine
-        answers.
+        A time that this process has extrapolated may be later than the service's own time: the service's
+        clock may have been set back, or another machine may answer.
         """
         return self._quickly(feed, deadline, self._ask_now)
 
@@ -135,7 +135,7 @@ class FeedCache:
             self.forget(feed)
 
     def _use(self, feed: Feed, more: int) -> None:
-        """Count a call that begins or ends; with the lock held."""
+        """Count a call that begins or ends. The caller holds the lock."""
         self._users[id(feed)] += more
         self._used_at[id(feed)] = time.monotonic()
         if self._feeds.get(feed.spec) is feed:
@@ -144,7 +144,8 @@ class FeedCache:
     def _unused_since(self, moment: float, most: int = 0) -> list[Feed]:
         """Remove feeds not used since then, the longest unused first, while more than `most` are kept.
 
-        It removes only a few at a time: closing takes time of the call that does it. With the lock held.
+        It removes only a few at a time, because closing delays the call that does it. The caller holds the
+        lock.
         """
         old: list[Feed] = []
         while len(self._feeds) > most and len(old) < _MOST_AT_ONCE:

@@ -36,7 +36,7 @@ class Ask:
         nbytes: Target for bytes.
         reserve: Bytes that an answer is likely to have; reserved in the budget until it arrives.
         wait: Seconds to block while there is nothing.
-        deadline: When it has to be over.
+        deadline: The time limit.
     """
 
     records: int
@@ -53,7 +53,7 @@ class InlineExecutor(Executor):
         """Run it now.
 
         Args:
-            fn: What to call.
+            fn: The function to call.
             *args: Its positional arguments.
             **kwargs: Its keyword arguments.
         """
@@ -103,7 +103,7 @@ class Fetcher:
         """Run a control call with retries, and stop waiting for it at the deadline.
 
         Raises:
-            Exception: What the provider raised last.
+            Exception: The last error of the provider.
             ProviderFault: `TRANSIENT_FAILURE` when the call did not return in time and had not failed before.
         """
         failures: list[Exception] = []
@@ -119,7 +119,7 @@ class Fetcher:
         try:
             return future.result()
         except Exception as error:
-            if self._closed.is_set():  # whatever the vendor's client raised because it was closed
+            if self._closed.is_set():  # any error that the vendor's client raised because it was closed
                 raise closed_fault() from error
             raise
 
@@ -158,7 +158,7 @@ class Fetcher:
             self._observing.retry(address, where, attempt, seconds, self.fault(error).message)
 
         batch = self._tries(on_retry).call(once, ask.deadline)
-        live.trouble = None  # it is over, and its traceback would keep the batch in memory
+        live.trouble = None  # the fetch has ended, and its traceback would keep the batch in memory
         live.fetched(ask.nbytes, batch.nbytes)
         return batch
 

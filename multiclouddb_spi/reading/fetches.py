@@ -28,15 +28,15 @@ class Fetches:
     """The fetches of one call, and the readers that it has taken out of the cache for them.
 
     Args:
-        context: What all calls share.
+        context: The objects that all calls share.
         feed: The opened feed.
         turns: The call's partitions.
         active: How many partitions share the budget.
         limit: The page's bound: a first read asks for no more, later reads ask for more and more.
-        deadline: When the call has to be over.
+        deadline: The time limit of the call.
 
     Attributes:
-        overtaken: Partitions that wait for bytes while the records of others are handed out. They keep their
+        overtaken: Partitions that wait for bytes while the records of others are returned. They keep their
             place in the lineage, so they are the first to be asked when there are bytes.
     """
 
@@ -67,8 +67,8 @@ class Fetches:
     def _has_room(self) -> bool:
         """Whether there are bytes left for one more answer.
 
-        It does not evict what this call or another consumer will hand out next: fetching that again would
-        cost more than waiting until it is handed out.
+        It does not evict what this call or another consumer will return next: fetching that again would
+        cost more than waiting until it is returned.
         """
         reserve = max(self._share, self._budget.expected)
         if self._budget.over(reserve) <= 0:
@@ -80,7 +80,7 @@ class Fetches:
     def _may_ask_without(self) -> bool:
         """Whether a partition may be asked although no bytes are left for an answer.
 
-        Partitions that already hold records go first, so that these are handed out and free their bytes.
+        Partitions that already hold records go first, so that these are returned and free their bytes.
         Where there are none, one partition is asked alone, whatever it holds.
         """
         due = self._turns.due
@@ -113,20 +113,21 @@ class Fetches:
         reader.call = self._call
         return reader
 
-    def launch(self, turn: Turn, reader: PartitionReader, wait: float) -> None:
+    def launch(self, turn: Turn, reader: PartitionReader, wait: float, most: int | None = None) -> None:
         """Ask a partition; it lands when it answers, or at once when it has records left.
 
         Args:
             turn: The partition.
             reader: From `take`.
             wait: Seconds that the service may take to wait for news.
+            most: The most records to ask for, or None.
         """
         self._turns.launched(turn, reader, waits=wait > 0)
         if reader.batch is not None:
             self._landed.append(turn)
             return
         if reader.future is None:
-            self._start(reader, wait)
+            self._start(reader, wait, most)
         assert reader.future is not None
 
         def arrived(_: object) -> None:
@@ -193,8 +194,9 @@ class Fetches:
             if turn.reader is not None:
                 turn.reader.discard()
 
-    def _start(self, reader: PartitionReader, wait: float) -> None:
+    def _start(self, reader: PartitionReader, wait: float, most: int | None = None) -> None:
         reader.window = min(self._most, max(self._limit, 2 * reader.window))
         reader.waiting = wait > 0
         reserve = max(self._share, self._budget.expected)
-        self._context.fetcher.start(reader, Ask(reader.window, self._share, reserve, wait, self._deadline))
+        records = reader.window if most is None else min(reader.window, most)
+        self._context.fetcher.start(reader, Ask(records, self._share, reserve, wait, self._deadline))

@@ -34,6 +34,7 @@ from multiclouddb_spi.reading.feeds import FeedCache
 from multiclouddb_spi.reading.fetcher import Fetcher, late_fault
 from multiclouddb_spi.reading.result import PollResult
 from multiclouddb_spi.reading.retired import Look
+from multiclouddb_spi.reading.snapshotting import announced, lost
 from multiclouddb_spi.reading.turns import Turn
 
 __all__ = ["Pages", "Reading", "finished"]
@@ -67,7 +68,7 @@ class Pages:
 
     Args:
         provider_id: The provider that errors name.
-        fetcher: Says what failures mean.
+        fetcher: Says the category of failures.
         feeds: Forgets a feed whose resource is gone.
         watch: Notified when a position is close to the end of retention.
         headroom_warning: Seconds below which it is notified.
@@ -88,9 +89,9 @@ class Pages:
     def raise_failure(
         self, session: Session, lineage: Lineage, result: PollResult[Any], deadline: Deadline
     ) -> None:
-        """Raise what stopped the feed, if anything did and nothing was handed out.
+        """Raise what stopped the feed, if anything did and nothing was returned.
 
-        Notices are handed out first; the next call first asks what stopped the feed.
+        Notices are returned first; the next call then first asks the partition that stopped the feed.
         """
         if result.notices:
             return
@@ -110,6 +111,32 @@ class Pages:
                 )
         if deadline.passed():
             raise ProviderFault(late_fault())
+
+    def has_expired(self, result: PollResult[Any]) -> bool:
+        """Whether a position older than retention has stopped the feed, and nothing is to be handed out."""
+        if result.failure is None or result.in_hand():
+            return False
+        return self._fetcher.fault(result.failure[1]).category == ErrorCategory.CHECKPOINT_EXPIRED
+
+    def begun_again(
+        self, session: Session, lineage: Lineage, fresh: Lineage, result: PollResult[Any]
+    ) -> PollResult[Any]:
+        """The result of a call in which a position has expired and a snapshot begins instead.
+
+        Args:
+            session: The feed.
+            lineage: The one that has expired.
+            fresh: The snapshot's; changed in place.
+            result: How the call ended.
+        """
+        assert result.failure is not None
+        gap = lost(session.feed, lineage, result.failure[0])
+        self._observing.gap(session.feed.spec.address, gap)
+        begun = announced(session.feed, fresh)
+        assert begun is not None
+        begun.notices.insert(0, gap)
+        begun.requests, begun.retries = result.requests, result.retries
+        return begun
 
     def _poisoned(
         self, session: Session, lineage: Lineage, name: str, fault: RecordFault

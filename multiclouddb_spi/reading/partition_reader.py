@@ -19,7 +19,7 @@ __all__ = ["Budget", "PartitionReader"]
 
 
 class Budget:
-    """Bytes that were fetched or requested and are not handed out yet; one budget per client.
+    """Bytes that were fetched or requested and are not returned yet; one budget per client.
 
     Attributes:
         limit: Bound in bytes.
@@ -48,10 +48,10 @@ class PartitionReader:
     """One partition: a reader, at most one batch of it, and at most one fetch in flight.
 
     Attributes:
-        cursor: Where reading continues after what was handed out.
+        cursor: Where reading continues after what was returned.
         position: The reader's position, after the batch.
         batch: What was fetched, or None.
-        taken: How many records of the batch were handed out.
+        taken: How many records of the batch were returned.
         future: The fetch in flight, or None.
         fetches: How many fetches have landed.
         window: How many records the next fetch asks for; grows while the reader is reused.
@@ -180,7 +180,7 @@ class PartitionReader:
         )
 
     def used_up(self) -> None:
-        """Everything that has landed has been handed out."""
+        """Everything that has landed has been returned."""
         self.batch, self.taken = None, 0
         self._hold_batch(0)
 

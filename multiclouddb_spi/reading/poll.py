@@ -4,17 +4,17 @@ Fetches run on the pool; everything here happens in the caller's thread. `turns.
 partition. This module moves the partitions from stage to stage, and the numbers mark where it does so:
 
  1. It asks partitions in the order of the lineage, several at once. First it uses what an earlier call has
-    fetched and not handed out. So no partition starves: the token keeps the order.
+    fetched and not returned. So no partition starves: the token keeps the order.
  2. It takes answers as they come. Records are mapped and cut at the page's bound. The cursor moves only past
-    what is handed out: a token does not skip what its page does not hold.
- 3. A partition that ended is retired once its last record is handed out; its children are asked in the same
+    what is returned: a token does not skip what its page does not hold.
+ 3. A partition that ended is retired once its last record is returned; its children are asked in the same
     call.
  4. With something in hand the poll ends as soon as no further answer is there, but not before the head of
     the queue has had its turn. A place on the page is kept for the head, so no slow partition starves. A head
     that is slower than `HEAD_SECONDS` has had its turn.
  5. With nothing in hand it continues until every partition has answered that it has nothing. Then it waits as
     long as the caller wants to wait, unless it has a notice to report.
- 6. After a notice it hands out nothing more of that partition, nor of those that are read because of it: a
+ 6. After a notice it returns nothing more of that partition, nor of those that are read because of it: a
     later call does.
 """
 
@@ -36,6 +36,7 @@ from multiclouddb_spi.reading.fetcher import closed_fault, late_fault
 from multiclouddb_spi.reading.fetches import Fetches
 from multiclouddb_spi.reading.partition_reader import PartitionReader
 from multiclouddb_spi.reading.result import PollResult
+from multiclouddb_spi.reading.scanning import Clock, Scanning
 from multiclouddb_spi.reading.turns import Turn, Turns
 from multiclouddb_spi.reading.waiting import HEAD_SECONDS, Waiting
 
@@ -48,15 +49,16 @@ class Poll(Generic[T]):
     """Reads once; made for one call.
 
     Args:
-        context: What all calls share.
+        context: The objects that all calls share.
         feed: The opened feed.
         lineage: Changed in place.
-        limit: Bound on records handed out.
+        limit: Bound on returned records.
         view: Makes what the caller wants from a batch's records `[i, j)`.
-        deadline: When the call has to be over.
+        deadline: The time limit of the call.
         wait: Seconds to wait for a first record.
         on_expired: What to do about a position older than retention.
         single: True to report the end of a partition instead of continuing with its children.
+        now: Asks for the service's time; only for a snapshot.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Poll(Generic[T]):
         wait: float,
         on_expired: OnExpired,
         single: bool,
+        now: Clock,
     ) -> None:
         self._context, self._lineage = context, lineage
         self._turns = turns = Turns(lineage)
@@ -79,7 +82,8 @@ class Poll(Generic[T]):
         )
         self._result = self._answers.result
         self._waiting = Waiting(deadline, wait, feed.longest_wait())
-        active = lineage.active()
+        self._scanning = Scanning(context, feed, lineage, self._result, deadline, now, single=single)
+        active = self._scanning.active
         for entry in active:
             turns.of(entry.partition_id).failed_last = entry.failed_last
         self._head = turns.of(active[0].partition_id) if active else None
@@ -98,7 +102,7 @@ class Poll(Generic[T]):
             turns.ask(self._answers.discover())
             if first:
                 self._read_alone(first)
-            turns.ask(rest)
+            turns.ask([*rest, *self._scanning.refill()])
             self._answers.audit_when_due(self._context.audit_seconds, self._launch)
             self._read(())
             if not result.in_hand():
@@ -168,19 +172,20 @@ class Poll(Generic[T]):
                 turns.gone(turn)
                 continue
             reader = fetches.take(name, self._lineage.cursor(name))
-            now = time.monotonic()
-            if reader.batch is None and reader.future is None and reader.not_before > now:
-                turns.pace(turn, reader.not_before)
+            now, starts = time.monotonic(), reader.batch is None and reader.future is None
+            not_before = max(reader.not_before, self._scanning.not_before(turn))
+            if starts and not_before > now:
+                turns.pace(turn, not_before)
                 self._context.cache.put(reader)
                 self._served(turn)
                 continue
             slow = reader.future is not None and now - reader.asked_at > HEAD_SECONDS
             if reader.waiting or slow:
                 self._served(turn)
-            fetches.launch(turn, reader, wait)
+            fetches.launch(turn, reader, wait, self._scanning.most_records(turn) if starts else None)
 
     def _fetch_wait(self) -> float:
-        """How long a read may block: not in the first round, which only looks around."""
+        """How long a read may block; 0 in the first round."""
         may_block = not self._result.count and len(self._lineage) <= self._context.width
         return self._waiting.of_fetch() if may_block else 0.0
 
@@ -188,29 +193,32 @@ class Poll(Generic[T]):
 
     def _patience(self) -> float:
         """How long the next answer is waited for."""
-        if self._head is not None and (self._result.count or self._turns.held):
+        waits = self._head is not None and (self._result.count or self._turns.held)
+        if waits or (self._turns.held and self._scanning.is_sharing()):
             return self._waiting.for_head()
         if self._result.count:
             return self._waiting.for_more()
         return self._waiting.for_answer(more_to_ask=bool(self._turns.due))
 
     def _may_begin_again(self) -> bool:
-        """5. What waits for news, or is slow, does not keep the others from being asked again."""
+        """5. A partition that waits for news or is slow does not keep the others from being asked again."""
         turns, now = self._turns, time.monotonic()
         if self._result.in_hand() or turns.due or turns.held or now >= self._waiting.until:
             return False
         readers = [turn.reader for turn in turns.asked.values()]
-        return 0 < len(readers) < len(self._lineage.active()) and all(
-            reader is not None and (reader.waiting or now - reader.asked_at > HEAD_SECONDS)
-            for reader in readers
-        )
+        if not all(reader and (reader.waiting or now - reader.asked_at > HEAD_SECONDS) for reader in readers):
+            return False
+        return 0 < len(readers) < len(self._lineage.active())  # last, because it walks the lineage
 
     def _go_on(self) -> bool:
         """No answer came in time: True when there is still something to do."""
         now = time.monotonic()
         more = bool(self._turns.held) or (not self._result.count and now < self._waiting.end())
-        if self._head is not None and (now >= self._waiting.head_until or not self._turns.asked):
-            self._has_had_turn(self._head)
+        if now >= self._waiting.head_until or not self._turns.asked:
+            if self._head is not None:
+                self._has_had_turn(self._head)
+            elif self._scanning.share_no_more():
+                self._fetches.ask_held()
         return more
 
     def _sleep_until_paced(self) -> bool:
@@ -234,7 +242,9 @@ class Poll(Generic[T]):
         self._served(turn)
 
     def _served(self, turn: Turn) -> None:
-        """Stop waiting for the head of the queue: others get its place on the page."""
+        """Stop waiting for it: others get the place of the head of the queue, and the scan what is left."""
+        if self._scanning.has_had_turn(turn):
+            self._fetches.ask_held()
         if turn is self._head:
             self._head = None
             self._fetches.ask_held()
@@ -247,6 +257,7 @@ class Poll(Generic[T]):
             batch = reader.batch
             if batch is None:
                 batch = self._answers.landed(turn, reader)
+                self._scanning.landed(turn, batch)
         except RecordFault as fault:
             reader.discard()
             self._has_had_turn(turn)
@@ -265,7 +276,7 @@ class Poll(Generic[T]):
     def _take(self, turn: Turn, reader: PartitionReader, batch: Batch) -> None:
         # 4. The head's place on the page is kept for it.
         kept = self._head is not None and turn is not self._head and not turn.failed_last
-        places, count = self._result.places() - kept, len(batch)
+        places, count = self._scanning.places(turn, self._result.places() - kept), len(batch)
         if not turn.noticed and reader.taken < count and not places:
             self._context.cache.put(reader)
             self._turns.hold(turn)
@@ -281,8 +292,9 @@ class Poll(Generic[T]):
             raise
 
     def _hand_out(self, turn: Turn, reader: PartitionReader, batch: Batch, count: int, stop: int) -> None:
-        if stop == count > 0 and reader.has_more(batch):
+        if stop == count > 0 and reader.has_more(batch) and not self._scanning.not_before(turn):
             self._fetches.prefetch(reader)
+        self._scanning.takes(turn, stop - reader.taken)
         if not self._answers.take(turn, reader, batch, stop):
             reader.discard()
         elif reader.taken == count:
@@ -297,7 +309,7 @@ class Poll(Generic[T]):
         reader.used_up()
         started = self._answers.finish(turn, batch)
         if started is not None:
-            self._turns.ask(started)
+            self._turns.ask([*started, *self._scanning.refill()])
             reader.discard()
             return
         reader.not_before = reader.asked_at + batch.poll_after if batch.poll_after else 0.0

@@ -33,8 +33,8 @@ def _place(feed: Feed, partition_id: str, cursor: Cursor) -> _Place:
 class ReaderCache:
     """Readers of partitions that no call uses at present, by feed, partition and position.
 
-    Of one partition several readers are kept: one for each consumer in this process. Further ones belonged to
-    consumers that continue in other processes, and each may hold a resource of the service.
+    Of one partition several readers are kept: one for each consumer in this process. Other readers belonged
+    to consumers that now run in other processes; each may hold a resource of the service.
 
     A consumer asks its partitions in turns. When there are more partitions than the cache keeps, the reader
     that was unused for longest is needed next. So a full cache keeps what it has: new readers pass through a
@@ -82,9 +82,10 @@ class ReaderCache:
             old.discard()
 
     def tidy(self, in_use: Callable[[PartitionReader], bool]) -> None:
-        """Discard what nobody has used for a minute, and what others have left that exceeds the budget.
+        """Discard readers that were not used for a minute, and records of other readers beyond the budget.
 
-        What the caller says is `in_use` counts as used now: with many partitions a round takes longer.
+        Readers that the caller names as `in_use` count as used now: with many partitions a round takes
+        longer.
         """
         if self._budget.over() > 0:
             self.make_room(0, in_use)
@@ -100,9 +101,10 @@ class ReaderCache:
             old.discard()
 
     def make_room(self, nbytes: int, in_use: Callable[[PartitionReader], bool]) -> bool:
-        """Evict what others have fetched and left until that many bytes fit, the longest unused first.
+        """Evict records that other readers still hold until this many bytes fit, the longest unused first.
 
-        It never evicts what is `in_use` or what another consumer has just used: it would be fetched again.
+        It never evicts readers that are `in_use` or that another consumer has just used, because their
+        records would be fetched again.
 
         Returns:
             Whether they fit.
@@ -147,7 +149,7 @@ class ReaderCache:
         return reader
 
     def _added(self, reader: PartitionReader, place: _Place) -> list[PartitionReader]:
-        """Put it in; returns the readers that have to leave for it."""
+        """Add it; returns the readers that are removed for it."""
         twins = [] if reader.proven else [twin for twin in self._places.get(place, ()) if not twin.proven]
         gone = [self._taken(twin) for twin in twins]
         self._places.setdefault(place, []).append(reader)

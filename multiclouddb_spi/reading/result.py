@@ -1,4 +1,4 @@
-"""What one call's reading found."""
+"""The result of one call's reading."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ T = TypeVar("T")
 
 @attrs.define
 class PollResult(Generic[T]):
-    """What a poll found; it has changed the lineage that it was given.
+    """The result of a poll, which has also changed its lineage.
 
     Attributes:
         turns: What each partition has answered.
-        limit: Bound on records handed out.
-        values: What the view made of the records that are handed out, in order.
+        limit: Bound on returned records.
+        values: What the view made of the records that are returned, in order.
         count: How many records these are.
         notices: Facts found while reading.
         moved: A partition answered or a position moved.
         idle: Every active partition answered that it has nothing.
         retired: With one physical partition: how it ended, once it did.
         over: Why nothing will ever follow, or None.
+        ended: The page ends here, although there may be more to hand out.
         failure: The partition and the error that stop the feed for good.
         poison: The partition and the record that stop the feed.
         found_late: Partitions that an audit found.
@@ -48,6 +49,7 @@ class PollResult(Generic[T]):
     idle: bool = False
     retired: Retired | None = None
     over: str | None = None
+    ended: bool = False
     failure: tuple[str, Exception] | None = None
     poison: tuple[str, RecordFault] | None = None
     found_late: int = 0
@@ -66,7 +68,7 @@ class PollResult(Generic[T]):
 
     def full(self) -> bool:
         """True when the page has no place left."""
-        return self.count >= self.limit or self.stopped()
+        return self.count >= self.limit or self.ended or self.stopped()
 
     def places(self) -> int:
         """How many more records the page takes."""

@@ -6,7 +6,7 @@ from typing import assert_never
 
 import attrs
 
-from multiclouddb_spi.batch import Awaiting, Child, Continue, Drained, Ended, Outcome, Reached
+from multiclouddb_spi.batch import Awaiting, Child, Continue, Drained, Ended, Outcome, Reached, Scanned
 from multiclouddb_spi.continuation.session import Session
 from multiclouddb_spi.continuation.state import FeedOver, Retired
 from multiclouddb_spi.continuation.watching import is_due, is_over, looked
@@ -18,7 +18,7 @@ __all__ = ["Look", "look_again"]
 
 @attrs.frozen
 class Look:
-    """How reading ended, and what this call asked for.
+    """How reading ended, and the result of this call's question.
 
     Attributes:
         state: How reading ended.
@@ -38,13 +38,13 @@ def look_again(
 
     Args:
         session: The feed.
-        state: What the token says.
+        state: The token's content.
         fetcher: Makes the call.
         watch_seconds: How long to look for them.
-        deadline: When it has to be over.
+        deadline: The time limit.
 
     Returns:
-        At least what the token says, also when the service does not answer.
+        At least the token's content, also when the service does not answer.
     """
     watch = state.watch
     if watch is None or not is_due(session.feed, watch):
@@ -67,11 +67,11 @@ def look_again(
 
 def _named(outcome: Outcome) -> tuple[tuple[Child, ...], bool]:
     match outcome:
-        case Drained(children, complete):  # for one that is gone: all that may be its children
+        case Drained(children, complete):  # if it is gone: all possible children
             return children, complete
         case Ended():
             return (), True
-        case Awaiting() | Continue() | Reached():
+        case Awaiting() | Continue() | Reached() | Scanned():
             return (), False
         case _:
             assert_never(outcome)

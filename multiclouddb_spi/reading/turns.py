@@ -58,8 +58,8 @@ class Turn:
         awaited: It was silent, and the fetch in flight waits for news.
         noticed: A notice of it is on the page, so none of its records may follow on the same page.
         error: Its failure in this call, or None.
-        watermark: The watermark of its last batch that was handed out completely.
-        headroom: Seconds until its position falls out of retention; infinite where that is not known.
+        watermark: The watermark of its last batch that was returned completely.
+        headroom: Seconds until its position expires; infinite where that is not known.
         skips: How often its position was older than retention in this call.
         lost: Its position before the first of these.
     """
@@ -86,13 +86,13 @@ class Turns:
         lineage: Gives the position of each.
 
     Attributes:
-        due: Those that are asked when their turn comes.
-        asked: Those that are asked.
-        paced: Those that are asked later.
-        held: Those that have records left.
-        failed: Those that have failed in this call, the first one first.
-        served: Those that have had their turn, the last one last: in the next call they are asked in this
-            order, after those that had none.
+        due: Partitions that are asked when their turn comes.
+        asked: Partitions that are being asked.
+        paced: Partitions that are asked later.
+        held: Partitions that have records left.
+        failed: Partitions that have failed in this call, the first one first.
+        served: Partitions that have had their turn, the last one last. In the next call they are asked in
+            this order, after those that had no turn.
     """
 
     def __init__(self, lineage: Lineage) -> None:
@@ -128,7 +128,7 @@ class Turns:
         return self._lineage.cursor(partition_id)
 
     def quiet(self) -> set[str]:
-        """Those that have nothing: they said so, or they wait for news without a failure."""
+        """Partitions that have nothing: they said so, or they wait for news without a failure."""
         found = set[str]()
         for name, turn in self._turns.items():
             waits = turn.awaited and turn.reader is not None and turn.reader.trouble is None

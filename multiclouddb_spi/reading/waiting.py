@@ -11,7 +11,7 @@ from multiclouddb_spi.deadline import Deadline
 __all__ = ["HEAD_SECONDS", "Waiting"]
 
 HEAD_SECONDS: Final = 2.0
-"""How long a partition may keep others waiting; the others do not wait for one that takes longer."""
+"""The seconds for which the other partitions wait for a slow one."""
 _LINGER_SECONDS: Final = 0.002
 _RETURN_SECONDS: Final = 1.0
 _FIRST_PAUSE_SECONDS: Final = 0.02
@@ -22,14 +22,14 @@ class Waiting:
     """The times of one call, on the monotonic clock.
 
     Args:
-        deadline: When the call has to be over.
+        deadline: The time limit of the call.
         wait: Seconds to wait for a first record.
         longest: Seconds that one fetch may wait.
 
     Attributes:
         began: When the call began.
-        last_ask: After this moment no fetch that waits for news begins: it has to be back before the
-            deadline, because no news is no failure.
+        last_ask: After this moment no fetch that waits for news begins. Such a fetch must end before the
+            deadline, because having no news is no failure.
         until: How long the call waits for a first record.
         head_until: How long the head of the queue is waited for.
         rounds: How often all partitions were asked again.
@@ -46,7 +46,7 @@ class Waiting:
         self._lingering: float | None = None
 
     def of_fetch(self) -> float:
-        """How long a read may block for news: not in the first round, which only looks around."""
+        """How long a read may block for news; 0 in the first round, which must not block."""
         return max(0.0, min(self._longest, self.until - time.monotonic())) if self.rounds else 0.0
 
     def for_head(self) -> float:
@@ -54,18 +54,18 @@ class Waiting:
         return self.head_until - time.monotonic()
 
     def for_answer(self, *, more_to_ask: bool) -> float:
-        """With nothing in hand: how long the next answer is waited for."""
+        """Without records in hand: how long the next answer is waited for."""
         now = time.monotonic()
         return min(self.end() - now, HEAD_SECONDS if more_to_ask or now < self.until else math.inf)
 
     def for_more(self) -> float:
-        """With something in hand: a moment for answers that are nearly here, once in a call."""
+        """With records in hand: a short time for answers that arrive soon, once in a call."""
         if self._lingering is None:
             self._lingering = time.monotonic() + _LINGER_SECONDS
         return self._lingering - time.monotonic()
 
     def end(self) -> float:
-        """When a call with nothing in hand ends: it has waited, or its time is over."""
+        """When a call without records ends: after its wait, or at its deadline."""
         return min(self._deadline.at, self.until + HEAD_SECONDS) if self.rounds else self._deadline.at
 
     def before_round(self) -> float:
@@ -76,6 +76,6 @@ class Waiting:
         return max(0.0, pause)
 
     def begin_round(self) -> None:
-        """All partitions are asked again now."""
+        """Begin a round, in which all partitions are asked again."""
         self.rounds += 1
         self._round_began = time.monotonic()

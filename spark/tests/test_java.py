@@ -26,18 +26,18 @@ spark.stop()
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch, tmp_path):
-    """No Java anywhere, and a cache of the test's own."""
+    """No Java anywhere, and the test's own cache."""
     (tmp_path / "path").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    # Set first, so that monkeypatch also takes back what ensure_java sets.
+    # Set first, so that monkeypatch also restores the variables that ensure_java sets.
     for name in ("JAVA_HOME", "SPARK_LOCAL_IP"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
 
 def fake_java(home: Path, script: str) -> Path:
-    """A home whose `bin/java` is this shell script."""
+    """A Java home whose `bin/java` is this shell script."""
     path = home / "bin" / "java"
     path.parent.mkdir(parents=True)
     path.write_text(f"#!/bin/sh\n{script}\n")
@@ -202,7 +202,7 @@ def test_importing_it_does_not_import_spark():
 
 
 def test_spark_runs_on_the_wheel(tmp_path, monkeypatch):
-    """Every tool of the machine is there but Java."""
+    """All tools of the machine are there except Java."""
     monkeypatch.undo()
     tools = tmp_path / "tools"
     tools.mkdir()

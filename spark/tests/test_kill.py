@@ -27,7 +27,7 @@ class Follower:
         )
 
     def noise(self):
-        """Its output, without the warnings of Java's launcher, which cannot be switched off."""
+        """Its output without the warnings of Java's launcher, which cannot be switched off."""
         lines = (self.folder / "log").read_text()[self.printed :].splitlines()
         return [line for line in lines if not line.startswith("WARNING: ")]
 
@@ -66,7 +66,7 @@ def test_table_equals_the_source_after_kills_at_every_stage(source, tmp_path):
     """Each start begins with the batch that the last kill interrupted."""
     source.write(150)
 
-    # In the first batch, which fixes the start: planned, not done.
+    # In the first batch, which fixes the start: it is planned but not finished.
     follower = Follower(tmp_path)
     follower.wait_for("offsets/0")
     follower.kill()

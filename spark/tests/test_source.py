@@ -22,7 +22,7 @@ from multiclouddb_api import (
 from pyspark_multiclouddb import error_from_query
 from pyspark_multiclouddb.rows import SPARK_SCHEMA
 
-SECONDS = 500  # for all that a query has to do, on a slow machine
+SECONDS = 500  # seconds for a whole query on a slow machine
 
 
 class Rows:
@@ -162,7 +162,7 @@ class TestStream:
         assert follow(spark, source, tmp_path / "checkpoint", startingPosition="now").sizes() == [7]
 
     def test_replayed_batch_has_the_same_rows(self, spark, source, tmp_path):
-        """The mark of a finished batch is lost, as when the driver dies between sink and mark."""
+        """The mark of a finished batch is lost, as when the driver crashes between sink and mark."""
         source.write(50)
         first = follow(spark, source, tmp_path / "checkpoint", maxRecordsPerTrigger=20)
         last = max(first.batches)
@@ -203,7 +203,7 @@ class TestStream:
             assert end["c"] != before["c"]
             assert end["empty"] is True
         assert follow(spark, source, checkpoint).sizes() == []
-        # The driver dies in that batch: it is planned and not done.
+        # The driver crashes in that batch: it is planned but not finished.
         for name in ("3", ".3.crc"):
             (checkpoint / "commits" / name).unlink()
         source.write(2)

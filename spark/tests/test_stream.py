@@ -70,7 +70,7 @@ class TestStart:
         assert list(reader.partitions(start, end)) == []
 
     def test_now_delivers_what_is_written_behind_the_pin(self, source):
-        """Also when the first batch is replayed, which asks for the start again."""
+        """This also holds when the first batch is replayed, which asks for the start again."""
         source.write(10)
         reader = reader_of(source, startingPosition="now")
         pinned = reader.latestOffset(reader.initialOffset(), ALL)
@@ -345,7 +345,7 @@ def test_children_are_saved_before_they_are_read(simulation):
 
 
 class TestIdleFeedOverRetention:
-    """One of two partitions is followed, and the log that both are in is cut."""
+    """One of two partitions is followed, and the log of both is cut."""
 
     @pytest.fixture
     def offset(self, simulation):
@@ -355,7 +355,7 @@ class TestIdleFeedOverRetention:
         return {**pinned, "c": {"p": [entry for entry in pinned["c"]["p"] if entry[0] == "p0"]}}
 
     def days(self, simulation, offset, **options):
-        """A run each night, after which the log is cut."""
+        """One run each night, after which the log is cut."""
         for _ in range(3):
             simulation.write(simulation.owners["p1"], {"n": 1})
             reader = simulated(**options)
@@ -375,7 +375,7 @@ class TestIdleFeedOverRetention:
             simulated().latestOffset(offset, ALL)
 
     def test_a_batch_of_it_outlives_what_it_went_over(self, simulation, offset):
-        """The driver died after the plan, and by its restart the log is cut before the end."""
+        """The driver crashed after the plan, and by its restart the log is cut before the end."""
         simulation.write(simulation.owners["p1"], {"n": 1})
         end = simulated().latestOffset(offset, ALL)
         simulation.trim()

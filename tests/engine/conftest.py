@@ -1,4 +1,4 @@
-"""Simulated collections and engines on them; closed behind every test, and then checked for leaks."""
+"""Simulated collections and engines on them. Engines are closed after each test and checked for leaks."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def eventually_true(condition):
 
 
 def at(place):
-    """A start position; text is a token."""
+    """A start position from a `StartPosition` or a token's text."""
     return FromContinuationToken(place) if isinstance(place, str) else place
 
 
@@ -56,7 +56,7 @@ class Bench:
         pause=None,
         **config,
     ):
-        """Another engine, as after a restart; without threads it is deterministic and never waits."""
+        """Another engine, as after a restart. Without threads it is deterministic and never waits."""
         provider = provider or SimulationProvider(self.sim, page_records=page_records)
         executor = None if threads else InlineExecutor()
         if pause is None and not threads:
@@ -78,7 +78,7 @@ class Bench:
         return (engine or self.engine).read_changes(request, OperationOptions(timeout, wait))
 
     def walk(self, place=BEGINNING, size=0, *, most=MANY_PAGES, **settings):
-        """Pages, one after the other, up to the first that says that nothing more comes at present."""
+        """Pages, one after the other, up to the first idle one."""
         for _ in range(most):
             page = self.page(place, size, **settings)
             yield page
@@ -88,7 +88,7 @@ class Bench:
         pytest.fail(f"not idle after {most} pages")
 
     def drain(self, place=BEGINNING, size=0, **settings):
-        """Every event up to idle, and the last page's token."""
+        """Every event up to the first idle page, and that page's token."""
         events, page = [], None
         for page in self.walk(place, size, **settings):
             events += page.events
@@ -107,23 +107,23 @@ class Bench:
         return self.engine.list_physical_partitions(self.sim.address, OperationOptions())
 
     def refused(self, category, *args, match=None, **settings):
-        """The error of a page that must not come."""
+        """The error that reading this page raises; the test fails if a page comes."""
         with pytest.raises(MulticloudDbError, match=match) as caught:
             self.page(*args, **settings)
         assert caught.value.category == category, caught.value
         return caught.value
 
     def written(self, after=0):
-        """Ids of everything written behind a commit, in the order of commit."""
+        """Ids of every event after a commit, in commit order."""
         return [item.event_id for item in self.sim.truth if item.commit > after]
 
     def fill(self, count=20, keys=10):
-        """Write documents; `count` changes over so many keys."""
+        """Write documents over `count` different keys."""
         for number in range(count):
             self.sim.write(f"k{number % keys}", {"n": self.sim.head + 1})
 
     def key_in(self, partition_id):
-        """A key that lies in an open partition."""
+        """A key whose partition is open."""
         for number in range(100_000):
             name = f"key-{number}"
             if self.sim.partitions[partition_id].owns(self.sim.hash_of(self.sim.key(name))):
@@ -131,12 +131,12 @@ class Bench:
         raise AssertionError("no key found")
 
     def fill_partition(self, partition_id, count=1):
-        """Write into one partition; the ids of the events."""
+        """Write into one partition and return the ids of the events."""
         key = self.key_in(partition_id)
         return [self.sim.write(key, {"n": number}).event_id for number in range(count)]
 
     def close(self):
-        """Close every engine; nothing may be left open, held or done against the contract."""
+        """Close every engine and check that nothing stays open and that the provider kept the contract."""
         self.sim.release()
         for engine in self.opened:
             engine.close()
@@ -151,7 +151,7 @@ class Bench:
 
 
 def _no_pause(seconds):
-    """Tests have no time."""
+    """A pause that takes no time, so that tests do not wait."""
 
 
 @pytest.fixture
@@ -185,13 +185,13 @@ def eventually():
 
 @pytest.fixture
 def ids():
-    """The ids of a page's or a list's events, in order."""
+    """The ids of the events of a page or a list, in order."""
     return lambda source: [event.event_id for event in getattr(source, "events", source)]
 
 
 @pytest.fixture
 def ended():
-    """The reason with which a page says that nothing will ever follow, or None."""
+    """The reason why the feed ended, as a page's notice gives it, or None."""
 
     def find(page):
         reasons = [notice.reason for notice in page.notices if isinstance(notice, FeedEnded)]

@@ -1,4 +1,4 @@
-"""Audits of coverage: what a service listed or named too late is found, once, and nothing is read twice."""
+"""Audits of coverage find each partition that a service listed or named too late; nothing is read twice."""
 
 import os
 import random
@@ -14,7 +14,7 @@ NEVER, ALWAYS = 1e9, 1e-9
 
 
 class Forest:
-    """A collection that is reshaped at random, and a consumer that comes back for every page."""
+    """A collection that is reshaped at random, and a consumer that starts a new process for every page."""
 
     def __init__(self, make_bench, seed):
         self.dice = random.Random(seed)
@@ -43,7 +43,7 @@ class Forest:
                 self.page(self.dice.choice([NEVER, NEVER, ALWAYS]))
 
     def begin(self):
-        """Some of the partitions are not listed when the feed starts."""
+        """Start the feed while some of the partitions are not listed."""
         for name in self.sim.partitions:
             if self.dice.random() < 0.3:
                 self.sim.hide(name, self.dice.randrange(1, 9))
@@ -78,7 +78,7 @@ class Forest:
                 self.sim.hide(name, self.dice.randrange(1, 9))
 
     def page(self, audits):
-        """One page of a new process, which looks for more children once only."""
+        """One page of a new process, which looks for more children only once."""
         self.bench.connect(child_watch_seconds=0, coverage_audit_seconds=audits)
         try:
             page = self.bench.page(self.place, self.dice.choice([0, 1, 3]))
@@ -90,13 +90,16 @@ class Forest:
             assert notice.partition_id not in {event.partition_id for event in self.came}, "told too late"
             self.late.append(notice.partition_id)
         found = {notice.partition_id for notice in page.notices}
-        assert found.isdisjoint(event.partition_id for event in page.events), "read before it is told"
+        assert found.isdisjoint(event.partition_id for event in page.events), (
+            "an event came before its notice"
+        )
         self.came += page.events
         self.place = page.continuation_token
         return page
 
     def finish(self):
-        """The service lists everything; it never names what it has not named in time."""
+        """Read to the end while the service lists everything but never names a child that it did not name in
+        time."""
         self.sim.behaviour = attrs.evolve(self.sim.behaviour, late_listing=0, incomplete_listing=0.0)
         for name in self.sim.partitions:
             self.sim.hide(name, 0)
@@ -106,13 +109,13 @@ class Forest:
             quiet = quiet + 1 if page.idle and not page.notices else 0
             if quiet == 3:
                 return
-        pytest.fail("it never comes to an end")
+        pytest.fail("the feed does not end")
 
     def check(self):
         items = {item.event_id: item for item in self.sim.truth}
         came = [event.event_id for event in self.came]
         assert len(came) == len(set(came)), "a drained partition was read again"
-        assert all(items[name].commit > self.since for name in came), "from before the start"
+        assert all(items[name].commit > self.since for name in came), "an event from before the start"
         wanted = {name for name, item in items.items() if item.commit > self.since}
         assert wanted <= set(came), f"lost: {sorted(wanted - set(came))}"
         first, last = {}, {}
@@ -139,4 +142,4 @@ def run(make_bench, seed):
 @pytest.mark.parametrize("block", range(6))
 def test_audit_finds_all_that_was_missed_and_reads_nothing_again(make_bench, block):
     found = [run(make_bench, 1000 * block + number) for number in range(FORESTS // 6)]
-    assert sum(found), "nothing was missed: these forests prove nothing"
+    assert sum(found), "nothing was missed, so these forests prove nothing"

@@ -1,6 +1,6 @@
-"""What is fetched is handed out: how often a service sends a record, and how many readers that takes.
+"""How often a service sends a record, and how many readers that takes: fetched records are used.
 
-The service here cannot be told a size: its answers are several times as large as what is asked for.
+The service here ignores the size that it is asked for: its answers are several times as large.
 """
 
 import threading
@@ -15,7 +15,7 @@ MOST_OVERHEAD = 1.2
 
 
 class Sent:
-    """What the service has sent, and how much the client has held meanwhile."""
+    """Counts what the service has sent, and how much the client held meanwhile."""
 
     def __init__(self, monkeypatch):
         self.records = self.largest = self.held = 0
@@ -41,7 +41,7 @@ def sent(monkeypatch):
 
 @pytest.fixture
 def backlog(make_bench, sent):
-    """Partitions with as many records each, in answers of some 16 KB; four of these fill the buffer."""
+    """Partitions with equally many records, in answers of about 16 KB. Four answers fill the buffer."""
 
     def make(partitions, records=60, *, threads=False, **config):
         bench = make_bench(partitions)
@@ -69,7 +69,8 @@ class TestOneConsumer:
 
     @pytest.mark.parametrize("partitions", [16, 64])
     def test_what_is_held_stays_bounded(self, backlog, sent, partitions):
-        """The first answers come before their size is known; behind them one is asked beyond the bound."""
+        """The size of the first answers is unknown until they come; after them one more fetch may pass the
+        bound."""
         bench = backlog(partitions)
         pages = bench.walk(size=20)
         for _ in range(partitions):
@@ -94,7 +95,7 @@ class TestSeveralConsumers:
         bench = backlog(16)
         places, came = [Beginning(), Beginning()], 0
         for turn in range(1000):
-            page = bench.page(places[turn % 2], size=20 + turn % 2)  # never at one position
+            page = bench.page(places[turn % 2], size=20 + turn % 2)  # never at the same position
             places[turn % 2] = page.continuation_token
             came += len(page.events)
             if came == 2 * 16 * 60:
@@ -104,7 +105,7 @@ class TestSeveralConsumers:
 
     @pytest.mark.parametrize(("seconds", "evicted"), [(0.0, True), (600.0, False)])
     def test_what_a_consumer_has_left_behind_makes_room(self, backlog, sent, monkeypatch, seconds, evicted):
-        """A consumer that starts again: nobody comes for what it had fetched, but who knows at once?"""
+        """A consumer that starts again never returns for its old records; the engine has to find that out."""
         from multiclouddb_spi.reading import reader_cache
 
         monkeypatch.setattr(reader_cache, "_RESTING_SECONDS", seconds)
@@ -118,7 +119,8 @@ class TestSeveralConsumers:
         assert (bench.calls.closes > 0) is evicted
 
     def test_no_more_makes_room_than_has_to(self, backlog, monkeypatch):
-        """Three consumers have fetched most of what fits; two of them have to go for a fourth."""
+        """Three consumers have fetched most of what fits. For a fourth, two of them have to give up their
+        records."""
         from multiclouddb_spi.reading import reader_cache
 
         monkeypatch.setattr(reader_cache, "_RESTING_SECONDS", 0.0)

@@ -1,4 +1,4 @@
-"""The service's clock: carried on by one that nobody sets, and never replaced by the client's."""
+"""The service's clock is continued with a monotonic clock and never replaced by the client's clock."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -14,7 +14,7 @@ FAR = timedelta(hours=30)
 
 @pytest.mark.parametrize("jump", [-FAR, FAR])
 def test_a_client_clock_that_is_set_changes_nothing(bench, monkeypatch, jump):
-    """Within the minute for which an answer of the service holds."""
+    """An answer of the service's clock is used for a minute; the test stays within it."""
     bench.fill(3)
     moment = bench.sim.now
 
@@ -89,7 +89,7 @@ def test_a_partition_that_is_read_to_its_end_can_lose_nothing(make_bench):
 
 
 class SameFeed(WrappedProvider):
-    """Opens the same feed again: nothing tells it from the one that was closed."""
+    """Opens the same feed again; it looks the same as the one that was closed."""
 
     feed = None
 
@@ -100,7 +100,7 @@ class SameFeed(WrappedProvider):
 
 
 def test_a_clock_that_failed_is_asked_again_when_the_feed_is_opened_anew(bench):
-    """And not before: the next minute is without it."""
+    """The clock is asked again only when the feed is opened again; until then no time is known."""
     bench.fill(9)
     first = bench.page(size=1).continuation_token
     bench.connect(provider=SameFeed(SimulationProvider(bench.sim)), attempts=1)

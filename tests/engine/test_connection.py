@@ -1,4 +1,4 @@
-"""What every provider checks of a client's `connection`: names of options, and URLs of our own form."""
+"""Checks of a client's `connection` that every provider makes: option names, and URLs of our own form."""
 
 import re
 
@@ -30,7 +30,7 @@ def parsed(url):
         "db",
         options=["profile", "tls"],
         form="write db://HOST",
-        credentials="they are of the environment",
+        credentials="set it in the environment",
     )
 
 

@@ -1,4 +1,4 @@
-"""Children that a service names late: the watch of their parent, and the audit that finds what was missed."""
+"""Children that a service names late: the watch of their parent, and the audit that finds missed ones."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -39,11 +39,11 @@ from multiclouddb_spi.reading.diagnostics import open_watches
 
 
 class Shy(WrappedProvider):
-    """A service that names and lists some partitions late, and proves of no listing that it is whole.
+    """A service that names and lists some partitions late and cannot prove that a listing is complete.
 
     Attributes:
         hidden: Partitions that it does not show yet.
-        proves: True when it says of all children that they are all.
+        proves: True when it proves that it has named all children.
         looks: How often it was asked for children.
     """
 
@@ -119,7 +119,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def split(make_bench, clock):
-    """One partition that was split in two, of which the second is hidden; five changes in each."""
+    """One partition that was split in two, of which the second is hidden. Each has five changes."""
 
     def make(*hidden, connect=True, **config):
         bench = make_bench(1)
@@ -136,7 +136,7 @@ def split(make_bench, clock):
 
 
 def restart(bench, **config):
-    """As another process goes on: with another client, and no memory of when it has looked."""
+    """Continue as another process does: with another client that does not remember when it looked last."""
     shy = Shy(bench.sim, *bench.provider_of.hidden)
     bench.provider_of = shy
     watching._looks.clear()
@@ -168,7 +168,7 @@ class TestWatch:
         more, token = bench.drain(token)
         assert sorted(event.event_id for event in [*events, *more]) == sorted(bench.written())
         notices = [notice for page in bench.walk(token) for notice in page.notices]
-        assert notices == [], "it is a child like any other"
+        assert notices == [], "a late child is read like any other"
 
     def test_a_late_child_goes_on_through_its_own_descendants(self, split, clock):
         bench = split("p2")
@@ -201,7 +201,7 @@ class TestWatch:
             clock.passed += 3600
             page = bench.page(token)
             token = page.continuation_token
-        assert page.diagnostics.open_watches == 1, "nobody knows whether it was looked for in between"
+        assert page.diagnostics.open_watches == 1, "nothing shows that anybody looked in between"
 
     def test_time_of_one_process_adds_up_over_restarts(self, split, clock):
         bench = split("p2")
@@ -249,7 +249,8 @@ class TestWatch:
         assert bench.provider_of.looks > looks
 
     def test_a_seed_that_has_ended_is_not_read_and_its_late_children_are(self, split, clock):
-        """A start after a split: the service lists one half with the closed partition, the other later."""
+        """A start after a split: the service lists one half and the closed partition now, the other half
+        later."""
         bench = split("p2")
         ended = bench.sim.partitions["p0"].closed
         bench.provider_of.ended = [Seed("p0", (), to_cursor(behind(ended)), ("p1", "p2"))]
@@ -363,7 +364,7 @@ class Told(Observer):
 
 
 def without(token, *names):
-    """The token of somebody who has never heard of these partitions."""
+    """The token of a reader that never knew these partitions."""
     envelope = decode_token(token)
     state = {**envelope.state, "p": [entry for entry in envelope.state["p"] if entry[0] not in names]}
     return encode_token(attrs.evolve(envelope, state=state))
@@ -386,7 +387,7 @@ class TestAudit:
         assert page.notices == (PartitionFoundLate(bench.sim.public_id("p2"), "commit 6"),)
         assert page.diagnostics.found_late == 1
         assert told.found == list(page.notices)
-        assert not page.events, "the notice comes before its first event"
+        assert not page.events, "the notice comes before the partition's first event"
         more, token = bench.drain(page.continuation_token)
         assert sorted(event.event_id for event in [*events, *more]) == sorted(bench.written())
         clock.passed += 10_000
@@ -410,7 +411,7 @@ class TestAudit:
 
     def test_brings_nothing_from_before_the_start_of_the_feed(self, split, clock):
         bench = split()
-        bench.sim.advance(1)  # what is committed at the very moment may come or not
+        bench.sim.advance(1)  # a change committed at exactly this moment may come or not
         token = bench.page(Now()).continuation_token
         written = bench.fill_partition("p2", 2)
         clock.passed += 10_000
@@ -430,7 +431,7 @@ class TestAudit:
         assert [notice.partition_id for notice in found.notices] == [bench.sim.public_id("p2")]
         more, _ = bench.drain(found.continuation_token)
         assert {event.partition_id.rpartition(":")[2] for event in more} == {"p2"}
-        assert len(events) + len(more) > len(bench.written()), "that one was read, and its token edited"
+        assert len(events) + len(more) > len(bench.written()), "it was read, and the token was edited"
 
     def test_starts_the_oldest_that_was_missed_and_its_children_after_it(self, split, clock):
         bench = split("p2")
@@ -464,7 +465,7 @@ class TestAudit:
             return shy.audits - before
 
         assert audits(59) == 0
-        assert audits(2) == 1, "the start is like a retirement"
+        assert audits(2) == 1, "the start counts like a retirement"
         assert audits(595) == 0
         assert audits(10) == 1
         bench.sim.split("p1")
@@ -510,7 +511,7 @@ class TestAudit:
 
     @pytest.mark.parametrize("start", ["now", "moment"])
     def test_the_token_keeps_the_start_as_microseconds_since_1970(self, split, clock, monkeypatch, start):
-        """Another release reads the token, too, so the unit and the epoch must not change."""
+        """Other releases read the token too, so the unit and the epoch must not change."""
         bench = split()
         moment = bench.sim.now
         token = bench.page(Now() if start == "now" else AtTime(moment)).continuation_token
@@ -539,7 +540,7 @@ class TestPlanner:
         return Planner(bench.provider_of, feed, **settings), deadline
 
     def run(self, planner, lineage, deadline):
-        """Up to the present end; the ids of the partitions that were read, and where that is."""
+        """Read to the present end. Returns the ids of the partitions that were read, and that end."""
         read = []
         for step in planner.steps(lineage, deadline):
             read += [part.partition_id for part in step.ranges()]
@@ -551,7 +552,9 @@ class TestPlanner:
         planner, deadline = self.planner(bench)
         read, lineage = self.run(planner, planner.start(Beginning(), deadline), deadline)
         assert read == ["p0", "p1"]
-        assert not planner.advance(lineage, None, deadline, allow_empty=True).moved, "a look alone is no step"
+        assert not planner.advance(lineage, None, deadline, allow_empty=True).moved, (
+            "a look for children is no step"
+        )
         bench.provider_of.hidden.clear()
         clock.passed += 1
         read, lineage = self.run(planner, planner.restore(lineage.to_json()), deadline)
@@ -563,7 +566,7 @@ class TestPlanner:
         read, lineage = self.run(planner, planner.start(Beginning(), deadline), deadline)
         clock.passed += 1
         read, lineage = self.run(planner, lineage, deadline)
-        assert [entry.partition_id for entry in lineage] == ["p1"], "the watch is over"
+        assert [entry.partition_id for entry in lineage] == ["p1"], "the watch has ended"
         bench.provider_of.hidden.clear()
         clock.passed += 10_000
         step = planner.advance(lineage, None, deadline)
@@ -582,7 +585,7 @@ class TestPlanner:
         assert "audit of coverage failed" in caplog.text
 
     def test_an_audit_gets_ten_seconds_of_the_time_of_a_plan(self, split, clock):
-        """A service that does not answer the audit leaves the rest of the time to the plan."""
+        """If the service does not answer the audit, the plan gets the rest of its time."""
         bench = split(connect=False)
         planner, deadline = self.planner(bench)
         lineage = planner.start(Beginning(), deadline)
@@ -671,7 +674,7 @@ class TestHeadroom:
 
 class TestWhatTheAuditIsGiven:
     def noting(self, bench):
-        """What each audit was given, and how many fetches had begun by then."""
+        """Record what each audit was given, and how many fetches had begun by then."""
         seen, ask = [], bench.provider_of.uncovered
 
         def uncovered(feed, tracked, since, deadline):

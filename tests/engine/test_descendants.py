@@ -30,27 +30,27 @@ sizes = pytest.mark.parametrize("size", [1, 3, 50])
 
 
 def branch(bench, name="p0"):
-    """The scope."""
+    """The request's scope: a partition with its descendants."""
     return PhysicalPartition(bench.sim.public_id(name), with_descendants=True)
 
 
 def descendants(sim, root):
-    """A partition and all that ever came of it, however far."""
+    """A partition and all its descendants."""
     found = {root}
-    for name in sim.lineage:  # children stand behind their parents
+    for name in sim.lineage:  # children come after their parents
         if found.intersection(sim.lineage[name]):
             found.add(name)
     return found
 
 
 def truth(sim, root="p0", after=0):
-    """Ids of what a reader of the branch has to be given."""
+    """Ids of the events that a reader of the branch must get."""
     names = descendants(sim, root)
     return [item.event_id for item in sim.history if item.partition_id in names and item.commit > after]
 
 
 def ancestors(sim, name):
-    """All that a partition comes of."""
+    """All ancestors of a partition."""
     found = set(sim.lineage[name])
     for parent in sim.lineage[name]:
         found |= ancestors(sim, parent)
@@ -58,7 +58,7 @@ def ancestors(sim, name):
 
 
 def check_order(sim, root, came):
-    """In a partition events come in order, and behind those of all that it comes of in the branch."""
+    """Check that a partition's events come in order and after those of its ancestors in the branch."""
     names = descendants(sim, root)
     places = {name: place for place, name in reversed(list(enumerate(came)))}
     own = {name: [] for name in names}
@@ -73,7 +73,7 @@ def check_order(sim, root, came):
 
 
 def read(bench, root="p0", place=None, size=0, **settings):
-    """Everything up to idle, checked: each event once, and in order."""
+    """Read up to idle and check that each event comes once and in order."""
     events, _ = bench.drain(place or Beginning(), size, scope=branch(bench, root), **settings)
     came = [event.event_id for event in events]
     assert len(came) == len(set(came)), "an event came twice"
@@ -157,7 +157,7 @@ class TestFollowChildren:
     @forms
     @pytest.mark.parametrize("generations", [0, 1, 3])
     def test_a_parent_that_is_found_later_is_waited_for(self, make_bench, form, size, generations):
-        """The merged child's other parent descends from B, which has not come to its end when A names it."""
+        """The merged child's other parent descends from B, which has not ended when A names the child."""
         bench = grown(make_bench, 2, listing=form)
         first, second = bench.sim.split("p0")
         fill(bench, first, count=1)
@@ -171,7 +171,7 @@ class TestFollowChildren:
 
     @forms
     def test_a_stranger_is_not_waited_for_when_all_is_quiet(self, make_bench, form):
-        """A merges with somebody else's partition while B is open."""
+        """A merges with a partition outside of the branch while B is open."""
         bench = grown(make_bench, 2, listing=form, heartbeats=False)
         first, second = bench.sim.split("p0")
         fill(bench, first, second)
@@ -182,7 +182,7 @@ class TestFollowChildren:
     @forms
     @pytest.mark.parametrize("caught_up", list(CaughtUp))
     def test_a_busy_partition_does_not_hold_up_a_child_for_ever(self, make_bench, form, caught_up):
-        """B is never idle: that it is read past the naming of the child shows that it has no part in it."""
+        """B is never idle. Reading B past the naming of the child proves that B is not its parent."""
         bench = grown(make_bench, 2, listing=form, heartbeats=False, caught_up=caught_up)
         first, second = bench.sim.split("p0")
         fill(bench, second, count=20)
@@ -223,7 +223,7 @@ class TestFollowChildren:
     @sizes
     @forms
     def test_of_children_that_wait_for_each_other_the_older_one_is_first(self, make_bench, form, size):
-        """The last one is named first. Its other parent descends from one that waits."""
+        """The last child is named first. Its other parent descends from a child that waits too."""
         bench = grown(make_bench, 2, listing=form)
         one, other = bench.sim.split("p0")
         fill(bench, other, count=1)
@@ -324,7 +324,7 @@ class TestLateChildren:
             assert not page.idle
 
     def test_a_child_waits_for_a_stranger_while_one_is_looked_for(self, make_bench):
-        """The undiscovered parent may be the sibling that is not named yet."""
+        """The unknown parent may be the sibling that is not named yet."""
         bench = grown(make_bench, listing=Listing.OPEN, proves_children=False, late_siblings=3, seed=2)
         one, other = bench.sim.split("p0")
         older = bench.sim.roll(other)

@@ -1,4 +1,4 @@
-"""Seeded lives of a partitioned log, read by one follower a root, which crash and come back."""
+"""Random histories of a partitioned log, each root read by one follower, which crashes and restarts."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Follower:
 
     Attributes:
         sim: What is read.
-        root: The partition.
-        engine: Exchanged by a crash.
+        root: The partition that it starts from.
+        engine: The engine; a crash replaces it.
         position: The last token.
-        first: Event id → how many others came before it.
-        tokens: Every token, with how many events had come.
+        first: Event id → the number of events that came before it.
+        tokens: Every token, with the number of events delivered by then.
     """
 
     sim: Simulation
@@ -49,7 +49,7 @@ class Follower:
     tokens: list[tuple[str, int]] = attrs.field(factory=list)
 
     def branch(self) -> set[str]:
-        """The root and all that ever came of it."""
+        """The root and all its descendants."""
         found = {self.root}
         for name, parents in self.sim.lineage.items():
             if found.intersection(parents):
@@ -57,7 +57,7 @@ class Follower:
         return found
 
     def missing(self) -> set[str]:
-        """What has been written in the branch and has not come."""
+        """Events written in the branch that have not been delivered."""
         names = self.branch()
         return {item.event_id for item in self.sim.history if item.partition_id in names} - self.first.keys()
 
@@ -86,12 +86,12 @@ class Follower:
             return None
 
     def ancestors(self, name: str) -> set[str]:
-        """All that a partition comes of."""
+        """All ancestors of a partition."""
         parents = self.sim.lineage[name]
         return set(parents).union(*map(self.ancestors, parents))
 
     def check_order(self) -> None:
-        """Events of a partition in order, and behind those of all that it comes of in the branch."""
+        """Check that a partition's events come in order and after those of its ancestors in the branch."""
         names = self.branch()
         places: dict[str, list[int]] = {name: [] for name in names}
         for item in self.sim.history:
@@ -105,7 +105,7 @@ class Follower:
 
 
 class Lives(RuleBasedStateMachine):
-    """Writers, splits and merges against followers."""
+    """Writers, splits and merges, and the followers that read them."""
 
     @initialize(
         seed=st.integers(0, 2**20),
@@ -137,7 +137,7 @@ class Lives(RuleBasedStateMachine):
             strict_retention=heartbeats,
             proves_children=behaviour.proves_children or bool(late),
         )
-        # Children that are late are looked for until they are named; where none is, one look is enough.
+        # Where children may be late, look until they are named; elsewhere one look is enough.
         self.watch_seconds = 600.0 if late else 0.0
         self.number = 0
         self.engines: list[Engine] = []
@@ -182,12 +182,12 @@ class Lives(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 3))
     def crash(self, which: int) -> None:
-        """The follower forgets all but its token."""
+        """The follower loses everything except its token."""
         self.followers[which % len(self.followers)].engine = self.connect()
 
     @rule(which=st.integers(0, 3), index=st.integers(0, 10**6))
     def rewind(self, which: int, index: int) -> None:
-        """An old token delivers everything that had not been delivered when it was made."""
+        """An old token delivers every event that had not been delivered when the token was made."""
         follower = self.followers[which % len(self.followers)]
         if not follower.tokens:
             return
@@ -207,7 +207,7 @@ class Lives(RuleBasedStateMachine):
             if follower.page(7) and not follower.missing():
                 break
         else:
-            raise AssertionError(f"{follower.root}: it never comes to an end")
+            raise AssertionError(f"{follower.root}: the read does not end")
         follower.check_order()
 
     def teardown(self) -> None:

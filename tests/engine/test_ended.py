@@ -1,4 +1,4 @@
-"""A feed whose partitions end one by one, with nothing behind them: a stream that was switched off."""
+"""A feed whose partitions end one by one and have no children: a stream that was switched off."""
 
 import attrs
 import pytest
@@ -10,7 +10,7 @@ from multiclouddb_spi import Ended
 
 
 class SwitchedOff(WrappedProvider):
-    """Each partition ends where it has nothing more."""
+    """Each partition ends after its last record."""
 
     def fetch(self, reader, max_records, max_bytes, wait, deadline):
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)

@@ -1,4 +1,4 @@
-"""What all providers say in the same words: faults of their own, rows of their error tables, short text."""
+"""What all providers share about errors: faults of their own, rows of their error tables, shortened text."""
 
 import pytest
 
@@ -35,7 +35,7 @@ class TestOwnFaults:
 
 
 class TestMeaning:
-    """What the project raised itself means what it says; only the rest is the provider's to classify."""
+    """Errors that the project raised keep their meaning; the provider classifies only the others."""
 
     @pytest.fixture
     def provider(self):

@@ -1,4 +1,4 @@
-"""What reading costs: bytes, requests, readers."""
+"""What reading costs in bytes, requests and readers."""
 
 import gc
 import threading
@@ -114,7 +114,7 @@ def test_a_command_that_is_only_emulated_is_refused(make_bench):
 
 
 def test_a_partition_that_only_ends_is_progress(make_bench):
-    """The page comes, although the only other partition fails, because the position has moved."""
+    """The page comes although the only other partition fails, because the position has moved."""
     bench = make_bench(partitions=2)
     bench.connect()
     bench.sim.delay_children("p0", 10**6)
@@ -127,7 +127,7 @@ def test_a_partition_that_only_ends_is_progress(make_bench):
 
 @pytest.mark.parametrize("threads", [False, True], ids=["inline", "threads"])
 def test_a_page_that_nobody_holds_is_free_without_the_garbage_collector(make_bench, threads):
-    """A cycle in what a call leaves behind would keep every event until the collector runs."""
+    """A reference cycle left by a call would keep every event in memory until the collector runs."""
     bench = make_bench(2)
     bench.connect(threads=threads)
     bench.fill(60)

@@ -1,4 +1,4 @@
-"""Any token whatsoever gives a page or `INVALID_REQUEST`: random, damaged, forged."""
+"""Any token, whether random, damaged or forged, gives a page or `INVALID_REQUEST`."""
 
 import base64
 import logging
@@ -40,7 +40,7 @@ SCRAPS = [
 
 
 class StrictFeed(SimulationFeed):
-    """Refuses partitions that never were, as a provider refuses a cursor that it cannot have made."""
+    """Refuses partitions that never existed, as a provider refuses a cursor that it cannot have made."""
 
     def open(self, partition_id, cursor, until=None):
         self._check(partition_id)
@@ -70,7 +70,7 @@ def sealed(flag, payload):
 
 
 def payload_of(token):
-    """The JSON of a sound token."""
+    """The JSON inside a valid token."""
     raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
     return raw[5:] if raw[:1] == b"j" else zlib.decompress(raw[5:], -15)
 
@@ -81,7 +81,7 @@ def squeezed(raw):
 
 
 class Mutations:
-    """Makes tokens that this library never handed out."""
+    """Makes tokens that this library never returned."""
 
     def __init__(self, seed, tokens):
         self.dice = random.Random(seed)
@@ -158,7 +158,7 @@ class Mutations:
         return self.seal(orjson.dumps(body))
 
     def forged(self):
-        """Only the state is made up, out of parts that look right."""
+        """A token whose state alone is forged, from parts that look right."""
         body = orjson.loads(payload_of(self.dice.choice(self.tokens)))
         body["c"] = {"p": [self.entry() for _ in range(self.dice.randrange(4))]}
         if self.dice.random() < 0.5:
@@ -195,7 +195,7 @@ class Mutations:
                     visit(node[key])
 
         visit(body)
-        # Most places are in the state; the others matter as much.
+        # Most fields are in the state, but the other fields matter as much.
         node, key = self.dice.choice(places if self.dice.random() < 0.7 else places[:9])
         match self.dice.randrange(5):
             case 0:
@@ -213,7 +213,7 @@ class Mutations:
 
 @pytest.fixture
 def world(make_bench):
-    """A collection with all that may stand in a token, and such tokens."""
+    """A collection that brings every field into its tokens, and such tokens."""
     bench = make_bench(partitions=3)
     sim = bench.sim
     tokens = []
@@ -256,7 +256,7 @@ def world(make_bench):
 
 
 def trimmed(bench, token):
-    """True when a partition that the token reads really is no longer kept."""
+    """True when retention has removed a partition that the token reads."""
     for name, cursor, *rest in decode_token(token).state["p"]:
         partition = bench.sim.partitions.get(name)
         cursors = cursor if rest and rest[0] == 4 else [cursor]
@@ -266,7 +266,7 @@ def trimmed(bench, token):
 
 
 def commits(cursors):
-    """The commits that would be read next at these cursors, where they are ones."""
+    """The commits that these cursors read next, for those that are valid cursors."""
     for cursor in cursors:
         match cursor:
             case int():
@@ -301,11 +301,11 @@ def test_any_token_gives_a_page_or_invalid_request(world):
             outcome = error.category
             right = outcome == ErrorCategory.INVALID_REQUEST
             right |= outcome == ErrorCategory.CHECKPOINT_EXPIRED and trimmed(bench, token)
-            # A forged parent that never was cannot be told from one that was lost before it was listed.
+            # A forged parent cannot be distinguished from one that was lost before it was listed.
             right |= (
                 outcome == ErrorCategory.CHECKPOINT_EXPIRED and "before the service listed" in error.message
             )
-            # A forged position may stand right in front of the record that no one can decode.
+            # A forged position may be directly before the record that cannot be decoded.
             right |= outcome == ErrorCategory.PROVIDER_ERROR and "it is poison" in error.message
             if not right:
                 wrong.append((number, token, error))

@@ -1,4 +1,4 @@
-"""The garbage collector is out of the way while records are mapped, and back behind it whatever happens."""
+"""The garbage collector is off while records are mapped, and on again afterwards whatever happens."""
 
 import gc
 import subprocess
@@ -38,7 +38,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.fixture(autouse=True)
 def collector():
-    """On in the beginning, and on again behind every test."""
+    """The collector is on before and after every test."""
     assert gc.isenabled()
     yield
     on, free = gc.isenabled(), _pausing.acquire(blocking=False)
@@ -49,7 +49,7 @@ def collector():
 
 
 class Elsewhere:
-    """Another thread that is inside until it is let go."""
+    """Another thread that stays inside the pause until the test releases it."""
 
     def __init__(self):
         self._inside, self._leave = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""Tokens of version 1 with a lineage, one for each form of scope of a partition: they stay readable."""
+"""Tokens of version 1 with a lineage, one for each form of a partition scope: they stay readable."""
 
 import json
 
@@ -12,13 +12,13 @@ from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.state import Retired, state_from_json, state_to_json
 from multiclouddb_spi.continuation.token import decode_token, encode_token
 
-# Never to be changed, only added to.
+# Add tokens here, but never change one.
 GOLDEN = {
     "one partition": (
         "evoe6FBNjDsOgCAQRO8y9RaAgslehVAYY0HihwhqYby7u53Vm8y8zIMLbAkFjJrXcxlb3jcQDnDURmJu81qVFolQxSzj0bKKXIwMu1"
         "SCJk9DGJzzwRjCBH70N0aoZV1KL-H-S9Z1vQ_vBw"
     ),
-    "one that has ended": (
+    "a partition that has ended": (
         "egja8C5NjDsOxCAMRO8ytQvMJiBxFUQRJUhBygcRdreIcve1u63GejN-Nz4ITKgIuMr-3qZezgOEhhCVyFl63i9NRiJcsqxT60WHoRop"
         "TkESXUzeeWtHZwxhRrjRci8tL_qjy3kt29LyIfKIOoCi8kRsk6i_U59XqdgSe61GpPQI_xezfQ2je34"
     ),
@@ -30,7 +30,7 @@ GOLDEN = {
 }
 SCOPES = {
     "one partition": "partition:p0",
-    "one that has ended": "partition:p0",
+    "a partition that has ended": "partition:p0",
     "with its descendants": "descendants:p0",
 }
 
@@ -55,7 +55,7 @@ def test_one_partition():
 
 
 def test_one_that_has_ended():
-    state = state_from_json(decode_token(GOLDEN["one that has ended"]).state, last)
+    state = state_from_json(decode_token(GOLDEN["a partition that has ended"]).state, last)
     named = (Child("p4", ("p0",), 12),)
     assert state == Retired("p0", named, AwaitingChildren("p0", 12, ("p5", "p4"), 17))
 

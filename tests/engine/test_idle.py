@@ -1,4 +1,4 @@
-"""What may be called idle."""
+"""When a page may be called idle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from multiclouddb_spi import Engine, InlineExecutor
 
 
 def test_a_prefetched_nothing_from_before_a_write_does_not_make_the_next_page_idle() -> None:
-    """The read ahead answered "nothing" before the write; only an answer of this call may count."""
+    """The read ahead answered "nothing" before the write; only an answer during this call may count."""
     sim = Simulation(partitions=1)
     sim.behaviour = ServiceBehaviour(caught_up=CaughtUp.WHEN_EMPTY)
     for number in range(4):
@@ -29,7 +29,7 @@ def test_a_prefetched_nothing_from_before_a_write_does_not_make_the_next_page_id
         )
         position = FromContinuationToken(page.continuation_token)
         assert len(page.events) == 2
-    assert provider.calls.fetches["p0"] == 3, "the second page was to start a read ahead"
+    assert provider.calls.fetches["p0"] == 3, "the second page should have started a read ahead"
     sim.write("late", {"n": 4})
 
     page = engine.read_changes(ChangeFeedRequest(sim.address, position), OperationOptions())

@@ -1,4 +1,4 @@
-"""`Feed.compare` may give None. It proves nothing: nothing is left out, skipped or overrun for it."""
+"""`Feed.compare` may return None. None proves nothing, so no event may be left out because of it."""
 
 import pytest
 
@@ -31,7 +31,7 @@ from multiclouddb_spi.planning.heads import clip
 
 
 class Vague(WrappedFeed):
-    """A feed that can compare no two positions but equal ones."""
+    """A feed that cannot compare two different positions."""
 
     def compare(self, a, b):
         return 0 if a == b else None
@@ -43,7 +43,7 @@ class VagueProvider(WrappedProvider):
 
 
 class World:
-    """One partition with five changes, and the places before and behind each."""
+    """One partition with five changes, and the positions before and after each."""
 
     def __init__(self, behaviour=None, on_expired=None, partitions=1):
         self.sim = Simulation(partitions, behaviour or ServiceBehaviour())
@@ -65,7 +65,7 @@ class World:
         return found
 
     def steps_to(self, target):
-        """What is planned in steps of two records at most."""
+        """Plan and read in steps of at most two records."""
         found, at = [], self.start
         for _ in range(20):
             step = self.planner.advance(at, 2, self.soon, target)
@@ -73,7 +73,7 @@ class World:
                 return found
             found += self.read(*step.ranges())
             at = step.after
-        raise AssertionError("it does not end")
+        raise AssertionError("the planned run does not end")
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ def _no_pauses(monkeypatch):
 
 
 def places(world):
-    """The start, and the end of what is there now."""
+    """The start position and the present end."""
     target = world.planner.target(world.start, world.soon)
     return world.start.cursor("p0"), target.cursors["p0"], target
 
@@ -141,7 +141,8 @@ def test_a_position_that_may_be_good_is_not_given_up():
 
 
 class TestDefaults:
-    """A feed whose partitions have no children writes neither `discover` nor `join`."""
+    """The defaults for a feed whose partitions have no children, which implements neither `discover` nor
+    `join`."""
 
     def ask(self, feed, cursors):
         return Feed.join(feed, "c", cursors)

@@ -1,6 +1,6 @@
-"""Seeded lives with everything that can go wrong at once: poison, retention, failures for good, restarts.
+"""Random histories where every trouble can come at once: poison, retention, permanent failures, restarts.
 
-`test_stateful.py` lives with troubles that pass; here are those that a consumer has to act on.
+`test_stateful.py` covers troubles that pass; these are the ones that a consumer has to act on.
 """
 
 import os
@@ -16,7 +16,7 @@ LIVES = int(os.environ.get("MULTICLOUDDB_HARD_LIVES", "60"))
 
 
 class HardLife:
-    """A writer and one consumer; a step is chosen by dice."""
+    """A writer and one consumer. A random number chooses each step."""
 
     def __init__(self, bench, seed, *, threads):
         self.bench, self.sim, self.dice, self.threads = bench, bench.sim, random.Random(seed), threads
@@ -47,7 +47,7 @@ class HardLife:
         self.sim.write(f"k{self.dice.randrange(12)}", {"n": self.sim.head}, poison=True)
 
     def trim(self):
-        """Retention takes the older half, of all or of one partition."""
+        """Retention removes the older half of all partitions or of one."""
         names = [None, None, *self.sim.partitions]
         self.sim.trim(self.dice.choice(names), self.dice.randrange(self.sim.head + 1) // 2)
 
@@ -67,7 +67,7 @@ class HardLife:
                 self.sim.roll(self.dice.choice(names))
 
     def page(self):
-        """One page; what a consumer does about an error."""
+        """Read one page, and do what a consumer does about an error."""
         size = self.dice.choice([0, 1, 2, 7])
         try:
             page = self.bench.page(self.place, size, on_expired=SkipToOldest())
@@ -86,14 +86,14 @@ class HardLife:
         return page.idle
 
     def finish(self):
-        """The sky clears, and the consumer comes to an end."""
+        """All troubles stop, and the consumer reads to the end."""
         self.sim.forgive()
         names = ("seed", "poison_at_fetch", "listing", "late_siblings", "proves_children")
         self.sim.behaviour = ServiceBehaviour(**{name: getattr(self.sim.behaviour, name) for name in names})
         for _ in range(5000):
             if self.page() and self.sim.names_all():
                 return
-        raise AssertionError("it never comes to an end")
+        raise AssertionError("the read does not end")
 
     def check(self):
         items = {item.event_id: item for item in self.sim.truth}

@@ -1,4 +1,4 @@
-"""How many opened feeds are kept, and for how long: each key of a `LogicalPartition` has one."""
+"""How many open feeds are kept, and for how long. Each key of a `LogicalPartition` has its own feed."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from multiclouddb_spi.reading import feeds
 
 
 class Clock:
-    """Time that a test sets."""
+    """A clock that the test sets."""
 
     def __init__(self):
         self.now = 1000.0
@@ -36,7 +36,7 @@ def closed(monkeypatch):
 
 
 class Worker:
-    """Reads many keys in turns.
+    """Reads many keys in turn.
 
     Args:
         bench: The engine.
@@ -47,7 +47,7 @@ class Worker:
         self.bench, self.tokens = bench, dict.fromkeys((f"k{number}" for number in range(count)), Beginning())
 
     def turn(self, *names):
-        """Read a page of some keys, or of each; how many feeds were opened."""
+        """Read a page of some keys, or of every key. Returns how many feeds that opened."""
         before = self.bench.calls.feeds
         for name in names or self.tokens:
             scope = LogicalPartition(self.bench.sim.key(name))
@@ -102,7 +102,7 @@ def test_one_that_was_not_used_for_a_minute_gives_its_place(bench, clock, closed
 
 
 class TestInUse:
-    """What a call works on is closed when that is over."""
+    """A feed that a call is using is closed only after the call."""
 
     @pytest.fixture
     def cache(self, bench):

@@ -1,4 +1,4 @@
-"""What an audit by parents finds: what was missed, and never what was read."""
+"""An audit by parents finds every missed partition and never one that was read."""
 
 import random
 
@@ -11,7 +11,7 @@ OPEN, CLOSED = PartitionState.OPEN, PartitionState.CLOSED
 
 
 def listing(**parents):
-    """Names in capitals are open: `a="p"` is a closed child of `p`."""
+    """A listing. Names in capitals are open partitions: `a="p"` is a closed child of `p`."""
     return [
         Partition(name.lower(), tuple(above.lower()), OPEN if name.isupper() else CLOSED)
         for name, above in parents.items()
@@ -19,7 +19,7 @@ def listing(**parents):
 
 
 def held(*names, drained=(), waiting=()):
-    """A token that reads these."""
+    """A token that reads these partitions."""
     found = {name: Tracked(name, (1,)) for name in names}
     found |= {name: Tracked(name, (1,), drained=True) for name in drained}
     return found | {name: Tracked(name, (1,), parents) for name, parents in waiting}
@@ -61,7 +61,7 @@ class TestMissed:
         assert missed_by_parents(held("a", "c"), listing(p="", A="p", B="p"), never) is None
 
     def test_a_hidden_generation_in_the_middle_makes_nothing_that_was_read_look_missed(self):
-        """`s` was listed while it was open; `c` came of it and `d` of `c`, and `c` is not listed."""
+        """`s` was listed while open. `c` is its child and `d` the child of `c`; `c` is not listed."""
         assert missed_by_parents(held("d"), listing(S="", D="c"), gone()) is None
 
     def test_so_does_a_hidden_one_that_is_watched(self):
@@ -77,7 +77,7 @@ class TestMissed:
 
 @attrs.define
 class Shard:
-    """One partition of a feed that changes: when it began and ended, and what became of it in the reader."""
+    """One partition: when it began and ended, and what the reader did with it."""
 
     parent: int | None
     began: int
@@ -87,7 +87,8 @@ class Shard:
 
 
 class Life:
-    """A feed whose partitions split and roll over, a reader that misses some halves, and listings of it."""
+    """A feed whose partitions split and roll over, a reader that misses some halves, and listings of the
+    feed."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
@@ -118,7 +119,7 @@ class Life:
         return shard.missed or (shard.parent is not None and self.was_missed(shard.parent))
 
     def token(self, now):
-        """What the reader reads at a moment: what it was told of and has not read to its end."""
+        """What the reader reads at a moment: partitions that it knows and has not read to the end."""
         found = {}
         for name, shard in enumerate(self.shards):
             above = None if shard.parent is None else self.shards[shard.parent]
@@ -131,7 +132,7 @@ class Life:
         return found
 
     def listing(self, moments, hidden):
-        """Each page shows its shards as they were at its moment."""
+        """A listing in which each page shows its shards at the moment of that page."""
         found = []
         for name, shard in enumerate(self.shards):
             moment = moments[name % len(moments)]
@@ -144,7 +145,7 @@ class Life:
 
 @pytest.mark.parametrize("first", range(0, 2000, 500))
 def test_nothing_that_was_read_is_ever_found(first):
-    """Pages of different moments, some before the token's, and partitions that are left out."""
+    """The listing's pages are of different moments, some before the token's, and leave out partitions."""
     found_any = 0
     for seed in range(first, first + 500):
         life = Life(seed)

@@ -1,4 +1,4 @@
-"""A lineage moves whole or not at all: what fails half-way leaves nothing out of a token."""
+"""A lineage moves completely or not at all: a failure half-way removes nothing from a token."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def broken(*_):
 
 @pytest.mark.parametrize("size", [1, 0])
 def test_a_join_that_fails_leaves_no_partition_out(make_bench, monkeypatch, ids, size):
-    """Another partition has something for the page: its token must not lack the merged child."""
+    """Another partition has events for the page. The page's token must still contain the merged child."""
     bench = make_bench(3)
     bench.connect()
     bench.sim.merge("p1", "p2")
@@ -39,7 +39,7 @@ def test_a_join_that_fails_leaves_no_partition_out(make_bench, monkeypatch, ids,
 
 
 def test_a_child_that_could_not_be_taken_up_keeps_the_watch_open(bench):
-    """The look that names it is the last one by its time."""
+    """The look for children that names the child is also the last one before the watch ends."""
     feed = SimulationProvider(bench.sim).open_feed(FeedSpec(bench.sim.address), Deadline.after(30))
     lineage = Lineage([Ending("p", 1, ("x",), 6000), Active("x", 1)], feed.join)
     outcome = Drained((Child("x", ("p",), 1), Child("y", ("p", "z"), 1)), complete=False)

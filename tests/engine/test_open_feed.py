@@ -1,4 +1,4 @@
-"""One feed as the engine, Spark and the command line work with it: opened, called, believed."""
+"""How the engine, Spark and the command line use one feed: they open it, call it, and check its token."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def opened(sim):
 
 
 def closings(opened):
-    """The feeds that are closed from now on."""
+    """The feeds that are closed from this moment."""
     closed = []
     open_feed = opened.provider.open_feed
 
@@ -126,7 +126,7 @@ class TestIncarnation:
     def test_an_earlier_one_is_refused(self, opened, sim):
         earlier = sim.incarnation
         sim.recreate()
-        for count in (1, 2):  # one that was opened for this is believed at once
+        for count in (1, 2):  # a feed that was opened for this call is believed at once
             with pytest.raises(MulticloudDbError) as caught:
                 opened.check_resumes(earlier, *self.WAY_OUT)
             assert caught.value.category == ErrorCategory.INVALID_REQUEST

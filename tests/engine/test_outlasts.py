@@ -1,4 +1,4 @@
-"""Readers whose answer may come behind the deadline; feeds that go on from another incarnation's token."""
+"""Readers that may answer after the deadline, and feeds that resume from another incarnation's token."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ def within(seconds):
 
 @pytest.fixture
 def outlasting(make_bench, monkeypatch):
-    """Makes a bench on threads whose readers outlast a call, or do not."""
+    """Makes a bench with threads whose readers may, or may not, outlast a call."""
 
     def make(partitions=1, outlasts=True, **config):
         monkeypatch.setattr(SimulationReader, "outlasts", lambda reader: outlasts)
@@ -74,7 +74,7 @@ class TestOutlasts:
         bench.fill(3)
         bench.sim.hold("p0")
         for number in (1, 2, 3):
-            while bench.calls.opens["p0"] < number:  # again, where no thread came to it in time
+            while bench.calls.opens["p0"] < number:  # a second time, if no thread started it in time
                 bench.refused(ErrorCategory.TRANSIENT_FAILURE, timeout=SOON)
             assert bench.calls.cancels == bench.calls.opens["p0"] == number
         bench.sim.release("p0")
@@ -175,7 +175,7 @@ class TestOutlasts:
 
 
 class TestResumes:
-    """Which tokens go on in a feed is the feed's to say; by default those of its own incarnation."""
+    """The feed decides which tokens it can resume; by default only those of its own incarnation."""
 
     def recreated(self, bench):
         bench.fill(3)
@@ -197,7 +197,7 @@ class TestResumes:
             return True
 
         monkeypatch.setattr(SimulationFeed, "resumes", resumes)
-        # What a read then finds is the service's to say, no more the token's.
+        # From here the service's answer decides, not the token.
         bench.refused(ErrorCategory.NOT_FOUND, token)
         (before, now), *_ = asked
         assert before != now
@@ -210,7 +210,7 @@ class TestResumes:
             bench.page(token)
 
     def test_one_that_does_not_is_opened_anew_before_that_is_believed(self, bench, monkeypatch, ids):
-        """A feed that has been open for long may be of what was there before."""
+        """A feed that was opened long ago may belong to the earlier collection."""
         bench.fill(3)
         bench.page()
         bench.sim.recreate()

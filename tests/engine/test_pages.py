@@ -1,4 +1,4 @@
-"""What a page promises: its bound, its order, its token, and when it may say that nothing is left."""
+"""What a page promises: its bound, its order, its token, and when it may be idle."""
 
 import threading
 from datetime import timedelta
@@ -28,7 +28,7 @@ from multiclouddb_spi.continuation.token import decode_token
 
 
 def grown(bench):
-    """A short life with everything in it: transactions, a split, a merge, a roll, deletes."""
+    """A short history with transactions, a split, a merge, a roll and deletes."""
     sim = bench.sim
     bench.fill(12)
     sim.transaction([(f"k{number}", {"n": number}) for number in range(10)])
@@ -41,7 +41,7 @@ def grown(bench):
 
 
 def state(page):
-    """Where its token is; the token itself also says when it was made."""
+    """The position in a page's token. Tokens also contain their time of issue, so their texts differ."""
     return decode_token(page.continuation_token).state
 
 
@@ -69,7 +69,7 @@ class TestSize:
         assert len(bench.page(size=45).events) == 45
 
     def test_service_is_not_asked_for_more_than_a_first_small_page_needs(self, bench):
-        """A caller who wants one event and no more does not pay for a thousand."""
+        """A caller that wants only one event does not pay for a thousand."""
         bench.fill(50)
         bench.page(size=1)
         assert bench.page(size=1).diagnostics.native_charge <= 3
@@ -178,7 +178,7 @@ class TestIdle:
         assert second.idle
 
     def test_filter_that_still_scans_is_not_idle(self, make_bench, ids):
-        """Empty answers come first; the engine reads on behind them."""
+        """Empty answers come first, and the engine reads on after them."""
         bench = make_bench(behaviour=ServiceBehaviour(scan_limit=1))
         bench.connect()
         bench.fill(50, keys=50)
@@ -199,7 +199,7 @@ class TestIdle:
     def test_partition_that_fails_while_the_call_waits_keeps_the_page_from_idle(
         self, make_bench, monkeypatch
     ):
-        """It had nothing at first; that was true then."""
+        """Its first answer was empty, which was true at that time."""
         bench = make_bench(partitions=2)
         bench.connect(attempts=1)
         token = bench.page(Now()).continuation_token
@@ -228,7 +228,7 @@ class TestIdle:
             assert page.idle == (came == late and not page.events)
 
     def test_answer_to_an_earlier_call_is_no_proof(self, make_bench, eventually, ids):
-        """p1 answers that it has nothing after the call is over; then something is written."""
+        """p1 answers "nothing" after the call has ended; then a change is written."""
         bench = make_bench(partitions=2)
         bench.connect(threads=True)
         token = bench.page(Now()).continuation_token
@@ -418,7 +418,7 @@ class TestNotices:
         assert state(again) == state(last)
 
     def test_events_before_the_end_are_delivered_first(self, bench, ids, ended):
-        """The collection is dropped while pages of it are still buffered."""
+        """The collection is dropped while some of its pages are still buffered."""
         bench.sim.behaviour = ServiceBehaviour(drop_notice=True)
         bench.fill(10)
         place, came = Beginning(), []

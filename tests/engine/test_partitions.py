@@ -1,4 +1,4 @@
-"""One physical partition at a time, one logical partition, and plans that spread a feed over readers."""
+"""Reads of one physical partition or one logical partition, and plans that spread a feed over readers."""
 
 import pytest
 
@@ -21,9 +21,9 @@ def scope(bench, name):
 
 
 def follow(bench, tokens, size=3, most=500):
-    """Read every planned partition, each child once and after all its parents, as an application would.
+    """Read every planned partition as an application does: each child once and after all its parents.
 
-    A parent that it has never heard of was drained before the plan was made.
+    A parent that is not in the plan was drained before the plan was made.
 
     Returns:
         Partition id → ids of its events, in order.
@@ -54,7 +54,7 @@ def follow(bench, tokens, size=3, most=500):
 
 
 def truth(bench, after=0):
-    """What `follow` must have found."""
+    """What `follow` must return."""
     found = {bench.sim.public_id(name): [] for name in bench.sim.partitions}
     for item in bench.sim.truth:
         if item.commit > after:
@@ -163,7 +163,7 @@ class TestChildren:
             assert ids(page) == late
 
     def test_child_token_starts_where_the_parent_ended(self, bench, ids):
-        """Not earlier: what lies before may be out of retention."""
+        """The token does not start earlier: older positions may have expired."""
         bench.fill(5)
         child = bench.sim.split("p0")[0]
         (named, _) = bench.page(scope=scope(bench, "p0")).child_partitions

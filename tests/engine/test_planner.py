@@ -1,4 +1,4 @@
-"""Bounded reads: planned in any world, in any steps, and the same whenever they are read again."""
+"""Bounded reads: planned under any behaviour, in any steps, and identical whenever they are read again."""
 
 import threading
 import time
@@ -61,7 +61,7 @@ class Headless:
 
 
 class Consumer:
-    """Plans steps over a simulation, reads them, and remembers what they were."""
+    """Plans steps over a simulation, reads them, and records what they contained."""
 
     def __init__(self, sim, *, heads=True, position=BEGINNING, on_expired=None):
         self.sim, self.on_expired = sim, on_expired
@@ -75,13 +75,13 @@ class Consumer:
         self.steps, self.delivered, self.truth = [], [], {item.event_id: item for item in sim.truth}
 
     def step(self, most=None, target=None, *, allow_empty=False):
-        """One step, checked; its events, or None when there was nothing."""
+        """Plan and check one step. Returns its events, or None when there was nothing."""
         before = self.at.to_json()
         step = self.planner.advance(self.at, most, self.deadline, target, allow_empty=allow_empty)
         assert self.at.to_json() == before, "planning changes nothing"
         if not step.moved:
             return None
-        # Both ends are stored as text between planning and reading.
+        # Between planning and reading, both ends are stored as text.
         after = self.planner.restore(step.after.to_json())
         parts = ranges_between(self.at, after, step.ends)
         assert len({part.partition_id for part in parts}) == len(parts)
@@ -108,22 +108,23 @@ class Consumer:
         ]
 
     def drain(self, most=None, target=None):
-        """Step until nothing comes; children that are named late may need some more questions."""
+        """Step until nothing comes; children that are named late may need a few more questions."""
         quiet = 0
         for _ in range(10_000):
             quiet = quiet + 1 if self.step(most, target) is None else 0
             if quiet == 4:
                 return
-        pytest.fail("it does not end")
+        pytest.fail("the planned run does not end")
 
     def check_left(self, trimmed):
-        """What retention has not taken of each partition, each once."""
+        """Check that each event that retention has not removed came exactly once."""
         left = {item.event_id for item in self.sim.truth if item.commit > trimmed.get(item.partition_id, 0)}
         assert left <= set(self.delivered)
         assert len(set(self.delivered)) == len(self.delivered)
 
     def check_all(self):
-        """Everything once; each partition in order; a child behind all its parents; all repeatable."""
+        """Check that each event came once, in partition order, after all parents, and that steps can be
+        repeated."""
         written = [item.event_id for item in self.sim.truth]
         assert sorted(self.delivered) == sorted(written)
         items = {item.event_id: item for item in self.sim.truth}
@@ -179,7 +180,7 @@ def act(sim, consumer, action):
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch, looks_at_once):
-    """A retry is made at once."""
+    """Retries happen at once, without pauses."""
     monkeypatch.setattr(ranges, "_sleep", lambda seconds: None)
 
 
@@ -210,7 +211,7 @@ class TestAnyLife:
         sim.behaviour = ServiceBehaviour(listing=form)
         consumer.drain(last)
         consumer.check_all()
-        # Later splits, merges and writes change nothing of what was planned before.
+        # Later splits, merges and writes do not change what was planned before.
         for action in actions:
             if action[0] != "step":
                 act(sim, consumer, action)
@@ -397,7 +398,7 @@ class TestTrouble:
 
 
 class Beside(Consumer):
-    """Reads `p0` of two partitions and what comes of it; what is written beside moves its position only."""
+    """Reads `p0` of two partitions and its descendants. Writes to the other one only move the position."""
 
     def __init__(self, sim, **settings):
         owners = {key: sim.write(key, {"n": 0}).partition_id for key in (f"k{n}" for n in range(12))}
@@ -503,7 +504,7 @@ class TestIdlePosition:
         ),
     )
     def test_hides_no_record(self, heads, actions, allowed, behaviour):
-        """However records, idle positions, splits and runs that end by themselves follow each other."""
+        """This holds for any order of records, idle positions, splits and runs that end by themselves."""
         sim = Simulation(partitions=2, behaviour=behaviour)
         consumer = Beside(sim, heads=heads)
         family, target, written = ["p0"], None, []
@@ -529,7 +530,7 @@ class TestIdlePosition:
             if consumer.step(1, target, allow_empty=True) is None:
                 break
         else:
-            pytest.fail("it does not end")
+            pytest.fail("the planned run does not end")
         consumer.drain()
         assert sorted(consumer.delivered) == sorted(written)
         for parts, events in consumer.steps:
@@ -538,7 +539,7 @@ class TestIdlePosition:
 
 
 class Forgetful:
-    """The same feed, which finds the heads of some partitions only, by turns of others."""
+    """The same feed, which finds the heads of only some partitions, different ones each time."""
 
     def __init__(self, feed):
         self._feed, self.asked, self.left_out = feed, 0, set()
@@ -557,7 +558,7 @@ class Forgetful:
 
 
 class TestLeftOutHeads:
-    """A feed may leave heads to the planner, which then finds these by reading, and only these."""
+    """A feed may leave out heads. The planner finds only those by reading."""
 
     def consumer(self, sim, **settings):
         consumer = Consumer(sim, **settings)

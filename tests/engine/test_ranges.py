@@ -1,4 +1,4 @@
-"""A bounded read where the service answers late, ends early, or has no more."""
+"""A bounded read whose service answers late, ends early, or has no more records."""
 
 import attrs
 import pytest
@@ -10,12 +10,12 @@ from multiclouddb_spi.planning import ranges
 
 
 def nothing(cursor, poll_after):
-    """An answer of somebody who has not come so far."""
+    """An empty answer of a replica that has not reached this position."""
     return Batch((), None, cursor, cursor, caught_up=True, poll_after=poll_after)
 
 
 class Clock:
-    """Time that passes in pauses only, a tenth of a second for those that are short."""
+    """A clock that only pauses move; short pauses move it by a tenth of a second."""
 
     def __init__(self):
         self.now, self.pauses = 1000.0, []
@@ -30,12 +30,14 @@ class Clock:
 
 @attrs.define
 class Lagging:
-    """A feed whose readers do not see anything for some answers.
+    """A feed whose readers return empty answers for a while.
 
     Attributes:
         feed: The feed.
-        cursors: Where each of these answers says it is; None for where reading is, `...` for a true answer.
-        poll_after: When it wants to be asked again.
+        cursors: The position that each of these answers names; None for the reader's own position, `...` for
+    a
+            true answer.
+        poll_after: When the service wants to be asked again.
     """
 
     feed: object
@@ -65,7 +67,7 @@ class Lagging:
 
 
 class World:
-    """One partition with a range of three changes in it, and two behind it."""
+    """One partition with a range of three changes, and two changes after it."""
 
     def __init__(self, clock, **behaviour):
         self.clock = clock

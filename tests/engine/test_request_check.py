@@ -1,4 +1,4 @@
-"""What is refused before the service is touched, with the category and the way out."""
+"""Requests that are refused before the service is called, with the category and the way out."""
 
 from datetime import timedelta
 
@@ -27,6 +27,7 @@ from multiclouddb_api import (
     PhysicalPartition,
     ProviderOptions,
     ResourceAddress,
+    Snapshot,
     Support,
 )
 from multiclouddb_conformance.simulation import (
@@ -45,6 +46,7 @@ NEEDS = {
     Capability.CHANGE_FEED_BEGINNING: {"start_position": Beginning()},
     Capability.CHANGE_FEED_POINT_IN_TIME: {"start_position": "a moment"},
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: {"scope": KEY},
+    Capability.CHANGE_FEED_SNAPSHOT: {"start_position": Snapshot()},
     Capability.CHANGE_FEED_OLD_ITEM_STATE: {"old_item_state_mode": OldItemStateMode.INCLUDE_IF_AVAILABLE},
     Capability.CHANGE_FEED_DATABASE_SCOPE: {"scope": EntireDatabase(), "address": ResourceAddress("sim")},
     Capability.CHANGE_FEED_CLUSTER_SCOPE: {"scope": EntireCluster(), "address": ResourceAddress()},
@@ -53,7 +55,7 @@ NEEDS = {
 
 @attrs.frozen
 class Asking(SimulationOptions):
-    """Options that ask for what is only emulated."""
+    """Options that ask for emulated capabilities."""
 
     emulate: frozenset[Capability] = frozenset()
 
@@ -67,7 +69,7 @@ class AskingProvider(SimulationProvider):
 
 @attrs.frozen
 class ForeignOptions(ProviderOptions):
-    """Another provider's."""
+    """Options of another provider."""
 
 
 class CommandingProvider(SimulationProvider):
@@ -85,7 +87,7 @@ def emulating(*capabilities):
 
 @pytest.fixture
 def refusing(make_bench):
-    """Connects with some capabilities and sends a request that must be refused."""
+    """Connect with some capabilities and return the error of a request that must be refused."""
     bench = make_bench()
 
     def refuse(provider, needs, **options):
@@ -264,7 +266,7 @@ class TestOptions:
 
 
 class TestForeignTokens:
-    """A token of elsewhere is refused, and the service is not asked."""
+    """A token from elsewhere is refused without a call to the service."""
 
     @pytest.fixture
     def token(self, bench):
@@ -338,7 +340,7 @@ class TestForeignTokens:
         assert errors[-1] == ErrorCategory.INVALID_REQUEST
 
     def test_of_a_later_incarnation_than_a_client_has_seen_is_read(self, bench, token, ids):
-        """A client that was connected before the collection was recreated looks anew."""
+        """A client that was connected before the collection was recreated resolves it again."""
         old = bench.engine
         bench.sim.recreate()
         bench.fill(4)
@@ -348,7 +350,7 @@ class TestForeignTokens:
 
 
 class TestRecreated:
-    """A client that lives on while its collection is dropped and made again."""
+    """A client that stays open while its collection is dropped and created again."""
 
     def test_new_start_reads_the_new_collection(self, bench, ids):
         bench.fill(3)
@@ -449,7 +451,7 @@ class TestTime:
         assert " s ahead of the service's clock" in error.message
 
     def test_it_is_the_clock_of_the_service_that_counts(self, make_bench):
-        """The simulation's year is 2026, whatever the year of this machine."""
+        """The simulation's year is 2026, whatever the machine's clock shows."""
         bench = make_bench(start=Simulation().now + timedelta(days=365 * 50))
         bench.connect()
         assert bench.page(AtTime(bench.sim.now)).idle

@@ -1,4 +1,4 @@
-"""What takes the place of lost partitions, by what the service still lists."""
+"""Which partitions replace lost ones, decided from what the service still lists."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from multiclouddb_spi.continuation.retention import Retention
 
 
 class Service:
-    """A tree of partitions, of which some are gone."""
+    """A tree of partitions, some of which are gone."""
 
     def __init__(self, gone="", **parents):
         self.parents, self.gone, self.calls = parents, set(gone), 0
@@ -33,12 +33,12 @@ class Service:
         return [found[name] for name in self.parents if name in found]
 
     def lost(self, entries, name):
-        """What is discovered later, and who waits for whom; the seeds have been asked for by then."""
+        """What is discovered later, and which partition waits for which; the seeds were asked before."""
         seeds = self.oldest([name])
         return self.retention.lost(entries, name, seeds)
 
     def named(self, entries, name, children):
-        """Child → parents that it waits for beside this one."""
+        """Child → the parents that it waits for besides this one."""
         said = [Child(child, tuple(self.parents[child]), f"said by {name}") for child in children]
         named, lost = self.retention.named(entries, name, said)
         return {child.partition_id: set(child.parents) - {name} - lost for child in named}
@@ -64,7 +64,7 @@ class TestLost:
     def test_partition_that_still_has_records_changes_nothing(self):
         service = Service("q", p="", q="", m="pq")
         assert service.lost(lineage("p", "q"), "p") == (set(), {})
-        assert service.calls == 1, "only what the test has asked"
+        assert service.calls == 1, "only the questions of this test count"
 
     def test_whatever_follows_what_is_left_comes_later(self):
         service = Service("p", p="", l="p", r="p", x="l", y="x", q="", m="rq", z="q", k="", o="k")
@@ -85,17 +85,18 @@ class TestLost:
         assert service.lost(lineage("p", m="p"), "p")[1] == {"c": "m"}
 
     def test_what_waits_for_a_lost_parent_waits_for_what_leads_to_that(self):
-        """The parent came of another lost one: that one leads to what waits."""
+        """The parent is a child of another lost partition, and that one leads to the waiting child."""
         service = Service("xpb", x="", p="", b="p", m="b", q="")
         assert service.lost(lineage("x", "p", "q", m="q"), "x")[1] == {"m": "p"}
 
     def test_nothing_waits_for_what_waits_for_it(self):
-        """Such a service cannot tell what came of which: everything that is left may have."""
+        """Such a service cannot say which partition is a child of which, so every remaining one may be a
+        child."""
         service = Vague("pg", p="", c="p", g="c", d="g")
         assert service.lost(lineage("p", c="p", g="c"), "p")[1] == {"d": "g"}
 
     def test_nothing_waits_in_a_circle(self):
-        """`a` and `c` are named at once, each where it may have come of `g`, which waits for `c`."""
+        """`a` and `c` are named at once. Each may be a child of `g`, which waits for `c`."""
         service = Vague("pg", p="", a="p", c="a", g="c", d="g")
         made, seeds = lineage("p", g="c"), service.oldest(["p"])
         coming, holds = service.retention.lost(made, "p", seeds)
@@ -117,7 +118,7 @@ class TestLost:
             coming, holds = retention.lost(made, name, [Seed("c", (), "oldest")])
             assert holds.keys() == {"c"}
             assert made.replace(name, [Seed("c", (), "oldest")], coming, holds) == []
-        assert service.calls == 1 + len(names) - 1, "one list for each, and once what is oldest"
+        assert service.calls == 1 + len(names) - 1, "one listing for each, and one question for the oldest"
         coming, holds = retention.lost(made, names[-1], [Seed("c", (), "oldest")])
         assert made.replace(names[-1], [Seed("c", (), "oldest")], coming, holds) == ["c"]
 

@@ -1,4 +1,4 @@
-"""What retention waits for: no parent that is still to come is forgotten, and nothing waits in a circle."""
+"""Waits after a retention loss: no later parent is forgotten, and no wait is circular."""
 
 from multiclouddb_spi import Child
 
@@ -6,13 +6,13 @@ from .test_retention import Service, Vague, lineage
 
 
 def test_what_follows_what_is_left_of_another_lost_one_comes_later():
-    """`a` came of `q`, which is gone as well; `x` follows `a`, and a child of `x` waits for it."""
+    """`a` is a child of `q`, which is lost too; `x` follows `a`, and a child of `x` waits for `q`."""
     service = Service("pq", p="", q="", l="p", a="q", x="a", y="x")
     assert service.lost(lineage("p", "q"), "p") == ({"a", "x", "y"}, {})
 
 
 def test_child_waits_for_a_parent_that_came_of_a_lost_one():
-    """`a` came of `b`, which is gone: it is still listed, so it is still read."""
+    """`a` is a child of `b`, which is lost. `a` is still listed, so it is still read."""
     service = Service("b", p="", b="", a="b", m="pab")
     assert service.named(lineage("p"), "p", "m") == {"m": {"a"}}
 
@@ -28,7 +28,7 @@ def test_nor_for_what_waits_for_it_through_another_child():
 
 
 def test_two_that_are_held_do_not_wait_for_each_other():
-    """`a` may have come of `h`, which waits for `c`: then `c` does not wait for `g`, which waits for `a`."""
+    """`a` may be a child of `h`, which waits for `c`. So `c` must not wait for `g`, which waits for `a`."""
     service = Vague("pgh", p="", a="p", c="p", g="a", h="c")
     made, seeds = lineage("p", g="a", h="c"), service.oldest(["p"])
     coming, holds = service.retention.lost(made, "p", seeds)

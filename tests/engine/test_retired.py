@@ -1,4 +1,4 @@
-"""The token of a retired partition says again exactly what its page said."""
+"""The token of a retired partition repeats exactly what its page said."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from multiclouddb_spi.continuation.state import Retired, state_from_json, state_
 
 @pytest.fixture
 def merged(make_bench):
-    """Three partitions, of which two have merged; and what the first of them tells at its end."""
+    """Three partitions, two of which have merged, and the last page of the first one."""
     bench = make_bench(partitions=3)
     bench.connect()
     bench.fill(6)

@@ -1,4 +1,4 @@
-"""A call that fails is made again, by one policy for pages, plans, Spark and the command line."""
+"""A failed call is made again by one policy for pages, plans, Spark and the command line."""
 
 from collections import Counter
 
@@ -21,14 +21,14 @@ SOON = 60
 
 
 class Discreet(SimulationProvider):
-    """The vendor's text may quote a secret."""
+    """A provider whose vendor's error text may quote a secret."""
 
     def classify(self, error):
         return Fault(ErrorCategory.PERMANENT_FAILURE, "it did not work; try another way", confidential=True)
 
 
 class Counting(SimulationProvider):
-    """Keeps every error that it was asked about."""
+    """Keeps every error that it was asked to classify."""
 
     def __init__(self, sim, **settings):
         super().__init__(sim, **settings)
@@ -41,7 +41,7 @@ class Counting(SimulationProvider):
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """How long was waited, without waiting."""
+    """Records how long each pause would be, without waiting."""
     waited = []
     monkeypatch.setattr("multiclouddb_spi.retry.time.sleep", waited.append)
     return waited
@@ -52,7 +52,8 @@ def opened(provider, sim, tries):
 
 
 def failing(error, times=None):
-    """A call that fails so often, then answers how often it was made; always where `times` is None."""
+    """A call that fails `times` times and then returns its number of attempts; None means that it always
+    fails."""
     made = []
 
     def ask(deadline=None):
@@ -140,7 +141,7 @@ class TestTries:
 
 
 class TestWithoutEngine:
-    """What Spark and the command line call: each call has its own time, and its error is the user's."""
+    """The retries of Spark and the command line: each call has its own time, and its error is the user's."""
 
     def test_a_confidential_failure_leaves_nothing_of_the_vendor_s_text(self, bench):
         provider = Discreet(bench.sim)
@@ -177,10 +178,10 @@ class TestWithoutEngine:
 
 
 class TestClassifiedOnce:
-    """An error means one thing: the provider is asked about it once, whoever needs to know."""
+    """Each error has one meaning, so the provider classifies it once, whoever needs the result."""
 
     def trouble(self, bench, operation="fetch"):
-        """Every failure is another exception, as a vendor's are."""
+        """Every failure is a new exception, as a vendor's exceptions are."""
         for number in range(50):
             bench.sim.fail_next(None, ServerError(f"503, number {number}"), 1, operation)
 

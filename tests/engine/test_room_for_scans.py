@@ -1,4 +1,4 @@
-"""Room for what a service has no partition for, such as the parts of a scan."""
+"""State for things that are no partition of the service, such as the parts of a scan."""
 
 import json
 from typing import get_args
@@ -44,7 +44,7 @@ def first(child_id, cursors):
 
 
 def scanning(*roots, join=first):
-    """The stream's partitions wait for a plan; two parts of the scan are read."""
+    """The stream's partitions wait for a plan, and two parts of the scan are read."""
     parts = [Active(name, {"rows": name}, listed=False) for name in ("plan", "part-1", "part-2")]
     return Lineage([*parts, *(Waiting(root, (0,), ("plan",)) for root in roots)], join, AUDITED)
 
@@ -203,7 +203,7 @@ class TestOutcomes:
 
 
 class TestRanges:
-    """`Range.until=None`: to the end, whatever it is."""
+    """`Range.until=None` reads to the end, whatever kind of end that is."""
 
     def world(self):
         sim = Simulation(1)

@@ -1,4 +1,4 @@
-"""What a call still does before it returns its page, and what a page says again."""
+"""What a call still does before it returns its page, and what a page repeats."""
 
 from multiclouddb_api import Now, PhysicalPartition
 from multiclouddb_conformance.simulation import ServiceBehaviour

@@ -1,4 +1,4 @@
-"""Seeded lives of a partitioned log, read by the engine and compared with a plain model."""
+"""Random histories of a partitioned log, read by the engine and compared with a simple model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PAGE_SIZES = st.sampled_from([0, 1, 2, 7, 50])
 
 
 class Life(RuleBasedStateMachine):
-    """Writers, splits and merges against one consumer that crashes and comes back."""
+    """Writers, splits and merges, and one consumer that crashes and restarts."""
 
     @initialize(
         seed=st.integers(0, 2**20),
@@ -123,12 +123,12 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """The consumer forgets all but its token."""
+        """The consumer loses everything except its token."""
         self.engine = self.connect()
 
     @rule(crashing=st.booleans())
     def fair(self, crashing: bool) -> None:
-        """Small pages serve every partition that has something, also when no reader lives on."""
+        """Small pages serve every partition that has events, even when no reader stays open."""
         if not isinstance(self.position, FromContinuationToken):
             return
         self.write(0, 40 * len(self.sim.open_partitions))
@@ -145,7 +145,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.tokens)
     @rule(index=st.integers(0, 10**6), size=PAGE_SIZES)
     def rewind(self, index: int, size: int) -> None:
-        """An old token delivers everything that had not been delivered when it was made."""
+        """An old token delivers every event that had not been delivered when the token was made."""
         token, delivered = self.tokens[index % len(self.tokens)]
         before = {name for name, order in self.ledger.first.items() if order < delivered}
         came: set[str] = set()
@@ -159,7 +159,7 @@ class Life(RuleBasedStateMachine):
             if page.idle and self.sim.names_all():
                 break
         else:
-            raise AssertionError("an old token never came to an end")
+            raise AssertionError("the read from an old token does not end")
         assert self.ledger.expected() - before <= came, "an old token lost events"
 
     def page(self, engine: Engine, ledger: Ledger, size: int) -> Any:
@@ -169,7 +169,7 @@ class Life(RuleBasedStateMachine):
         if page is None:
             return None
         ledger.take(page, size)
-        assert engine.buffered_bytes <= BYTES + 4096, "buffers beyond their bound"
+        assert engine.buffered_bytes <= BYTES + 4096, "the buffers exceed their bound"
         self.position = FromContinuationToken(page.continuation_token)
         self.tokens.append((page.continuation_token, len(ledger.first)))
         return page
@@ -202,7 +202,7 @@ class Life(RuleBasedStateMachine):
                 engine.close()
 
 
-# Shrinking a life takes minutes: ask for it when one has failed.
+# Shrinking a history takes minutes, so turn it on only after a failure.
 PHASES = (
     tuple(Phase) if "MULTICLOUDDB_SHRINK" in os.environ else (Phase.explicit, Phase.reuse, Phase.generate)
 )

@@ -1,4 +1,4 @@
-"""A merged child whose other parent was never listed, and is gone by now: it does not wait for ever."""
+"""A merged child whose other parent was never listed and is gone by now does not wait for ever."""
 
 import pytest
 
@@ -13,9 +13,9 @@ SKIP = {"on_expired": SkipToOldest()}
 
 @pytest.fixture
 def stranded(make_bench):
-    """`p1` was hidden from the start and is gone; `p2` came of `p0` and `p1`. A token that waits for both.
+    """A token that waits for both `p0` and `p1`, the parents of `p2`.
 
-    `p0` is read to its end, so only `p1` is waited for.
+    `p1` was hidden from the start and is gone. `p0` is read to its end, so only `p1` is waited for.
     """
     bench = make_bench(2)
     bench.connect(coverage_audit_seconds=NEVER)
@@ -80,7 +80,7 @@ class TestPlanner:
 
     @pytest.fixture
     def waiting(self, make_bench):
-        """The same, and a lineage that waits."""
+        """The same collection, and a lineage that waits."""
         bench = make_bench(2)
         bench.sim.hide("p1", LATE)
         planner = self.planner(bench, NEVER)

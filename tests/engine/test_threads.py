@@ -1,4 +1,4 @@
-"""Many threads, reading ahead, the cache of readers, and the bound on buffered bytes."""
+"""Many threads, reading ahead, the reader cache, and the bound on buffered bytes."""
 
 import threading
 import time
@@ -32,7 +32,7 @@ def threaded(make_bench):
 
 
 def together(*calls):
-    """Run calls at once, each in a thread of its own; what they returned or raised."""
+    """Make calls at once, each in its own thread. Returns their results or errors."""
     results = [None] * len(calls)
     barrier = threading.Barrier(len(calls))
 
@@ -125,7 +125,7 @@ class TestConcurrentCalls:
         assert len(opened) == before
 
     def test_feed_in_use_is_not_closed_by_an_error_of_another_call(self, threaded, ids, monkeypatch):
-        """One thread's token is too old; that must not end the read of another."""
+        """The token of one thread has expired; that must not end the read of another thread."""
         bench = threaded()
         bench.fill(20)
         old = bench.page(size=1).continuation_token
@@ -234,7 +234,7 @@ class TestReaders:
         assert bench.calls.closes == sum(bench.calls.opens.values())
 
     def test_abandoned_readers_are_closed_by_and_by(self, make_bench, monkeypatch):
-        """A consumer that rewinds leaves readers at positions that nobody comes back to."""
+        """A consumer that rewinds leaves readers at positions to which nobody returns."""
         from multiclouddb_spi.reading import reader_cache
 
         monkeypatch.setattr(reader_cache, "_IDLE_SECONDS", 0.05)
@@ -276,9 +276,9 @@ class TestBuffers:
     def test_documents_larger_than_the_bound_are_read_one_at_a_time_or_nearly(
         self, make_bench, monkeypatch, threads
     ):
-        """A service hands out at least one record: so much beyond the bound cannot be avoided.
+        """A service returns at least one record, so one record beyond the bound cannot be avoided.
 
-        How large records are is only known when the first ones have come, at most one a thread.
+        The size of records is known only after the first ones came, at most one for each thread.
         """
         bench = make_bench(20)
         bound, document = 65_536, 30_000
@@ -307,7 +307,7 @@ class TestBuffers:
 
 
 def watch_bytes(bench, monkeypatch):
-    """What the engine holds, looked at whenever something is read."""
+    """Records the bytes that the engine holds at each read."""
     held, fetch, engine = [0] * 51, SimulationReader.fetch, bench.engine
 
     def watched(self, *args):
@@ -369,7 +369,7 @@ class TestStarvation:
 
 
 class TestLive:
-    """What one partition holds, in the races that a test of the whole would seldom hit."""
+    """The state of one partition's reader, in races that tests of the whole engine would seldom hit."""
 
     @pytest.fixture
     def live(self, make_bench):
@@ -428,7 +428,7 @@ class TestLive:
     def test_fetch_that_was_discarded_while_its_reader_was_opened_does_not_read(
         self, threaded, monkeypatch, eventually
     ):
-        """Nobody has cancelled that reader; it would block for as long as the service likes."""
+        """Nothing cancels that reader, so its read would block for as long as the service likes."""
         bench = threaded()
         bench.page()
         bench.fill(1)
@@ -442,7 +442,7 @@ class TestLive:
 
         monkeypatch.setattr(SimulationFeed, "open", slowly)
         fetches = bench.calls.total_fetches
-        while not opening.is_set():  # again, where no thread came to it in time
+        while not opening.is_set():  # a second time, if no thread started it in time
             bench.refused(ErrorCategory.TRANSIENT_FAILURE, Now(), timeout=1)
         go.set()
         eventually(lambda: bench.engine.buffered_bytes == 0)

@@ -7,7 +7,7 @@ from multiclouddb_conformance.simulation import ThrottledError
 
 
 def test_a_throttle_is_raised_before_an_answer_that_is_late(make_bench):
-    """It says more, and how long to wait."""
+    """A throttle says more than a late answer, and it says how long to wait."""
     bench = make_bench(2)
     bench.connect(threads=True, attempts=1)
     bench.fill(10)

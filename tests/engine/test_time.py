@@ -1,6 +1,6 @@
-"""Deadlines, waiting, pacing and closing, on real threads and a real clock.
+"""Deadlines, waiting, poll intervals and closing, on real threads and a real clock.
 
-Bounds are half of what it would take otherwise, so that a busy machine does not break them.
+Each bound is half of what a failure would take, so that a busy machine does not break the test.
 """
 
 import signal
@@ -28,7 +28,7 @@ from multiclouddb_spi.continuation.token import decode_token
 
 BEGINNING = Beginning()
 FOREVER = None
-# Seconds, for what would take 20 or more.
+# Seconds allowed for an action that would take 20 or more if it failed.
 SOON = 10
 
 
@@ -41,13 +41,13 @@ def within(seconds):
 
 
 def prompt(seconds, attempt):
-    """What is promised for so many seconds, and would take 20 or more if nothing ended it."""
+    """An action that must take at most so many seconds, and would take 20 or more if nothing ended it."""
     assert_prompt(seconds, attempt, at_most=SOON)
 
 
 @contextmanager
 def aside(call):
-    """Run a call in another thread; yields a list that gets its result or its error."""
+    """Run a call in another thread. Yields a list that gets its result or its error."""
     outcome = []
 
     def run():
@@ -75,7 +75,7 @@ def threaded(make_bench):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Makes the reads of some partitions take so many seconds."""
+    """Makes reads of some partitions take so many seconds."""
     seconds = {}
     fetch = SimulationReader.fetch
 
@@ -168,7 +168,7 @@ class TestDeadline:
         assert bench.calls.fetches["p0"] <= 3
 
     def test_answer_that_failed_between_two_calls_is_asked_for_again(self, make_bench, monkeypatch, ids):
-        """What was read ahead failed, perhaps at the deadline of the call before: that is no news."""
+        """A read ahead failed, perhaps at the deadline of the earlier call; the new call must ask again."""
         bench = make_bench()
         bench.connect(attempts=1)
         bench.fill(100)
@@ -191,7 +191,7 @@ class TestDeadline:
 class TestSlowPartitions:
     @pytest.fixture(autouse=True)
     def shorter_turns(self, monkeypatch):
-        """How long the head of the queue is waited for alone."""
+        """Shortens the time for which the head of the queue is waited for alone."""
         for module in ("poll", "fetches", "waiting"):
             monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", 1.0)
 
@@ -201,7 +201,7 @@ class TestSlowPartitions:
         bench.fill_partition("p1", 200)
         bench.sim.hold("p0")
         place = BEGINNING
-        with within(SOON):  # of 20, if it held up each page
+        with within(SOON):  # it would be 20 if it delayed every page
             for _ in range(40):
                 page = bench.page(place, size=5)
                 assert len(page.events) == 5
@@ -211,7 +211,7 @@ class TestSlowPartitions:
         assert set(late) <= set(came)
 
     def test_slow_head_of_the_queue_goes_to_its_back(self, threaded):
-        """A fresh engine for each page has no reader that lives on: only the token knows."""
+        """A new engine for each page has no open reader; only the token keeps the order."""
         bench = threaded(3)
         bench.fill_partition("p1", 200)
         bench.fill_partition("p2", 200)
@@ -226,7 +226,7 @@ class TestSlowPartitions:
                 slow += time.monotonic() - began > 0.9  # its whole turn
             return slow
 
-        # A page is slow as well while a busy machine stands still: not in every attempt.
+        # A busy machine can make a page slow as well, but not in every attempt.
         assert any(slow_ones() <= 3 for _ in range(5))
 
     def test_partition_slower_than_all_others_is_served_by_small_pages(self, threaded, slow):
@@ -313,7 +313,9 @@ class TestWait:
 
         prompt(0.5, attempt)
 
-    @pytest.mark.parametrize("config", [{}, {"max_concurrency": 2}], ids=["long poll", "more than at once"])
+    @pytest.mark.parametrize(
+        "config", [{}, {"max_concurrency": 2}], ids=["long poll", "more partitions than threads"]
+    )
     def test_event_written_while_waiting_comes_soon(self, threaded, ids, config):
         bench = threaded(4, **config)
 
@@ -545,7 +547,7 @@ class TestClose:
         assert "closed" in bench.refused(ErrorCategory.TRANSIENT_FAILURE).message
 
     def test_call_that_fails_because_of_closing_says_so(self, bench, monkeypatch):
-        """A vendor's client has words of its own for that."""
+        """A vendor's client has its own error text for a closed client."""
 
         def start(*_):
             bench.engine._closed.set()
@@ -555,7 +557,7 @@ class TestClose:
         bench.refused(ErrorCategory.TRANSIENT_FAILURE, match="the client was closed")
 
     def test_read_while_the_process_ends_says_so(self, threaded):
-        """The interpreter shuts every pool down before a daemon thread is stopped."""
+        """The interpreter shuts down every thread pool before it stops daemon threads."""
         bench = threaded()
         bench.engine._executor.shutdown()
         error = bench.refused(ErrorCategory.TRANSIENT_FAILURE, match="its process ends")

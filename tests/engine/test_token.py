@@ -1,4 +1,4 @@
-"""The token as text: readable for ever, never longer than needed, and never anything but data."""
+"""The token's text stays readable for ever, is never longer than needed, and contains only data."""
 
 import base64
 import json
@@ -47,7 +47,7 @@ LARGE = Envelope(
 )
 SHORT = Envelope("s", ResourceAddress(None, "t"), None, "collection", "", [], issued_at=0)
 
-# Tokens of version 1 as they were handed out: never to be changed, only added to.
+# Tokens of version 1 as they were returned. Add tokens here, but never change one.
 GOLDEN = {
     "eiedE7tNjs0OwiAQhF-lmfPGFLCt8iqEg8EeiEUawL8Y392FNNHTzk6-nZ037tCCsEIj-3BbTsXHKwgJ2lSHpS9zyHUKWEJm0sV"
     "lmd1GRjZ4FM6ZxknKYex7guN7g1WAzETSWuJFgoTkpWoFOpJocmjMYUMss3j8hwmp9sNIuLTIX0v93L10_cB9QvClU9Sl2cV07r"
@@ -61,7 +61,7 @@ GOLDEN = {
 
 
 def token_of(payload, *, deflate=False):
-    """A token around any payload, its checksum right."""
+    """A token with any payload and a correct checksum."""
     raw = json.dumps(payload).encode() if not isinstance(payload, bytes) else payload
     return sealed(b"z" + squeezed(raw) if deflate else b"j" + raw)
 
@@ -72,7 +72,7 @@ def squeezed(raw):
 
 
 def sealed(flagged):
-    """Text of a flag and a payload."""
+    """The text of a flag and a payload."""
     raw = flagged[:1] + zlib.crc32(flagged[1:]).to_bytes(4, "big") + flagged[1:]
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 

@@ -1,4 +1,4 @@
-"""A forged token costs little memory and time, and what could not be read again is not handed out."""
+"""A forged token costs little memory and time; a token that could not be read again is never returned."""
 
 import base64
 import json
@@ -25,7 +25,7 @@ from multiclouddb_spi.continuation.token import Envelope, decode_token, encode_t
 MEBIBYTE = 1024 * 1024
 HEAD = b'{"v":1,"p":"s","r":["d","c",null],"s":"collection","o":"","t":0,"c":'
 EMPTY = Envelope("s", ResourceAddress("d", "c"), None, "collection", "", [], issued_at=0)
-# What takes most memory for its length: once by the megabyte, and what closes it.
+# The texts that take most memory for their length: the repeated part, and its closing part.
 FORGERIES = {
     "lists": (b"[],", b"[]"),
     "objects": (b"{},", b"{}"),
@@ -41,12 +41,12 @@ FORGERIES = {
     "spaces": (b" ", b"0"),
     "one text": (b"a", b"a"),
 }
-# So long a text or space is within the bounds.
+# A text or space of this length is within the bounds.
 TAKEN = ("spaces", "one text")
 
 
 def sealed(payload, flag=b"z"):
-    """The token around a payload, its checksum right."""
+    """A token with this payload and a correct checksum."""
     if flag == b"z":
         deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
         payload = deflate.compress(payload) + deflate.flush()
@@ -67,13 +67,13 @@ def forged(kind, size):
 
 
 def levels(value):
-    """How deep a value nests, counted on the value."""
+    """The nesting depth of a value, computed from the value itself."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if inner is None else 1 + max(map(levels, inner), default=0)
 
 
 def count(value):
-    """The values in a value, with the keys of objects; an empty list or object counts as two."""
+    """The number of values in a value, with the keys of objects. An empty list or object counts as two."""
     if isinstance(value, dict):
         return 1 + (len(value) + sum(map(count, value.values())) if value else 1)
     return 1 + (sum(map(count, value)) or 1 if isinstance(value, list) else 0)
@@ -102,7 +102,7 @@ class TestCounting:
     @settings(max_examples=40)  # each counts four megabytes
     @given(VALUES)
     def test_values_are_those_of_the_value_whatever_its_texts_hold(self, value):
-        """So many beside it that it fits to the last one, and that it does not."""
+        """Fill up with just as many values as fit, and then with one more."""
         text = json.dumps(value).encode()
         if levels(value) > MAX_LEVELS - 1:
             return
@@ -191,7 +191,7 @@ for more in range(100, 1301, 200):
 
 
 class TestUnderALimit:
-    """The process has 100 to 1300 MiB more than it needs for its modules."""
+    """The process may use 100 to 1300 MiB beyond what its modules need."""
 
     def told(self, tokens):
         ran = subprocess.run(
@@ -212,7 +212,7 @@ class TestUnderALimit:
 
     @pytest.mark.parametrize("piece", [b"[],", b'{"a":0},', b'"abcdefghijkl",', b"0.5,"], ids=str)
     def test_process_survives_the_most_that_is_read(self, piece):
-        """As many values as may be, beside a text that fills the rest."""
+        """As many values as are allowed, and a text that fills the rest."""
         many = piece * ((MAX_VALUES - 100) // (3 if piece[:1] in b"[{" else 1))
         rest = MAX_BYTES - len(HEAD) - len(many) - 10
         told = self.told([sealed(HEAD + b"[" + many + b'"' + b"a" * rest + b'"]}')])
@@ -310,7 +310,8 @@ class TestWaits:
         assert state_from_json(Lineage([Active("p", 1)], max).to_json(), max).active()
 
     def test_it_is_not_handed_out_either(self, make_bench):
-        """A service that names nothing: the application reads again, instead of nothing for ever."""
+        """If a service names nothing, the application reads the token again; otherwise it would read nothing
+        for ever."""
 
         class Vague(WrappedProvider):
             def start(self, feed, position, partition_id, deadline):

@@ -1,4 +1,4 @@
-"""Faults: retried, told, put up with or raised; and never at the cost of an event."""
+"""Faults are retried, reported, tolerated or raised, and never lose an event."""
 
 import gc
 import pickle
@@ -54,7 +54,7 @@ def stopped(bench, pages, *, restart):
 
 
 class Pauses:
-    """What the engine would have waited."""
+    """Records the pauses that the engine would have made."""
 
     def __init__(self):
         self.seconds = []
@@ -91,7 +91,7 @@ class TestRetry:
         assert not bench.calls.violations
 
     def test_answer_that_was_lost_on_its_way_is_read_again(self, bench, ids):
-        """The service's iterator had moved; the next reader starts at our position."""
+        """The service's iterator had moved on, but the next reader starts at our position."""
         bench.fill(5)
         bench.page(size=2)
         bench.sim.fail_next("p0", ConnectionDroppedError("in mid answer"))
@@ -208,7 +208,7 @@ class TestRetry:
         else:
             page = bench.page(token, wait=0.3)
             assert (page.idle, len(page.diagnostics.partition_errors)) == (False, 1)
-            assert bench.calls.fetches["p1"] > 2  # the others are waited for
+            assert bench.calls.fetches["p1"] > 2  # the call waits for the other partitions
         assert bench.calls.fetches["p0"] - before == 1
 
     def test_one_attempt_is_one_attempt(self, bench):
@@ -358,7 +358,7 @@ class TestPartialTrouble:
 
 @pytest.fixture(params=[False, True], ids=["found when mapped", "found when fetched"])
 def poisoned(request, make_bench):
-    """A bench whose service fails at poison when it is mapped, or already when it is fetched."""
+    """A bench whose service fails at a poison record when it maps the record, or already when fetching it."""
 
     def make(partitions=1, **settings):
         bench = make_bench(partitions, behaviour=ServiceBehaviour(poison_at_fetch=request.param), **settings)
@@ -530,7 +530,7 @@ class TestExpiry:
 
     @pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
     def test_merge_below_a_lost_branch_waits_for_a_parent_that_is_only_slow(self, make_bench, ids, form):
-        """`lost` and, out of `slow`, `b` are merged; `b` is not discovered when `lost` is skipped."""
+        """`lost` and `b`, a child of `slow`, are merged. `b` is not discovered when `lost` is skipped."""
         bench = make_bench(partitions=2, behaviour=ServiceBehaviour(listing=form))
         bench.connect()
         sim = bench.sim
@@ -552,7 +552,7 @@ class TestExpiry:
 
     @pytest.mark.parametrize("form", list(Listing), ids=lambda form: form.value)
     def test_loss_elsewhere_starts_no_child_early(self, make_bench, ids, form):
-        """p0 waits as parent of a merge for `b`, which is not discovered; p2 is lost to retention."""
+        """p0 is a parent of a merge that waits for `b`, not discovered yet. p2 is lost to retention."""
         bench = make_bench(partitions=3, behaviour=ServiceBehaviour(listing=form))
         bench.connect()
         sim = bench.sim
@@ -583,7 +583,7 @@ class TestExpiry:
         assert ids(bench.drain()[0]) == first + second
 
     def test_merge_that_was_lost_with_one_parent_does_not_wait_for_it(self, make_bench, ids):
-        """p1 and the merged partition are lost; then p0 ends and names the merged one."""
+        """p1 and the merged partition are lost; then p0 ends and names the merged partition."""
         bench = make_bench(partitions=2)
         bench.connect()
         sim = bench.sim
@@ -602,7 +602,7 @@ class TestExpiry:
         assert set(ids(page) + ids(events)) == set(first + third)
 
     def test_what_is_left_of_two_lost_branches_waits_for_both(self, make_bench, ids):
-        """p0, p1 and what they were merged into are lost; p1 is slow to say so."""
+        """p0, p1 and the partition they merged into are lost; p1 reports that late."""
         bench = make_bench(partitions=2)
         bench.connect()
         sim = bench.sim
@@ -621,7 +621,7 @@ class TestExpiry:
         assert ids(events) == first + second
 
     def test_child_of_a_lost_branch_waits_for_it_though_its_other_parent_has_named_it(self, make_bench, ids):
-        """p0 ends and names the merged one; p1, which is slow, is lost with the other parent `b`."""
+        """p0 ends and names the merged partition. p1, which is slow, is lost with the other parent `b`."""
         bench = make_bench(partitions=2)
         bench.connect()
         sim = bench.sim
@@ -641,7 +641,8 @@ class TestExpiry:
         assert ids(events) == second + third
 
     def test_loss_elsewhere_starts_no_child_early_that_a_lost_branch_leads_to(self, make_bench, ids):
-        """The merged one waits for `b`, gone, which came of p1, gone too and slow to say so; p2 is lost."""
+        """The merged child waits for `b`, a lost child of p1. p1 is lost too and reports that late; p2 is
+        lost."""
         bench = make_bench(partitions=3)
         bench.connect(attempts=1)
         sim = bench.sim
@@ -769,9 +770,9 @@ def broken(*args, **kwargs):
 
 
 class TestProviderBugs:
-    """Exceptions where the contract has none: told once, and nothing is leaked or lost.
+    """Exceptions that the contract does not allow are reported once, and nothing is leaked or lost.
 
-    The fixture checks behind each test that every reader was closed and every byte given back.
+    The fixture checks after each test that every reader was closed and every byte released.
     """
 
     @pytest.mark.parametrize(
@@ -869,7 +870,7 @@ class TestProviderBugs:
 
 
 class Angry(Observer):
-    """An observer that breaks at everything."""
+    """An observer that raises in every method."""
 
     page = retry = reader_opened = reader_closed = partition_retired = gap = retention_headroom_low = broken
 

@@ -1,6 +1,6 @@
-"""A call that may wait as long as it may take: news or none, it is no failure.
+"""A call may wait as long as its timeout allows; it succeeds with or without events.
 
-Everything here runs on real threads; no bound is on how long it takes.
+Everything here runs on real threads, and no test bounds how long it takes.
 """
 
 import threading
@@ -8,7 +8,12 @@ import threading
 import pytest
 
 from multiclouddb_api import ChangeFeedIterator, ChangeFeedRequest, ErrorCategory, Now
-from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour, SimulationReader
+from multiclouddb_conformance.simulation import (
+    ServerError,
+    ServiceBehaviour,
+    SimulationFeed,
+    SimulationReader,
+)
 
 FOREVER = None
 
@@ -36,7 +41,7 @@ def test_a_quiet_feed_is_idle_and_healthy(threaded, partitions, wait, timeout):
 
 
 def test_a_fetch_that_only_waits_at_the_deadline_is_no_failure(threaded, monkeypatch):
-    """A service that keeps a long poll longer than it was asked to."""
+    """A service that keeps a long poll open for longer than it was asked to."""
     fetch = SimulationReader.fetch
     monkeypatch.setattr(
         SimulationReader,
@@ -49,6 +54,28 @@ def test_a_fetch_that_only_waits_at_the_deadline_is_no_failure(threaded, monkeyp
     page = bench.page(Now(), wait=1, timeout=1)
     assert page.idle
     assert not page.diagnostics.partition_errors
+
+
+@pytest.mark.parametrize("longest", [None, 0.2, 7.0])
+def test_one_fetch_waits_as_long_as_the_feed_allows(threaded, monkeypatch, longest):
+    """A service where each request of a long poll costs something asks for longer ones."""
+    asked, fetch = [], SimulationReader.fetch
+
+    def recorded(self, records, nbytes, wait, deadline):
+        asked.append(wait)
+        if len(asked) == 3:
+            bench.sim.write("news", {"n": 1})
+        return fetch(self, records, nbytes, min(wait, 0.01), deadline)
+
+    bench = threaded(1)
+    token = bench.page(Now()).continuation_token
+    monkeypatch.setattr(SimulationReader, "fetch", recorded)
+    if longest is not None:
+        monkeypatch.setattr(SimulationFeed, "longest_wait", lambda self: longest)
+    page = bench.page(token, wait=30, timeout=40)
+    assert [event.new_item_state for event in page.events] == [{"n": 1}]
+    bound = 1.0 if longest is None else longest
+    assert bound * 0.9 < max(asked) <= bound
 
 
 def test_a_partition_that_fails_while_it_is_waited_for_is_named(threaded, monkeypatch):
@@ -111,7 +138,7 @@ def test_an_iterator_lives_through_a_quiet_time(threaded):
 
 
 class _Client:
-    """What an iterator reads with."""
+    """The client that an iterator reads with."""
 
     def __init__(self, bench):
         self._bench = bench
@@ -121,11 +148,11 @@ class _Client:
 
 
 class TestNewsBesideOthers:
-    """What gives no answer, or waits for news itself, does not keep the news of the others back."""
+    """A partition that gives no answer or waits for events does not delay the events of the others."""
 
     @pytest.fixture
     def reading(self, threaded):
-        """A call in another thread that waits for news, once it has looked at `p1`."""
+        """A call in another thread that waits for events, once it has looked at `p1`."""
         bench = threaded(2)
         token = bench.page(Now()).continuation_token
         pages = []
@@ -148,7 +175,7 @@ class TestNewsBesideOthers:
         bench.connect(threads=True)
         bench.sim.hold("p0")
         call = begin(token)
-        call.join(1)  # it has asked both, and waits
+        call.join(1)  # it has asked both and is waiting
         news = bench.fill_partition("p1", 1)
         call.join(60)
         assert [ids(page) for page in pages] == [news]

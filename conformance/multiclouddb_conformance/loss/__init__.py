@@ -1,12 +1,12 @@
-"""The loss oracle: kills a consumer after every step of its life, and compares with what was written.
+"""The loss oracle: it kills a consumer after every step and compares its events with the writes.
 
     oracle = LossOracle(world=make_world, client=make_client, request=request, life=scripted_life())
     report = oracle.run()
     print(report)
     report.assert_nothing_lost()
 
-It knows the API only. The world (a database with one collection) and what happens to it are the
-caller's, so it works with any provider, and with a consumer of the caller's own.
+It uses only the API. The caller provides the world (a database with one collection) and its script, so
+the oracle works with any provider and with the caller's own consumer.
 """
 
 from multiclouddb_conformance.loss.consumer import (

@@ -1,7 +1,7 @@
-"""Applications that read a feed, taken apart into steps so that they can be killed after each.
+"""Applications that read a feed, divided into steps so that they can be killed after each step.
 
-A consumer is a generator. What it does between two steps either happens as a whole or not at all
-when it is killed; only what a `Stored` says has survived.
+A consumer is a generator. A kill happens only between two steps, never inside one. Only the tokens
+that a `Stored` names survive it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 
 @attrs.frozen
 class Received:
-    """A page has come; nothing of it is done yet.
+    """A page has come, and none of its events is processed yet.
 
     Attributes:
         page: The page.
@@ -53,7 +53,7 @@ class Received:
 
 @attrs.frozen
 class Delivered:
-    """The application is done with an event.
+    """The application has processed an event.
 
     Attributes:
         event: The event.
@@ -64,7 +64,7 @@ class Delivered:
 
 @attrs.frozen
 class Stored:
-    """A token is stored: a later consumer begins there.
+    """A token is stored: the next consumer begins there.
 
     Attributes:
         token: The token.
@@ -75,10 +75,10 @@ class Stored:
 
 @attrs.frozen
 class Failed:
-    """A read failed, and will be tried again.
+    """A read failed and will be retried.
 
     Attributes:
-        error: How.
+        error: The error.
     """
 
     error: MulticloudDbError
@@ -86,10 +86,10 @@ class Failed:
 
 @attrs.frozen
 class Pause:
-    """Done with a page; the next step asks for another. The world may act now.
+    """A page is processed, and the next step asks for another one. The world may act now.
 
     Attributes:
-        idle: What the page said.
+        idle: The page's `idle`.
     """
 
     idle: bool
@@ -98,18 +98,18 @@ class Pause:
 ConsumerStep: TypeAlias = Received | Delivered | Stored | Failed | Pause
 
 Consumer: TypeAlias = Callable[[ReadsChanges, ChangeFeedRequest, str | None], Iterator[ConsumerStep]]
-"""Client, request, stored token or None → the steps of an application, without end."""
+"""Client, request, stored token or None → the endless steps of an application."""
 
 
 def starting_at(request: ChangeFeedRequest, token: str | None) -> ChangeFeedRequest:
-    """The request, going on at a stored token when there is one."""
+    """The request, resumed at a stored token if there is one."""
     if token is None:
         return request
     return attrs.evolve(request, start_position=FromContinuationToken(token))
 
 
 def page_consumer_with(options: OperationOptions | None = None) -> Consumer:
-    """An application that reads page after page, and stores each page's token when it is done with it."""
+    """An application that reads page after page and stores each page's token after processing the page."""
 
     def consume(
         client: ReadsChanges, request: ChangeFeedRequest, token: str | None
@@ -137,7 +137,7 @@ page_consumer: Consumer = page_consumer_with()
 
 
 def iterator_consumer(**settings: Any) -> Consumer:
-    """A worker that loops over the pages of a `ChangeFeedIterator` which keeps its checkpoint.
+    """A worker that loops over the pages of a `ChangeFeedIterator`, which keeps its checkpoint.
 
     Args:
         settings: Settings of the iterator; its waits are short by default.
@@ -163,7 +163,7 @@ def iterator_consumer(**settings: Any) -> Consumer:
 
 
 class _MemoryStore:
-    """A checkpoint store that tells what was saved."""
+    """A checkpoint store that reports what was saved."""
 
     def __init__(self, token: str | None) -> None:
         self._checkpoint = None if token is None else Checkpoint(token, "0")
@@ -184,6 +184,6 @@ class _MemoryStore:
         return self._checkpoint
 
     def saved(self) -> list[Stored]:
-        """What was saved since the last time that this was asked."""
+        """The tokens saved since the last call."""
         news, self._news = self._news, []
         return news

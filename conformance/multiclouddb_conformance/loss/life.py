@@ -1,4 +1,4 @@
-"""The life of a collection as a script: what happens to it, and when its consumer reads."""
+"""The script of a collection's history: its changes, and when its consumer reads."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ W_contra = TypeVar("W_contra", contravariant=True)
 
 
 def plain_key(key: Hashable) -> Hashable:
-    """A key's only component as it is; other keys as they are.
+    """The value of a key's only component; other keys unchanged.
 
-    So a life may call a key `"a"` that the service calls `{"id": "a"}` or `{"_id": "a"}`.
+    So a script may write `"a"` for a key that is `{"id": "a"}` or `{"_id": "a"}` in the service.
     """
     if isinstance(key, MulticloudDbKey) and len(key.components) == 1:
         (value,) = key.components.values()
@@ -39,12 +39,12 @@ def plain_key(key: Hashable) -> Hashable:
 
 @attrs.frozen
 class Change:
-    """One change that was written: what has to be delivered.
+    """One written change, which must be delivered.
 
     Attributes:
         key: The document's key: a `MulticloudDbKey`, or the value of its only component.
-        marker: What tells this version of the document from every other of its key: a value that
-            stands in the document. None for a delete.
+        marker: A value in the document that identifies this version among all versions of the key. None for
+            a delete.
     """
 
     key: Hashable = attrs.field(converter=plain_key)
@@ -53,13 +53,13 @@ class Change:
 
 @attrs.frozen
 class Act(Generic[W_contra]):
-    """Something happens to the world.
+    """An action on the world.
 
     Attributes:
-        name: What, for a report.
-        run: Does it, and returns the changes that it wrote, in the order of the service.
-        forgets: True when it takes changes out of retention: the consumer is given the time to
-            read up to the end and to store that before.
+        name: Its name for the report.
+        run: Performs it and returns the changes that it wrote, in the service's order.
+        forgets: True when it removes changes from retention. The consumer first gets time to read to the
+            end and to store its token.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Read:
     """The consumer reads.
 
     Attributes:
-        pages: How many pages.
+        pages: The number of pages.
     """
 
     pages: int = 1
@@ -84,14 +84,14 @@ class ReadUntilIdle:
 
 
 Step: TypeAlias = Act[W] | Read | ReadUntilIdle
-"""One step of a life."""
+"""One step of the script."""
 
 
 class ScriptedWorld(Protocol):
-    """What `scripted_life` needs of a collection; done natively, never through the code under test."""
+    """What `scripted_life` needs from a collection, called natively, never through the code under test."""
 
     def write(self, writes: Sequence[tuple[str, dict[str, Any] | None]]) -> None:
-        """Write documents, or delete with None; in one transaction where there are transactions."""
+        """Write documents, or delete with None; in one transaction if the service has transactions."""
         ...
 
     def split(self) -> None:
@@ -103,21 +103,21 @@ class ScriptedWorld(Protocol):
         ...
 
     def trim(self) -> None:
-        """Take everything written so far out of retention, if that can be done."""
+        """Remove all changes so far from retention, if that is possible."""
         ...
 
 
 def scripted_life(
     seed: int = 0, rounds: int = 6, keys: int = 6, field: str = "n"
 ) -> list[Step[ScriptedWorld]]:
-    """A life with single writes, transactions, deletes, splits, merges and a trim, read now and then.
+    """A script with single writes, transactions, deletes, splits, merges and a trim, and reads in between.
 
     Args:
-        seed: Which of the possible lives.
-        rounds: Its length: each round writes, reshapes and reads. From 3 on it has all of a split, a
-            merge and a trim.
-        keys: How many documents.
-        field: Which field of a document holds the marker.
+        seed: Selects one of the possible scripts.
+        rounds: Its length: each round writes, changes partitions and reads. With 3 or more it has at least
+            one split, merge and trim.
+        keys: The number of documents.
+        field: The document's field that holds the marker.
     """
     author = Author(seed, keys, field)
     life: list[Step[ScriptedWorld]] = []
@@ -135,12 +135,12 @@ def scripted_life(
 
 
 class Author:
-    """Writes the changes of a life, and keeps in mind which documents are there.
+    """Writes the changes of a script and tracks which documents exist.
 
     Args:
-        seed: Which of the possible changes.
-        keys: How many documents.
-        field: Which field of a document holds the marker.
+        seed: Selects one of the possible series of changes.
+        keys: The number of documents.
+        field: The document's field that holds the marker.
     """
 
     def __init__(self, seed: int = 0, keys: int = 6, field: str = "n") -> None:
@@ -151,7 +151,7 @@ class Author:
         self._marker = 0
 
     def write(self, count: int) -> Act[ScriptedWorld]:
-        """Change that many documents, different ones, in one transaction."""
+        """Change this many different documents in one transaction."""
         changes = [self._change(key) for key in self._dice.sample(self._keys, min(count, len(self._keys)))]
         name = "write " + ", ".join(f"{change.key}={change.marker}" for change in changes)
         writes: list[tuple[str, dict[str, Any] | None]] = [

@@ -1,4 +1,4 @@
-"""The lineage of a world, for checks that no child was read before its parents."""
+"""The lineage of a world, to check that no child was read before its parents."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["public_lineage"]
 def public_lineage(
     client: MulticloudDbClient, address: ResourceAddress, parents: Mapping[str, Iterable[str]]
 ) -> dict[str, tuple[str, ...]]:
-    """Partition id → parents, by the service's own ids, with ids as events have them.
+    """Partition id → parents, translated from the service's own ids to the ids in events.
 
     Args:
-        client: Reads the collection; what stands before the service's ids is the same in all of it.
+        client: Reads the collection; all its partition ids share the text before the service's id.
         address: The collection.
-        parents: The lineage.
+        parents: The lineage in the service's own ids.
     """
     front = client.list_physical_partitions(address)[0].rpartition(":")[0]
     return {

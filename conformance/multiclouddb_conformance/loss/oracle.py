@@ -1,4 +1,4 @@
-"""Plays one life many times, each time killing the consumer elsewhere."""
+"""Runs one script many times and kills the consumer at another place each time."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ LATE = "resumed at the end from each token"
 
 @attrs.frozen(kw_only=True)
 class LossOracle(Scenario[W]):
-    """Plays one scripted life many times, each time killing the consumer elsewhere.
+    """Runs one script many times and kills the consumer at another place each time.
 
-    A kill discards the client and everything but the last stored token. Four plans:
+    A kill discards the client and everything except the last stored token. There are four plans:
 
-    - never killed: the life as it is;
-    - killed after each step of the consumer, once a run (a page received, an event done, a token
-      stored), and resumed at once by a fresh client while the life goes on;
-    - killed after each page, in one run: each client resumes the one before it;
-    - resumed at the end from each token that was ever stored, when everything else has happened;
-      acts that take changes out of retention are left out of that life.
+    - never killed: the script as it is;
+    - killed after each step of the consumer, once a run (a page received, an event processed, a token
+      stored), and resumed at once by a new client while the script continues;
+    - killed after each page, in one run: each client resumes where the previous one stopped;
+    - resumed at the end from each token that was ever stored, after all other steps; this script leaves
+      out actions that remove changes from retention.
 
-    Lives have to be deterministic: every run gets a fresh world and plays the same steps.
+    Scripts must be deterministic: every run gets a new world and plays the same steps.
 
-    What it is told is described at `Scenario`.
+    `Scenario` describes the arguments.
     """
 
     def run(self, max_kills: int | None = None) -> LossReport:
-        """All plans.
+        """Run all plans.
 
         Args:
-            max_kills: In the plans that kill once a run, and resume at the end: at so many places
-                only, spread evenly. None for everywhere.
+            max_kills: The maximum number of places to kill or resume at in the plans that have one place for
+                each run, spread evenly. None for all places.
         """
         baseline = self._play(NEVER, NEVER, None)
         runs = [baseline.report]
@@ -89,7 +89,7 @@ class _Played:
 
 
 def _spread(count: int, most: int | None) -> list[int]:
-    """At most so many numbers below `count`, the first and the last among them."""
+    """At most `most` numbers below `count`, with the first and the last one."""
     if most is None or count <= most:
         return list(range(count))
     if most <= 1:
@@ -107,7 +107,7 @@ def _after_step(number: int) -> Kill:
 
 def _after_each_page() -> Kill:
     def kill(run: Run[W], step: object) -> bool:
-        # An idle client without an event is let live: else nobody would ever see that it is idle.
+        # An idle client without an event is not killed; otherwise no client would ever see the idle page.
         return isinstance(step, Pause) and run.token_moved and not (step.idle and not run.lived)
 
     return kill

@@ -1,4 +1,4 @@
-"""What the loss oracle found."""
+"""The findings of the loss oracle."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SHOWN: Final = 12
 
 @attrs.frozen
 class RunReport:
-    """One life with one plan of kills. All findings are text; none is good.
+    """One run of the script with its kills. All findings are texts; no finding means success.
 
     Attributes:
-        plan: Which family of runs it is of.
-        name: Where it was killed.
-        written: How many changes the life wrote.
-        delivered: How many events the application was done with, redelivered ones included.
-        duplicates: How many of them it had been done with before.
+        plan: The plan that it belongs to.
+        name: The place of the kill.
+        written: The number of changes that the script wrote.
+        delivered: The number of events that the application processed, with redeliveries.
+        duplicates: How many of them it had processed before.
         kills: How often it was killed.
         lost: Changes that were never delivered.
         early: Changes from before the start that were delivered.
@@ -30,8 +30,8 @@ class RunReport:
         lineage: Partitions that were read before their ancestors were drained.
         identity: Changes whose event ids changed, or event ids that name several changes.
         watermark: Watermarks that went back, or were passed by an older event.
-        hasty: Idle pages when there was more.
-        error: What ended the run before its end, or None.
+        hasty: Idle pages while more events existed.
+        error: The reason why the run ended early, or None.
     """
 
     plan: str
@@ -51,12 +51,12 @@ class RunReport:
     error: str | None = None
 
     def broken_promises(self) -> list[str]:
-        """Everything found but losses, each with its kind."""
+        """All findings except losses, each with its kind."""
         kinds = ("early", "unknown", "disorder", "lineage", "identity", "watermark", "hasty")
         return [f"{kind}: {text}" for kind in kinds for text in getattr(self, kind)]
 
     def findings(self) -> list[str]:
-        """Everything found, the worst first."""
+        """All findings, the worst first."""
         failed = [] if self.error is None else [f"failed: {self.error}"]
         return [*self.lost, *failed, *self.broken_promises()]
 
@@ -66,8 +66,8 @@ class LossReport:
     """All runs of one oracle; printable.
 
     Attributes:
-        steps: Steps of the life.
-        runs: The runs, in the order in which they were done.
+        steps: The number of steps of the script.
+        runs: The runs, in order.
     """
 
     steps: int
@@ -80,7 +80,7 @@ class LossReport:
 
     @property
     def duplicates(self) -> int:
-        """Redelivered events over all runs; allowed."""
+        """Redelivered events over all runs; they are allowed."""
         return sum(run.duplicates for run in self.runs)
 
     @property
@@ -89,7 +89,7 @@ class LossReport:
         return sum(run.kills for run in self.runs)
 
     def assert_nothing_lost(self) -> None:
-        """Raise when a change was lost, or a run could not be ended.
+        """Raise when a change was lost or a run could not finish.
 
         Raises:
             AssertionError: It names the first loss and where the consumer was killed.
@@ -99,7 +99,7 @@ class LossReport:
                 raise AssertionError(self._told(run, run.findings()[0]))
 
     def assert_all_kept(self) -> None:
-        """Raise when anything else was found as well: order, lineage, identity, watermark, idle.
+        """Raise on any finding, also of order, lineage, identity, watermark and idle.
 
         Raises:
             AssertionError: It names the first finding and where the consumer was killed.

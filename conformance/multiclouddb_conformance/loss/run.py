@@ -1,4 +1,4 @@
-"""Plays a life once, with consumers that are killed on the way."""
+"""Runs a script once, with consumers that are killed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from multiclouddb_api import (
     MulticloudDbError,
     Now,
 )
+from multiclouddb_api import Snapshot as AtSnapshot
 from multiclouddb_conformance.loss.consumer import (
     ConsumerStep,
     Delivered,
@@ -36,13 +37,13 @@ W = TypeVar("W")
 
 @attrs.frozen
 class Snapshot:
-    """What there was when a token was stored.
+    """The state when a token was stored.
 
     Attributes:
-        step: Number of the consumer's step.
+        step: The number of the consumer's step.
         token: The token.
-        delivered: Events done by then.
-        required_from: The first change that the consumer has to see.
+        delivered: The number of events processed by then.
+        required_from: The first change that the consumer must see.
     """
 
     step: int
@@ -53,7 +54,7 @@ class Snapshot:
 
 @attrs.define
 class _Process:
-    """One consumer from its start to its kill, and what it leaves behind."""
+    """One consumer from its start to its kill, and the results that it leaves."""
 
     steps: Iterator[ConsumerStep]
     client: ReadsChanges
@@ -63,21 +64,21 @@ class _Process:
 
 
 class Run(Generic[W]):
-    """Plays a life once.
+    """Runs a script once.
 
     Attributes:
-        steps_done: What the consumers did, a line a step.
+        steps_done: The steps of the consumers, one line each.
         snapshots: One for each token that was stored.
     """
 
     def __init__(self, scenario: Scenario[W], world: W, kill: Kill | None, *, forget: bool) -> None:
-        """A run that has not begun.
+        """Prepare a run.
 
         Args:
-            scenario: The script and everything else that is the same in all runs.
-            world: The fresh world.
+            scenario: The script and everything else that all runs share.
+            world: A new world.
             kill: Asked after each step of the consumer, or None.
-            forget: False to leave out acts that take changes out of retention.
+            forget: False to leave out actions that remove changes from retention.
         """
         self._scenario = scenario
         self._world = world
@@ -94,16 +95,16 @@ class Run(Generic[W]):
 
     @property
     def token_moved(self) -> bool:
-        """True when the present consumer has stored another token than it began with."""
+        """True when the present consumer has stored a different token than its first one."""
         return self._alive is not None and self._token != self._alive.first_token
 
     @property
     def lived(self) -> bool:
-        """True when the present consumer is done with at least one event."""
+        """True when the present consumer has processed at least one event."""
         return self._alive is not None and self._alive.events > 0
 
     def play(self) -> None:
-        """Play the life, then let the consumer read until the feed is idle."""
+        """Run the script, then let the consumer read until the feed is idle."""
         with _Ending(self):
             for number, step in enumerate(self._scenario.life, 1):
                 self._where = f"life step {number}"
@@ -118,7 +119,7 @@ class Run(Generic[W]):
             self._read_until_idle()
 
     def go_on_from(self, first: Run[W], snapshot: Snapshot) -> None:
-        """Resume from a token that another run of the same world has stored, until idle."""
+        """Resume from a token that another run of the same world has stored, and read until idle."""
         with _Ending(self):
             self._request, self._token = first._request, snapshot.token
             before = first._record
@@ -158,14 +159,14 @@ class Run(Generic[W]):
                 return
             if not isinstance(step, Pause):
                 continue
-            # A consumer that was killed just now has not told anybody that it is idle.
+            # The idle page of a consumer that was just killed does not count.
             in_row = in_row + 1 if step.idle and self._alive is not None else 0
             pages += 1
             if pages > self._scenario.max_pages:
                 raise _HopelessError(f"not idle after {pages} pages")
 
     def _advance(self) -> ConsumerStep | None:
-        """The next step of a consumer, a fresh one after a kill; None when the feed has ended."""
+        """The next step of a consumer, a new one after a kill; None when the feed has ended."""
         process = self._alive or self._start()
         step = next(process.steps, None)
         if step is None:
@@ -197,11 +198,11 @@ class Run(Generic[W]):
         match request.start_position:
             case Beginning():
                 return before or 0
-            case Now():
+            case Now() | AtSnapshot():
                 return len(self._record.truth) if before is None else before
             case AtTime() | FromContinuationToken():
                 if before is None:
-                    raise ValueError("say with written_before how many changes of the life precede the start")
+                    raise ValueError("set written_before to the number of changes before the start")
                 return before
             case _:
                 assert_never(request.start_position)
@@ -230,7 +231,7 @@ class Run(Generic[W]):
                 assert_never(step)
 
     def discard(self) -> None:
-        """Throw the present consumer and its client away."""
+        """Discard the present consumer and its client."""
         process, self._alive = self._alive, None
         if process is None:
             return
@@ -241,11 +242,11 @@ class Run(Generic[W]):
             close()
 
     def failed(self, error: Exception) -> None:
-        """The run cannot go on."""
+        """Record that the run cannot continue."""
         self._record.error = f"{error} (in {self._where})"
 
     def report(self, plan: str, name: str) -> RunReport:
-        """Everything that is wrong with what was delivered."""
+        """All findings about the delivered events."""
         tree = self._scenario.lineage
         lineage = None if tree is None else tree(self._world)
         scenario = self._scenario
@@ -253,15 +254,15 @@ class Run(Generic[W]):
 
 
 Kill: TypeAlias = Callable[[Run[Any], ConsumerStep], bool]
-"""Whether the consumer dies directly behind this step."""
+"""True when the consumer is killed directly after this step."""
 
 
 class _HopelessError(Exception):
-    """The consumer gets nowhere."""
+    """The consumer makes no progress."""
 
 
 class _Ending:
-    """Ends a run in any case; what a user's code would be told is noted, a bug goes through."""
+    """Ends a run in any case. Errors that a user's code would see are recorded; bugs are raised."""
 
     def __init__(self, run: Run[Any]) -> None:
         self._run = run

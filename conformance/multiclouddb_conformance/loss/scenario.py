@@ -1,4 +1,4 @@
-"""What is the same in all runs of a loss oracle."""
+"""Everything that all runs of a loss oracle share."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ W = TypeVar("W")
 
 @attrs.frozen(kw_only=True)
 class Scenario(Generic[W]):
-    """A world, its life, and the application that reads what happens there.
+    """A world, its script, and the application that reads its changes.
 
     Attributes:
-        world: Makes a fresh world, and clears it away behind the run.
-        client: Makes a client on a world: anything with `read_changes`; closed if it can be.
-        request: What the consumer reads, or a function that makes the request when it first reads.
-        life: The script. At its end the consumer reads until the feed is idle.
+        world: Makes a new world and removes it after the run.
+        client: Makes a client for a world: any object with `read_changes`. It is closed if it has `close`.
+        request: The consumer's request, or a function that makes it at the first read.
+        life: The script. After it the consumer reads until the feed is idle.
         consumer: The application; `page_consumer` by default.
         marker: Where an event's marker is; the field `n` of its document by default.
-        lineage: Partition id as events have it → parents, of everything that ever was in a world;
-            None when nobody can tell: then only keys show whether a child was read too early.
-        written_before: So many changes of the life come before the start (`AtTime`, a token). For
-            `Now` and `Beginning` leave it out.
-        idle_pages: So many idle pages in a row count as the end; more than one where the service
-            shows what was written only after a while.
-        key_order: False for a service whose keys move to partitions that do not descend from theirs:
-            the changes of a key come in order inside a partition, and their order keys agree.
-        max_pages: So many pages in one reading at most.
-        max_failures: So many retryable failures in a row at most.
+        lineage: Partition id in events → parents, for all partitions that a world ever had. None when it is
+            unknown: then only keys can show that a child was read too early.
+        written_before: The number of changes that the script writes before the start (`AtTime`, a token).
+            Leave it out for `Now` and `Beginning`.
+        idle_pages: The number of idle pages in a row that mean the end; more than 1 for a service that shows
+            writes late.
+        key_order: False for a service whose keys move to unrelated partitions. Then the changes of a key must
+            only be in order inside a partition, and their order keys must agree.
+        max_pages: The maximum number of pages in one read.
+        max_failures: The maximum number of retryable failures in a row.
     """
 
     world: Callable[[], AbstractContextManager[W]]

@@ -1,7 +1,7 @@
-"""Finds out which written change an event is of, where nobody knows the event ids beforehand.
+"""Finds the written change of each event when the event ids are not known beforehand.
 
-A create or update is known by its key and the marker in its document. A delete carries no document:
-it is the delete that stands at its place among the changes of its key, in the order of `order_key`.
+The key and the marker in the document identify a create or an update. A delete has no document. Its place
+among the changes of its key, sorted by `order_key`, identifies it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from multiclouddb_conformance.loss.life import Change, plain_key
 __all__ = ["Marker", "marker_in", "match"]
 
 Marker = Callable[[ChangeEvent], Hashable | None]
-"""The marker in an event's document; None where it has none."""
+"""The marker in an event's document; None if there is none."""
 
 
 def marker_in(field: str) -> Marker:
-    """Takes the marker from a field of the new document."""
+    """Returns a function that takes the marker from a field of the new document."""
 
     def marker(event: ChangeEvent) -> Hashable | None:
         state = event.new_item_state
@@ -29,7 +29,7 @@ def marker_in(field: str) -> Marker:
 
 
 def match(truth: Sequence[Change], delivered: Iterable[ChangeEvent], marker: Marker) -> dict[str, int]:
-    """Event id → number of its change in the truth, from 0; events of no change are left out."""
+    """Event id → number of its change in the truth, from 0; events without a change are left out."""
     written: defaultdict[Hashable, list[int]] = defaultdict(list)
     for number, change in enumerate(truth):
         written[change.key].append(number)
@@ -52,7 +52,7 @@ def _match_key(
     place, last_delete = 0, ""
     for event in events:
         if event.type is ChangeType.DELETE:
-            # Two ids at one place of the order are one delete: the change of its id is found elsewhere.
+            # Two ids at one place are the same delete; another check reports the changed id.
             start = place - 1 if event.order_key == last_delete else place
             at = _next_delete(truth, numbers, start)
             last_delete = event.order_key

@@ -1,4 +1,4 @@
-"""What happened in one run, and everything that is wrong with it."""
+"""The record of one run, and all findings about it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["Idle", "Reading", "Record"]
 
 @attrs.frozen
 class Idle:
-    """What there was when a page said that the feed is idle.
+    """The state when a page reported that the feed is idle.
 
     Attributes:
-        written: Changes.
-        delivered: Events done.
-        required_from: The first change that the consumer has to see.
+        written: The number of written changes.
+        delivered: The number of processed events.
+        required_from: The first change that the consumer must see.
     """
 
     written: int
@@ -42,10 +42,10 @@ class Idle:
 
 @attrs.frozen
 class Reading:
-    """What one consumer was given.
+    """The pages of one consumer.
 
     Attributes:
-        seen_before: How many events the consumers before it were done with.
+        seen_before: The number of events that earlier consumers had processed.
         pages: Its pages.
     """
 
@@ -55,18 +55,18 @@ class Reading:
 
 @attrs.define
 class Record:
-    """What happened in one run.
+    """The record of one run.
 
     Attributes:
         truth: The changes that were written.
-        labels: What to call each of them.
-        delivered: The events that the application was done with.
-        idle: When it was told that there is nothing more.
-        readings: What each consumer was given.
-        required_from: The first change that has to come; None before anybody has read.
+        labels: A name for each of them.
+        delivered: The events that the application processed.
+        idle: The idle pages that it got.
+        readings: The pages of each consumer.
+        required_from: The first change that must come; None before the first read.
         allowed_from: The first change that may come.
         kills: How often a consumer was killed.
-        error: What ended the run before its end, or None.
+        error: The reason why the run ended early, or None.
     """
 
     truth: list[Change] = attrs.field(factory=list)
@@ -88,7 +88,7 @@ class Record:
         *,
         key_order: bool = True,
     ) -> RunReport:
-        """Everything that is wrong with what was delivered."""
+        """All findings about the delivered events."""
         numbers = match(self.truth, self.delivered, marker)
 
         def identify(event: ChangeEvent) -> str:

@@ -1,7 +1,7 @@
-"""Deliberately broken readers, one defect each: they prove that the suite bites.
+"""Deliberately broken readers with one defect each: they prove that the suite finds defects.
 
-`python -m multiclouddb_conformance.mutants` prints which tests catch which. A mutant is named where it
-is defined and nowhere else: every public class of `ending`, `reading` and `telling` is one.
+`python -m multiclouddb_conformance.mutants` prints which tests catch which mutant. No list has to name a
+mutant: every public class of `ending`, `reading` and `telling` is one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["MUTANTS", "Mutant", "harness_of", "mutant_table"]
 
 
 def _defined_in(module: ModuleType) -> list[type[Mutant]]:
-    """In the order of their definition."""
+    """The public classes of a module, in the order of definition."""
     classes = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Mutant)]
     return [
         each for each in classes if each.__module__ == module.__name__ and not each.__name__.startswith("_")
@@ -28,11 +28,11 @@ MUTANTS: Final[tuple[type[Mutant], ...]] = (
     *_defined_in(reading),
     *_defined_in(telling),
 )
-"""Every mutant; those about partitions first."""
+"""All mutants; those about partitions first."""
 
 
 def mutant_table() -> str:
-    """Mutant, defect and the tests that have to catch it, as a table in Markdown."""
+    """A Markdown table of each mutant, its defect and the tests that must catch it."""
     rows = ["| mutant | defect | caught by |", "|---|---|---|"]
     for mutant in MUTANTS:
         defect = (mutant.__doc__ or "").partition("\n")[0]

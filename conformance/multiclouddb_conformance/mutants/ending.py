@@ -1,4 +1,4 @@
-"""Mutants that get partitions wrong: their ends, children, parents and lists."""
+"""Mutants with defects in partitions: their ends, children, parents and lists."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _PAGE: Final = 4
 
 
 class _ChangesEnds(Mutant):
-    """Nothing by itself."""
+    """Base class that changes the children of an ending partition."""
 
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """The children of a batch that ends its partition are changed."""
+        """Change the children of a batch that ends its partition."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         if not isinstance(batch.outcome, Drained):
             return batch
@@ -42,13 +42,13 @@ class _ChangesEnds(Mutant):
         return attrs.evolve(batch, outcome=Drained(children))
 
     def child(self, reader: WrappedReader, child: Child, deadline: Deadline) -> Child:
-        """What a child is instead."""
+        """The changed child."""
         del reader, deadline
         return child
 
 
 class DropsLastPageOfClosedPartition(Mutant):
-    """The events that come together with the end of their partition are lost."""
+    """Events that come together with the end of their partition are lost."""
 
     caught_by = (
         "TestSplit::test_nothing_is_lost_and_nothing_comes_twice",
@@ -58,20 +58,20 @@ class DropsLastPageOfClosedPartition(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """The end, without its events."""
+        """Keep the end, but drop its events."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         return emptied(batch) if isinstance(batch.outcome, Drained) else batch
 
 
 class StartsChildEarly(Mutant):
-    """A child is read beside its parent, not behind it."""
+    """A child is read at the same time as its parent, not after it."""
 
     caught_by = ("TestBeginning::test_the_beginning_reads_parents_before_their_children[1]",)
 
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """Nobody has parents."""
+        """Remove all parents."""
         seeds = super().start(feed, position, partition_id, deadline)
         return [attrs.evolve(seed, parents=()) for seed in seeds]
 
@@ -85,13 +85,13 @@ class AppliesNowToChild(_ChangesEnds):
     )
 
     def child(self, reader: WrappedReader, child: Child, deadline: Deadline) -> Child:
-        """At now."""
+        """Start the child at now."""
         seeds = reader.feed.inner.start(Now(), child.partition_id, deadline)
         return attrs.evolve(child, cursor=seeds[0].cursor)
 
 
 class LosesOneParentOfMerge(_ChangesEnds):
-    """A merged child knows only the parent that names it, and does not wait for the other."""
+    """A merged child knows only the parent that names it and does not wait for the other one."""
 
     caught_by = (
         "TestMerge::test_every_parent_names_the_merged_child_and_all_its_parents",
@@ -99,13 +99,13 @@ class LosesOneParentOfMerge(_ChangesEnds):
     )
 
     def child(self, reader: WrappedReader, child: Child, deadline: Deadline) -> Child:
-        """With one parent."""
+        """Keep only one parent."""
         del deadline
         return attrs.evolve(child, parents=(reader.partition_id,))
 
 
 class RetiresWithoutChildren(Mutant):
-    """A partition ends and names nobody who goes on."""
+    """A partition ends and names no children."""
 
     caught_by = (
         "TestRetirement::test_a_split_partition_retires_and_names_its_children",
@@ -115,7 +115,7 @@ class RetiresWithoutChildren(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """An end without children."""
+        """End without children."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         return attrs.evolve(batch, outcome=Drained(())) if isinstance(batch.outcome, Drained) else batch
 
@@ -128,13 +128,13 @@ class ForgetsChildrenNamedLate(Mutant):
     def discover(
         self, feed: WrappedFeed, awaiting: Mapping[str, Cursor], deadline: Deadline
     ) -> dict[str, Outcome]:
-        """Nothing is ever found."""
+        """Never find a child."""
         del feed, awaiting, deadline
         return {}
 
 
 class ForgetsWatchAtRestart(Mutant):
-    """A process that did not see a partition end takes the children that were known for all."""
+    """A process that did not see a partition end assumes that it knows all children."""
 
     caught_by = ("TestLateSiblings::test_a_sibling_named_late_is_read_after_a_restart",)
 
@@ -145,7 +145,7 @@ class ForgetsWatchAtRestart(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Ends are remembered."""
+        """Remember the ends."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         if isinstance(batch.outcome, Drained):
             self._seen.add(reader.partition_id)
@@ -154,13 +154,13 @@ class ForgetsWatchAtRestart(Mutant):
     def discover(
         self, feed: WrappedFeed, awaiting: Mapping[str, Cursor], deadline: Deadline
     ) -> dict[str, Outcome]:
-        """No others follow where the end is not remembered."""
+        """Find no further children if the end is not remembered."""
         outcomes = super().discover(feed, awaiting, deadline)
         return {name: out if name in self._seen else Drained(()) for name, out in outcomes.items()}
 
 
 class NeverAudits(Mutant):
-    """A feed says that everything is covered without a look."""
+    """A feed reports full coverage without looking."""
 
     caught_by = ("TestUncovered::test_a_partition_that_a_start_left_out_is_found_late",)
 
@@ -171,13 +171,13 @@ class NeverAudits(Mutant):
         since: datetime | None,
         deadline: Deadline,
     ) -> list[Seed] | None:
-        """Nothing is."""
+        """Report nothing as uncovered."""
         del feed, tracked, since, deadline
         return []
 
 
 class ReadsFirstPageOfPartitionList(Mutant):
-    """The service lists partitions in pages, and only the first is read."""
+    """The service lists partitions in pages, but only the first page is read."""
 
     caught_by = (
         "TestPhysicalPartition::test_a_collection_has_as_many_partitions_as_were_asked_for",
@@ -187,9 +187,9 @@ class ReadsFirstPageOfPartitionList(Mutant):
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """Not more than a page."""
+        """Return only the first page."""
         return super().start(feed, position, partition_id, deadline)[:_PAGE]
 
     def partitions(self, feed: WrappedFeed, deadline: Deadline) -> list[Partition]:
-        """Not more than a page."""
+        """Return only the first page."""
         return super().partitions(feed, deadline)[:_PAGE]

@@ -1,4 +1,4 @@
-"""What a mutant is: the simulation, with one defect on the way to the engine."""
+"""The base of all mutants: the simulation with one defect between it and the engine."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Mutant(WrappedProvider):
     """A provider with one defect: the first line of its docstring.
 
     Attributes:
-        caught_by: Tests that have to fail with it, `TestClass::test_name`; there may be more.
-        declared: What its harness says that it can do.
-        config: What it was connected with.
+        caught_by: Tests that must fail with it, `TestClass::test_name`; others may fail too.
+        declared: The capabilities that its harness declares.
+        config: Its client configuration.
     """
 
     caught_by: ClassVar[tuple[str, ...]] = ()
@@ -43,16 +43,16 @@ class Mutant(WrappedProvider):
         request: ChangeFeedRequest,
         options: OperationOptions,
     ) -> ChangeFeedPage:
-        """What `read_changes` answers."""
+        """The page that `read_changes` returns."""
         return read(request, options)
 
     def error(self, error: MulticloudDbError) -> MulticloudDbError:
-        """What is raised instead of an error."""
+        """The error that is raised instead of an error."""
         return error
 
 
 class MutantEngine(Engine):
-    """The engine, whose pages and errors go through the mutant."""
+    """The engine; its pages and errors pass through the mutant."""
 
     def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
         """See `Engine.read_changes`."""
@@ -64,12 +64,12 @@ class MutantEngine(Engine):
 
 
 def emptied(batch: Batch, end: Cursor | None = None, caught_up: bool | None = True) -> Batch:
-    """A batch whose records are left out.
+    """A batch without its records.
 
     Args:
         batch: The batch.
-        end: Where it ends instead; None = where it ended.
-        caught_up: What it says of what follows.
+        end: Its new end; None keeps the end.
+        caught_up: Its new `caught_up`.
     """
     end = batch.end if end is None else end
     return attrs.evolve(batch, records=(), begin=end, end=end, caught_up=caught_up)
@@ -84,7 +84,7 @@ class _Changing(WrappedMapper):
 
 
 def changed(batch: Batch, change: Callable[[list[ChangeEvent]], list[ChangeEvent]]) -> Batch:
-    """A batch whose events go through a function.
+    """A batch whose events pass through a function.
 
     Args:
         batch: The batch.
@@ -117,7 +117,7 @@ def harness_of(mutant: type[Mutant], *, sound: bool = False) -> type[SimulationH
 
     Args:
         mutant: The mutant.
-        sound: True for the same harness without the defect.
+        sound: True to leave out the defect.
     """
 
     class MutantHarness(SimulationHarness):
@@ -129,7 +129,7 @@ def harness_of(mutant: type[Mutant], *, sound: bool = False) -> type[SimulationH
                 self.plugin = _MutantPlugin(self.simulated, mutant)
 
         def close(self) -> None:
-            """A mutant may do anything against the contract."""
+            """Close without the contract checks, because a mutant may break the contract."""
 
     MutantHarness.__name__ = f"{mutant.__name__}Harness"
     return MutantHarness

@@ -1,4 +1,4 @@
-"""Mutants that read wrongly: positions, ends of pages, retention, resources."""
+"""Mutants with defects in reading: positions, ends of pages, retention, resources."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ class _Ahead(WrappedMapper):
 
 
 class MovesTokenPastUnreadEvents(Mutant):
-    """The token moves past events that are fetched and not handed out yet."""
+    """The token moves past events that are fetched but not returned yet."""
 
     caught_by = ("TestCheckpoint::test_resuming_behind_every_page_loses_nothing[3]",)
 
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Every position is the end of the batch."""
+        """Put every position at the end of the batch."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         return attrs.evolve(batch, begin=batch.end, mapper=_Ahead(batch.mapper, batch.end))
 
 
 class SaysIdleTooSoon(Mutant):
-    """A reader says that it has caught up when the service only had nothing at hand."""
+    """A reader reports `caught_up` although the service only returned an empty answer."""
 
     caught_by = (
         "TestIdle::test_no_page_is_idle_while_something_is_missing",
@@ -73,7 +73,7 @@ class SaysIdleTooSoon(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """The second answer is empty."""
+        """Make the second answer empty."""
         if reader.fetches != 2:
             batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
             reader.cursor = batch.cursor_after(len(batch))
@@ -85,7 +85,7 @@ class SaysIdleTooSoon(Mutant):
 
 
 class NeverAdvancesIdleToken(Mutant):
-    """The position of an idle partition stays where its last event was."""
+    """The position of an idle partition stays at its last event."""
 
     caught_by = (
         "TestIdle::test_an_empty_page_moves_the_token_with_the_service",
@@ -95,7 +95,7 @@ class NeverAdvancesIdleToken(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """An empty batch ends where it began."""
+        """End an empty batch where it began."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         if len(batch):
             reader.cursor = batch.cursor_after(len(batch))
@@ -104,7 +104,7 @@ class NeverAdvancesIdleToken(Mutant):
 
 
 class RetriesDeadIteratorForEver(Mutant):
-    """A position that has expired counts as a trouble that passes."""
+    """An expired position counts as a transient failure."""
 
     caught_by = (
         "TestExpiry::test_a_token_that_was_trimmed_has_expired",
@@ -112,14 +112,14 @@ class RetriesDeadIteratorForEver(Mutant):
     )
 
     def classify(self, error: Exception) -> Fault:
-        """Retryable, whatever it is."""
+        """Classify everything as retryable."""
         if isinstance(error, TrimmedError):
             return Fault(ErrorCategory.TRANSIENT_FAILURE, str(error), retryable=True)
         return super().classify(error)
 
 
 class JumpsOverExpiredGap(Mutant):
-    """A position that has expired goes on at the oldest record, in silence."""
+    """A read at an expired position silently continues at the oldest record."""
 
     caught_by = (
         "TestExpiry::test_a_token_that_was_trimmed_has_expired",
@@ -130,7 +130,7 @@ class JumpsOverExpiredGap(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Reopened at the oldest record."""
+        """Reopen at the oldest record."""
         try:
             return super().fetch(reader, max_records, max_bytes, wait, deadline)
         except TrimmedError:
@@ -142,7 +142,7 @@ class JumpsOverExpiredGap(Mutant):
 
 
 class NoticeAfterItsPlace(Mutant):
-    """A notice comes with the events that lie behind it."""
+    """A notice comes together with the events after it."""
 
     caught_by = (
         "TestNotices::test_a_notice_comes_between_the_events_around_it[0-one client]",
@@ -152,7 +152,7 @@ class NoticeAfterItsPlace(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """With the next batch that has records."""
+        """Deliver the notice with the next batch that has records."""
         held: list[Notice] = []
         while True:
             batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
@@ -162,7 +162,7 @@ class NoticeAfterItsPlace(Mutant):
 
 
 class ReadsOnBehindNotice(Mutant):
-    """A page goes on behind its notices."""
+    """A page continues after its notices."""
 
     caught_by = (
         "TestNotices::test_a_notice_comes_between_the_events_around_it[0-one client]",
@@ -176,7 +176,7 @@ class ReadsOnBehindNotice(Mutant):
         request: ChangeFeedRequest,
         options: OperationOptions,
     ) -> ChangeFeedPage:
-        """With what the next page has."""
+        """Append the events of the next page."""
         page = read(request, options)
         if not page.notices:
             return page
@@ -197,7 +197,7 @@ class _Sound(WrappedMapper):
 
 
 class DropsPoison(Mutant):
-    """A record that cannot be decoded is left out."""
+    """A record that cannot be decoded is dropped."""
 
     caught_by = (
         "TestPoison::test_what_lies_before_comes_first_and_then_the_error[0]",
@@ -207,7 +207,7 @@ class DropsPoison(Mutant):
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """Only what can be decoded."""
+        """Keep only the records that can be decoded."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         return attrs.evolve(batch, mapper=_Sound(batch.mapper))
 
@@ -218,7 +218,7 @@ class LeaksReaders(Mutant):
     caught_by = ("TestReleasing::test_a_thousand_pages_leave_no_reader_behind",)
 
     def close_reader(self, reader: WrappedReader) -> None:
-        """Nothing."""
+        """Do not close the reader."""
 
 
 class NowIsBeginning(Mutant):
@@ -232,27 +232,27 @@ class NowIsBeginning(Mutant):
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """The same for both."""
+        """Start both at the oldest record."""
         position = Beginning() if isinstance(position, Now) else position
         return super().start(feed, position, partition_id, deadline)
 
 
 class AtTimeIsExclusive(Mutant):
-    """`AtTime` leaves out the changes of the moment itself."""
+    """`AtTime` leaves out changes at exactly that moment."""
 
     caught_by = ("TestAtTime::test_a_moment_is_inclusive_and_never_late",)
 
     def start(
         self, feed: WrappedFeed, position: FeedStart, partition_id: str | None, deadline: Deadline
     ) -> list[Seed]:
-        """A moment later."""
+        """Start a moment later."""
         if isinstance(position, AtTime):
             position = AtTime(position.utc + timedelta(microseconds=1))
         return super().start(feed, position, partition_id, deadline)
 
 
 class IgnoresKeyOfScope(Mutant):
-    """A logical partition has the changes of the whole collection."""
+    """A logical partition returns the changes of the whole collection."""
 
     caught_by = (
         "TestLogicalPartition::test_a_key_has_its_changes_only",
@@ -260,14 +260,14 @@ class IgnoresKeyOfScope(Mutant):
     )
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
-        """Without the key."""
+        """Open the feed without the key."""
         feed = super().open_feed(attrs.evolve(spec, scope=EntireCollection()), deadline)
         feed.spec = spec
         return feed
 
 
 class TakesRecreatedForTheSame(Mutant):
-    """A collection that was recreated is taken for the one of the same name before it."""
+    """A recreated collection is mistaken for the earlier one with the same name."""
 
     caught_by = (
         "TestRecreated::test_a_token_of_the_old_one_is_refused",
@@ -275,26 +275,26 @@ class TakesRecreatedForTheSame(Mutant):
     )
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:
-        """Without its incarnation."""
+        """Open the feed without its incarnation."""
         feed = super().open_feed(spec, deadline)
         feed.identity = attrs.evolve(feed.identity, incarnation=None)
         return feed
 
 
 class WrongCategory(Mutant):
-    """A collection that does not exist is a failure like any other."""
+    """The error for a missing collection has the wrong category."""
 
     caught_by = ("TestCapabilities::test_a_collection_that_is_not_there_is_not_found",)
 
     def classify(self, error: Exception) -> Fault:
-        """One category for all."""
+        """Return one category for every error."""
         if isinstance(error, MissingError):
             return Fault(ErrorCategory.PERMANENT_FAILURE, str(error))
         return super().classify(error)
 
 
 class AcceptsUndeclaredCapability(Mutant):
-    """What is said to be unsupported is done all the same."""
+    """A capability that is reported as unsupported works anyway."""
 
     caught_by = (
         "TestAtTime::test_a_moment_is_refused",
@@ -305,5 +305,5 @@ class AcceptsUndeclaredCapability(Mutant):
     )
 
     def capabilities(self) -> CapabilitySet:
-        """Everything."""
+        """Report every capability."""
         return SIMULATED

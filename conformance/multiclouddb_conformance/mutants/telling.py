@@ -1,4 +1,4 @@
-"""Mutants that tell wrongly: events, watermarks, pages and errors."""
+"""Mutants that report wrongly: events, watermarks, pages and errors."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _Read = Callable[[ChangeFeedRequest, OperationOptions], ChangeFeedPage]
 
 
 class _ChangesEvents(Mutant):
-    """Nothing by itself."""
+    """Base class that changes events."""
 
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """The events of every batch are changed."""
+        """Change the events of every batch."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         return changed(batch, self.events)
 
     def events(self, events: list[ChangeEvent]) -> list[ChangeEvent]:
-        """What events are instead."""
+        """The changed events."""
         return events
 
 
 class RepeatsEventUnderNewId(_ChangesEvents):
-    """An event that is delivered again has another id."""
+    """A redelivered event has another id."""
 
     caught_by = (
         "TestCheckpoint::test_a_token_read_twice_gives_the_same",
@@ -51,7 +51,7 @@ class RepeatsEventUnderNewId(_ChangesEvents):
         self._count = itertools.count()
 
     def events(self, events: list[ChangeEvent]) -> list[ChangeEvent]:
-        """Numbered as they are delivered."""
+        """Number the events in the order of delivery."""
         return [attrs.evolve(event, event_id=f"{event.event_id}-{next(self._count)}") for event in events]
 
 
@@ -64,7 +64,7 @@ class SwapsTwoEventsOfKey(_ChangesEvents):
     )
 
     def events(self, events: list[ChangeEvent]) -> list[ChangeEvent]:
-        """Backwards."""
+        """Reverse the events."""
         return events[::-1]
 
 
@@ -74,7 +74,7 @@ class LocalTime(_ChangesEvents):
     caught_by = ("TestEventIdentity::test_timestamps_are_aware_and_utc",)
 
     def events(self, events: list[ChangeEvent]) -> list[ChangeEvent]:
-        """Five hours and three quarters ahead."""
+        """Shift timestamps by five hours and three quarters."""
         zone = timezone(timedelta(hours=5, minutes=45))
         return [attrs.evolve(event, timestamp=event.timestamp.astimezone(zone)) for event in events]
 
@@ -85,58 +85,58 @@ class OrderKeysOfDifferentLength(_ChangesEvents):
     caught_by = ("TestEventIdentity::test_of_two_changes_of_a_key_the_later_sorts_higher",)
 
     def events(self, events: list[ChangeEvent]) -> list[ChangeEvent]:
-        """As the simulation counts."""
+        """Use the simulation's numbers."""
         return [attrs.evolve(event, order_key=event.event_id) for event in events]
 
 
 class DeletesWithDocument(_ChangesEvents):
-    """A delete carries what was deleted as if it were the new document."""
+    """A delete returns the deleted document as its new document."""
 
     caught_by = ("TestPropagation::test_a_delete_arrives_without_a_document",)
 
     def events(self, events: list[ChangeEvent]) -> list[ChangeEvent]:
-        """Always a document."""
+        """Always return a document."""
         return [attrs.evolve(event, new_item_state=event.new_item_state or {"n": 0}) for event in events]
 
 
 class WatermarkRunsAhead(Mutant):
-    """The watermark is later than what still comes."""
+    """The watermark is later than events that still come."""
 
     caught_by = ("TestWatermark::test_no_later_event_is_older[3]",)
 
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> Batch:
-        """By an hour."""
+        """Move the watermark by an hour."""
         batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
         mark = batch.watermark
         return attrs.evolve(batch, watermark=mark and mark + timedelta(hours=1))
 
 
 class _ChangesPages(Mutant):
-    """Nothing by itself."""
+    """Base class that changes pages."""
 
     def __init__(self, inner: Provider) -> None:
         super().__init__(inner)
         self._pages = itertools.count()
 
     def answer(self, read: _Read, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
-        """Every page is changed."""
+        """Change every page."""
         return self.page(read(request, options), next(self._pages))
 
     def page(self, page: ChangeFeedPage, number: int) -> ChangeFeedPage:
-        """What a page is instead."""
+        """The changed page."""
         del number
         return page
 
 
 class WatermarkGoesBack(_ChangesPages):
-    """The watermark is that of whichever partition was read last."""
+    """The watermark is that of the partition that was read last."""
 
     caught_by = ("TestWatermark::test_it_never_goes_back",)
 
     def page(self, page: ChangeFeedPage, number: int) -> ChangeFeedPage:
-        """Every other page is a minute behind."""
+        """Set the watermark of every second page back by a minute."""
         mark = page.diagnostics.watermark
         if mark is None or number % 2 == 0:
             return page
@@ -145,12 +145,12 @@ class WatermarkGoesBack(_ChangesPages):
 
 
 class PagesTooLong(Mutant):
-    """The bound of a page is taken for a wish."""
+    """The page bound is not respected."""
 
     caught_by = ("TestPageSize::test_no_page_is_longer[2]",)
 
     def answer(self, read: _Read, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
-        """One more."""
+        """Return one event more."""
         size = request.max_page_size
         return read(attrs.evolve(request, max_page_size=size + 1 if size else 0), options)
 
@@ -166,16 +166,16 @@ class ErrorThatDoesNotPickle(Mutant):
     caught_by = ("TestPickling::test_errors_do",)
 
     def error(self, error: MulticloudDbError) -> MulticloudDbError:
-        """With an argument that has to be named."""
+        """Use a class with a required keyword argument."""
         return _UnpicklableError(error.message, detail=error.detail)
 
 
 class SecretInMessage(Mutant):
-    """Errors show what the client was connected with."""
+    """Errors show the client's configuration."""
 
     caught_by = ("TestSecrets::test_what_a_client_connects_with_is_in_no_repr_message_or_log",)
 
     def error(self, error: MulticloudDbError) -> MulticloudDbError:
-        """With the whole configuration."""
+        """Put the whole configuration into the message."""
         shown = ", ".join(str(value) for value in self.config.connection.values())
         return MulticloudDbError(f"{error.message}, with {shown}", error.detail)

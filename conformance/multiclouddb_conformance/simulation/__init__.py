@@ -1,6 +1,6 @@
-"""A deterministic partitioned log in memory behind the provider contract.
+"""A deterministic, partitioned in-memory log that implements the provider contract.
 
-It is the engine's test bed, the conformance suite's reference, and what broken readers wrap:
+The engine's tests use it, it is the conformance suite's reference, and the mutants wrap it:
 
     sim = Simulation(partitions=2)
     provider = SimulationProvider(sim)

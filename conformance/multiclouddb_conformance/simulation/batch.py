@@ -1,4 +1,4 @@
-"""Records of one simulated partition, and how they become events."""
+"""Records of one simulated partition, and their conversion to events."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["SimulationMapper", "Slice", "poison_fault", "to_event"]
 
 @attrs.define
 class Slice:
-    """What one fetch found.
+    """The result of one fetch.
 
     Attributes:
-        begin: Where it began.
-        end: Where reading goes on.
-        seen: Behind the last commit that was looked at; `end` may lie further.
+        begin: Its start position.
+        end: The position where reading continues.
+        seen: The position after the last scanned commit; `end` may be later.
         records: The records.
-        places: For each record the place behind it.
-        notices: Facts found on the way.
-        outcome: What comes behind the last record.
-        exhausted: True when there is nothing behind it at present.
+        places: For each record the position after it.
+        notices: Notices found during the fetch.
+        outcome: What follows the last record.
+        exhausted: True when nothing follows it at present.
     """
 
     begin: Place
@@ -41,12 +41,12 @@ class Slice:
         return len(self.records)
 
     def nbytes(self) -> int:
-        """Bytes that the records count for."""
+        """The size of the records in bytes."""
         return sum(record.size for record in self.records)
 
 
 def to_event(written: Written, spec: FeedSpec, public_id: str) -> ChangeEvent:
-    """The event of a record; pure."""
+    """Convert a record to its event; pure."""
     new = spec.with_new
     old = spec.with_old
     return ChangeEvent(
@@ -76,9 +76,9 @@ class SimulationMapper(Mapper):
     """Maps the records of one partition.
 
     Attributes:
-        spec: What the feed was opened for.
-        public_id: The partition, as applications see it.
-        calls: Counts what is mapped.
+        spec: The spec of the feed.
+        public_id: The public id of the partition.
+        calls: Counts the mapped records.
     """
 
     spec: FeedSpec

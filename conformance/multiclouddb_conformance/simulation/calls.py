@@ -1,4 +1,4 @@
-"""What a client did to a simulated service: for tests of cost, leaks and good manners."""
+"""Counts what a client did to a simulated service, for tests of cost, leaks and correct use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Calls"]
 
 
 class Calls:
-    """Counts of calls on one provider; read it when no call runs.
+    """Counts of calls on one provider; read them when no call runs.
 
     Attributes:
         feeds: Feeds opened.
@@ -18,7 +18,7 @@ class Calls:
         lists: Calls of `partitions`.
         audits: Calls of `uncovered`.
         discovers: Calls of `discover`.
-        awaited: Partition id → how often its children were asked for.
+        awaited: Partition id → the number of questions for its children.
         audits: Calls of `uncovered`.
         joins: Child id → calls of `join`.
         oldests: Calls of `oldest`.
@@ -29,8 +29,8 @@ class Calls:
         cancels: Calls of `cancel`.
         closes: Readers closed.
         open_readers: Readers opened and not closed.
-        most_open_readers: The largest that `open_readers` has been.
-        violations: What a client must not do and did: one line each, in order.
+        most_open_readers: The maximum of `open_readers`.
+        violations: The client's violations of the contract: one line each, in order.
     """
 
     def __init__(self) -> None:
@@ -55,12 +55,12 @@ class Calls:
         self._lock = threading.Lock()
 
     def count(self, name: str, by: int = 1) -> None:
-        """Count a call; `name` is an attribute that is a number."""
+        """Count a call; `name` is a numeric attribute."""
         with self._lock:
             setattr(self, name, getattr(self, name) + by)
 
     def count_each(self, name: str, partition_ids: Iterable[str]) -> None:
-        """Count a call for partitions; `name` is an attribute that is a counter."""
+        """Count a call for partitions; `name` is a counter attribute."""
         with self._lock:
             getattr(self, name).update(partition_ids)
 
@@ -78,7 +78,7 @@ class Calls:
             self.open_readers -= 1
 
     def violated(self, partition_id: str, what: str) -> None:
-        """A client did what the contract forbids."""
+        """Record a violation of the contract."""
         with self._lock:
             self.violations.append(f"{partition_id}: {what}")
 

@@ -1,19 +1,19 @@
-"""The exceptions of the simulated vendor, and what they mean.
+"""The exceptions of the simulated vendor, and their classification.
 
     SimulationError
-    ├── ThrottledError           too fast; may say how long to wait
-    ├── ConnectionDroppedError   in the middle of an answer
+    ├── ThrottledError           too many requests; may say how long to wait
+    ├── ConnectionDroppedError   lost in the middle of an answer
     ├── ServerError              a 5xx
     ├── SlowError                the vendor's own time limit
     ├── IteratorExpiredError     the reader is too old; a new one at the same cursor works
     ├── CancelledError           the reader was cancelled
     ├── TrimmedError             the position is older than what is kept
-    ├── BadPositionError         the position lies in the future
-    ├── MissingError             no such collection, or not any more
+    ├── BadPositionError         the position is in the future
+    ├── MissingError             the collection does not exist
     ├── DeniedError              not allowed
-    └── CorruptError             broken for good
+    └── CorruptError             a permanent failure
 
-They know nothing of this project, as a vendor's do not: `classify` is what names them.
+They do not know this project, just like a vendor's exceptions: `classify` gives them a category.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class DeniedError(SimulationError):
 
 
 class CorruptError(SimulationError):
-    """The service cannot read its own log; no retry mends it."""
+    """The service cannot read its own log; no retry helps."""
 
 
 _RETRYABLE: Final[dict[type[SimulationError], ErrorCategory]] = {
@@ -121,7 +121,7 @@ _FINAL: Final[dict[type[SimulationError], ErrorCategory]] = {
 
 
 def classify(error: Exception) -> Fault:
-    """What an exception means; pure, for any exception."""
+    """Classify an exception; pure, for any exception."""
     if not isinstance(error, SimulationError):
         return Fault(ErrorCategory.PERMANENT_FAILURE, f"unexpected {type(error).__name__}: {error}")
     kind = type(error)

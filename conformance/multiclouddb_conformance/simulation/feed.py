@@ -13,6 +13,12 @@ from multiclouddb_conformance.simulation.listing import kept, listed, missed, sh
 from multiclouddb_conformance.simulation.partition_log import PartitionLog
 from multiclouddb_conformance.simulation.position import Place, behind, place_text, to_cursor, to_place
 from multiclouddb_conformance.simulation.reader import SimulationReader
+from multiclouddb_conformance.simulation.segments import (
+    SegmentReader,
+    cut_segments,
+    is_segment_cursor,
+    plan_scan,
+)
 from multiclouddb_conformance.simulation.service_behaviour import Dice, Listing
 from multiclouddb_conformance.simulation.simulation import Simulation
 from multiclouddb_conformance.simulation.view import View
@@ -29,8 +35,11 @@ from multiclouddb_spi import (
     Position,
     ProviderFault,
     Reader,
+    ScanPlan,
     Seed,
+    Segment,
     Tracked,
+    plan_id_of,
 )
 
 __all__ = ["SimulationFeed"]
@@ -39,12 +48,12 @@ _Item = TypeVar("_Item")
 
 
 class SimulationFeed(Feed):
-    """A feed of one incarnation of a collection; also finds heads.
+    """A feed of one incarnation of a collection; it can also find heads.
 
     Attributes:
         sim: The collection.
-        calls: Where its calls are counted.
-        view: What it sees of the collection.
+        calls: Counts its calls.
+        view: Its view of the collection.
     """
 
     def __init__(self, sim: Simulation, spec: FeedSpec, calls: Calls) -> None:
@@ -79,7 +88,7 @@ class SimulationFeed(Feed):
             return self._jumbled(seeds, "start")
 
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """See `Feed.partitions`; closed ones, if any, are listed while something of them is kept."""
+        """See `Feed.partitions`; closed partitions may be listed until retention removes them."""
         self.calls.count("lists")
         self.sim.control("partitions")
         with self.sim.changed:
@@ -88,6 +97,11 @@ class SimulationFeed(Feed):
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
         """See `Feed.open`."""
+        if plan_id_of(partition_id) is not None:
+            segment = SegmentReader(self.view, partition_id, self.public_id(partition_id), cursor)
+            self.view.opened(segment)
+            self.calls.opened(partition_id)
+            return segment
         reader = SimulationReader(
             self.view,
             partition_id,
@@ -111,7 +125,7 @@ class SimulationFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed] | None:
-        """See `Feed.uncovered`; by what the service lists."""
+        """See `Feed.uncovered`; uses the service's listing."""
         self.calls.count("audits")
         self.sim.control("uncovered")
         with self.sim.changed:
@@ -120,7 +134,7 @@ class SimulationFeed(Feed):
             if found is None:
                 return None
             oldest = 0 if since is None else self.sim.commit_before(since)
-            # What ended before the start would name children that began before it as well.
+            # A partition that ended before the start would also name children that began before it.
             ends = {name: self.sim.partitions[name].closed for name in found}
             return [
                 Seed(name, parents, to_cursor(behind(max(oldest, self.sim.partitions[name].oldest))))
@@ -129,12 +143,14 @@ class SimulationFeed(Feed):
             ]
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """See `Feed.join`: the latest, for a child begins when its last parent has ended."""
+        """See `Feed.join`: the latest position, because a child begins when its last parent has ended."""
         self.calls.count_each("joins", [child_id])
         return to_cursor(max(to_place(cursor) for cursor in cursors))
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """See `Feed.compare`; any two positions can be compared."""
+        if is_segment_cursor(a) or is_segment_cursor(b):
+            return 0 if a == b else None
         one, other = to_place(a), to_place(b)
         return (one > other) - (one < other)
 
@@ -151,7 +167,9 @@ class SimulationFeed(Feed):
             return list(found.values())
 
     def describe(self, cursor: Cursor) -> Position:
-        """See `Feed.describe`; the time is what the log tells."""
+        """See `Feed.describe`; the time comes from the log."""
+        if is_segment_cursor(cursor):
+            return Position("part of a scan", None)
         place = to_place(cursor)
         commit, done = place
         return Position(place_text(place), self.sim.commit_time(commit if done else commit - 1))
@@ -159,18 +177,37 @@ class SimulationFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """See `SupportsHeads.heads`; O(log n) a partition."""
+        """See `SupportsHeads.heads`; O(log n) for each partition."""
         self.calls.count("heads")
         self.sim.control("heads")
         with self.sim.changed:
             self._check_alive()
             return {name: self._head(name, to_place(cursor), max_records) for name, cursor in cursors.items()}
 
+    def headroom(self, cursor: Cursor, now: datetime) -> float | None:
+        """See `Feed.headroom`."""
+        if is_segment_cursor(cursor):
+            return None
+        commit, done = to_place(cursor)
+        return self.sim.headroom(commit if done else commit - 1)
+
+    def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
+        """See `SupportsSnapshot.snapshot`."""
+        self.sim.control("snapshot")
+        with self.sim.changed:
+            self._check_alive()
+            return plan_scan(self.view, self._jumbled(self._from_now(None), "start"), segments)
+
+    def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
+        """See `SupportsSnapshot.segments`."""
+        self.sim.control("segments")
+        return cut_segments(cursor, count)
+
     def cancel(self) -> None:
         """Cancel every reader."""
         self.view.cancel()
 
-    # -- How it does that
+    # -- Helpers
 
     def _check_alive(self) -> None:
         if self.sim.incarnation != self.identity.incarnation:
@@ -184,7 +221,7 @@ class SimulationFeed(Feed):
         return Dice(self.sim.behaviour.seed, what).jumbled(items) if self.sim.behaviour.jumble else items
 
     def _startable(self, partition_id: str | None) -> list[PartitionLog]:
-        """What one look shows; a partition that is asked for by its id is found whatever is listed."""
+        """The partitions of one listing; a partition requested by id is found even if it is not listed."""
         if partition_id is None:
             return with_ancestors(shown(self.view), kept(self.view))
         return [partition for partition in kept(self.view) if partition.id == partition_id]
@@ -214,7 +251,7 @@ class SimulationFeed(Feed):
         return [self._seed(part, max(part.born, min(commit, part.closed or commit))) for part in partitions]
 
     def _from_commit(self, commit: int) -> list[PartitionLog]:
-        """The partitions alive behind a commit, and what follows them where the behaviour says so."""
+        """The partitions that exist after a commit, and their descendants if the behaviour includes these."""
         later = self._seeds_descendants()
         visible = {part.id for part in shown(self.view)}
         parts = [
@@ -233,10 +270,11 @@ class SimulationFeed(Feed):
             )
 
     def _still_readable(self, partition_id: str) -> list[PartitionLog]:
-        """The partition, or its oldest descendants that can be read; or all that may be them."""
+        """The partition, or its oldest readable descendants, or all partitions that may be descendants."""
         asked = self.sim.partitions.get(partition_id)
         if self.sim.behaviour.listing is Listing.OPEN and asked is not None and asked.gone:
-            # Nobody knows what came of it: it began when this had ended, and no other partition names it.
+            # Its children are unknown: no partition names them, so everything that began after its end may be
+            # one.
             return [part for part in topmost(kept(self.view)) if part.born >= (asked.closed or 0)]
         found: dict[str, PartitionLog] = {}
         pending = [partition_id]

@@ -1,4 +1,4 @@
-"""The plain model that a consumer of the simulation is held against: what was written, what came."""
+"""A simple model of the truth, with which a consumer's events are compared."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["Ledger"]
 
 
 class Ledger:
-    """One consumer's deliveries, checked page by page against the truth.
+    """Compares one consumer's events with the truth, page by page.
 
-    Each check raises `AssertionError`: an event that is wrong or out of order, a child before its
-    parent, a watermark that goes back or is too late, a page that is too long, and a page that is
-    called idle while something is missing, although every child of what has ended is named.
+    Each check raises `AssertionError`: for an event that is wrong or out of order, a child before its parent,
+    a watermark that goes back or is too late, a page that is too long, and an idle page while events are
+    missing although all children of ended partitions are named.
 
     Args:
         sim: The collection that is read.
-        since: The commit behind which the feed starts.
+        since: The commit after which the feed starts.
 
     Attributes:
-        first: Event id → how many other events came before it for the first time.
-        duplicates: Deliveries of what had come before, or lies before the start.
+        first: Event id → the number of other events that came before its first delivery.
+        duplicates: Redelivered events, and events from before the start.
     """
 
     def __init__(self, sim: Simulation, since: int = 0) -> None:
@@ -39,13 +39,13 @@ class Ledger:
         self._last: dict[str, tuple[int, int]] = {}
 
     def take(self, page: ChangeFeedPage, limit: int) -> None:
-        """Check one page, read with `max_page_size=limit`, and note it down."""
+        """Check and record one page that was read with `max_page_size=limit`."""
         self._note()
         assert not limit or len(page.events) <= limit, f"{len(page.events)} events on a page of {limit}"
         for event in page.events:
             self._take(event)
         told = page.diagnostics.watermark
-        # What a child that is not named yet holds may be older than what is told.
+        # A child that is not named yet may have older events than the watermark.
         if told is not None and not self.sim.behaviour.late_siblings:
             assert self._watermark is None or told >= self._watermark, "the watermark went back"
             self._watermark = told
@@ -53,22 +53,22 @@ class Ledger:
             assert not self.missing(), f"idle, but {self.missing()} events are missing"
 
     def missing(self) -> int:
-        """How many events have not come yet."""
+        """The number of events that have not come yet."""
         self._note()
         return sum(self._open.values())
 
     def expected(self) -> set[str]:
-        """Ids of all events that the feed has to deliver."""
+        """Ids of all events that the feed must deliver."""
         self._note()
         return {item.event_id for item in self._truth.values() if item.commit > self.since}
 
     def undelivered(self, partition_id: str) -> int:
-        """How many events of a partition have not come yet."""
+        """The number of events of a partition that have not come yet."""
         self._note()
         return self._open.get(partition_id, 0)
 
     def restart(self, since: int) -> None:
-        """The feed starts later than was thought: nothing has been delivered yet."""
+        """Move the start of the feed to a later commit; nothing has been delivered yet."""
         assert not self.first
         self.since, self._noted = since, 0
         self._open.clear()

@@ -1,4 +1,4 @@
-"""What a simulated service lists, by its form, and how its feed finds what a token does not cover."""
+"""The listings of a simulated service in each form, and how its feed finds uncovered partitions."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def kept(view: View) -> list[PartitionLog]:
 
 
 def shown(view: View) -> list[PartitionLog]:
-    """Those of them that one look at the service shows; it counts as a look."""
+    """The partitions that one look at the service shows; it counts as a look."""
     return [part for part in kept(view) if view.sim.shows(part.id)]
 
 
 def topmost(parts: Iterable[PartitionLog]) -> list[PartitionLog]:
-    """Those that come of none of the others."""
+    """The partitions that descend from none of the others."""
     there = {part.id: part for part in parts}
     return [part for part in there.values() if there.keys().isdisjoint(part.parents)]
 
 
 def with_ancestors(parts: Iterable[PartitionLog], pool: Iterable[PartitionLog]) -> list[PartitionLog]:
-    """These, and what they come of in a pool: a service answers for a parent that it does not list yet."""
+    """These partitions and their ancestors in a pool: a service knows a parent that it does not list yet."""
     known = {part.id: part for part in pool}
     found: dict[str, PartitionLog] = {}
     pending = list(parts)
@@ -44,7 +44,7 @@ def with_ancestors(parts: Iterable[PartitionLog], pool: Iterable[PartitionLog]) 
 
 
 def listed(view: View) -> list[Partition]:
-    """What one listing says."""
+    """The contents of one listing."""
     form = view.sim.behaviour.listing
     parts = shown(view)
     if form is not Listing.ALL:
@@ -53,7 +53,7 @@ def listed(view: View) -> list[Partition]:
 
 
 def missed(view: View, tracked: Mapping[str, Tracked]) -> dict[str, tuple[str, ...]] | None:
-    """Partitions that a token does not cover → parents among them; None when that cannot be told."""
+    """Uncovered partitions → their parents among them; None when coverage cannot be decided."""
     match view.sim.behaviour.listing:
         case Listing.ALL:
             return missed_by_parents(tracked, listed(view), lambda name: view.sim.partitions[name].gone)
@@ -72,7 +72,7 @@ def _as_listed(view: View, partition: PartitionLog, *, with_parents: bool) -> Pa
 
 
 def _missed_by_ranges(view: View, tracked: Mapping[str, Tracked]) -> list[str]:
-    """An open range that no partition of the token overlaps; an id stands for its range."""
+    """Open ranges that no partition of the token overlaps; an id means its range."""
     ranges = {name: view.sim.partitions[name].ranges for name in tracked}
     found = [
         part.id
@@ -89,7 +89,7 @@ def _missed_by_ranges(view: View, tracked: Mapping[str, Tracked]) -> list[str]:
 def _missed_at_a_moment(view: View, tracked: Mapping[str, Tracked]) -> list[str] | None:
     """What is alive at the latest position of the token and is not in it.
 
-    It cannot have been read: what follows it would stand behind that moment. And nothing leads to it when
+    It cannot have been read: what follows it would stand after that moment. And nothing leads to it when
     each partition of the token is alive then itself.
     """
     moment = max((_commit(cursor) for entry in tracked.values() for cursor in entry.cursors), default=0)
@@ -111,7 +111,7 @@ def _unknown_parents(tracked: Mapping[str, Tracked]) -> list[str]:
 
 
 def _waits(tracked: Mapping[str, Tracked], one: str, other: str) -> bool:
-    """Whether one partition of a token waits for another, however far."""
+    """True when one partition of a token waits for another, directly or not."""
     seen, pending = set[str](), [one]
     while pending:
         entry = tracked.get(pending.pop())

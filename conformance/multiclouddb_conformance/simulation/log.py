@@ -1,6 +1,6 @@
-"""A deterministic partitioned log in memory: writes, splits, merges, retention, a clock of its own.
+"""A deterministic, partitioned in-memory log: writes, splits, merges, retention, and its own clock.
 
-It knows nothing of readers and keeps everything ever written as the truth for oracles.
+It does not know readers, and it keeps every written change as the truth for oracles.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _logs: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """A thread of the parent may have been reading: nobody gives its lock back here."""
+    """Replace the lock, because a thread of the parent may have held it at the fork."""
     for log in list(_logs):
         log.changed = threading.Condition(threading.RLock())
 
@@ -53,11 +53,11 @@ class Log:
 
     Attributes:
         address: The collection's address.
-        history: Everything ever written, in the order of commit, all incarnations.
-        created: The commit behind which the present incarnation begins.
-        lineage: Partition id → parents, for every partition that ever was.
-        partitions: Partition id → its log; those of the present incarnation, gone ones included.
-        changed: Held by whoever reads or changes the log; notified on every change.
+        history: All written changes of all incarnations, in commit order.
+        created: The commit after which the present incarnation begins.
+        lineage: Partition id → parents, for every partition that ever existed.
+        partitions: Partition id → its log, for the present incarnation, including partitions that are gone.
+        changed: A condition that must be held to read or change the log; every change notifies it.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class Log:
         start: datetime = EPOCH,
         tick: timedelta = timedelta(milliseconds=1),
     ) -> None:
-        """A new, empty collection.
+        """Create an empty collection.
 
         Args:
-            partitions: How many it has at first.
+            partitions: The number of partitions at the start.
             address: Its address; `sim/items` by default.
-            start: Where its clock stands.
+            start: The start time of its clock.
             tick: How far the clock moves with each commit; 0 gives many commits one timestamp.
         """
         self.address = address or ResourceAddress("sim", "items")
@@ -85,6 +85,7 @@ class Log:
         self._commit_times: list[datetime] = []
         self._keys: dict[MulticloudDbKey, int] = {}
         self._names: dict[str | int, MulticloudDbKey] = {}
+        self._snapshots = 0
         self._number_of_partitions = 0
         self._number_of_incarnations = 0
         self._incarnation: str | None = None
@@ -92,35 +93,35 @@ class Log:
         self.partitions: dict[str, PartitionLog] = {}
         self._begin(partitions)
 
-    # -- What it looks like
+    # -- Its state
 
     @property
     def now(self) -> datetime:
-        """The service's clock; it moves with commits and `advance` only."""
+        """The service's clock; only commits and `advance` move it."""
         return self._now
 
     @property
     def head(self) -> int:
-        """Number of the last commit."""
+        """The number of the last commit."""
         return len(self._commit_times)
 
     @property
     def incarnation(self) -> str | None:
-        """What the service calls this very collection; None while it is dropped."""
+        """The service's id of this incarnation; None while the collection is dropped."""
         return self._incarnation
 
     @property
     def open_partitions(self) -> tuple[str, ...]:
-        """Ids of the partitions that take writes, oldest first."""
+        """Ids of the partitions that accept writes, oldest first."""
         return tuple(self._open)
 
     @property
     def truth(self) -> list[Written]:
-        """What was written to the present incarnation, in the order of commit."""
+        """The changes of the present incarnation, in commit order."""
         return [written for written in self.history if written.incarnation == self._incarnation]
 
     def children(self, partition_id: str) -> tuple[str, ...]:
-        """The partitions that follow one; empty while it takes writes."""
+        """The children of a partition; empty while it accepts writes."""
         return self.partitions[partition_id].children
 
     def document(self, key: AnyKey) -> Document | None:
@@ -131,26 +132,31 @@ class Log:
         """Every present document."""
         return dict(self._documents)
 
+    def next_snapshot(self) -> int:
+        """A number that no other snapshot has."""
+        self._snapshots += 1
+        return self._snapshots
+
     def public_id(self, partition_id: str) -> str:
-        """A partition's id as applications see it."""
+        """The public id of a partition."""
         return encode_partition_id(PROVIDER_ID, self.address, self._incarnation, partition_id)
 
     def public_lineage(self) -> dict[str, tuple[str, ...]]:
-        """The lineage of the present incarnation with ids as applications see them."""
+        """The lineage of the present incarnation with public ids."""
         return {
             self.public_id(partition.id): tuple(self.public_id(parent) for parent in partition.parents)
             for partition in self.partitions.values()
         }
 
     def commit_before(self, moment: datetime) -> int:
-        """Number of the last commit that is older than a moment."""
+        """The number of the last commit before a moment."""
         return bisect_left(self._commit_times, moment)
 
     def commit_time(self, number: int) -> datetime | None:
-        """When a commit was made; None for 0, before the first."""
+        """The time of a commit; None for 0, which is before the first."""
         return self._commit_times[number - 1] if 0 < number <= self.head else None
 
-    # -- What happens to it
+    # -- Actions
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
@@ -163,35 +169,35 @@ class Log:
         """Create or update a document, or delete it with None.
 
         Args:
-            key: Its key; text or a number stands for a component `id`.
+            key: Its key; a text or a number means a component `id`.
             document: The new document.
             poison: True for a record that no client can decode.
             by_expiry: True for a delete by time-to-live.
 
         Returns:
-            What was recorded; None for a delete of a document that is not there.
+            The recorded change; None for a delete of a document that does not exist.
         """
         records = self._commit([(key, document)], poison, by_expiry)
         return records[0] if records else None
 
     def transaction(self, writes: Iterable[tuple[AnyKey, Document | None]]) -> tuple[Written, ...]:
-        """Several writes in one commit, over any number of partitions; a key may occur more than once."""
+        """Write several changes in one commit, over any partitions; a key may occur more than once."""
         return self._commit(list(writes), poison=False, by_expiry=False)
 
     def split(self, partition_id: str, into: int = 2) -> tuple[str, ...]:
-        """End a partition and give its hashes to several children; returns their ids."""
+        """End a partition and give its hashes to several children. Returns their ids."""
         return self.reshape([partition_id], into)
 
     def merge(self, *partition_ids: str) -> str:
-        """End partitions and give their hashes to one child; returns its id."""
+        """End partitions and give their hashes to one child. Returns its id."""
         return self.reshape(partition_ids, 1)[0]
 
     def roll(self, partition_id: str) -> str:
-        """End a partition and go on in one child, as DynamoDB does every few hours."""
+        """End a partition and continue with one child, as DynamoDB does every few hours."""
         return self.reshape([partition_id], 1)[0]
 
     def reshape(self, parents: Sequence[str], count: int) -> tuple[str, ...]:
-        """End open partitions and give their hashes to `count` children, each a child of all of them.
+        """End open partitions and give their hashes to `count` children; each is a child of all of them.
 
         Raises:
             ValueError: A parent is not open, or has too few hashes.
@@ -213,7 +219,7 @@ class Log:
             return children
 
     def announce(self, partition_id: str, notice: Notice) -> None:
-        """Put a fact that is no change into a partition's log."""
+        """Put a notice into a partition's log."""
         with self.changed:
             if partition_id not in self._open:
                 raise ValueError(f"not open: {partition_id}")
@@ -222,11 +228,11 @@ class Log:
             self.changed.notify_all()
 
     def trim(self, partition_id: str | None = None, upto: int | None = None) -> None:
-        """Forget commits, as retention does.
+        """Remove commits, as retention does.
 
         Args:
-            partition_id: Of one partition, or None for all.
-            upto: Up to and including this commit; None for all so far.
+            partition_id: The partition, or None for all.
+            upto: The last commit to remove; None for all so far.
         """
         with self.changed:
             number = self.head if upto is None else min(upto, self.head)
@@ -235,7 +241,7 @@ class Log:
                 self.partitions[name].trim(number)
 
     def trim_older_than(self, seconds: float) -> None:
-        """Forget every commit older than that many seconds."""
+        """Remove every commit that is older than this many seconds."""
         self.trim(upto=self.commit_before(self._now - timedelta(seconds=seconds)))
 
     def drop(self) -> None:
@@ -246,13 +252,13 @@ class Log:
             self.changed.notify_all()
 
     def recreate(self, partitions: int = 1) -> None:
-        """Drop the collection, unless it was, and create another under the same name."""
+        """Drop the collection if it exists, and create another one under the same name."""
         with self.changed:
             self._begin(partitions)
             self.changed.notify_all()
 
     def key(self, key: AnyKey) -> MulticloudDbKey:
-        """The key that `write` uses."""
+        """Convert to the key that `write` uses."""
         if isinstance(key, MulticloudDbKey):
             return key
         known = self._names.get(key)
@@ -261,7 +267,7 @@ class Log:
             known = self._names[key] = MulticloudDbKey(components)
         return known
 
-    # -- How it does that
+    # -- Helpers
 
     def _begin(self, partitions: int) -> None:
         self._number_of_incarnations += 1
@@ -314,7 +320,7 @@ class Log:
     def _effective(
         self, writes: Sequence[tuple[MulticloudDbKey, Document | None]]
     ) -> list[tuple[MulticloudDbKey, dict[str, Any] | None, dict[str, Any] | None]]:
-        """Apply the writes; leaves out deletes of what is not there."""
+        """Apply the writes; deletes of missing documents are left out."""
         done = []
         for key, document in writes:
             previous = self._documents.get(key)
@@ -357,12 +363,12 @@ class Log:
         )
 
     def hash_of(self, key: MulticloudDbKey) -> int:
-        """Where a key's partition key lies; remembered."""
+        """The hash of a key's partition key; it is cached."""
         known = self._keys.get(key)
         if known is None:
             known = self._keys[key] = key_hash(key)
         return known
 
     def place_of(self, key: MulticloudDbKey) -> int:
-        """The hash whose owner takes the key's next change."""
+        """The hash whose owner gets the key's next change."""
         return self.hash_of(key)

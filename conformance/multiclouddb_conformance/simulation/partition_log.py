@@ -1,4 +1,4 @@
-"""Partitions of a simulated collection: who owns which hashes, and who came from whom."""
+"""Partitions of a simulated collection: which hashes each one owns, and its parents and children."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ __all__ = ["Commit", "HashRange", "PartitionLog", "RangeMap", "Written", "halves
 HASHES: Final = 2**64
 
 HashRange: TypeAlias = tuple[int, int]
-"""From (inclusive) and to (exclusive)."""
+"""Its start (inclusive) and end (exclusive)."""
 
 
 def key_hash(key: MulticloudDbKey) -> int:
-    """Where a key's partition key lies among all hashes; the same in every process."""
+    """The hash of a key's partition key; the same in every process."""
     text = canonical_json(list(key.partition_key.items()))
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
 
 @attrs.frozen
 class Written:
-    """One change as it was written: the truth.
+    """One written change, as part of the truth.
 
     Attributes:
-        event_id: What its event is called.
+        event_id: The id of its event.
         key: The document's key.
-        type: Created, updated or deleted.
-        timestamp: When it was committed.
+        type: The type of the change.
+        timestamp: Its commit time.
         document: The document after it; None for a delete.
         previous: The document before it; None for a create.
         partition_id: The partition that holds it.
-        commit: Number of its commit, through the whole collection.
+        commit: The number of its commit in the collection.
         index: Its place among the records of its commit.
-        incarnation: Which incarnation of the collection it was written to.
+        incarnation: The incarnation of the collection that it was written to.
         poison: True when no client can decode it.
         by_expiry: True for a delete by time-to-live.
-        size: Bytes that it counts for.
+        size: Its size in bytes.
     """
 
     event_id: str
@@ -65,13 +65,13 @@ class Written:
 
 @attrs.frozen
 class Commit:
-    """What one commit left in one partition.
+    """The records of one commit in one partition.
 
     Attributes:
         number: Its number.
-        timestamp: When it was committed.
+        timestamp: Its time.
         records: Its records here; none when it only carries notices.
-        notices: Facts that are no change.
+        notices: Its notices.
     """
 
     number: int
@@ -81,17 +81,17 @@ class Commit:
 
 
 class PartitionLog:
-    """One partition: its place in the tree and what is kept of its log.
+    """One partition: its place in the tree and the part of its log that is kept.
 
     Attributes:
         id: Its id.
         parents: Ids of its parents.
-        born: The commit behind which it begins.
+        born: The commit after which it begins.
         ranges: The hashes that it owns.
-        closed: The commit at which it ended, or None while it takes writes.
-        children: Ids of its children; empty while it takes writes.
-        trimmed: Everything up to this commit is no longer kept.
-        forgotten: The last commit here that was there and is no longer kept.
+        closed: The commit at which it ended, or None while it accepts writes.
+        children: Ids of its children; empty while it accepts writes.
+        trimmed: The last removed commit.
+        forgotten: The last commit with records in this partition that was removed.
     """
 
     def __init__(
@@ -111,41 +111,41 @@ class PartitionLog:
 
     @property
     def gone(self) -> bool:
-        """True when it has ended and nothing of it is kept: no longer listed."""
+        """True when it has ended and none of its log is kept: it is no longer listed."""
         return self.closed is not None and self.trimmed >= self.closed
 
     @property
     def oldest(self) -> int:
-        """The first commit behind which it can be read."""
+        """The first commit after which it can be read."""
         return max(self.born, self.trimmed)
 
     def owns(self, position: int) -> bool:
-        """True when a hash lies in its ranges."""
+        """True when it owns a hash."""
         return any(low <= position < high for low, high in self.ranges)
 
     def alive_at(self, commit: int) -> bool:
-        """True when it took writes directly behind that commit."""
+        """True when it accepted writes directly after that commit."""
         return self.born <= commit and (self.closed is None or commit < self.closed)
 
     def append(self, commit: Commit) -> None:
-        """Add a commit behind all others."""
+        """Append a commit at the end."""
         self._numbers.append(commit.number)
         self._commits.append(commit)
         self._counts.append(self._counts[-1] + len(commit.records))
 
     def trim(self, upto: int) -> None:
-        """Forget every commit up to and including a number."""
+        """Remove every commit up to and including a number."""
         self.trimmed = max(self.trimmed, upto if self.closed is None else min(upto, self.closed))
         cut = bisect_right(self._numbers, self.trimmed)
         self.forgotten = self._numbers[cut - 1] if cut else self.forgotten
         del self._numbers[:cut], self._commits[:cut], self._counts[:cut]
 
     def keeps(self, number: int, *, strict: bool) -> bool:
-        """True when reading may begin at a commit: nothing behind that was forgotten.
+        """True when a read may begin at a commit, because no later commit was removed.
 
         Args:
             number: The commit that would be read next.
-            strict: False to allow a position that is too old but has missed nothing.
+            strict: False to allow an expired position after which no record was removed.
         """
         return number > (self.trimmed if strict else self.forgotten)
 
@@ -154,11 +154,11 @@ class PartitionLog:
         return bisect_left(self._numbers, number)
 
     def commit(self, index: int) -> Commit | None:
-        """The kept commit at an index, or None behind the last."""
+        """The kept commit at an index, or None after the last one."""
         return self._commits[index] if 0 <= index < len(self._commits) else None
 
     def records_before(self, index: int) -> int:
-        """A running count of records in front of the commit at an index; differences mean something."""
+        """The number of records before the commit at an index; only differences are meaningful."""
         return self._counts[index]
 
     def index_of_record(self, count: int) -> int:
@@ -167,14 +167,14 @@ class PartitionLog:
 
 
 class RangeMap:
-    """Which open partition owns a hash; a look-up takes O(log n)."""
+    """Finds the open partition that owns a hash; a look-up takes O(log n)."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._owners: list[str] = []
 
     def assign(self, ranges: Iterable[HashRange], owner: str) -> None:
-        """Give ranges, each of which has one owner so far or none, to a partition."""
+        """Assign ranges to a partition; each range has one owner so far, or none."""
         for low, _ in ranges:
             index = bisect_left(self._starts, low)
             if index < len(self._starts) and self._starts[index] == low:
@@ -189,10 +189,10 @@ class RangeMap:
 
 
 def halves(ranges: Sequence[HashRange], count: int) -> list[tuple[HashRange, ...]]:
-    """Deal ranges out to `count` partitions, cutting the widest one while there are too few.
+    """Divide ranges among `count` partitions; split the widest range while there are too few.
 
     Raises:
-        ValueError: They hold fewer than `count` hashes.
+        ValueError: The ranges have fewer than `count` hashes.
     """
     widest = [(low - high, low, high) for low, high in ranges]
     heapq.heapify(widest)

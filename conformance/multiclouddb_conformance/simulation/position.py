@@ -1,8 +1,8 @@
-"""Positions in a simulated partition, and the cursors that stand for them; pure.
+"""Positions in a simulated partition, and their cursors; pure.
 
-A cursor is `12`: behind commit 12; or `[12, 3]`: inside commit 12, behind three of the records that
-it left in this partition. Commits are numbered through the whole collection, as in a database with
-one log, so that positions of one partition can be compared and an idle partition can move.
+The cursor `12` means after commit 12. The cursor `[12, 3]` means inside commit 12, after three of its
+records in this partition. Commit numbers count through the whole collection, as in a database with one log,
+so that the positions of a partition can be compared and an idle partition can move.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from multiclouddb_spi.faults import InvalidCursor
 __all__ = ["Place", "behind", "place_text", "to_cursor", "to_place"]
 
 Place: TypeAlias = tuple[int, int]
-"""What is read next: the commit, and how many of its records to step over. Ordered as tuples are."""
+"""The next read: its commit, and how many of the commit's records to skip. Tuples give the order."""
 
 
 def behind(commit: int) -> Place:
-    """The place behind a whole commit."""
+    """The position after a whole commit."""
     return (commit + 1, 0)
 
 
 def to_cursor(place: Place) -> Cursor:
-    """The cursor of a place."""
+    """The cursor of a position."""
     commit, done = place
     return [commit, done] if done else commit - 1
 
 
 def to_place(cursor: Cursor) -> Place:
-    """The place of a cursor.
+    """The position of a cursor.
 
     Raises:
-        InvalidCursor: No place has this cursor.
+        InvalidCursor: No position has this cursor.
     """
     if type(cursor) is int and cursor >= 0:
         return behind(cursor)
@@ -45,6 +45,6 @@ def to_place(cursor: Cursor) -> Place:
 
 
 def place_text(place: Place) -> str:
-    """A place for a person."""
+    """A position as text for a person."""
     commit, done = place
     return f"commit {commit}, record {done}" if done else f"commit {commit - 1}"

@@ -28,26 +28,27 @@ _CAN: Final = (
     Capability.CHANGE_FEED_BEGINNING,
     Capability.CHANGE_FEED_POINT_IN_TIME,
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE,
+    Capability.CHANGE_FEED_SNAPSHOT,
     Capability.CHANGE_FEED_OLD_ITEM_STATE,
 )
 _NOTES: Final[Any] = {can: CapabilityNote(Support.NATIVE) for can in _CAN}
 ALL_CAPABILITIES: Final = CapabilitySet(_NOTES)
-"""What a simulation can do by default: everything but wider scopes and commands."""
+"""The default capabilities of a simulation: everything except wider scopes and commands."""
 
 
 def capabilities_without(*missing: Capability, note: str = "use another simulation") -> CapabilitySet:
-    """What a simulation can do, without some of it; the note says what to do instead."""
+    """The simulation's capabilities without some of them; the note says what to do instead."""
     gone = {can: CapabilityNote(Support.UNSUPPORTED, note) for can in missing}
     return CapabilitySet({**_NOTES, **gone})
 
 
 @attrs.frozen
 class SimulationOptions(ProviderOptions):
-    """Options that change nothing, so that the handling of options can be tested.
+    """Options without an effect, to test the handling of options.
 
     Attributes:
-        view: Counts as an option that changes positions.
-        hint: Does not.
+        view: An option that counts as changing positions.
+        hint: An option that does not.
     """
 
     view: str = attrs.field(default="", metadata={"positions": True})
@@ -58,7 +59,7 @@ class SimulationProvider(Provider):
     """One client's connection to a simulated database; several may share a simulation.
 
     Attributes:
-        calls: What the client did.
+        calls: Counts the client's calls.
     """
 
     provider_id: ClassVar[str] = PROVIDER_ID
@@ -74,8 +75,8 @@ class SimulationProvider(Provider):
 
         Args:
             sims: The collections of the database.
-            capabilities: What it says that it can do; a simulation does it all the same.
-            page_records: Its own page size.
+            capabilities: The capabilities that it reports; a simulation supports all anyway.
+            page_records: Its default page size.
         """
         self.calls = Calls()
         self.page_records = page_records

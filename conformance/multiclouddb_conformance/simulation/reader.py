@@ -1,4 +1,4 @@
-"""Reads one simulated partition, through all the behaviour there is."""
+"""Reads one simulated partition, with all troubles of the service's behaviour."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class SimulationReader(Reader):
             raise CancelledError(f"reader of {self._id} was cancelled")
 
     def _lose(self, error: Exception, max_records: int) -> None:
-        """Fail; where an answer is lost on its way, the service's iterator has moved nevertheless."""
+        """Fail. If an answer is lost on its way, the service's iterator has moved nevertheless."""
         if isinstance(error, ConnectionDroppedError):
             self._place = self._read(max_records, 2**62).end
         raise error
@@ -218,7 +218,7 @@ class SimulationReader(Reader):
         return earlier(partition, self._place, self._view.wants, min(count, limit - 1))
 
     def _finish(self, partition: PartitionLog, found: Slice) -> None:
-        """Say how the partition goes on, when everything in it was seen."""
+        """Set the outcome of the partition when all its records were read."""
         if not found.exhausted or isinstance(found.outcome, Reached):
             return
         if partition.closed is None:
@@ -234,13 +234,13 @@ class SimulationReader(Reader):
         return not found.records and isinstance(found.outcome, Continue) and found.exhausted
 
     def _wait(self, seconds: float) -> None:
-        """Block until something is written here, or the partition ends."""
+        """Block until a change is written here or the partition ends."""
         head = self._sim.head
         self._sim.changed.wait_for(lambda: self._cancelled or self._moved(head), seconds)
         self._check_cancelled()
 
     def _moved(self, head: int) -> bool:
-        """True when this partition has something behind a commit, or no longer takes writes."""
+        """True when this partition has a commit after a number, or has ended."""
         partition = self._partition()
         if partition is None or partition.closed is not None:
             return True

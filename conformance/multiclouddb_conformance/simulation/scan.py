@@ -1,4 +1,4 @@
-"""How records are read from a simulated partition: one look at its log; pure of behaviour's dice."""
+"""Reads records from a simulated partition in one pass over its log, without random troubles."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["Bounds", "earlier", "scan"]
 
 @attrs.frozen
 class Bounds:
-    """How far one fetch may go.
+    """The limits of one fetch.
 
     Attributes:
-        records: At most so many records.
-        bytes: At most so many bytes, but one record always; None for no bound.
-        commits: Look at so many commits at most; None for no bound.
-        until: Stop there, whatever lies behind.
+        records: The maximum number of records.
+        bytes: The maximum number of bytes, but at least one record; None for no limit.
+        commits: The maximum number of commits to scan; None for no limit.
+        until: The position at which to stop.
         stop_at_poison: True when a poison record fails the fetch, or ends it early.
     """
 
@@ -36,14 +36,14 @@ class Bounds:
 def scan(
     partition: PartitionLog, place: Place, head: int, wanted: Callable[[Written], bool], bounds: Bounds
 ) -> Slice:
-    """Read on from a place.
+    """Read from a position.
 
     Args:
         partition: The partition.
-        place: Where reading stands.
+        place: The position.
         head: The last commit of the collection.
-        wanted: Whether a record is in scope.
-        bounds: How far to go.
+        wanted: Returns True for a record in the scope.
+        bounds: The limits.
 
     Raises:
         RecordFault: The first record is poison, with `stop_at_poison`.
@@ -64,7 +64,7 @@ def scan(
 def _take(
     partition: PartitionLog, found: Slice, stop: Place, wanted: Callable[[Written], bool], bounds: Bounds
 ) -> bool:
-    """Collect records in front of `stop`; True when all of them were seen."""
+    """Collect records before `stop`; True when all of them were read."""
     size = 0
     for looked, commit in enumerate(_commits(partition, found.begin, stop)):
         if looked == bounds.commits:
@@ -94,7 +94,7 @@ def _take(
 
 
 def _full(found: Slice, size: int, bounds: Bounds) -> bool:
-    """True when one more record, which makes it `size` bytes, is too much."""
+    """True when another record, which makes the total `size` bytes, would be too much."""
     if not found.records:
         return False
     return len(found.records) >= bounds.records or (bounds.bytes is not None and size > bounds.bytes)
@@ -110,7 +110,7 @@ def _commits(partition: PartitionLog, place: Place, stop: Place) -> Iterator[Com
 def earlier(
     partition: PartitionLog, place: Place, wanted: Callable[[Written], bool], count: int
 ) -> list[Written]:
-    """Up to `count` sound records in front of a place that are still kept, oldest first."""
+    """Up to `count` decodable records before a position that are still kept, oldest first."""
     records: list[Written] = []
     index = partition.find(place[0])
     current = partition.commit(index)

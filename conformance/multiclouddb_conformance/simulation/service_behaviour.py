@@ -1,7 +1,7 @@
-"""What troubles a simulated service has, and how it tells things: chosen by seed, not by chance.
+"""The troubles of a simulated service and the form of its answers: a seed makes them repeatable.
 
-Every partition has dice of its own, rolled once a fetch in the order of its fetches, so that a
-seed means the same however threads take turns.
+Every partition has its own random numbers, drawn once for each of its fetches in order. So a seed gives the
+same result whatever the threads do.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ __all__ = ["CaughtUp", "Dice", "Listing", "ServiceBehaviour"]
 
 
 class CaughtUp(Enum):
-    """What `Batch.caught_up` says."""
+    """The value of `Batch.caught_up`."""
 
     EXACT = "exact"
     """True as soon as a batch reaches the end, with records or without."""
     WHEN_EMPTY = "when_empty"
-    """True on an empty batch only: a batch with records may have been the last, or not."""
+    """True only on an empty batch: a batch with records may or may not have been the last."""
     UNKNOWN = "unknown"
-    """None, always."""
+    """Always None."""
 
 
 class Listing(Enum):
-    """What a listing of partitions holds."""
+    """The contents of a partition listing."""
 
     ALL = "all"
-    """Open and closed ones, with their parents."""
+    """Open and closed partitions, with their parents."""
     OPEN_WITH_RANGES = "open with ranges"
-    """Open ones, with their parents; every id stands for a range of keys."""
+    """Open partitions with their parents; every id means a range of keys."""
     OPEN = "open"
-    """Open ones, without parents: a partition's own log names its children. It can be had as of a moment."""
+    """Open partitions without parents: a partition's log names its children. A listing can be of a past
+    moment."""
 
 
 def _chance(instance: object, attribute: attrs.Attribute[Any], value: float) -> None:
     if not 0 <= value <= 1:
-        raise ValueError(f"{attribute.name} is a chance from 0 to 1, got {value}")
+        raise ValueError(f"{attribute.name} must be a probability from 0 to 1, got {value}")
 
 
 def _chance_field() -> float:
@@ -49,52 +50,51 @@ def _chance_field() -> float:
 
 @attrs.frozen(kw_only=True)
 class ServiceBehaviour:
-    """Troubles and habits of a simulated service; the default has none.
+    """Troubles and behaviour of a simulated service; by default it has no troubles.
 
-    Chances are per fetch, from 0 to 1. At most one trouble happens to a fetch.
+    Probabilities are for each fetch, from 0 to 1. A fetch has at most one trouble.
 
     Attributes:
-        seed: Which of the possible courses it takes.
-        throttle: Chance of `ThrottledError`.
-        retry_after: Seconds that a throttle asks for, or None to say nothing.
-        drop: Chance of a connection lost in the middle of the answer: the reader that goes on all
-            the same has lost those records.
-        server_error: Chance of a 5xx.
-        expired_iterator: Chance that the reader is too old; the next reader works at once.
-        slow: Chance that a fetch takes `latency`.
+        seed: The seed of its random numbers.
+        throttle: Probability of `ThrottledError`.
+        retry_after: The seconds that a throttle asks for, or None.
+        drop: Probability that the connection is lost in the middle of the answer; a reader that ignores this
+            loses those records.
+        server_error: Probability of a 5xx.
+        expired_iterator: Probability that the reader has expired; the next reader works at once.
+        slow: Probability that a fetch takes `latency`.
         latency: Real seconds that a slow fetch takes, cut short by `cancel`.
-        silent: Chance that a fetch blocks until it is cancelled, whatever its deadline.
-        vendor_retried: True when the vendor's client has retried already.
-        faults_in_row: So many troubles in a row at most, for one partition.
-        control: Chance that a call on the feed (start, partitions, discover, oldest, heads) fails
-            with a 5xx.
-        redeliver: Up to so many earlier records come again from a newly opened reader, once at
-            each position; never with `until`.
-        empty_batch: Chance of an empty batch that is not caught up, as while a filter scans.
-        short_batch: Chance that a batch holds fewer records than it could.
-        page_limit: The service's own bound on records of a batch, or None.
-        scan_limit: How many commits one fetch looks at, or None.
-        ignore_max_bytes: True when the service cannot be told a size.
-        separate_end: Chance, per partition, that its end comes on an empty batch of its own.
-        late_children: A partition's children are named after up to so many calls of `discover`.
-        late_siblings: One child is named at first, each other one after up to so many further calls of
-            `discover`.
+        silent: Probability that a fetch blocks until it is cancelled, whatever its deadline.
+        vendor_retried: True when the vendor's client has already retried.
+        faults_in_row: The maximum number of troubles in a row in one partition.
+        control: Probability that a call on the feed (start, partitions, discover, oldest, heads) fails with a
+            5xx.
+        redeliver: The maximum number of earlier records that a newly opened reader repeats, once at each
+            position; never with `until`.
+        empty_batch: Probability of an empty batch that is not caught up, as from a filter that still scans.
+        short_batch: Probability that a batch has fewer records than it could.
+        page_limit: The service's own maximum of records in a batch, or None.
+        scan_limit: The maximum number of commits that one fetch scans, or None.
+        ignore_max_bytes: True when the service ignores a requested size.
+        separate_end: Probability, for each partition, that its end comes on a separate empty batch.
+        late_children: The maximum number of calls of `discover` until a partition's children are named.
+        late_siblings: One child is named first. This is the maximum number of further calls of `discover`
+            until each other child is named.
         proves_children: False for a service that never says that it has named all children.
         listing: The form of its listings.
-        late_listing: A partition that comes of others is listed after up to so many looks (a start, a
-            listing, an audit).
-        incomplete_listing: Chance, per look and partition, that a listing leaves it out.
+        late_listing: The maximum number of looks (a start, a listing, an audit) until a child partition is
+            listed.
+        incomplete_listing: Probability, for each look and partition, that a listing leaves it out.
         jumble: True to name children and list partitions in arbitrary order.
         repeat_children: True to name some children twice.
-        caught_up: What `Batch.caught_up` says.
+        caught_up: The value of `Batch.caught_up`.
         heartbeats: True when the position of an idle partition moves.
-        strict_retention: True when a position that is too old is refused, as services do; False when
-            it is only where something behind it was forgotten, so that a partition that stays where
-            it is does not expire.
+        strict_retention: True to refuse every expired position, as services do. False to refuse it only if a
+            later record was removed; then a partition that does not move does not expire.
         watermarks: True when batches have a watermark.
-        poll_after: Seconds to wait before asking a partition again that has nothing.
-        seed_descendants: True when a start lists the descendants of closed partitions as well,
-            False when they are found through their parents only.
+        poll_after: The seconds to wait before an idle partition may be asked again.
+        seed_descendants: True when a start also lists the descendants of closed partitions. False when only
+            their parents name them.
         poison_at_fetch: True when a record that cannot be decoded fails the fetch, False when it
             fails the mapping.
         drop_notice: True when the feed of a dropped collection ends with a notice, False when it
@@ -103,6 +103,10 @@ class ServiceBehaviour:
             descend from theirs: links between partitions say nothing about the order of a key.
         splits_itself: After every so many commits the service splits, merges or rolls
             partitions by itself; None for never.
+        segments: Into how many segments a snapshot is cut when nobody asks for a number.
+        point_in_time: True when a scan shows the rows as they were when the snapshot began, False when it
+            shows each row as it is when it is read.
+        splits_segments: Chance, per fetch, that a segment ends and the rest of it is read in two pieces.
     """
 
     seed: int = 0
@@ -142,10 +146,13 @@ class ServiceBehaviour:
     drop_notice: bool = False
     moves_keys: bool = False
     splits_itself: int | None = None
+    segments: int | None = None
+    point_in_time: bool = False
+    splits_segments: float = _chance_field()
 
     @classmethod
     def rough(cls, seed: int, **changes: Any) -> ServiceBehaviour:
-        """Every trouble that a client has to live through, none that stops it."""
+        """Every trouble that a client has to survive, and none that stops it."""
         dice = random.Random(f"rough {seed}")
         habits: dict[str, Any] = {
             "throttle": dice.choice([0.0, 0.1]),
@@ -176,14 +183,14 @@ class ServiceBehaviour:
 
 
 class Dice:
-    """The dice of one partition; not for several threads at once."""
+    """The random numbers of one partition; not for several threads at once."""
 
     def __init__(self, seed: int, partition_id: str) -> None:
-        # Text, since only text and bytes seed a Random the same in every process.
+        # Only a text or bytes seed a Random to the same numbers in every process.
         self._random = random.Random(f"{seed} {partition_id}")
 
     def happens(self, chance: float) -> bool:
-        """True with that chance."""
+        """True with this probability."""
         return self._random.random() < chance
 
     def up_to(self, most: int) -> int:
@@ -191,5 +198,5 @@ class Dice:
         return self._random.randint(0, most)
 
     def jumbled(self, items: list[Any]) -> list[Any]:
-        """The items in another order."""
+        """The items in a random order."""
         return self._random.sample(items, len(items))

@@ -1,4 +1,4 @@
-"""The simulation: a log, the behaviour over it, and a script for single troubles."""
+"""The simulation: a log, the service's behaviour, and scripted single troubles."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Final
 import attrs
 
 from multiclouddb_api import MulticloudDbKey, ResourceAddress
+from multiclouddb_conformance.simulation.documents import ScannedLog
 from multiclouddb_conformance.simulation.errors import ServerError
-from multiclouddb_conformance.simulation.log import EPOCH, AnyKey, Document, Log
+from multiclouddb_conformance.simulation.log import EPOCH, AnyKey, Document
 from multiclouddb_conformance.simulation.partition_log import HASHES, Written
 from multiclouddb_conformance.simulation.service_behaviour import Dice, ServiceBehaviour
 from multiclouddb_spi.faults import Fault, ProviderFault
@@ -30,11 +31,11 @@ class _Scripted:
     left: int | None
 
 
-class Simulation(Log):
+class Simulation(ScannedLog):
     """A simulated collection, shared by every provider that is opened on it.
 
     Attributes:
-        behaviour: Its troubles and habits; may be exchanged at any time.
+        behaviour: Its troubles and behaviour; may be replaced at any time.
     """
 
     def __init__(
@@ -46,16 +47,16 @@ class Simulation(Log):
         tick: timedelta = timedelta(milliseconds=1),
         retention_seconds: float | None = None,
     ) -> None:
-        """A new, empty collection.
+        """Create an empty collection.
 
         Args:
-            partitions: How many it has at first.
-            behaviour: Troubles and habits; none by default.
+            partitions: The number of partitions at the start.
+            behaviour: Troubles and behaviour; no troubles by default.
             address: Its address; `sim/items` by default.
-            start: Where its clock stands.
+            start: The start time of its clock.
             tick: How far the clock moves with each commit.
-            retention_seconds: What batches tell about retention; None to tell nothing. Nothing is
-                forgotten but by `trim` and `trim_older_than`.
+            retention_seconds: The retention that batches report; None to report none. Only `trim` and
+                `trim_older_than` remove changes.
         """
         super().__init__(partitions, address, start, tick)
         self.behaviour = behaviour or ServiceBehaviour()
@@ -71,10 +72,10 @@ class Simulation(Log):
         self._redelivered: set[tuple[str, int, int]] = set()
         self._until_split = 0
 
-    # -- What the service does by itself
+    # -- Actions of the service itself
 
     def place_of(self, key: MulticloudDbKey) -> int:
-        """See `Log.place_of`: another one behind each split and merge, where keys move."""
+        """See `Log.place_of`; where keys move, every split and merge changes it."""
         place = super().place_of(key)
         if self.behaviour.moves_keys:
             place += len(self.lineage) * (HASHES * 5 // 13)
@@ -89,7 +90,7 @@ class Simulation(Log):
             return records
 
     def _split_itself(self) -> None:
-        """Split, merge or roll a partition, when its time has come."""
+        """Split, merge or roll a partition when it is time."""
         if self.behaviour.splits_itself is None or self.incarnation is None:
             return
         self._until_split += 1
@@ -114,12 +115,12 @@ class Simulation(Log):
         times: int | None = 1,
         operation: str = FETCH,
     ) -> None:
-        """Let the next calls fail.
+        """Make the next calls fail.
 
         Args:
-            partition_id: Of this partition, or None for whichever is asked.
-            fault: What is raised: an exception, or a fault that is raised as `ProviderFault`.
-            times: How many calls, or None for all that follow.
+            partition_id: The partition whose calls fail, or None for any.
+            fault: The exception to raise, or a fault that is raised as `ProviderFault`.
+            times: The number of calls, or None for all later calls.
             operation: `fetch`, or a method of the feed: `start`, `partitions`, `discover`,
                 `uncovered`, `oldest`, `heads`, `clock`, or `open_feed`.
         """
@@ -133,35 +134,35 @@ class Simulation(Log):
             self._script.clear()
 
     def hold(self, partition_id: str | None = None) -> None:
-        """Let every fetch of a partition, or of all, block until `release` or `cancel`."""
+        """Make every fetch of a partition, or of all, block until `release` or `cancel`."""
         with self.changed:
             self._held.add(partition_id)
 
     def release(self, partition_id: str | None = None) -> None:
-        """Let the fetches that `hold` stopped go on."""
+        """Let the fetches continue that `hold` stopped."""
         with self.changed:
             self._held.discard(partition_id)
             self.changed.notify_all()
 
     def delay_children(self, partition_id: str, calls: int) -> None:
-        """Let the service name the children of a partition after that many calls of `discover`."""
+        """Let the service name the children of a partition only after this many calls of `discover`."""
         with self.changed:
             self._patience[partition_id] = calls
 
     def hide(self, partition_id: str, looks: int) -> None:
-        """Let the service list a partition after that many looks (a start, a listing, an audit)."""
+        """Let the service list a partition only after this many looks (a start, a listing, an audit)."""
         with self.changed:
             self._unlisted[partition_id] = looks
 
     def wait_until_held(self, partition_id: str | None = None, timeout: float = 10.0) -> bool:
-        """Block until a fetch stands at a hold; False when none came in time."""
+        """Block until a held fetch waits; False when none came in time."""
         with self.changed:
             return self.changed.wait_for(lambda: self._waiting.get(partition_id, 0) > 0, timeout)
 
-    # -- What readers and feeds ask
+    # -- Questions of readers and feeds
 
     def dice(self, partition_id: str) -> Dice:
-        """The dice of a partition in the present behaviour."""
+        """The random numbers of a partition under the present behaviour."""
         which = (self.behaviour.seed, partition_id)
         dice = self._dice.get(which)
         if dice is None:
@@ -169,7 +170,7 @@ class Simulation(Log):
         return dice
 
     def scripted(self, operation: str, partition_id: str | None = None) -> Exception | None:
-        """The scripted failure of this call, if there is one; it counts as used."""
+        """The scripted failure of this call, if any; it is used up."""
         for scripted in self._script:
             if scripted.operation == operation and scripted.partition_id in (None, partition_id):
                 if scripted.left is not None:
@@ -180,13 +181,17 @@ class Simulation(Log):
         return None
 
     def control(self, operation: str) -> None:
-        """A call on the feed begins: it may fail."""
+        """Begin a call on the feed, which may fail."""
         with self.changed:
             error = self.scripted(operation)
             if error is None and self._trouble(self.behaviour.control, f"feed {operation}"):
                 error = ServerError(f"503 on {operation}")
         if error is not None:
             raise error
+
+    def may_happen(self, chance: float, name: str) -> bool:
+        """Whether a trouble with a chance happens now; not too often in a row."""
+        return self._trouble(chance, name)
 
     def _trouble(self, chance: float, name: str) -> bool:
         if not chance:
@@ -196,15 +201,15 @@ class Simulation(Log):
         return happens
 
     def may_trouble(self, name: str) -> bool:
-        """False when troubles have happened often enough in a row."""
+        """False when enough troubles have happened in a row."""
         return self._in_row.get(name, 0) < self.behaviour.faults_in_row
 
     def count_trouble(self, name: str, happened: bool) -> None:
-        """A call had trouble, or had none."""
+        """Record whether a call had trouble."""
         self._in_row[name] = self._in_row.get(name, 0) + 1 if happened else 0
 
     def pass_hold(self, partition_id: str, stop: Callable[[], bool]) -> None:
-        """Block while a partition is held, unless `stop()`; `changed` is held by the caller."""
+        """Block while a partition is held, unless `stop()`; the caller holds `changed`."""
         for name in (partition_id, None):
             if name in self._held:
                 self._waiting[name] = self._waiting.get(name, 0) + 1
@@ -215,11 +220,11 @@ class Simulation(Log):
                     self._waiting[name] -= 1
 
     def children_named(self, partition_id: str, *, asked: bool) -> bool:
-        """True when the service names the children of a closed partition by now.
+        """True when the service now names the children of a closed partition.
 
         Args:
             partition_id: The closed partition.
-            asked: True for a call of `discover`, which brings the moment nearer.
+            asked: True for a call of `discover`, which counts towards the moment of naming.
         """
         left = self._patience.get(partition_id)
         if left is None:
@@ -230,12 +235,12 @@ class Simulation(Log):
         return not left
 
     def siblings_named(self, partition_id: str, children: Sequence[str], *, asked: bool) -> list[str]:
-        """Those of a closed partition's children that the service names by now; one at least.
+        """The children of a closed partition that the service now names; at least one.
 
         Args:
             partition_id: The closed partition.
             children: All its children.
-            asked: True for a call of `discover`, which brings the moment nearer.
+            asked: True for a call of `discover`, which counts towards the moment of naming.
         """
         most = self.behaviour.late_siblings
         if not most or len(children) < 2:
@@ -244,7 +249,7 @@ class Simulation(Log):
         return [name for name, looks in self._namings(partition_id, children) if looks <= 0]
 
     def _namings(self, partition_id: str, children: Sequence[str]) -> list[tuple[str, int]]:
-        """The children in the order in which they are named, and how many looks each is off."""
+        """The children in the order of naming, each with the number of looks until then."""
         dice = Dice(self.behaviour.seed, f"siblings {partition_id}")
         found, looks = list[tuple[str, int]](), -self._asked_for_more.get(partition_id, 0)
         for number, name in enumerate(dice.jumbled(list(children))):
@@ -253,7 +258,7 @@ class Simulation(Log):
         return found
 
     def names_all(self) -> bool:
-        """False while children are to be named of which a client has been told a part; then idle is early."""
+        """False while a client knows only some children of a partition; an idle page is then too early."""
         with self.changed:
             return all(
                 looks <= 0
@@ -263,12 +268,12 @@ class Simulation(Log):
             )
 
     def lists_all(self) -> bool:
-        """False in behaviour in which a partition may be missing from a listing."""
+        """False under a behaviour that may leave a partition out of a listing."""
         late = self.behaviour.late_listing or self.behaviour.incomplete_listing
         return not late and not any(self._unlisted.values())
 
     def shows(self, partition_id: str) -> bool:
-        """Whether this look at the service shows a partition."""
+        """True when this look at the service shows a partition."""
         left = self._unlisted.get(partition_id)
         if left is None:
             most = self.behaviour.late_listing if self.partitions[partition_id].parents else 0
@@ -277,12 +282,12 @@ class Simulation(Log):
         return not left and not self._trouble(self.behaviour.incomplete_listing, f"listed {partition_id}")
 
     def ends_apart(self, partition_id: str) -> bool:
-        """True when the end of a partition comes on an empty batch of its own."""
+        """True when the end of a partition comes on a separate empty batch."""
         chance = self.behaviour.separate_end
         return bool(chance) and Dice(self.behaviour.seed, f"end {partition_id}").happens(chance)
 
     def redelivers(self, partition_id: str, place: tuple[int, int]) -> int:
-        """How many earlier records come again at a place; 0 when they have before."""
+        """The number of earlier records that come again at a position; 0 if they already did."""
         which = (partition_id, *place)
         if not self.behaviour.redeliver or which in self._redelivered:
             return 0
@@ -290,12 +295,12 @@ class Simulation(Log):
         return self.dice(partition_id).up_to(self.behaviour.redeliver)
 
     def headroom(self, commit: int) -> float | None:
-        """Seconds until the position behind a commit falls out of retention."""
+        """Seconds until the position after a commit expires."""
         if self.retention_seconds is None:
             return None
         behind = self.commit_time(commit) or self.commit_time(1) or self.now
         return self.retention_seconds - (self.now - behind).total_seconds()
 
     def waiting(self) -> Mapping[str | None, int]:
-        """Partition id → fetches that stand at a hold."""
+        """Partition id → the number of fetches that are held."""
         return {name: count for name, count in self._waiting.items() if count}

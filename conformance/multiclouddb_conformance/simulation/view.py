@@ -1,10 +1,10 @@
-"""What an opened feed sees of a simulated collection, and its readers with it."""
+"""The view that an opened feed and its readers have of a simulated collection."""
 
 from __future__ import annotations
 
 import threading
 
-from multiclouddb_api import LogicalPartition
+from multiclouddb_api import LogicalPartition, MulticloudDbKey
 from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.log import PROVIDER_ID
 from multiclouddb_conformance.simulation.partition_log import PartitionLog, Written, key_hash
@@ -17,12 +17,12 @@ __all__ = ["View"]
 
 
 class View:
-    """One incarnation of a collection, as far as the feed's scope goes.
+    """One incarnation of a collection, limited to the feed's scope.
 
     Attributes:
         sim: The collection.
-        spec: What was opened.
-        calls: Where calls are counted.
+        spec: The spec of the feed.
+        calls: Counts the calls.
         identity: The collection and its incarnation.
         whole: True when every record is in the scope.
     """
@@ -41,8 +41,12 @@ class View:
 
     def wants(self, written: Written) -> bool:
         """True for a record in the scope."""
-        # The hash is of the canonical partition key: nothing else is likely to have the same 64 bits.
+        # The hash is of the canonical partition key: another key is unlikely to have the same 64 bits.
         return self._hash is None or self.sim.hash_of(written.key) == self._hash
+
+    def wants_key(self, key: MulticloudDbKey) -> bool:
+        """True for a document in the scope."""
+        return self._hash is None or self.sim.hash_of(key) == self._hash
 
     def covers(self, partition: PartitionLog) -> bool:
         """True for a partition that may have such records."""
@@ -53,7 +57,7 @@ class View:
         return tuple(name for name in partition.parents if self.covers(self.sim.partitions[name]))
 
     def ending(self, partition_id: str, *, asked: bool) -> Outcome:
-        """How a closed partition ends; `asked` when `discover` asks."""
+        """The end of a closed partition; `asked` is True for a question of `discover`."""
         partition = self.sim.partitions[partition_id]
         if partition.closed is None:
             return Continue()
@@ -75,12 +79,12 @@ class View:
     # -- The readers
 
     def opened(self, reader: Reader) -> None:
-        """There is another reader."""
+        """Count a reader that was opened."""
         with self._lock:
             self._readers.add(reader)
 
     def closed(self, reader: Reader) -> None:
-        """A reader was closed."""
+        """Count a reader that was closed."""
         with self._lock:
             self._readers.discard(reader)
 

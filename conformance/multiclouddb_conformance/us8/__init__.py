@@ -1,6 +1,6 @@
 """User story 8, portable change feeds, as tests: `from multiclouddb_conformance.us8 import *`.
 
-To change one case, subclass its class under its own name behind the import.
+To change one case, subclass its class under the same name after the import.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from multiclouddb_conformance.us8.lineage import (
 )
 from multiclouddb_conformance.us8.loss import TestLoss
 from multiclouddb_conformance.us8.notices import TestNotices
+from multiclouddb_conformance.us8.resnapshot import TestResnapshot, TestSnapshotUnderLoad
 from multiclouddb_conformance.us8.scope import TestLogicalPartition, TestPhysicalPartition, TestWiderScopes
 from multiclouddb_conformance.us8.session import (
     TestClosing,
@@ -32,6 +33,7 @@ from multiclouddb_conformance.us8.session import (
     TestSecrets,
     TestSharing,
 )
+from multiclouddb_conformance.us8.snapshot import TestNoSnapshot, TestSnapshot
 from multiclouddb_conformance.us8.start import TestAtTime, TestBeginning, TestEveryStart, TestNow
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "TestLoss",
     "TestMerge",
     "TestNoFeed",
+    "TestNoSnapshot",
     "TestNotices",
     "TestNow",
     "TestPageSize",
@@ -66,9 +69,12 @@ __all__ = [
     "TestPropagation",
     "TestRecreated",
     "TestReleasing",
+    "TestResnapshot",
     "TestRetirement",
     "TestSecrets",
     "TestSharing",
+    "TestSnapshot",
+    "TestSnapshotUnderLoad",
     "TestSplit",
     "TestTransactions",
     "TestTrimmedOnTheWay",

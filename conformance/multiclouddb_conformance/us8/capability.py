@@ -1,5 +1,5 @@
-"""What a provider can do: declared, true, and refused with the way out where it is not."""
-# ruff: noqa: D102 - a test's name says what it is about
+"""The capabilities of a provider: declared, true, and refused with a way out where missing."""
+# ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COMMAND = Capability.RUN_COMMAND
 
 
 class TestCapabilities:
-    """The set that a client tells."""
+    """The capability set that a client reports."""
 
     def test_a_client_tells_what_the_harness_says(self, harness: Harness, client: MulticloudDbClient) -> None:
         told = client.capabilities()

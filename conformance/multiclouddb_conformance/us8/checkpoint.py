@@ -1,5 +1,5 @@
-"""Tokens: resuming anywhere, by anybody, as often as wanted; and the bound of a page."""
-# ruff: noqa: D102 - a test's name says what it is about
+"""Tokens: any client can resume at any of them, as often as needed; and the bound of a page."""
+# ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["TestCheckpoint", "TestPageSize"]
 
 
 class TestCheckpoint:
-    """A token stands for everything behind it."""
+    """A token delivers everything after it."""
 
     def test_resuming_behind_every_single_event_loses_nothing(self, collection: Collection) -> None:
         collection.fill(12)
@@ -27,7 +27,7 @@ class TestCheckpoint:
 
     @pytest.mark.parametrize("size", [1, 3, 5])
     def test_resuming_behind_every_page_loses_nothing(self, collection: Collection, size: int) -> None:
-        """By a fresh client: one that read the page may still hold what it fetched besides."""
+        """A new client resumes, because the client that read the page may still hold further records."""
         collection.fill(16)
         everything = set(ids(collection.read(collection.begin, 16)))
         before = set[str]()
@@ -107,7 +107,7 @@ class TestCheckpoint:
     def test_planned_tokens_cover_the_feed_once(self, collection: Collection) -> None:
         collection.fill(30)
         plan = collection.client.plan_partitions(collection.request(collection.begin))
-        # One that has ended is planned while more of its children may be named.
+        # A partition that has ended is still planned while more children may be named.
         assert {name for name, _ in plan} >= set(collection.partitions())
         events = [
             event for name, token in plan for event in collection.drain(token, scope=PhysicalPartition(name))
@@ -116,7 +116,7 @@ class TestCheckpoint:
 
 
 class TestPageSize:
-    """`max_page_size` is a hard bound, and no page waits to be full."""
+    """`max_page_size` is a hard bound, and no page waits until it is full."""
 
     @pytest.mark.parametrize("size", [1, 2, 7])
     def test_no_page_is_longer(self, collection: Collection, size: int) -> None:

@@ -1,5 +1,5 @@
-"""Every partition is read: children that are named one after the other, and partitions that were missed."""
-# ruff: noqa: D102 - a test's name says what it is about
+"""Every partition is read, also children that are named one by one and partitions that were missed."""
+# ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["TestLateSiblings", "TestUncovered"]
 
 
 def _troubled(collection: Collection, script: FaultScript) -> MulticloudDbClient:
-    """A client whose reader answers so; no service can be told to."""
+    """A client whose reader answers in this way; no service can be asked to do so."""
     harness = collection.harness
     return open_client(FaultyPlugin(harness.plugin, script), harness.config())
 
 
 @pytest.mark.needs("split", "late_children")
 class TestLateSiblings:
-    """A service that names some children of a closed partition, and others later."""
+    """A service that names some children of a closed partition at once and others later."""
 
     def test_a_sibling_named_late_is_read_after_a_restart(self, collection: Collection) -> None:
         before = collection.page(collection.begin).diagnostics.open_watches
@@ -49,7 +49,7 @@ class TestUncovered:
         config = attrs.evolve(collection.harness.config(), coverage_audit_seconds=0)
         late, events = list[str](), list[str]()
         with open_client(collection.harness.plugin, config) as client:
-            for _ in range(2):  # what is found late is read by the next call
+            for _ in range(2):  # the next call reads a partition that was found late
                 pages = list(collection.pages(token, client=client))
                 token = pages[-1].continuation_token
                 for page in pages:

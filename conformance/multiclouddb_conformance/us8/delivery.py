@@ -1,5 +1,5 @@
-"""Creates, updates and deletes arrive, alone and in transactions."""
-# ruff: noqa: D102 - a test's name says what it is about
+"""Creates, updates and deletes are delivered, alone and in transactions."""
+# ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
 

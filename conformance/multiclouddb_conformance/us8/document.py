@@ -1,5 +1,5 @@
-"""Values, keys and images: what events carry."""
-# ruff: noqa: D102 - a test's name says what it is about
+"""Values, keys and images in events."""
+# ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _params(kind: str, values: Any) -> list[Any]:
 
 
 class TestValues:
-    """Documents come back as they were written, types included."""
+    """Documents are delivered as they were written, types included."""
 
     @pytest.mark.parametrize("value", _params("value", VALUES.items()))
     def test_a_value_survives(self, collection: Collection, value: Any) -> None:
@@ -50,7 +50,7 @@ class TestValues:
 
 
 class TestKeys:
-    """Keys come back as they were written, types included."""
+    """Keys are delivered as they were written, types included."""
 
     @pytest.mark.parametrize("value", _params("key", KEYS.items()))
     def test_a_key_survives_on_every_type_of_change(self, collection: Collection, value: Any) -> None:
@@ -70,7 +70,7 @@ class TestKeys:
 
 
 class TestImages:
-    """Documents on events, as the request asks and the collection has them."""
+    """The documents in events follow the request and the collection's kind."""
 
     def test_omit_leaves_the_document_out(self, collection: Collection) -> None:
         collection.put("a", n=1)

@@ -1,5 +1,5 @@
-"""What cannot be delivered any more, and what cannot be decoded."""
-# ruff: noqa: D102 - a test's name says what it is about
+"""Changes that have expired, and records that cannot be decoded."""
+# ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["TestExpiry", "TestPoison"]
 
 @pytest.mark.needs("trim")
 class TestExpiry:
-    """A position older than retention."""
+    """A position that is older than retention."""
 
     def test_a_token_that_was_trimmed_has_expired(self, collection: Collection) -> None:
         collection.fill(10)
@@ -126,7 +126,7 @@ class TestPoison:
                 return seen, error
             seen += ids(page.events)
             token = page.continuation_token
-        return collection.fails("the poison record was passed over")
+        return collection.fails("the poison record was skipped")
 
     @pytest.mark.needs("key_order")
     @pytest.mark.parametrize("size", [0, 1])

@@ -1,5 +1,5 @@
-"""Fault scripts: nothing is lost whatever happens on the way, and each trouble is told as promised."""
-# ruff: noqa: D102 - a test's name says what it is about
+"""Fault scripts: no trouble loses an event, and each trouble is reported as promised."""
+# ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _scripts() -> list[Any]:
 
 
 def _act(collection: Collection, script: FaultScript) -> Callable[[], None]:
-    """What the script does to the collection when a page is under way; and prepares it for that."""
+    """Prepare the collection, and return the action that the script performs in the middle of a page."""
     if isinstance(script, MergeMidPage):
         pair = collection.split()
         return lambda: collection.harness.merge(collection.address, *pair)
@@ -56,7 +56,7 @@ def _act(collection: Collection, script: FaultScript) -> Callable[[], None]:
 
 
 def _read(collection: Collection, client: MulticloudDbClient, size: int, written: int) -> list[str]:
-    """As an application reads: a failed call is made again with the same token."""
+    """Read as an application does: repeat a failed call with the same token."""
     seen: list[str] = []
     token, failures, idle = collection.begin, 0, False
     while not (idle and len(set(seen)) >= written):
@@ -76,7 +76,7 @@ def _read(collection: Collection, client: MulticloudDbClient, size: int, written
 
 @pytest.mark.parametrize("script", _scripts())
 class TestTrouble:
-    """A trouble that passes."""
+    """A transient trouble."""
 
     @pytest.mark.parametrize("size", [0, 3])
     def test_nothing_is_lost(self, collection: Collection, script: FaultScript, size: int) -> None:
@@ -120,7 +120,7 @@ class TestTrouble:
 
 
 class TestEndlessTrouble:
-    """A trouble that does not pass, and what it costs."""
+    """A trouble that does not end, and its effect."""
 
     def test_a_service_that_fails_for_ever_is_told_and_the_token_stays_good(
         self, collection: Collection
@@ -186,7 +186,7 @@ class TestEndlessTrouble:
 
 @pytest.mark.needs("trim")
 class TestTrimmedOnTheWay:
-    """Retention overtakes a reader."""
+    """Retention removes records before a reader gets to them."""
 
     def test_it_is_told_and_not_jumped_over(self, collection: Collection) -> None:
         act = _act(collection, Trimmed())

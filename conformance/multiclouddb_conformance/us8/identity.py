@@ -1,5 +1,5 @@
-"""Whose token is it, whose partition, and which event."""
-# ruff: noqa: D102 - a test's name says what it is about
+"""Identity: which collection a token or a partition belongs to, and which event is which."""
+# ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WRONG = ErrorCategory.INVALID_REQUEST
 
 
 def _altered(token: str, **changes: Any) -> str:
-    """A sound token that says something else."""
+    """A valid token with one changed field."""
     return encode_token(attrs.evolve(decode_token(token), **changes))
 
 
@@ -50,7 +50,7 @@ def _of_version(token: str, version: object) -> str:
 
 
 class TestForeignTokens:
-    """A token of elsewhere is refused, and the message says what differs."""
+    """A foreign token is refused, and the message says what differs."""
 
     def test_of_another_provider(self, collection: Collection) -> None:
         error = collection.refused(_WRONG, _altered(collection.begin, provider_id="elsewhere"))
@@ -134,7 +134,7 @@ class TestForeignTokens:
 
 @pytest.mark.needs("recreate")
 class TestRecreated:
-    """A collection of the same name that is another one."""
+    """A new collection under the name of an earlier one."""
 
     @pytest.mark.needs("alone")
     def test_a_token_of_the_old_one_is_refused(self, collection: Collection) -> None:
@@ -146,7 +146,7 @@ class TestRecreated:
 
     @pytest.mark.needs("alone")
     def test_a_client_that_has_it_open_gives_nothing_of_the_new_one(self, collection: Collection) -> None:
-        """It is refused, or a notice says that the feed has ended, as soon as the service is sure of it."""
+        """The read is refused, or a notice reports the end of the feed, as soon as the service is sure."""
         collection.fill(5)
         # A service that cannot prove that all children are known looks for more before it reports the end.
         config = attrs.evolve(collection.harness.config(), child_watch_seconds=0)
@@ -158,7 +158,7 @@ class TestRecreated:
                 refused: ErrorCategory | None = None
                 start, told, until = token, False, Deadline.after(_END_SECONDS)
                 while not told:
-                    assert not until.passed(), "nobody says that the feed has ended"
+                    assert not until.passed(), "no notice reports the end of the feed"
                     try:
                         page = collection.page(start, client=client)
                     except MulticloudDbError as error:

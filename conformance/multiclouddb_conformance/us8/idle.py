@@ -1,5 +1,5 @@
-"""Nothing new: idle pages, long polls, tokens that move all the same, watermarks."""
-# ruff: noqa: D102 - a test's name says what it is about
+"""Feeds without changes: idle pages, long polls, tokens that still move, watermarks."""
+# ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["TestIdle", "TestLongPoll", "TestWatermark"]
 
 
 class TestIdle:
-    """`idle` means that every partition said that it has nothing."""
+    """`idle` means that every partition answered that it has nothing."""
 
     def test_an_empty_feed_is_idle(self, collection: Collection) -> None:
         page = collection.last(collection.begin)
@@ -75,7 +75,7 @@ class TestIdle:
 
 
 class TestLongPoll:
-    """`wait_seconds`: how long a call waits for a first event."""
+    """`wait_seconds`: the time for which a call waits for a first event."""
 
     def test_without_waiting_an_empty_page_comes_at_once(self, collection: Collection) -> None:
         token = collection.last(collection.begin).continuation_token

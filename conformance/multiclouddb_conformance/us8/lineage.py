@@ -1,5 +1,5 @@
 """Partitions that end: retirement, children, splits and merges."""
-# ruff: noqa: D102 - a test's name says what it is about
+# ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _retired(collection: Collection, name: str, token: str, size: int = 0) -> Ch
 
 
 def _in_order(events: Sequence[ChangeEvent]) -> None:
-    """Every key's changes are in the order in which they were written, by `n`."""
+    """Check that every key's changes are in the order of writing, by `n`."""
     last: dict[str, int] = {}
     for event in events:
         assert event.new_item_state is not None
@@ -35,7 +35,7 @@ def _in_order(events: Sequence[ChangeEvent]) -> None:
 
 @pytest.mark.needs("split")
 class TestRetirement:
-    """`PhysicalPartition` when it ends."""
+    """`PhysicalPartition` at its end."""
 
     def test_a_split_partition_retires_and_names_its_children(self, collection: Collection) -> None:
         name = collection.partitions()[0]
@@ -121,7 +121,7 @@ class TestRetirement:
 
 @pytest.mark.needs("split")
 class TestDescendants:
-    """`PhysicalPartition(…, with_descendants=True)`: one token for a partition and all that comes of it."""
+    """`PhysicalPartition(…, with_descendants=True)`: one token for a partition and all its descendants."""
 
     @pytest.mark.parametrize("size", [1, 3, 0])
     def test_a_partition_is_read_on_in_its_children(self, collection: Collection, size: int) -> None:
@@ -179,14 +179,14 @@ class TestDescendants:
 
 
 def _token_before(collection: Collection, name: str) -> str:
-    """A token of a partition from the feed's own start; its partition has ended by now."""
+    """A token of a partition from the feed's own start; the partition has ended since."""
     plan = dict(collection.client.plan_partitions(collection.request(collection.begin)))
     return plan[name]
 
 
 @pytest.mark.needs("split")
 class TestSplit:
-    """`EntireCollection` while partitions are split."""
+    """`EntireCollection` during splits of partitions."""
 
     def test_nothing_is_lost_and_nothing_comes_twice(self, collection: Collection) -> None:
         collection.fill(20)
@@ -237,7 +237,7 @@ class TestSplit:
             if collection.harness.can_merge:
                 collection.merge(children)
             token = collection.last(token).continuation_token
-        # Where nothing proves that all children are known, they are looked for a while: here once.
+        # Without a proof that all children are known, the engine looks for more for a while: here once.
         config = attrs.evolve(collection.harness.config(), child_watch_seconds=0)
         tokens = [token]
 
@@ -315,7 +315,7 @@ class TestMerge:
 
 @pytest.mark.needs("split", "late_children")
 class TestLateChildren:
-    """A service that names the children of a closed partition after a while."""
+    """A service that names the children of a closed partition late."""
 
     def test_children_named_late_lose_nothing(self, collection: Collection) -> None:
         collection.fill(10)

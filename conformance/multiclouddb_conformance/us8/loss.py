@@ -1,5 +1,5 @@
-"""The loss oracle on a life with a split, a merge and a trim."""
-# ruff: noqa: D102 - a test's name says what it is about
+"""The loss oracle on a script with a split, a merge and a trim."""
+# ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _numbers: Final = itertools.count()
 
 @attrs.define
 class _World:
-    """One collection, for `scripted_life`; what the service lacks is left out."""
+    """A collection for `scripted_life`; actions that the service lacks are left out."""
 
     harness: Harness
     address: ResourceAddress
@@ -68,7 +68,7 @@ def _run(harness: Harness, start: StartPosition, consumer: Consumer, size: int) 
         name = f"life{next(_numbers)}"
         yield _World(harness, harness.create(name, Kind.PLAIN, harness.partitions))
 
-    # mypy takes the converter's type for the field's.
+    # mypy mistakes the converter's type for the field's type.
     life: Any = scripted_life(seed=size, rounds=3)
     LossOracle[_World](
         world=world,
@@ -82,7 +82,7 @@ def _run(harness: Harness, start: StartPosition, consumer: Consumer, size: int) 
 
 
 class TestLoss:
-    """A consumer that is killed anywhere, and resumed, has seen everything."""
+    """A consumer that is killed anywhere and resumed sees every change."""
 
     @pytest.mark.parametrize("size", [0, 1])
     def test_nothing_is_lost_by_a_consumer_of_pages(self, harness: Harness, size: int) -> None:

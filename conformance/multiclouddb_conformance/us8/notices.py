@@ -1,5 +1,5 @@
-"""A notice has its place: behind what came before it, in front of what comes after it, on every reading."""
-# ruff: noqa: D102 - a test's name says what it is about
+"""A notice keeps its place: after the events before it and before the events after it, on every read."""
+# ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["TestNotices"]
 def _walk(
     collection: Collection, token: str, size: int = 0, *, restart: bool = False, **settings: Any
 ) -> list[tuple[str, ChangeFeedPage]]:
-    """Every page up to the present end, with the token in front of it; a client for each, with `restart`."""
+    """Every page up to the present end with the token before it; with `restart` each by a new client."""
     found = []
     for page in collection.pages(token, size, **settings):
         found.append((token, page))
@@ -36,7 +36,7 @@ def _skipped(page: ChangeFeedPage) -> list[RecordSkipped]:
 
 
 def _text(*pages: ChangeFeedPage) -> str:
-    """The first letter of each event's key and a mark for each notice, in the order that is promised."""
+    """The first letter of each event's key and a mark for each notice, in the promised order."""
     keys = [
         [str(value)[0] for event in page.events for value in event.key.components.values()] for page in pages
     ]
@@ -46,7 +46,7 @@ def _text(*pages: ChangeFeedPage) -> str:
 
 
 def _skip_token(collection: Collection) -> str:
-    """Behind a record that cannot be decoded, with one change in front of it and one behind it."""
+    """A token after a record that cannot be decoded, which has one change before it and one after it."""
     collection.put("a", n=0)
     collection.harness.poison(collection.address, "a")
     collection.put("a", n=1)
@@ -58,7 +58,7 @@ def _skip_token(collection: Collection) -> str:
 
 
 class TestNotices:
-    """In one partition, what lies behind a notice never comes with it or before it."""
+    """In one partition, events after a notice never come with the notice or before it."""
 
     @pytest.mark.needs("notices", "still")
     @pytest.mark.parametrize("restart", [False, True], ids=["one client", "a client a page"])
@@ -112,7 +112,7 @@ class TestNotices:
     def test_a_skipped_record_is_told_before_anything_behind_it_is_read(self, collection: Collection) -> None:
         token = _skip_token(collection)
         told = []
-        for _ in range(2):  # whoever dies with the page has it again
+        for _ in range(2):  # a consumer that crashes with the page gets it again
             collection.restart()
             page = collection.page(token)
             told.append(_skipped(page))

@@ -1,5 +1,5 @@
-"""How much of a database is read: a collection, a partition, a key, and more."""
-# ruff: noqa: D102 - a test's name says what it is about
+"""The scopes of a feed: a collection, a partition, a key, and wider ones."""
+# ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CLUSTER = Capability.CHANGE_FEED_CLUSTER_SCOPE
 
 @pytest.mark.needs("alone")
 class TestPhysicalPartition:
-    """One partition at a time covers the collection too."""
+    """Reading each partition alone covers the collection too."""
 
     def test_a_collection_lists_its_partitions(self, collection: Collection) -> None:
         names = collection.partitions()
@@ -190,7 +190,7 @@ class TestWiderScopes:
 
 
 def _refused(collection: Collection, scope: FeedScope, address: ResourceAddress) -> None:
-    """Refused without an opt-in, with the way out."""
+    """A request without an opt-in is refused with the way out."""
     request = collection.request(collection.begin, scope=scope, address=address)
     with pytest.raises(MulticloudDbError) as caught:
         collection.client.read_changes(attrs.evolve(request, provider_options=None))

@@ -1,5 +1,5 @@
-"""The client itself: time limits, closing, threads, forks, what it shows and what it leaves behind."""
-# ruff: noqa: D102 - a test's name says what it is about
+"""The client itself: time limits, closing, threads, forks, secrets and leaks."""
+# ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from multiclouddb_spi.continuation.token import decode_token, encode_token
 __all__ = ["TestClosing", "TestDeadline", "TestPickling", "TestReleasing", "TestSecrets", "TestSharing"]
 
 _SOON: Final = 3.0
-"""Seconds: a time limit of less than one, and what it takes to start threads."""
+"""Seconds: a time limit of less than one second, plus the time to start threads."""
 _STUCK: Final = 10.0
-"""Seconds: half of what a call takes that nothing ends."""
+"""Seconds: half of the time that a call takes if nothing ends it."""
 
 
 def _nothing() -> None:
@@ -49,7 +49,7 @@ def _nothing() -> None:
 
 
 def _closing_takes(client: MulticloudDbClient, call: Callable[[], object]) -> float:
-    """Close a client while a call of it runs, which must fail; the seconds until both are over."""
+    """Close a client during a call, which must fail. Returns the seconds until both have ended."""
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(call)
         time.sleep(0.2)
@@ -62,7 +62,7 @@ def _closing_takes(client: MulticloudDbClient, call: Callable[[], object]) -> fl
 
 
 def _failing_takes(call: Callable[[], object]) -> float:
-    """Make a call that must fail; the seconds until it does."""
+    """Make a call that must fail. Returns the seconds until it does."""
     began = time.monotonic()
     with pytest.raises(MulticloudDbError) as caught:
         call()
@@ -138,7 +138,7 @@ class TestClosing:
 
 
 class TestSharing:
-    """Several threads, several processes."""
+    """One client in several threads and processes."""
 
     def test_threads_share_a_client(self, collection: Collection) -> None:
         collection.fill(30)
@@ -207,10 +207,10 @@ class TestSharing:
 
 
 def _count_in_child(collection: Collection) -> str:
-    """Fork; what the child says of how many events there are."""
+    """Fork, and return the number of events that the child reads."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # threads of the client are what this is about
+        warnings.simplefilter("ignore")  # this tests the client's threads
         child = os.fork()
     if not child:
         _tell(writing, collection)
@@ -224,7 +224,7 @@ def _count_in_child(collection: Collection) -> str:
 
 
 def _tell(pipe: int, collection: Collection) -> None:
-    """In the child: write how many events there are, and end without pytest's own clearing up."""
+    """In the child: write the number of events, and exit without pytest's cleanup."""
     try:
         text = str(len(collection.drain(collection.begin)))
     except BaseException as error:  # noqa: BLE001 - told to the parent
@@ -234,7 +234,7 @@ def _tell(pipe: int, collection: Collection) -> None:
 
 
 class TestSecrets:
-    """Nothing that is nobody's business is in messages, logs or reprs."""
+    """Messages, logs and reprs contain no secrets."""
 
     def test_documents_and_keys_are_in_no_repr_and_no_log(
         self, collection: Collection, caplog: pytest.LogCaptureFixture
@@ -276,13 +276,13 @@ class TestSecrets:
 
 
 def _position(collection: Collection) -> str:
-    """A token for the collection that is missing."""
+    """A token for the missing collection."""
     envelope = decode_token(collection.begin)
     return encode_token(attrs.evolve(envelope, address=collection.harness.missing()))
 
 
 class TestPickling:
-    """What may go to another process gets there."""
+    """Values that may be sent to another process arrive unchanged."""
 
     def test_pages_events_and_requests_do(self, collection: Collection) -> None:
         collection.fill(5)
@@ -331,7 +331,7 @@ class _Counting(Observer):
 
 
 class TestReleasing:
-    """Nothing piles up."""
+    """Repeated use leaves no resources open."""
 
     def test_a_thousand_pages_leave_no_reader_behind(self, collection: Collection) -> None:
         observer = _Counting()

@@ -1,5 +1,5 @@
-"""Where a feed starts: the beginning, now, a moment."""
-# ruff: noqa: D102 - a test's name says what it is about
+"""The starts of a feed: the beginning, now, a moment."""
+# ruff: noqa: D102 - a test's name says what it tests
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SCOPES = (
 
 
 class TestBeginning:
-    """The oldest change that is still there."""
+    """The oldest change that is still kept."""
 
     @pytest.mark.requires(_BEGINNING)
     def test_the_beginning_has_everything(self, collection: Collection) -> None:
@@ -94,7 +94,7 @@ class TestBeginning:
 
 
 class TestNow:
-    """Only what comes; durable from the first call on."""
+    """Only later changes; durable from the first call."""
 
     def test_now_leaves_out_what_was(self, collection: Collection) -> None:
         collection.put("old", n=1)
@@ -150,7 +150,7 @@ class TestNow:
 
 
 class TestAtTime:
-    """The first change at or after a moment."""
+    """The first change at a moment or after it."""
 
     @pytest.mark.requires(_TIME)
     def test_a_moment_is_inclusive_and_never_late(self, collection: Collection) -> None:
@@ -245,7 +245,7 @@ class TestEveryStart:
 
 
 def _refused(collection: Collection, start: Beginning | AtTime) -> None:
-    """Refused without an opt-in, with the way out."""
+    """A request without an opt-in is refused with the way out."""
     request = collection.request(start)
     with pytest.raises(MulticloudDbError) as caught:
         collection.client.read_changes(attrs.evolve(request, provider_options=None))

@@ -1,13 +1,13 @@
 """A Cosmos DB that runs on your machine, for the unmodified azure-cosmos.
 
-server      `CosmosEmulator`, all of it             http       what it listens with
-service     from a request to its answer            query      the subset of SQL
+server      `CosmosEmulator`, the whole emulator     http       its HTTP server
+service     answers a request                       query      the subset of SQL
 account     databases, containers, offers           feed       the change feed
-container   its items, its partitions               hashing    where a partition key lies
-commands    what can be done to it                  control    the same over HTTP
-faults      what goes wrong on demand               journal    what was asked of it
+container   its items and partitions               hashing    from a partition key to its hash
+commands    the commands of a test                  control    the same over HTTP
+faults      failures on demand                      journal    the requests that it received
 
-It imports nothing else of multiclouddb: what it had in common with a provider, both could get wrong alike.
+It imports nothing else of multiclouddb: an error in shared code could be in the emulator and in a provider.
 """
 
 from multiclouddb_cosmos_emulator.auth import WELL_KNOWN_KEY

@@ -17,18 +17,18 @@ __all__ = ["main"]
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m multiclouddb_cosmos_emulator",
-        description="A Cosmos DB account for azure-cosmos. It is in memory, and gone with the process.",
+        description="A Cosmos DB account for azure-cosmos. Its data is lost when the process ends.",
     )
-    parser.add_argument("--host", default="localhost", help="where to listen (default: localhost)")
-    parser.add_argument("--port", type=int, default=8081, help="0 for a free one (default: 8081)")
+    parser.add_argument("--host", default="localhost", help="the host to listen on (default: localhost)")
+    parser.add_argument("--port", type=int, default=8081, help="the port, 0 for a free one (default: 8081)")
     parser.add_argument(
-        "--key", default=WELL_KNOWN_KEY, help="base64 (default: that of the vendor's emulators)"
+        "--key", default=WELL_KNOWN_KEY, help="base64 key (default: that of the vendor's emulators)"
     )
-    parser.add_argument("--https", action="store_true", help="speak TLS with a certificate that is made now")
+    parser.add_argument("--https", action="store_true", help="use TLS with a new self-signed certificate")
     parser.add_argument(
         "--no-all-versions",
         action="store_true",
-        help="an account without the change feed with all versions and deletes",
+        help="turn off the change feed with all versions and deletes",
     )
     return parser
 

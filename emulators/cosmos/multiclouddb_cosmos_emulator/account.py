@@ -23,7 +23,7 @@ class Database:
 
     Args:
         name: Its id.
-        ts: When it is created.
+        ts: Its time of creation.
     """
 
     def __init__(self, name: str, ts: int) -> None:
@@ -46,11 +46,11 @@ class Account:
     """An account.
 
     Attributes:
-        clock: The server's.
+        clock: The server's clock.
         all_versions: True when the feed with all versions and deletes is enabled.
-        retention_seconds: How long it keeps changes, where a container does not say otherwise.
+        retention_seconds: How long it keeps changes, unless a container sets another time.
         databases: By name.
-        offers: By the `_self` of what they belong to.
+        offers: By the `_self` of the resource that they belong to.
     """
 
     clock: Clock
@@ -69,7 +69,7 @@ class Account:
         raise not_found(substatus=1003)
 
     def container(self, database: str, name: str) -> Container:
-        """A container, by name or by resource id, without what has outlived its time."""
+        """A container, by name or by resource id; its expired items are deleted first."""
         containers = self.database(database).containers
         found = containers.get(name)
         if found is None:
@@ -90,7 +90,7 @@ class Account:
         return database
 
     def delete_database(self, name: str) -> None:
-        """Delete a database with all that is in it."""
+        """Delete a database with all its containers."""
         database = self.database(name)
         for container in list(database.containers):
             self.delete_container(name, container)
@@ -105,7 +105,7 @@ class Account:
         shared = home.link in self.offers
         if throughput is None and not shared:
             throughput = Throughput(DEFAULT_THROUGHPUT)
-        # Whoever shares the throughput of a database has one partition.
+        # A container that shares the throughput of a database has one partition.
         parts = 1 if throughput is None else throughput.partitions
         container = home.containers[name] = Container(home.rid, document, parts, self.clock)
         if throughput is not None:
@@ -126,7 +126,7 @@ class Account:
         raise not_found()
 
     def set_throughput(self, offer: Offer, throughput: Throughput) -> None:
-        """Provision another throughput; partitions split for more, and never merge for less."""
+        """Provision another throughput. More throughput splits partitions; less never merges them."""
         offer.set(throughput)
         for database in self.databases.values():
             for container in database.containers.values():

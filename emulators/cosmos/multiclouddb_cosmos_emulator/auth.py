@@ -1,4 +1,4 @@
-"""Who may ask: the account's key is checked, a bearer token is taken as it is."""
+"""Authorization: the account's key is checked, and any bearer token is accepted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Guard:
     """Checks the header `Authorization`.
 
     Args:
-        key: The account's, base64.
+        key: The account's key, base64.
     """
 
     def __init__(self, key: str) -> None:
@@ -58,7 +58,7 @@ def _unauthorized(text: str) -> ServiceError:
 
 
 def _resources(segments: list[str]) -> list[tuple[str, str]]:
-    """What a client signs: type and link, and for links by resource id the id alone, in lower case."""
+    """The type and link that a client signs; for a link by resource id only the id, in lower case."""
     if not segments:
         return [("", "")]
     if segments[-2:] == ["operations", "partitionkeydelete"]:

@@ -1,4 +1,4 @@
-"""A request under way, and what answers about items have in common."""
+"""A request in progress, and what all answers about items share."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["Call", "charge"]
 
 @attrs.frozen
 class Call:
-    """A request under way.
+    """A request in progress.
 
     Attributes:
         account: All the state.
-        request: As it came.
-        route: What it asks for.
+        request: The request as received.
+        route: The operation and its resource.
     """
 
     account: Account
@@ -53,7 +53,7 @@ class Call:
         return container
 
     def seen(self, reply: Reply, container: Container, partitions: Sequence[Partition]) -> Reply:
-        """Tell the client what it saw of which partitions."""
+        """Tell the client in the session token what it has seen of each partition."""
         reply.headers["x-ms-session-token"] = session_token(partitions)
         reply.headers["x-ms-alt-content-path"] = "/".join(self.route.segments[:4])
         reply.headers["x-ms-content-path"] = container.rid
@@ -63,7 +63,7 @@ class Call:
         return reply
 
     def item(self, item: Item, status: int, container: Container, partition: Partition) -> Reply:
-        """An answer with an item; without it when the client does not want to see what it wrote."""
+        """An answer with an item, or without a body when the client asked for minimal content."""
         quiet = status != 200 or self.route.operation != "ReadItem"
         hidden = quiet and self.request.headers.get("prefer") == "return=minimal"
         writes = self.route.operation != "ReadItem"
@@ -83,5 +83,5 @@ class Call:
 
 
 def charge(size: int, units: float) -> float:
-    """What it costs to touch so many bytes, in request units."""
+    """The cost of touching this many bytes, in request units."""
     return round(units * max(1, -(-size // 1024)), 2)

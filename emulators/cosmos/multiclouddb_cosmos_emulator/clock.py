@@ -9,10 +9,10 @@ __all__ = ["Clock"]
 
 
 class Clock:
-    """Runs with real time, and can be moved on.
+    """Runs with real time, and can be moved forward.
 
     Args:
-        start: What it shows at first; None for the real time.
+        start: Its time at the start; None for the real time.
     """
 
     def __init__(self, start: datetime | None = None) -> None:
@@ -27,7 +27,7 @@ class Clock:
         return datetime.fromtimestamp(self.seconds(), UTC)
 
     def advance(self, seconds: float) -> None:
-        """Move on."""
+        """Move the clock forward."""
         if seconds < 0:
             raise ValueError(f"a clock does not go back, and {seconds} is negative")
         self._offset += seconds

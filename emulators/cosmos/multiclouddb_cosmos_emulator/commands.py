@@ -1,4 +1,4 @@
-"""What can be done to the server beside what the service offers: in process, or over the control API."""
+"""Commands that the real service does not offer: called in process, or over the control API."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["Commands"]
 
 
 class Commands:
-    """Each method is a command of the control API under the same name, but for those of `faults`.
+    """Each method is a command of the control API under the same name, except those of `faults`.
 
     Args:
         account: All the state.
-        lock: Held by whoever looks or changes.
-        faults: What goes wrong.
-        journal: What was asked.
+        lock: Must be held to read or change the state.
+        faults: The requested faults.
+        journal: The received requests.
     """
 
     def __init__(self, account: Account, lock: threading.RLock, faults: Faults, journal: Journal) -> None:
@@ -30,7 +30,7 @@ class Commands:
         self.faults, self.journal = faults, journal
 
     def by_name(self) -> Mapping[str, Callable[..., Any]]:
-        """What the control API offers."""
+        """The commands of the control API, by name."""
         return {
             "advance": self.advance,
             "all_versions": self.all_versions,
@@ -76,8 +76,8 @@ class Commands:
             database: The database's id.
             container: The container's id.
             partition: The partition's id.
-            boundary: The effective partition key that the second child begins with; None for the middle.
-            completing: So many requests to each child are still answered with 410/1007.
+            boundary: The effective partition key at which the second child begins; None for the middle.
+            completing: The number of requests to each child that are still answered with 410/1007.
         """
         with self._lock:
             return self._container(database, container).split(partition, boundary, completing)
@@ -88,7 +88,7 @@ class Commands:
             return self._container(database, container).merge(first, second)
 
     def partition_of(self, database: str, container: str, *key: Any) -> str:
-        """The id of the partition where a partition key lies."""
+        """The id of the partition that holds a partition key."""
         with self._lock:
             found = self._container(database, container)
             return found.partition_of(found.definition.of_values(key).epk).range_id
@@ -101,17 +101,17 @@ class Commands:
     # -- Time and retention
 
     def advance(self, seconds: float) -> None:
-        """Move the clock on: items expire, and changes fall out of retention."""
+        """Move the clock forward: items expire, and changes pass the retention."""
         with self._lock:
             self._account.clock.advance(seconds)
 
     def expire(self, database: str, container: str) -> int:
-        """Delete what has outlived its time to live; returns how many items. Reading does so as well."""
+        """Delete the items whose time to live is over, and return their number. Every read does so too."""
         with self._lock:
             return self._account.database(database).containers[container].expire()
 
     def trim(self, database: str, container: str, partition: str | None = None) -> None:
-        """Let all changes so far fall out of the retention of the feed with all versions and deletes.
+        """Expire all changes so far from the feed with all versions and deletes.
 
         Args:
             database: The database's id.
@@ -124,7 +124,7 @@ class Commands:
                     each.trim_to(each.lsn)
 
     def all_versions(self, enabled: bool) -> None:
-        """Whether the account has the change feed with all versions and deletes."""
+        """Turn on or off the change feed with all versions and deletes."""
         with self._lock:
             self._account.all_versions = enabled
 

@@ -1,4 +1,4 @@
-"""A container: its partitions and its items, and what a transaction does to both."""
+"""A container: its partitions and items, and the effects of a transaction on both."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FOREVER: Final = -1
 
 @attrs.frozen
 class Effect:
-    """What a transaction does to one item.
+    """The effect of a transaction on one item.
 
     Attributes:
         kind: `create`, `replace` or `delete`.
@@ -57,8 +57,8 @@ class Container:
     Args:
         database_rid: The database's resource id.
         properties: The document that it was created with.
-        partitions: How many physical partitions it begins with.
-        clock: The server's.
+        partitions: The number of physical partitions at the start.
+        clock: The server's clock.
     """
 
     def __init__(self, database_rid: str, properties: dict[str, Any], partitions: int, clock: Clock) -> None:
@@ -77,7 +77,7 @@ class Container:
         self._divide(partitions)
 
     def describe(self, properties: dict[str, Any]) -> None:
-        """Take over what a client says of the container."""
+        """Replace the container's settings by those of a client's document."""
         _check(properties)
         self.properties = {
             **properties,
@@ -96,7 +96,7 @@ class Container:
     # -- Reading
 
     def item(self, key: Key, item_id: str) -> Item | None:
-        """An item as it is."""
+        """The current version of an item."""
         return self.logical.get(key.name, {}).get(item_id)
 
     def partition(self, range_id: str) -> Partition:
@@ -108,18 +108,18 @@ class Container:
         raise gone(1002, f"The requested partition key range {range_id} is gone.")
 
     def partition_of(self, epk: str) -> Partition:
-        """Where a key lies."""
+        """The partition that holds a key."""
         return next(partition for partition in self.partitions if partition.covers(epk))
 
     # -- Writing
 
     def next_number(self) -> int:
-        """For a document that is created."""
+        """The number of the next document."""
         self._documents += 1
         return self._documents
 
     def expiry(self, ttl: Any, ts: int) -> float | None:
-        """When a document expires; None for never, and always so where the container has no time to live."""
+        """The time at which a document expires; None for never, or when the container has no time to live."""
         default = self.properties.get("defaultTtl")
         if ttl is not UNDEFINED and not _is_ttl(ttl):
             raise bad_request("The input ttl is invalid. Ttl value must be -1 or a positive integer.")
@@ -175,7 +175,7 @@ class Container:
     # -- Time to live
 
     def expire(self) -> int:
-        """Delete whatever has outlived its time; returns how many items."""
+        """Delete the items whose time to live is over, and return their number."""
         now, count = self.clock.seconds(), 0
         while self._expiring and self._expiring[0][0] <= now:
             _, _, item = heappop(self._expiring)
@@ -185,7 +185,7 @@ class Container:
         return count
 
     def _watch_expiry(self) -> None:
-        """The container's time to live may have changed, and with it every item's."""
+        """Recompute the expiry of every item, because the container's time to live may have changed."""
         self._expiring = []
         for item in self.items():
             item.expires = self.expiry(item.document.get("ttl", UNDEFINED), item.ts)
@@ -246,7 +246,7 @@ class Container:
         return child.range_id
 
     def grow(self, parts: int) -> None:
-        """Split the widest partitions until there are so many."""
+        """Split the widest partitions until there are this many."""
         while len(self.partitions) < parts:
             widest = max(self.partitions, key=lambda each: each.span[1] - each.span[0])
             self.split(widest.range_id)
@@ -260,7 +260,7 @@ class Container:
 
 
 def _check(properties: dict[str, Any]) -> None:
-    """Refuse what could not be followed."""
+    """Refuse settings that the emulator cannot apply."""
     default = properties.get("defaultTtl")
     if default is not None and not _is_ttl(default):
         raise bad_request("The input ttl is invalid. Ttl value must be -1 or a positive integer.")

@@ -1,4 +1,4 @@
-"""The control API over HTTP: what the methods of `CosmosEmulator` do, for another process."""
+"""The control API over HTTP: the methods of `CosmosEmulator` for another process."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["Control"]
 
 
 class Control:
-    """Serves `POST /_emulator/COMMAND` with a JSON object of arguments, and `GET` for what only looks.
+    """Serves `POST /_emulator/COMMAND` with JSON arguments, and `GET` for commands that only read.
 
     Args:
-        commands: Name → what it calls with the arguments; its result is the answer.
+        commands: Name → the function to call with the arguments; its result is the answer.
     """
 
     def __init__(self, commands: Mapping[str, Callable[..., Any]]) -> None:
         self._commands = commands
 
     def answer(self, request: Request) -> Reply:
-        """The answer."""
+        """The answer to a request."""
         segments = segments_of(request.path)
         name = segments[1] if len(segments) > 1 else ""
         command = self._commands.get(name)
         if command is None:
             return _error(404, f"there is no command {name!r}; there are {', '.join(sorted(self._commands))}")
-        # No page of a browser may send this type to another host without asking.
+        # A browser does not send this type to another host without asking that host first.
         if request.method == "POST" and not request.headers.get("content-type", "").startswith(
             "application/json"
         ):

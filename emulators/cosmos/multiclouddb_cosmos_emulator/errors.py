@@ -1,4 +1,4 @@
-"""The errors of the service, as they come over the wire."""
+"""The errors of the service, in the form of its HTTP protocol."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class ServiceError(Exception):
 
     Args:
         status: Its HTTP status.
-        message: What the body says.
-        substatus: For the header `x-ms-substatus`; 0 for none.
-        headers: More headers.
+        message: The message in the body.
+        substatus: The header `x-ms-substatus`; 0 for none.
+        headers: Additional headers.
     """
 
     def __init__(
@@ -91,5 +91,5 @@ def gone(substatus: int, text: str) -> ServiceError:
 
 
 def not_offered(what: str) -> ServiceError:
-    """501: the service has it and this server has not."""
+    """501: the service offers this, but the emulator does not."""
     return ServiceError(501, f"multiclouddb-cosmos-emulator does not offer {what}.")

@@ -1,4 +1,4 @@
-"""Faults on demand: the next so many requests do not go as they should."""
+"""Faults on demand: a number of the next requests fail in some way."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _MESSAGES: Final = {
 
 @attrs.frozen
 class Fail:
-    """Answered with an error.
+    """The request is answered with an error.
 
     Attributes:
-        status: Of HTTP.
+        status: The HTTP status.
         substatus: 0 for none.
         retry_after: Seconds for `x-ms-retry-after-ms`; None for no such header.
-        message: None for the usual one.
+        message: None for the usual message.
     """
 
     status: int
@@ -41,7 +41,7 @@ class Fail:
     message: str | None = None
 
     def error(self) -> ServiceError:
-        """The answer."""
+        """The error to answer with."""
         message = self.message or _MESSAGES.get(self.status, "The request has failed.")
         headers = {}
         if self.retry_after is not None:
@@ -58,14 +58,14 @@ class Drop:
 
 @attrs.frozen
 class Slow:
-    """Answered late."""
+    """The request is answered late."""
 
     seconds: float
 
 
 @attrs.frozen
 class Act:
-    """Something happens before the request is served."""
+    """A function is called before the request is served."""
 
     act: Callable[[], object]
 
@@ -75,16 +75,16 @@ Action: TypeAlias = Fail | Drop | Slow | Act
 
 @attrs.define(eq=False)
 class Fault:
-    """A fault that was asked for.
+    """A requested fault.
 
     Attributes:
         action: What happens.
-        operation: To which requests, as `ReadChangeFeed`; None for all.
-        container: To those of the container with this id; None for all.
-        partition: To those that name this partition; None for all.
-        times: So often; None for ever.
-        after: So many requests go well first.
-        happened: So often it did.
+        operation: The operation that it affects, such as `ReadChangeFeed`; None for all.
+        container: The id of the container whose requests it affects; None for all.
+        partition: The id of the partition whose requests it affects; None for all.
+        times: How often it happens; None for ever.
+        after: The number of requests that succeed first.
+        happened: How often it has happened.
     """
 
     action: Action
@@ -112,7 +112,7 @@ class Fault:
 
 
 class Faults:
-    """The faults of a server; for several threads."""
+    """The faults of a server; several threads can use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -128,19 +128,19 @@ class Faults:
         times: int | None = 1,
         after: int = 0,
     ) -> Fault:
-        """Ask for one more; the arguments are those of `Fault`."""
+        """Add a fault; the arguments are those of `Fault`."""
         fault = Fault(action, operation, container, partition, times, after)
         with self._lock:
             self._all.append(fault)
         return fault
 
     def clear(self) -> None:
-        """Let all go well again."""
+        """End all faults."""
         with self._lock:
             self._all.clear()
 
     def striking(self, operation: str, container: str | None, partition: str | None) -> list[Action]:
-        """What happens to a request, in the order it was asked for: nothing behind what ends the request."""
+        """The faults of a request, in the order of adding. The one that ends the request is the last."""
         struck: list[Action] = []
         with self._lock:
             for fault in self._all:

@@ -21,15 +21,15 @@ _PAGE_BYTES: Final = 4 * 1024 * 1024
 
 @attrs.frozen
 class FeedRequest:
-    """What is asked for.
+    """A request for the change feed.
 
     Attributes:
-        partition: Where.
-        after: The LSN to read behind; None for now.
-        limit: How many items, unless one transaction has more.
+        partition: The partition to read.
+        after: The LSN to read after; None for now.
+        limit: The maximum number of items; a larger transaction still comes whole.
         low: The first effective partition key that is wanted.
-        high: The first one behind.
-        since: Only items that were written then or later; None for all.
+        high: The end of the wanted keys, excluded.
+        since: Only items that were written at this time or later; None for all.
         all_versions: True for the mode with all versions and deletes.
     """
 
@@ -44,12 +44,12 @@ class FeedRequest:
 
 @attrs.frozen
 class FeedPage:
-    """What came of it.
+    """A page of the change feed.
 
     Attributes:
         text: The items as JSON, between commas.
-        count: How many.
-        lsn: The position behind the page.
+        count: The number of items.
+        lsn: The position after the page.
     """
 
     text: bytes
@@ -58,7 +58,7 @@ class FeedPage:
 
 
 def read_feed(container: Container, request: FeedRequest) -> FeedPage:
-    """One page."""
+    """Read one page."""
     partition, after = request.partition, request.after
     if after is None:
         return FeedPage(b"", 0, partition.lsn)
@@ -69,7 +69,7 @@ def read_feed(container: Container, request: FeedRequest) -> FeedPage:
         if not (all_versions or change.latest) or (wanted is not None and not wanted(change)):
             continue
         if change.lsn != last:
-            # What has one LSN is never cut: the position could not say where.
+            # Changes of one LSN stay on one page, because a position is an LSN.
             if count >= limit or size >= _PAGE_BYTES:
                 return FeedPage(b"".join(parts)[:-1], count, last)
             last, tail = change.lsn, b',"_lsn":%d},' % change.lsn
@@ -79,7 +79,7 @@ def read_feed(container: Container, request: FeedRequest) -> FeedPage:
 
 
 def _filter(request: FeedRequest) -> Callable[[Change], bool] | None:
-    """Which changes to look at; None for all of the partition."""
+    """The filter for the wanted changes; None when all changes of the partition are wanted."""
     low, high, since = request.low, request.high, request.since
     if since is None and low <= request.partition.low and request.partition.high <= high:
         return None
@@ -87,7 +87,7 @@ def _filter(request: FeedRequest) -> Callable[[Change], bool] | None:
 
 
 def check_retention(partition: Partition, after: int | None, before: float) -> None:
-    """Refuse a position whose changes are not all there any more."""
+    """Refuse a position if some of its changes have passed the retention."""
     partition.trim(before)
     if after is not None and after < partition.trimmed:
         raise bad_request(
@@ -97,7 +97,7 @@ def check_retention(partition: Partition, after: int | None, before: float) -> N
 
 
 def _version(container: Container, change: Change) -> tuple[bytes, ...]:
-    """An entry of the log, with a comma behind it."""
+    """An entry of the log as JSON, with a comma at the end."""
     metadata: dict[str, Any] = {"operationType": change.kind, "lsn": change.lsn, "crts": change.seconds}
     if change.previous is not None:
         metadata["previousImageLSN"] = change.previous

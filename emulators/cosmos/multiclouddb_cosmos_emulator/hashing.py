@@ -1,7 +1,7 @@
-"""Effective partition keys: where in the range "" to "FF" a partition key lies.
+"""Effective partition keys: the position of a partition key in the range "" to "FF".
 
 Version 2 hashes the whole key to 128 bits. A hierarchical key is hashed level by level, and its prefixes are
-prefixes of the text. Version 1 hashes to 32 bits and puts the key itself behind the hash.
+prefixes of the text. Version 1 hashes to 32 bits and appends the key itself to the hash.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _V1_LENGTH: Final = 100
 
 
 def _encoded(value: Json, end_of_string: bytes) -> bytes:
-    """A component as it is hashed."""
+    """The bytes of a component that are hashed."""
     if value is UNDEFINED:
         return _UNDEFINED
     if value is None:
@@ -47,7 +47,7 @@ def hash_v2(values: Sequence[Json]) -> str:
 
 
 def hash_hierarchy(values: Sequence[Json]) -> str:
-    """Kind `MultiHash`: 32 digits a level."""
+    """Kind `MultiHash`: 32 digits for each level."""
     return "".join(_hashed(_encoded(value, b"\xff")) for value in values)
 
 
@@ -60,7 +60,7 @@ def hash_v1(values: Sequence[Json]) -> str:
 
 
 def boundary_v1(digest: int) -> str:
-    """Where the keys of version 1 begin whose hash is at least so large."""
+    """The first key of version 1 whose hash is at least this large."""
     return _ordered(float(digest)).hex().upper()
 
 
@@ -89,7 +89,7 @@ def _ordered_number(value: float) -> bytes:
     (bits,) = struct.unpack("<Q", struct.pack("<d", value))
     payload = bits ^ (1 << 63) if bits < 1 << 63 else (~bits + 1) & _MASK
     out, payload = [payload >> 56], payload << 8 & _MASK
-    # Seven bits a byte, each but the last with a 1 behind it.
+    # Seven bits in each byte; the lowest bit is 1 in every byte except the last.
     while payload:
         out.append(payload >> 56 | 1)
         payload = payload << 7 & _MASK

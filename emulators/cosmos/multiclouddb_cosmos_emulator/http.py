@@ -1,4 +1,4 @@
-"""Carries requests over HTTP with aiohttp, and lets faults happen to them."""
+"""Carries requests over HTTP with aiohttp, and applies the requested faults."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _COMMON: Final = {
     "x-ms-serviceversion": "multiclouddb-cosmos-emulator",
 }
 _WAITING: Final = 4096
-# Zero would mean to wait for ever.
+# Zero would mean to wait without end.
 _SHUTDOWN: Final = 0.01
-# To accept a connection, or to abort a TLS handshake, takes so many turns of the event loop.
+# The number of event-loop turns that it takes to accept a connection or abort a TLS handshake.
 _TURNS: Final = 5
 
 
@@ -37,13 +37,13 @@ class Front:
     """Listens and answers, in one event loop.
 
     Args:
-        service: What answers.
-        faults: What goes wrong.
-        journal: Where each request is noted.
+        service: Answers the requests.
+        faults: The requested faults.
+        journal: Records each request.
         control: Serves the control API.
 
     Attributes:
-        crashes: What was raised that is no answer of the service; each was answered with 500.
+        crashes: Unexpected exceptions; each was answered with 500.
     """
 
     def __init__(self, service: Service, faults: Faults, journal: Journal, control: Control) -> None:
@@ -55,7 +55,7 @@ class Front:
         self._scheme = "http"
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
-        """Listen; returns the port."""
+        """Start listening, and return the port."""
         self._scheme = "http" if tls is None else "https"
         self._server = web.Server(self._handle, access_log=None)
         self._runner = web.ServerRunner(self._server, shutdown_timeout=_SHUTDOWN)
@@ -67,7 +67,7 @@ class Front:
         return taken
 
     async def stop(self) -> None:
-        """Break off every connection, also those that are being accepted, and end what is under way."""
+        """Break off every connection and every request, including connections that are being accepted."""
         if self._runner is None or self._server is None:
             return
         # A connection that is being accepted while the server closes is lost, and its socket stays open.
@@ -80,7 +80,7 @@ class Front:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # To close a TLS connection would be to wait for the client.
+        # Closing a TLS connection properly would wait for the client.
         for transport in open_ones:
             transport.abort()
         await _turns()
@@ -109,7 +109,7 @@ class Front:
         return await _dropped(raw, reply) if cut else _response(reply)
 
     async def _meet(self, request: Request, route: Route) -> bool:
-        """Have the faults before the answer; True when it is to be cut in the middle."""
+        """Apply the faults that come before the answer. True when the answer is to be cut in the middle."""
         partition = request.headers.get("x-ms-documentdb-partitionkeyrangeid")
         for action in self._faults.striking(route.operation, route.container, partition):
             match action:
@@ -127,7 +127,7 @@ class Front:
 
     def _note(self, request: Request, route: Route | None, reply: Reply | None) -> None:
         operation = "Unknown" if route is None else route.operation
-        # A body is not kept, and neither is whatever it could hold.
+        # The journal keeps no body and no secret.
         request.body = b""
         if reply is None:
             self._journal.note(operation, request, 0, 0)
@@ -138,12 +138,12 @@ class Front:
 
 
 def _sockets(host: str, port: int) -> list[socket.socket]:
-    """What to listen on: for localhost both of its addresses, with the same port."""
+    """The sockets to listen on: for localhost both of its addresses, with the same port."""
     if host != "localhost":
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return [socket.create_server((host, port), family=family, backlog=_WAITING)]
     found = [socket.create_server(("127.0.0.1", port), backlog=_WAITING)]
-    # A machine may have no IPv6, or something else may have the port there.
+    # The machine may have no IPv6, or another process may use the port there.
     with suppress(OSError):
         address = ("::1", found[0].getsockname()[1])
         found.append(socket.create_server(address, family=socket.AF_INET6, backlog=_WAITING))
@@ -156,7 +156,7 @@ async def _turns() -> None:
 
 
 class _DroppedError(Exception):
-    """The connection is to be broken off without an answer."""
+    """The connection must be broken off without an answer."""
 
 
 def _response(reply: Reply) -> web.StreamResponse:
@@ -164,7 +164,7 @@ def _response(reply: Reply) -> web.StreamResponse:
 
 
 async def _dropped(raw: web.BaseRequest, reply: Reply | None) -> web.StreamResponse:
-    """Break the connection off: at once, or behind half of an answer."""
+    """Break the connection off: at once, or after half of an answer."""
     response = web.StreamResponse()
     if reply is not None:
         response = web.StreamResponse(status=reply.status, headers={**_COMMON, **reply.headers})

@@ -1,4 +1,4 @@
-"""Resource ids and etags: random, so that a restarted server refuses what an earlier one handed out."""
+"""Resource ids and etags: random, so that a restarted server refuses those of an earlier one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["container_rid", "database_rid", "document_rid", "new_etag", "offer_r
 
 
 def _text(raw: bytes) -> str:
-    # A resource id stands in paths, so it has no slash.
+    # A resource id is part of paths, so it has no slash.
     return base64.b64encode(raw).decode().replace("/", "-")
 
 
@@ -25,13 +25,13 @@ def database_rid() -> str:
 
 
 def container_rid(database: str) -> str:
-    """The database's bytes, and four more, whose first bit is set as in the service."""
+    """The database's bytes and four more, the first bit of which is set as in the service."""
     first, *rest = secrets.token_bytes(4)
     return _text(_bytes(database) + bytes([first | 0x80, *rest]))
 
 
 def document_rid(container: str, number: int) -> str:
-    """The container's bytes, and the number of the document in it."""
+    """The container's bytes and the number of the document."""
     return _text(_bytes(container) + struct.pack("<Q", number))
 
 
@@ -41,5 +41,5 @@ def offer_rid() -> str:
 
 
 def new_etag() -> str:
-    """An etag with its quotes."""
+    """A new etag with its quotes."""
     return f'"{uuid.uuid4()}"'

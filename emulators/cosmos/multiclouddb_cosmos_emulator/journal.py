@@ -1,4 +1,4 @@
-"""What was asked of the server."""
+"""The requests that the server received."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _KEPT: Final = 10_000
 
 @attrs.frozen
 class Entry:
-    """A request and how it ended.
+    """A request and its result.
 
     Attributes:
-        operation: As `ReadItem`; `Unknown` for what could not be routed.
-        method: As `GET`.
-        path: As it came.
-        status: Of the answer; 0 for a connection that was dropped.
-        substatus: Of the answer; 0 for none.
-        headers: Of the request, names in lower case, without `authorization`.
+        operation: For example `ReadItem`; `Unknown` when there is no such route.
+        method: For example `GET`.
+        path: The path as received.
+        status: The HTTP status of the answer; 0 for a connection that was dropped.
+        substatus: The substatus of the answer; 0 for none.
+        headers: The request's headers, names in lower case, without `authorization`.
     """
 
     operation: str
@@ -43,35 +43,35 @@ class Entry:
         return cls(operation, request.method, request.path, status, substatus, headers)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The entry as a JSON object."""
         return attrs.asdict(self)
 
 
 class Journal:
-    """Remembers the last 10,000 requests; for several threads."""
+    """Remembers the last 10,000 requests; several threads can use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Entries are made when they are looked at: that costs more than a point read.
+        # Entries are made when they are read, because making one costs more than a point read.
         self._ended: deque[tuple[str, Request, int, int]] = deque(maxlen=_KEPT)
 
     def note(self, operation: str, request: Request, status: int, substatus: int) -> None:
-        """A request has ended; the arguments are as in `Entry`."""
+        """Record a request that has ended; the arguments are as in `Entry`."""
         with self._lock:
             self._ended.append((operation, request, status, substatus))
 
     def entries(self, operation: str | None = None) -> list[Entry]:
-        """The requests that ended, oldest first; None stands for any operation."""
+        """The requests that ended, oldest first; None means any operation."""
         with self._lock:
             ended = [each for each in self._ended if operation in (None, each[0])]
         return [Entry.of(*each) for each in ended]
 
     def count(self, operation: str | None = None) -> int:
-        """How many requests ended; None stands for any operation."""
+        """The number of requests that ended; None means any operation."""
         with self._lock:
             return sum(operation in (None, each[0]) for each in self._ended)
 
     def clear(self) -> None:
-        """Forget them."""
+        """Forget all requests."""
         with self._lock:
             self._ended.clear()

@@ -1,4 +1,4 @@
-"""Partition keys: their definition, the key of a document, the key that a request names."""
+"""Partition keys: their definition, the key of a document, and the key in a request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Key:
 
     Attributes:
         name: Its canonical form; 1 and 1.0 are the same key, True is another.
-        epk: Where it lies.
+        epk: Its effective partition key.
         values: Its components.
     """
 
@@ -43,7 +43,7 @@ def _canonical(value: Json) -> Json:
 
 @attrs.frozen
 class KeyDefinition:
-    """What a container says of its partition key.
+    """The partition key definition of a container.
 
     Attributes:
         paths: The path of each component, as property names.
@@ -57,7 +57,7 @@ class KeyDefinition:
 
     @classmethod
     def parsed(cls, definition: Any) -> KeyDefinition:
-        """From a container's document."""
+        """Parse the definition in a container's document."""
         if not isinstance(definition, Mapping):
             raise bad_request("The partition key has to be an object.")
         paths, kind = definition.get("paths"), definition.get("kind", "Hash")
@@ -86,7 +86,7 @@ class KeyDefinition:
         return _of_header(self, text)
 
     def of_values(self, values: tuple[Json, ...]) -> Key:
-        """A key of components; an object or an array cannot be one."""
+        """The key of these components; an object or an array cannot be a component."""
         if any(isinstance(value, dict | list) for value in values):
             raise bad_request("A component of a partition key is an object or an array.", 1001)
         name = orjson.dumps([_canonical(value) for value in values])

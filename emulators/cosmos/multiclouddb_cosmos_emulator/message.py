@@ -1,4 +1,4 @@
-"""A request and its answer, apart from what carries them."""
+"""A request and its answer, independent of HTTP."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Request:
     """A request.
 
     Attributes:
-        method: As `GET`.
-        path: As it came, percent-encoded.
-        headers: In any case of letters.
-        body: As it came.
-        base: Where the client reached the server, as `http://localhost:8081`.
+        method: For example `GET`.
+        path: The path as received, percent-encoded.
+        headers: Names in any case.
+        body: The received bytes.
+        base: The URL of the server as the client wrote it, such as `http://localhost:8081`.
     """
 
     method: str
@@ -32,14 +32,14 @@ class Request:
     base: str
 
     def json(self) -> Any:
-        """The body."""
+        """The body as JSON."""
         try:
             return orjson.loads(self.body)
         except orjson.JSONDecodeError:
             raise bad_request("The body is no JSON.") from None
 
     def flag(self, name: str) -> bool:
-        """A header that says yes."""
+        """True when a header has the value `true`."""
         return self.headers.get(name, "").lower() == "true"
 
 
@@ -48,10 +48,10 @@ class Reply:
     """An answer.
 
     Attributes:
-        status: Of HTTP.
+        status: The HTTP status.
         body: Empty for none.
-        headers: Beside those that every answer has.
-        charge: In request units.
+        headers: Additional to those of every answer.
+        charge: The cost in request units.
     """
 
     status: int
@@ -61,7 +61,7 @@ class Reply:
 
     @classmethod
     def of(cls, document: Any, status: int = 200, charge: float = 1.0) -> Reply:
-        """An answer with JSON."""
+        """An answer with a JSON body."""
         reply = cls(status, orjson.dumps(document), charge=charge)
         if isinstance(document, dict) and "_etag" in document:
             reply.headers["etag"] = document["_etag"]

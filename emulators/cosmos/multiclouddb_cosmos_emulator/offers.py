@@ -1,4 +1,4 @@
-"""Provisioned throughput: its offers, and how many partitions it takes."""
+"""Provisioned throughput: its offers, and the number of partitions that it needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from multiclouddb_cosmos_emulator.ids import new_etag, offer_rid
 __all__ = ["DEFAULT_THROUGHPUT", "RU_PER_PARTITION", "Offer", "Throughput"]
 
 RU_PER_PARTITION: Final = 10_000
-"""What one physical partition serves; more throughput takes more partitions."""
+"""The throughput that one physical partition serves; more throughput needs more partitions."""
 
 DEFAULT_THROUGHPUT: Final = 400
 _LEAST_AUTOSCALE: Final = 1_000
@@ -21,11 +21,11 @@ _LEAST_AUTOSCALE: Final = 1_000
 
 @attrs.frozen
 class Throughput:
-    """How much is provisioned.
+    """A provisioned throughput.
 
     Attributes:
-        units: Request units a second; with autoscale the most.
-        autoscale: What the client said of it; None for a fixed throughput.
+        units: Request units per second; with autoscale the maximum.
+        autoscale: The client's autoscale settings; None for a fixed throughput.
     """
 
     units: int
@@ -33,14 +33,14 @@ class Throughput:
 
     @classmethod
     def of_headers(cls, fixed: str | None, autoscale: str | None) -> Throughput | None:
-        """What a request that creates something asks for; None for nothing."""
+        """The throughput in the headers of a create request; None when there is none."""
         if autoscale is not None:
             return cls.of_content({"offerAutopilotSettings": _parsed(autoscale)})
         return None if fixed is None else cls.of_content({"offerThroughput": _parsed(fixed)})
 
     @classmethod
     def of_content(cls, content: dict[str, Any]) -> Throughput:
-        """What an offer says."""
+        """The throughput in the content of an offer."""
         settings = content.get("offerAutopilotSettings")
         if isinstance(settings, dict):
             return cls(_least(settings.get("maxThroughput"), _LEAST_AUTOSCALE), settings)
@@ -48,7 +48,7 @@ class Throughput:
 
     @property
     def partitions(self) -> int:
-        """How many physical partitions it takes."""
+        """The number of physical partitions that this throughput needs."""
         return -(-self.units // RU_PER_PARTITION)
 
 
@@ -71,9 +71,9 @@ class Offer:
     """The throughput of a database or a container.
 
     Args:
-        resource: The `_self` of what it belongs to.
+        resource: The `_self` of the resource that it belongs to.
         resource_rid: Its resource id.
-        throughput: How much.
+        throughput: The provisioned throughput.
     """
 
     def __init__(self, resource: str, resource_rid: str, throughput: Throughput) -> None:
@@ -87,13 +87,13 @@ class Offer:
         self.throughput, self.etag = throughput, new_etag()
 
     def document(self, ts: int) -> dict[str, Any]:
-        """As it is served."""
+        """The offer as a JSON document."""
         content: dict[str, Any] = {
             "offerThroughput": self.throughput.units,
             "offerIsRUPerMinuteThroughputEnabled": False,
         }
         if self.throughput.autoscale is not None:
-            # What is provisioned at least of the most.
+            # Autoscale provisions at least this part of the maximum.
             content["offerThroughput"] = self.throughput.units // 10
             content["offerAutopilotSettings"] = self.throughput.autoscale
         return {

@@ -30,13 +30,13 @@ class Item:
     Attributes:
         key: Its partition key.
         item_id: Its `id`.
-        number: Counts the documents of a container; the order of a scan.
-        document: With the system's properties.
-        head: The same as JSON, without the brace at the end: the change feed goes on there.
-        etag: With its quotes.
-        ts: `_ts`.
-        expires: When its time to live is over; None for never.
-        change: What wrote it; None before it is committed.
+        number: Its number in the container, which gives the order of a scan.
+        document: The JSON object with the system's properties.
+        head: The same as JSON text without the last brace, so that the change feed can add properties.
+        etag: Its etag with quotes.
+        ts: Its `_ts`.
+        expires: The end of its time to live; None for never.
+        change: The change that wrote it; None before the commit.
     """
 
     key: Key
@@ -60,15 +60,15 @@ class Change:
     """An entry of the log.
 
     Attributes:
-        lsn: Shared by all of a transaction.
+        lsn: Its LSN; all changes of a transaction share one.
         kind: `create`, `replace` or `delete`.
         key: The partition key of the item.
         item_id: The item's `id`.
-        head: Of the new version; empty for a delete.
-        seconds: When, `crts`.
-        previous: The LSN of the version before; None for a create.
+        head: The JSON of the new version without the last brace; empty for a delete.
+        seconds: Its commit time, `crts`.
+        previous: The LSN of the previous version; None for a create.
         expired: True for a delete because the time to live was over.
-        latest: True while the item is as this change left it.
+        latest: True until the item changes again.
     """
 
     lsn: int
@@ -89,14 +89,14 @@ class Partition:
     Attributes:
         range_id: Its id.
         low: The first effective partition key in it.
-        high: The first one behind it.
-        span: The same in the numbers that keys hash to.
+        high: The end of its range, excluded.
+        span: The same range as numbers.
         parents: All ancestors.
-        lsn: Of the last transaction.
-        trimmed: Changes up to this LSN are out of retention.
+        lsn: The LSN of the last transaction.
+        trimmed: Changes up to this LSN have expired.
         merged: True when it or an ancestor was merged.
-        completing: So many requests still learn that a split is being completed.
-        items: By number.
+        completing: The number of requests that are still answered with "split in progress".
+        items: The items, by number.
         changes: The log, by LSN.
     """
 
@@ -113,7 +113,7 @@ class Partition:
     changes: list[Change] = attrs.Factory(list)
 
     def covers(self, epk: str) -> bool:
-        """True when a key lies here."""
+        """True when this partition holds the key."""
         return self.low <= epk < self.high
 
     def log(self, change: Change) -> None:
@@ -121,12 +121,12 @@ class Partition:
         self.changes.append(change)
 
     def after(self, lsn: int) -> Iterator[Change]:
-        """The log behind an LSN."""
+        """The log after an LSN."""
         for place in range(bisect_right(self.changes, lsn, key=_lsn), len(self.changes)):
             yield self.changes[place]
 
     def trim(self, before: float) -> None:
-        """Let the changes fall out of retention that are older than a time; the latest ones stay readable."""
+        """Expire the changes that are older than a time; the latest version of each item stays readable."""
         trimmed = self.trimmed
         for change in self.after(trimmed):
             if change.seconds >= before:
@@ -135,7 +135,7 @@ class Partition:
         self.trim_to(trimmed)
 
     def trim_to(self, lsn: int) -> None:
-        """The same, up to an LSN."""
+        """Expire the changes up to an LSN."""
         if lsn > self.trimmed:
             self.trimmed = lsn
             self.changes = [change for change in self.changes if change.latest or change.lsn > lsn]
@@ -147,14 +147,14 @@ class Partition:
             raise gone(1007, "The partition is completing a split; try again.")
 
     def refuse_merged(self) -> None:
-        """All versions cannot be read where partitions were merged."""
+        """Refuse to read all versions after a merge."""
         if self.merged:
             raise ServiceError(500, f"{CODES[500]}: Partition has more than two children")
 
     # -- Lineage
 
     def split(self, boundary: str, middle: int, ids: tuple[str, str]) -> tuple[Partition, Partition]:
-        """The two children; numbering goes on in both."""
+        """Split into two children; both continue the numbering."""
         parents = (*self.parents, self.range_id)
         low = Partition(ids[0], self.low, boundary, (self.span[0], middle), parents)
         high = Partition(ids[1], boundary, self.high, (middle, self.span[1]), parents)
@@ -167,7 +167,7 @@ class Partition:
         return low, high
 
     def join(self, other: Partition, range_id: str) -> Partition:
-        """The child of this partition and the one behind it."""
+        """Merge this partition with the next one into a child."""
         parents = tuple(dict.fromkeys((*self.parents, *other.parents, self.range_id, other.range_id)))
         child = Partition(range_id, self.low, other.high, (self.span[0], other.span[1]), parents)
         child.lsn = max(self.lsn, other.lsn)
@@ -185,21 +185,21 @@ def _text(number: int, version: int) -> str:
 
 
 def even_boundaries(parts: int, version: int) -> list[tuple[str, int]]:
-    """Where to cut all keys into so many parts: as text and as number."""
+    """The boundaries that divide all keys into this many parts, as text and as number."""
     whole = _SPAN_V1 if version == 1 else _SPAN_V2
     numbers = [whole * part // parts - 1 for part in range(1, parts)]
     return [(_text(number, version), number) for number in numbers]
 
 
 def middle(partition: Partition, version: int) -> tuple[str, int]:
-    """Where to cut a partition in half."""
+    """The boundary that divides a partition in half."""
     low, high = partition.span
     number = (low + high - 1) // 2
     return _text(number, version), number
 
 
 def place_of(boundary: str, partition: Partition, version: int) -> int:
-    """The number of a boundary that somebody named."""
+    """The number of a boundary that a test named."""
     if version == 1:
         return (partition.span[0] + partition.span[1]) // 2
     return int(boundary[:_DIGITS].ljust(_DIGITS, "0"), 16)

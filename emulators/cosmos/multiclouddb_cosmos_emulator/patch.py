@@ -93,7 +93,7 @@ def _put(document: Any, parts: list[str], value: Any, insert: bool, must_be_ther
         raise bad_request(f"For the patch operation, {last!r} is no place in an array or an object.")
     place = len(node) if last == "-" else int(last)
     if place > len(node):
-        raise bad_request(f"For the patch operation, the index {place} is behind the end of the array.")
+        raise bad_request(f"For the patch operation, the index {place} is after the end of the array.")
     if insert or place == len(node):
         node.insert(place, value)
     else:

@@ -1,4 +1,4 @@
-"""Answers to queries over items, and their lists."""
+"""Answers to queries over items, and to lists of items."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _read_query_plan(call: Call) -> Reply:
 
 
 def _visible(reach: Reach) -> Iterator[tuple[str, Item]]:
-    """Items in the order of a scan, each with the lower end of its partition."""
+    """Items in the order of a scan, each with the low end of its partition."""
     for partition in reach.partitions:
         for item in partition.items.values():
             if reach.covers(item.key):
@@ -68,14 +68,14 @@ def _visible(reach: Reach) -> Iterator[tuple[str, Item]]:
 def _streamed(
     call: Call, container: Container, reach: Reach, results_of: Callable[[Any], list[Any]]
 ) -> Reply:
-    """A page that ends behind an item: the continuation names it."""
-    behind = _continuation(call, "s", list)
+    """A page that ends after an item, which the continuation names."""
+    after = _continuation(call, "s", list)
     found: list[bytes] = []
-    size, limit, last = 0, page_size(call.request), behind
+    size, limit, last = 0, page_size(call.request), after
     more = False
     for low, item in _visible(reach):
         place = [low, item.number]
-        if behind is not None and place <= behind:
+        if after is not None and place <= after:
             continue
         results = results_of(item.document)
         if results and (len(found) >= limit or size >= _PAGE_BYTES):
@@ -89,7 +89,7 @@ def _streamed(
 
 
 def _counted(call: Call, container: Container, reach: Reach, query: Execution) -> Reply:
-    """A page of what has to be computed as a whole: the continuation counts results."""
+    """A page of results that must be computed as a whole: the continuation counts results."""
     done = _continuation(call, "n", int) or 0
     limit = page_size(call.request)
     results = list(query.results(item.document for _, item in _visible(reach)))
@@ -107,7 +107,7 @@ def _continuation(call: Call, field: str, kind: type) -> Any:
     except (ValueError, KeyError, TypeError):
         found = None
     if not isinstance(found, kind):
-        raise bad_request("The continuation token is not one of this query.")
+        raise bad_request("The continuation token belongs to another query.")
     return found
 
 
@@ -136,4 +136,4 @@ QUERY_CALLS: Final = {
     "ListItems": _list_items,
     "ReadQueryPlan": _read_query_plan,
 }
-"""Operation → what answers it."""
+"""Operation → the function that answers it."""

@@ -1,4 +1,4 @@
-"""Where a read goes: partitions, limits on effective partition keys, page size, session."""
+"""The range of a read: partitions, limits on effective partition keys, page size, session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LARGEST_PAGE = 1000
 
 
 def page_size(request: Request) -> int:
-    """How many items a page has at most."""
+    """The maximum number of items on a page."""
     text = request.headers.get("x-ms-max-item-count")
     if text is None:
         return _PAGE
@@ -36,7 +36,7 @@ def page_size(request: Request) -> int:
 
 
 def key_of(request: Request, container: Container) -> Key | None:
-    """The partition key that a request names; None for none."""
+    """The partition key that a request names; None when it names none."""
     text = request.headers.get("x-ms-documentdb-partitionkey")
     if text is None:
         return None
@@ -49,12 +49,12 @@ def key_of(request: Request, container: Container) -> Key | None:
 
 @attrs.frozen
 class Reach:
-    """What a read can see.
+    """The items that a read can see.
 
     Attributes:
-        partitions: In the order of their ranges.
+        partitions: The partitions, in the order of their ranges.
         low: The first effective partition key.
-        high: The first one behind.
+        high: The end of the keys, excluded.
         key: The partition key; None for all.
         named: True when the request names one partition.
     """
@@ -67,7 +67,7 @@ class Reach:
 
     @classmethod
     def of(cls, request: Request, container: Container) -> Reach:
-        """The reach of a request; 410 for a partition that is gone."""
+        """The reach of a request; 410 for a partition that does not exist any more."""
         headers = request.headers
         low = headers.get("x-ms-start-epk", MIN_EPK).upper()
         high = headers.get("x-ms-end-epk", MAX_EPK).upper()
@@ -84,7 +84,7 @@ class Reach:
         return cls(partitions, low, high, key, range_id is not None)
 
     def pinned(self, container: Container, equal: dict[tuple[str, ...], Any]) -> Reach:
-        """The reach of a query whose filter names the whole partition key; otherwise the same."""
+        """The narrower reach of a query whose filter names the whole partition key; otherwise this reach."""
         paths = container.definition.paths
         if self.named or self.key is not None or any(path not in equal for path in paths):
             return self
@@ -92,5 +92,5 @@ class Reach:
         return attrs.evolve(self, partitions=[container.partition_of(key.epk)], key=key)
 
     def covers(self, key: Key) -> bool:
-        """True when an item with this key can be seen."""
+        """True when the read can see an item with this key."""
         return self.low <= key.epk < self.high and self.key in (None, key)

@@ -224,4 +224,4 @@ RESOURCE_CALLS: Final = {
     "ReadOffer": _read_offer,
     "ReplaceOffer": _replace_offer,
 }
-"""Operation → what answers it."""
+"""Operation → the function that answers it."""

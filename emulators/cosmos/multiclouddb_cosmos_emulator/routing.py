@@ -1,4 +1,4 @@
-"""Which operation a request asks for."""
+"""Finds the operation of a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from multiclouddb_cosmos_emulator.message import Request
 __all__ = ["CONTROL", "OPERATIONS", "Route", "segments_of"]
 
 CONTROL: Final = "_emulator"
-"""The path of the control API begins with this."""
+"""The prefix of the control API's paths."""
 
 _SIMPLE: Final = {
     ("GET", ""): "ReadAccount",
@@ -69,10 +69,10 @@ def segments_of(path: str) -> list[str]:
 
 @attrs.frozen
 class Route:
-    """What a request asks for.
+    """The operation of a request and its resource.
 
     Attributes:
-        operation: As `ReadItem`.
+        operation: For example `ReadItem`.
         segments: The parts of its path.
     """
 
@@ -81,7 +81,7 @@ class Route:
 
     @classmethod
     def of(cls, request: Request, segments: list[str]) -> Route:
-        """The route of a request; 501 for what the service has and this server has not."""
+        """The route of a request; 501 for an operation that the service offers and this server does not."""
         shape = "/".join(part if place % 2 == 0 else "*" for place, part in enumerate(segments))
         if segments[-2:] == ["operations", "partitionkeydelete"]:
             shape = "dbs/*/colls/*/operations/partitionkeydelete"
@@ -103,7 +103,7 @@ class Route:
 
     @property
     def last(self) -> str:
-        """The last part, an item's or an offer's id."""
+        """The last part of the path, which is the id of an item or an offer."""
         return self.segments[-1]
 
 

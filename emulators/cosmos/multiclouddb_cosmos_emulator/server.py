@@ -1,4 +1,4 @@
-"""The emulator: a server in a thread of its own, and what a test does to it."""
+"""The emulator: a server in its own thread, and the methods that a test calls."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ __all__ = ["CosmosEmulator"]
 
 
 class CosmosEmulator(Commands):
-    """A Cosmos DB account for an unmodified azure-cosmos. For several threads.
+    """A Cosmos DB account for an unmodified azure-cosmos. Several threads can use it.
 
         with CosmosEmulator() as server:
             client = CosmosClient(server.endpoint, server.key)
 
     Args:
-        host: Where it listens, and the name in its endpoint.
+        host: The host that it listens on, and the name in its endpoint.
         port: 0 for a free one.
-        key: The account's key, base64; by default that of the vendor's emulators.
-        https: True to speak TLS with a certificate that it makes.
-        start: What its clock shows at first; None for the real time.
+        key: The account's key, base64; by default the key of the vendor's emulators.
+        https: True to use TLS with a certificate that the server makes.
+        start: The time of its clock at the start; None for the real time.
         all_versions: True when the account has the change feed with all versions and deletes.
 
     Attributes:
-        endpoint: What a client connects to.
+        endpoint: The URL that a client connects to.
         key: The account's key.
         certificate: The file with the certificate; None without TLS.
         clock: The server's clock; `advance` moves it.
-        faults: What goes wrong, on demand.
-        journal: What was asked of it.
+        faults: Failures on demand.
+        journal: The requests that it received.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class CosmosEmulator(Commands):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        # A test that failed already says more than what it broke here.
+        # The failure of the test itself says more than an error that it causes here.
         if error is None and self._front.crashes:
             raise self._front.crashes[0]
 
     def stop(self) -> None:
-        """Break off every connection and end; what was stored is gone."""
+        """Break off every connection and stop; all stored data is lost."""
         if self._loop.is_closed():
             return
         self._in_loop(self._front.stop())

@@ -1,4 +1,4 @@
-"""From a request to its answer, apart from the faults on the way."""
+"""Answers requests; faults are applied elsewhere."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _CALLS: Final[Mapping[str, Callable[[Call], Reply]]] = {**RESOURCE_CALLS, **DOCU
 
 @attrs.define(eq=False)
 class Service:
-    """Answers requests; for several threads.
+    """Answers requests; several threads can use it.
 
     Attributes:
         account: All the state.
-        guard: Checks who asks.
-        lock: Held by whoever looks at the state or changes it.
+        guard: Checks the authorization.
+        lock: Must be held to read or change the state.
     """
 
     account: Account
@@ -39,7 +39,7 @@ class Service:
     lock: threading.RLock = attrs.Factory(threading.RLock)
 
     def route(self, request: Request) -> Route:
-        """What a request asks for, if it may."""
+        """The route of a request, after a check of its authorization."""
         segments = segments_of(request.path)
         self.guard.check(request, segments)
         return Route.of(request, segments)
@@ -54,7 +54,7 @@ class Service:
             )
 
     def answer(self, request: Request, route: Route) -> Reply:
-        """The answer; errors are raised."""
+        """The answer to a request; errors are raised."""
         self._check_consistency(request)
         with self.lock:
             reply = _CALLS[route.operation](Call(self.account, request, route))
@@ -64,7 +64,7 @@ class Service:
 
 
 def refusal(request: Request, error: ServiceError) -> Reply:
-    """The answer that an error is."""
+    """The answer for an error."""
     activity = _activity(request)
     headers = {"x-ms-activity-id": activity, "x-ms-request-charge": "1.0", **error.headers}
     if error.substatus:

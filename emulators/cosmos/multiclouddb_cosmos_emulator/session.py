@@ -16,7 +16,7 @@ def session_token(partitions: Iterable[Partition]) -> str:
 
 
 def check_session(text: str, partitions: Iterable[Partition]) -> None:
-    """Refuse a read for a client that has seen more of a partition than there is."""
+    """Refuse a read if the client has already seen a later state of a partition."""
     there = {partition.range_id: partition.lsn for partition in partitions}
     for part in text.split(","):
         range_id, _, vector = part.partition(":")

@@ -1,4 +1,4 @@
-"""A certificate for this machine, made anew."""
+"""A new certificate for this machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _DAYS = 30
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """Write a certificate for localhost, signed by itself, and its key; returns their files."""
-    # Plain HTTP has no use for these, and they take a tenth of a second to import.
+    """Write a self-signed certificate for localhost and its key; return the paths of both files."""
+    # Plain HTTP does not need these, and importing them takes a tenth of a second.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -54,7 +54,7 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """What a server needs to speak TLS."""
+    """The TLS context of a server."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
     return context

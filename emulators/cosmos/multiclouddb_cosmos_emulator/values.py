@@ -1,4 +1,4 @@
-"""What JSON cannot say: a value that is not there."""
+"""`UNDEFINED`: the value of a property that does not exist, which JSON cannot express."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Undefined(Enum):
 
 
 UNDEFINED: Final = Undefined.UNDEFINED
-"""The value of a property that a document has not."""
+"""The value of a property that a document does not have."""
 
 Json: TypeAlias = Any
 
@@ -28,12 +28,12 @@ _NAME: Final = re.compile(r"""/(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^/]*
 
 
 def path_names(path: str) -> tuple[str, ...]:
-    """The property names of a path such as `/a/"b/c"/d`; what stands in quotes may have slashes."""
+    """The property names of a path such as `/a/"b/c"/d`; quoted names may have slashes."""
     return tuple(next((name for name in names if name), "") for names in _NAME.findall(path))
 
 
 def at_path(document: Json, names: tuple[str, ...]) -> Json:
-    """What a document has at a path, or `UNDEFINED`."""
+    """The value at a path of a document, or `UNDEFINED`."""
     value = document
     for name in names:
         if not isinstance(value, dict) or name not in value:

@@ -1,4 +1,4 @@
-"""Writes to items: one, or several of one logical partition that happen together or not at all."""
+"""Writes to items: one write, or several of one logical partition in a transaction."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SYSTEM: Final = ("_rid", "_self", "_etag", "_attachments", "_ts", "_lsn")
 
 @attrs.frozen
 class Condition:
-    """When an operation is to happen.
+    """The condition of an operation.
 
     Attributes:
         match: `If-Match`.
@@ -43,7 +43,7 @@ class Condition:
     none_match: str | None = None
 
     def check(self, item: Item | None) -> None:
-        """Refuse an operation on an item that is, or is not, as it has to be."""
+        """Refuse an operation if the item does not meet the condition."""
         if item is None:
             return
         if self.match not in (None, "*", item.etag) or self.none_match in ("*", item.etag):
@@ -57,7 +57,7 @@ class Transaction:
     """Operations on the items of one logical partition, which become visible with `commit`.
 
     Args:
-        container: Has the items.
+        container: The container of the items.
         key: The logical partition; None to take it from the first document.
     """
 
@@ -80,7 +80,7 @@ class Transaction:
         return self._container.item(self.key, item_id)
 
     def read(self, item_id: str) -> Item:
-        """An item that has to be there."""
+        """An item that must exist."""
         item = self.find(item_id)
         if item is None:
             raise not_found(
@@ -136,7 +136,7 @@ class Transaction:
         self._staged[item_id] = None
 
     def commit(self) -> Partition:
-        """Let everything happen; returns where it did."""
+        """Commit all operations, and return the partition."""
         return self._container.apply(self.key, self._effects)
 
     # -- Documents

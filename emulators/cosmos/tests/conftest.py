@@ -15,9 +15,9 @@ START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 @contextmanager
 def connect(endpoint, credential, **settings):
-    """A client, which is closed behind its first look at the account.
+    """A client. It is closed only after its first request for the account.
 
-    The SDK takes that look in a thread, and if the client is closed meanwhile, leaves a socket open.
+    The SDK makes that request in a thread. If the client is closed meanwhile, a socket stays open.
     """
     with CosmosClient(endpoint, credential, **settings) as client:
         try:
@@ -29,11 +29,11 @@ def connect(endpoint, credential, **settings):
 
 
 class Shop:
-    """A server, a client, the database `shop`, and what every test does with them."""
+    """A server, a client, the database `shop`, and helpers that every test uses."""
 
     def __init__(self, **settings):
         self._open = ExitStack()
-        # Behind the client, because what the server failed at is raised then.
+        # After the client, because stopping the server raises its failures.
         self.server = self._open.enter_context(CosmosEmulator(start=START, **settings))
         self.client = self._open.enter_context(self.connect())
         self.database = self.client.create_database("shop")
@@ -71,7 +71,7 @@ class Shop:
 
 
 class Reader:
-    """Reads a change feed page by page, going on from the last continuation."""
+    """Reads a change feed page by page and continues from the last continuation."""
 
     def __init__(self, container, **start):
         self._container, self._start = container, start
@@ -123,7 +123,7 @@ def container(shop):
 
 @pytest.fixture
 def direct(shop, container):
-    """The database and the container through a client that tries no other region: that takes 1.5 s."""
+    """The database and the container through a client that tries no other region, which would take 1.5 s."""
     with shop.connect(enable_endpoint_discovery=False) as client:
         database = client.get_database_client("shop")
         yield database, database.get_container_client("orders")
@@ -131,7 +131,7 @@ def direct(shop, container):
 
 @pytest.fixture
 def make_shop():
-    """Makes shops of other settings, and closes them."""
+    """Makes shops with other settings, and closes them."""
     made = []
 
     def make(**settings):

@@ -22,7 +22,7 @@ FEED = "ReadChangeFeed"
 
 @pytest.fixture
 def run(shop):
-    """Runs a coroutine function with a container of so many partitions."""
+    """Run a coroutine function with a container of this many partitions."""
 
     def go(work, partitions=1, **more):
         async def connected():

@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parents[1]
 
 @contextmanager
 def started(*arguments):
-    """A server in a process of its own, and what it printed."""
+    """A server in its own process, and its output."""
     command = [sys.executable, "-W", "error", "-m", "multiclouddb_cosmos_emulator", "--port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

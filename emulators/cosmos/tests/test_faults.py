@@ -1,6 +1,6 @@
-"""Faults on demand, and how many requests the unmodified azure-cosmos makes of one call then.
+"""Faults on demand, and the number of requests that the unmodified azure-cosmos makes for one call.
 
-Each test stands for a line of the table in `docs/how-to/cosmos-emulator.md`.
+Each test proves a line of the table in `docs/how-to/cosmos-emulator.md`.
 """
 
 import time
@@ -33,7 +33,7 @@ def items(shop):
 
 @contextmanager
 def connected(shop, **settings):
-    """The same container through a client of other settings."""
+    """The same container through a client with other settings."""
     with shop.connect(**settings) as client:
         yield client.get_database_client("shop").get_container_client("orders")
 
@@ -51,7 +51,7 @@ def status(call, *arguments, **named):
 
 
 class TestChangeFeedPage:
-    """What fails for ever."""
+    """A request that fails for ever."""
 
     def test_429_is_tried_a_hundred_times(self, server, items):
         server.faults.add(Fail(429, 3200), FEED, times=None)
@@ -205,7 +205,7 @@ class TestOtherCalls:
 
     def test_the_account_is_tried_four_times(self, shop):
         with shop.connect():
-            """Behind this, no client looks at the account in a thread."""
+            """After this, no client requests the account in a thread."""
         shop.server.journal.clear()
         shop.server.faults.add(Fail(401), "ReadAccount", times=None)
         with pytest.raises(CosmosHttpResponseError), shop.connect():
@@ -222,7 +222,7 @@ class TestScripts:
         assert fault.happened == 2
 
     def test_it_can_spare_the_first(self, server, items):
-        """410 in the middle of a feed of several pages: the client asks for the partitions and goes on."""
+        """410 in the middle of a feed of several pages: the client asks for the partitions and continues."""
         server.faults.add(Fail(410, 1002), FEED, after=1)
         found = items.query_items_change_feed(start_time="Beginning", max_item_count=1)
         assert [each["n"] for each in found] == [0, 1, 2]

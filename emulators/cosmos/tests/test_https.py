@@ -18,7 +18,7 @@ from multiclouddb_cosmos_emulator import CosmosEmulator
 
 
 class Credential:
-    """A token of nobody."""
+    """A credential whose token belongs to nobody."""
 
     def get_token(self, *scopes, **more):
         return AccessToken("a.bearer.token", int(time.time()) + 3600)
@@ -26,7 +26,7 @@ class Credential:
 
 @contextmanager
 def unverified():
-    """For localhost the SDK does not verify a certificate, and urllib3 says so for each request."""
+    """The SDK does not verify the certificate of localhost, and urllib3 warns at each request."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InsecureRequestWarning)
         yield

@@ -1,4 +1,4 @@
-"""Splits and merges, asked for or through throughput, and what becomes of reads."""
+"""Splits and merges, by command or by throughput, and their effect on reads."""
 
 import pytest
 from azure.cosmos import PartitionKey

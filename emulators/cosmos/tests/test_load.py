@@ -10,7 +10,7 @@ from azure.cosmos.aio import CosmosClient
 
 
 def test_a_thousand_reads_at_once_and_none_fails(shop, container):
-    """A thousand connections, all open before the first answer is read."""
+    """A thousand connections are open before the first answer is read."""
     container.create_item({"id": "1", "pk": "a"})
 
     async def work():

@@ -1,4 +1,4 @@
-"""What the SDK has and this server has not: each such method gets a 501 that names it."""
+"""Methods of the SDK that this server does not offer: each gets a 501 that names it."""
 
 import inspect
 
@@ -7,7 +7,7 @@ from azure.cosmos import ContainerProxy, DatabaseProxy, ScriptsProxy, UserProxy
 from azure.cosmos.exceptions import CosmosHttpResponseError
 
 BODY = {"id": "x", "body": "function () {}", "permissionMode": "All", "resource": "dbs/shop"}
-# The proxies of users and of scripts lead nowhere but to what is not offered.
+# The proxies of users and scripts have only methods that are not offered.
 WHOLE = [UserProxy, ScriptsProxy]
 PARTS = {DatabaseProxy: ("user",), ContainerProxy: ("conflict",)}
 KINDS = {
@@ -35,12 +35,12 @@ METHODS = {
 
 
 def what(name):
-    """What the answer says; a user's own methods do not name it."""
+    """The name in the answer; a user's own methods do not name it."""
     return KINDS[max((part for part in KINDS if part in name), key=len, default="user")]
 
 
 def arguments(method):
-    """Something for every argument that has to be there."""
+    """A value for every required argument."""
     given = {}
     for name, parameter in inspect.signature(method).parameters.items():
         if parameter.default is inspect.Parameter.empty and parameter.kind in (
@@ -69,7 +69,7 @@ def test_it_is_501_and_named(direct, name):
 
 
 def test_ranking_by_meaning_is_another_service(direct, server):
-    """The SDK does not ask the account at all."""
+    """The SDK sends this request to another service, not to the account."""
     before = server.journal.count()
     with pytest.raises(CosmosHttpResponseError, match="Semantic reranking requires AAD credentials"):
         direct[1].semantic_rerank(context="x", documents=["a"])

@@ -1,4 +1,4 @@
-"""Effective partition keys, feed ranges and hierarchical keys: where the server and the SDK have to agree."""
+"""Effective partition keys, feed ranges and hierarchical keys, where the server and the SDK must agree."""
 
 import pytest
 from azure.cosmos import PartitionKey
@@ -17,7 +17,7 @@ def named(value):
 
 
 def range_of(feed_range):
-    """The two ends of a feed range; the SDK's public classes do not tell them."""
+    """The two ends of a feed range, which the SDK's public classes do not show."""
     ends = feed_range["Range"]
     return ends["min"].upper(), ends["max"].upper()
 

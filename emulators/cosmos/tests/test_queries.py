@@ -35,7 +35,7 @@ def stocked(shop):
 
 
 def numbers(container, where, **more):
-    """The numbers of the items that a filter lets through."""
+    """The numbers of the items that a filter accepts."""
     more = more or {"enable_cross_partition_query": True}
     return sorted(container.query_items(f"SELECT VALUE c.n FROM c WHERE {where}", **more))
 
@@ -345,7 +345,8 @@ class TestRefused:
         assert f"incorrect syntax near '{near}'" in caught.value.message
 
     def test_any_words_have_an_answer(self, direct):
-        """It is a result, 400 or 501; a mistake of the server would be 500 and raised at its end."""
+        """The answer is a result, 400 or 501. An error of the server would be 500, and stopping it would
+        raise it."""
         chosen = random.Random(15)
         statuses = set()
         for _ in range(200):

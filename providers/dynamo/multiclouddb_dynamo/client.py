@@ -119,7 +119,7 @@ class Calls:
 
         Args:
             arn: The stream.
-            deadline: When it has to be over.
+            deadline: The time limit.
             behind: Continue after this shard.
             parent: Only children of this shard; some servers ignore it.
         """

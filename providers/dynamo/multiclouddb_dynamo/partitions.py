@@ -276,7 +276,7 @@ def _heights(missed: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
 
 
 def headroom(place: Place, now: datetime) -> float | None:
-    """Seconds until a position falls out of retention; None where it has no time."""
+    """Seconds until a position expires; None where it has no time."""
     seconds = seconds_at(place)
     return None if seconds is None else max(0.0, seconds + _RETENTION_SECONDS - now.timestamp())
 

@@ -45,6 +45,9 @@ CAPABILITIES: Final = CapabilitySet(
             "its feed does not select by partition key; read PhysicalPartition(…) or EntireCollection() and "
             "keep the events with the event.key.partition_key that you want",
         ),
+        Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
+            Support.UNSUPPORTED, "take a token at Now(), scan the table yourself, then read from the token"
+        ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "for streams of type OLD_IMAGE or NEW_AND_OLD_IMAGES"
         ),

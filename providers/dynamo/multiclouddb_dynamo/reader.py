@@ -331,7 +331,7 @@ class DynamoReader(Reader):
         )
 
     def _left(self, seconds: int | None) -> float | None:
-        """Seconds until a position of that time falls out of retention."""
+        """Seconds until a position of that time expires."""
         now = self._source.calls.now()
         if seconds is None or now is None:
             return None

@@ -162,7 +162,7 @@ class ShardMap:
         """Every shard that the service lists; a parent may come on a later page than its child.
 
         Args:
-            deadline: When it has to be over.
+            deadline: The time limit.
             listing: The part that an earlier try of the same call has read, changed in place; by default
                 everything is asked now.
         """
@@ -305,7 +305,7 @@ class ShardMap:
 
         Args:
             shard_ids: The shards.
-            deadline: When it has to be over.
+            deadline: The time limit.
 
         Returns:
             For each id that was asked, the children that are known; an empty answer means that none is known

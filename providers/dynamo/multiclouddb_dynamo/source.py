@@ -121,7 +121,7 @@ class Source:
         Args:
             shard_id: The shard.
             since: No record after the position is older, or None.
-            deadline: When it has to be over.
+            deadline: The time limit.
         """
         shard = self.shards.find(shard_id)
         age = self.age_of(since)

@@ -53,7 +53,7 @@ class Resolution:
         Args:
             position: Where to start.
             partition_id: Only this shard, or None for all.
-            deadline: When it has to be over.
+            deadline: The time limit.
 
         Raises:
             TimeoutError: It was not over by the deadline.

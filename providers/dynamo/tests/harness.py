@@ -1,4 +1,4 @@
-"""What the conformance suite needs of a DynamoDB, whichever server plays it."""
+"""The conformance harness of a DynamoDB, for any test server."""
 
 import itertools
 import time
@@ -15,7 +15,7 @@ COUNTER = itertools.count()
 
 
 def typed(value):
-    """A Python value as an attribute value; boto3's own serializer refuses some that are fine."""
+    """A Python value as an attribute value; boto3's own serializer refuses some valid values."""
     match value:
         case None:
             return {"NULL": True}
@@ -36,7 +36,7 @@ def typed(value):
 
 
 class DynamoHarness(Harness):
-    """Writes with boto3; a subclass says which server."""
+    """Writes with boto3; a subclass names the server."""
 
     capabilities = CAPABILITIES
     plugin = PLUGIN
@@ -60,7 +60,7 @@ class DynamoHarness(Harness):
         return ClientConfig("dynamo", {"region": REGION, "endpoint_url": self.server.endpoint_url})
 
     def create(self, name, kind, partitions):
-        """A table of its own: the server outlives the test."""
+        """Create a table with a unique name, because the server outlives the test."""
         return self.make_table(f"{name}-{next(COUNTER)}", kind, partitions)
 
     def make_table(self, table, kind, partitions):

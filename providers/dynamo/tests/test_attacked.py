@@ -1,4 +1,4 @@
-"""Losses that a model of the feed has found: each was silent once."""
+"""Losses that a model of the feed has found; each of them once happened silently."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_a_child_of_an_empty_shard_is_read_from_its_own_first_record(restart):
     with World(tells_time=False) as world:
         consumer = world.consumer()
         consumer.until_idle()
-        consumer.until_idle()  # its position has an iterator of the empty shard by now
+        consumer.until_idle()  # its position now has an iterator of the empty shard
         early = [mark for half in world.script.split(world.chain()) for mark in world.put_in(half, 3)]
         if restart:
             consumer.restart()
@@ -102,7 +102,7 @@ def test_nor_is_it_when_it_is_read_alone():
 
 
 def hidden_parent(world):
-    """A closed shard that is not listed while its children are; what is in it and in them."""
+    """A closed shard that is not listed although its children are. Returns its changes and theirs."""
     first, second = world.script.split(world.chain())
     found = world.put_in(first) + world.put_in(second, 2)
     children = world.script.split(second)
@@ -128,7 +128,7 @@ def test_so_does_a_plan():
 
 
 def test_a_process_that_slept_for_a_day_tells_of_what_was_trimmed_meanwhile():
-    """Its clock stood still: what the service's shows, only its answer tells."""
+    """The client's clock stood still, so only the service's answer shows the time."""
     with World(shards=2) as world:
         read, unread = world.open()
         world.put_in(unread, 2)
@@ -143,7 +143,8 @@ def test_a_process_that_slept_for_a_day_tells_of_what_was_trimmed_meanwhile():
 
 @pytest.mark.parametrize("retired", [False, True], ids=["planned", "retired"])
 def test_a_watch_that_is_looked_at_after_a_day_does_not_say_that_all_was_read(retired):
-    """Nobody can name the other half any more: what may have come of it is named, and reading that tells."""
+    """The other half can no longer be named. The shards that may be its children are named, and reading them
+    reports the loss."""
     with World() as world:
         world.put("a")
         parent = world.chain()

@@ -1,4 +1,4 @@
-"""What people and networks get wrong: a category, a message with the way out, no secret, and nothing lost."""
+"""Mistakes of users and failures of networks: a category, a way out, no secret, and no lost event."""
 
 import http.server
 import threading
@@ -38,7 +38,7 @@ def world():
 
 
 def refused(act, category, *words):
-    """The error of an act, which is of a category, says these words and no secret."""
+    """The error of a call, which has this category, these words and no secret."""
     return refusal(category, act, *words, hidden=SECRETS)
 
 
@@ -52,7 +52,7 @@ def client_of(**connection):
 
 
 class TestTheWay:
-    """To the service."""
+    """Failures on the way to the service."""
 
     def test_nobody_listens_at_the_endpoint(self):
         with client_of(region=REGION, endpoint_url="http://127.0.0.1:9") as client:
@@ -70,7 +70,7 @@ class TestTheWay:
                 self.wfile.write(b"<html></html>")
 
             def log_message(self, *_):
-                """Nothing on the terminal."""
+                """Log nothing."""
 
         with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
             thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -96,7 +96,7 @@ class TestTheWay:
         )
 
     def test_a_table_of_another_region(self, world):
-        """The service knows no such table there."""
+        """The service does not know the table in this region."""
         with world.client() as client:
             error = refused(
                 reading(client, address=ResourceAddress(collection="elsewhere")),
@@ -146,7 +146,7 @@ class TestTheIdentity:
         ],
     )
     def test_refused_by_the_service(self, world, operation, code, category, word):
-        """Tried once; when it is put right, reading goes on with nothing lost."""
+        """A refused call is made once. After the cause is removed, reading continues without loss."""
         consumer = world.consumer(max_page_size=1)
         written = world.put("a", "b")
         consumer.read()
@@ -232,7 +232,7 @@ class TestAddresses:
 
 
 def tampered(token, change):
-    """A valid token whose state was changed."""
+    """A valid token with a changed state."""
     envelope = decode_token(token)
     return FromContinuationToken(encode_token(attrs.evolve(envelope, state=change(envelope.state))))
 
@@ -257,7 +257,7 @@ CURSORS = {
 
 
 class TestTokens:
-    """Each is refused with a way out, never with a crash, and the token it was made from still works."""
+    """Each token is refused with a way out, never with a crash, and the original token still works."""
 
     @pytest.mark.parametrize("name", CURSORS)
     @pytest.mark.parametrize("fresh", [True, False], ids=["other process", "same process"])
@@ -270,7 +270,7 @@ class TestTokens:
         client = world.client() if fresh else consumer.client
         with pytest.raises(MulticloudDbError) as caught:
             reading(client, start)()
-        # A number in front of the shard's first may have been trimmed, and so may what an iterator stood for.
+        # A position before the shard's first record may have expired, and so may the position of an iterator.
         allowed = {ErrorCategory.INVALID_REQUEST} | (
             {ErrorCategory.CHECKPOINT_EXPIRED} if name in ("zero", "a short number", "no iterator") else set()
         )
@@ -292,7 +292,7 @@ class TestTokens:
         consumer.until_idle()
         start = tampered(consumer.token, lambda _: {"p": state} if isinstance(state, list) else state)
         if state == []:
-            return  # a feed with no partition: nothing to read, and nothing that could be lost
+            return  # a feed without partitions: nothing to read and nothing to lose
         refused(reading(world.client(), start), ErrorCategory.INVALID_REQUEST)
 
     def test_a_shard_that_was_never_there(self, world):
@@ -341,7 +341,7 @@ class TestTokens:
 
 
 class TestRecords:
-    """What the service sends."""
+    """Records of the service."""
 
     def test_a_record_that_cannot_be_decoded_loses_nothing(self, world):
         consumer = world.consumer()

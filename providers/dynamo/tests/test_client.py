@@ -1,4 +1,4 @@
-"""Calls as boto3 makes them: their pace, records without botocore's parser, and the service's clock."""
+"""Calls through boto3: their rate, records without botocore's parser, and the service's clock."""
 
 import threading
 import time
@@ -39,7 +39,7 @@ SESSION = boto3.Session(aws_access_key_id="local", aws_secret_access_key="local"
 
 
 class Service(ThreadingHTTPServer):
-    """Answers every call with what a test sets, and remembers what it was asked.
+    """Answers every call as a test tells it, and remembers the calls.
 
     Attributes:
         answer: Status, content type and body.
@@ -81,7 +81,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(answer)
 
     def log_message(self, *_):
-        """Nothing on the terminal."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def ours(clients):
 
 
 class Clock:
-    """A time that passes when somebody sleeps."""
+    """A clock that only sleeps move."""
 
     def __init__(self):
         self.now = 1000.0
@@ -269,7 +269,7 @@ class TestRecords:
     @pytest.mark.parametrize("kind", [JSON, "text/html"])
     @pytest.mark.parametrize("body", [b'{"Records": [', b"<html>", b"", b"{}"])
     def test_an_answer_without_records_is_not_the_end_of_a_shard(self, service, ours, body, kind, native):
-        """botocore takes a body that is no JSON for an empty answer, and one like that ends a shard."""
+        """botocore reads a body that is no JSON as an empty answer, and an empty answer ends a shard."""
         service.answer = (200, kind, body)
         for calls in (ours, Calls(service.clients(), ours=False)):
             assert is_transient(calls.records, "it", 7, native=native)
@@ -338,7 +338,7 @@ class TestOthers:
 
 
 def assert_ahead(calls, seconds, since):
-    """A clock is ahead by so much, but for whole seconds and what a busy machine took since it was set."""
+    """A clock is ahead by this much, except for whole seconds and the time that a busy machine took."""
     found = (calls.now() - datetime.now(UTC)).total_seconds()
     assert found == pytest.approx(seconds, abs=2 + time.time() - since)
 
@@ -372,7 +372,7 @@ class TestClock:
             assert_ahead(ours, ahead, since)
 
     def test_a_date_that_stands_still_does_not_stop_it(self, service, ours, monkeypatch):
-        """A date is in whole seconds: the first answer of a second tells it best."""
+        """A date has whole seconds, so the first answer of each second is the most exact one."""
         passed = 0.0
         monkeypatch.setattr(module.time, "monotonic", lambda: SECONDS + passed)
         service.date = formatdate(SECONDS, usegmt=True)

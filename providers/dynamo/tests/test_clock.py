@@ -1,4 +1,4 @@
-"""No clock of the client decides what is delivered: it may be wrong, and it may be set at any time."""
+"""The client's clock may be wrong or set at any time; it never decides what is delivered."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -19,12 +19,12 @@ from .world import ADDRESS, World
 
 HOUR = 3600
 EXPIRED = 16 * 60  # an iterator lives 15 minutes
-MANY = 70  # more open shards than those whose iterators a token holds
+MANY = 70  # more open shards than a token keeps iterators for
 
 
 @pytest.fixture
 def ahead(monkeypatch):
-    """Sets the client's clock wrong by so many seconds, in all modules of ours."""
+    """Set the client's clock wrong by this many seconds in all our modules."""
     wrong = {"by": 0.0}
     right = time.time
 
@@ -102,7 +102,7 @@ def test_a_start_at_the_beginning_expires_when_the_service_says_so(ahead):
 
 
 def test_a_start_that_was_never_read_and_is_gone_is_told(ahead):
-    """Nothing says how old it is: a shard that is not there any more may have held something."""
+    """The age of the start is unknown, and a shard that no longer exists may have had records."""
     with World(tells_time=False) as world:
         request = ChangeFeedRequest(ADDRESS, Beginning())
         name, token = world.client().plan_partitions(request)[0]

@@ -1,4 +1,4 @@
-"""The command line on DynamoDB: real processes, killed and started again."""
+"""The command line on DynamoDB: real processes that are killed and started again."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def open_shards(server):
 
 
 def split(server, into):
-    """Close the first open shard: a roll-over with one child, a split with two."""
+    """Close the first open shard: a rollover has one child, a split has two."""
     shard = open_shards(server)[0]
     if isinstance(server, LocalDynamo):
         server.split(shard, into)
@@ -64,7 +64,8 @@ def server(request, tmp_path):
 
 class TestTail:
     def test_killed_again_and_again_it_misses_nothing(self, server, tmp_path):
-        """Under a writer, over roll-overs and splits, killed at once and in the middle of much."""
+        """A writer runs during rollovers and splits; the command is killed at once or in the middle of a
+        page."""
         put(server, "before")
         tail, writer = tail_of(server, tmp_path), Writer(lambda key: put(server, key), pause=0.01)
         in_one, in_two = (lambda: split(server, 1)), (lambda: split(server, 2))
@@ -76,7 +77,7 @@ class TestTail:
     @pytest.mark.parametrize("minutes", [0, 20])
     @pytest.mark.parametrize("steps", [(None, None), (None, 1, 2)], ids=["one shard", "roll-over and split"])
     def test_killed_before_the_first_event_it_misses_nothing(self, scripted, tmp_path, steps, minutes):
-        """Again and again, and for longer than an iterator lives."""
+        """It is killed many times, for longer than an iterator lives."""
         put(scripted, "before")
         scripted.script.advance(300)
         tail = tail_of(scripted, tmp_path)
@@ -95,7 +96,8 @@ class TestTail:
         keys = [f"o-{number:04}" for number in range(1500)]
         tail = tail_of(scripted, tmp_path, "beginning")
         for life in range(3):
-            # Each life has some of its own: the one before may have come to the end before it was killed.
+            # Each process gets its own changes, because the one before may have read everything before the
+            # kill.
             put(scripted, *keys[500 * life : 500 * (life + 1)])
             with tail.running() as came:
                 came.get(timeout=SOON)
@@ -143,7 +145,7 @@ class TestPartitions:
 class TestToken:
     @pytest.fixture
     def token(self, scripted, tmp_path):
-        """Of `now`, before the first event, as an argument."""
+        """A token of `now`, before the first event, as an argument."""
         said("tail", url_of(scripted), TABLE, "--until-idle", "--checkpoint", tmp_path / "position")
         return f"@{tmp_path}/position"
 
@@ -242,7 +244,7 @@ ANSWERS = {
 
 
 class TestFailures:
-    """One line on stderr, the exit code of its category, a way out, and no secret."""
+    """One line on stderr, the exit code of the category, a way out, and no secret."""
 
     def check(self, ran, code, category, *words):
         assert_refused(ran, code, category, *words, hidden=[SECRET, "a-hidden-key"])
@@ -258,7 +260,7 @@ class TestFailures:
         self.check(run("partitions", url_of(scripted), "no-such"), 4, "NOT_FOUND", "no-such")
 
     def test_of_a_stream_that_was_switched_off(self, scripted, tmp_path):
-        """There is no start in it; a checkpoint is read to the end, and then the feed is over."""
+        """A new read cannot start. A checkpoint is read to the end, and then the feed has ended."""
         words, kept = ("tail", url_of(scripted), TABLE), ("--checkpoint", tmp_path / "position")
         said(*words, *kept, "--until-idle")
         put(scripted, "o-1")

@@ -1,4 +1,4 @@
-"""Audits of coverage, what looking for children costs, and what becomes of parents that are gone."""
+"""Audits of coverage, the cost of looking for children, and parents that no longer exist."""
 
 from collections import Counter
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ AUDITED = {"child_watch_seconds": 0.0, "coverage_audit_seconds": 0.5}
 
 @pytest.fixture(autouse=True)
 def hasty_readers(monkeypatch):
-    """Shards are polled often; children are looked for as in earnest."""
+    """Shards are polled often, but children are looked for at the normal rate."""
     monkeypatch.setattr("multiclouddb_dynamo.reader._FIRST_PAUSE", 0.005)
     monkeypatch.setattr("multiclouddb_dynamo.reader._MOST_PAUSE", 0.02)
 
@@ -33,7 +33,7 @@ def native(name):
 
 
 def missed_half(world, start):
-    """A consumer whose watch of a split is over before the second half is listed; the half."""
+    """A consumer whose watch of a split ends before the second half is listed; and that half."""
     consumer = world.consumer(start)
     consumer.read()
     consumer.until_found(world.put("a"))
@@ -45,7 +45,7 @@ def missed_half(world, start):
 
 
 class TestAudit:
-    """What no watch has seen."""
+    """Partitions that no watch has seen."""
 
     @pytest.mark.parametrize("restart", [False, True])
     @pytest.mark.parametrize("start", [Beginning(), Now()], ids=["beginning", "now"])
@@ -158,7 +158,7 @@ def listed(name, parent=None, *, last=None):
 
 
 class TestStartOfAMissedShard:
-    """Nothing that is wanted is left out, and an expired position is called so."""
+    """Every wanted change is read, and an expired position is reported."""
 
     CHAIN: ClassVar = {
         "a": listed("a", last="2"), "b": listed("b", "a", last="2"), "c": listed("c", "b", last="2"),
@@ -214,7 +214,7 @@ def test_headroom(place, seconds):
 
 
 class Service:
-    """A stream on a clock that the test moves: it lists what it is told to, a hundred shards a page."""
+    """A stream on a clock that the test moves. It lists what the test says, a hundred shards on a page."""
 
     def __init__(self, shards):
         self.clock, self.calls, self.shards = 0.0, [], shards
@@ -257,7 +257,7 @@ def served(monkeypatch):
 
 
 class TestCost:
-    """DescribeStream allows ten calls a second for a stream, for all of its readers."""
+    """DescribeStream allows ten calls a second for a stream, shared by all of its readers."""
 
     def test_a_shard_without_children(self, served):
         service, shards = served([entry("p", closed=True)])
@@ -308,7 +308,7 @@ class TestCost:
 
 class TestGone:
     def test_a_watched_parent_that_is_trimmed_leads_to_nothing_that_was_read(self):
-        """Of a shard that is gone nobody knows the children; here they are in the token."""
+        """The children of a removed shard are unknown to the service; here the token has them."""
         with World(shards=2) as world:
             world.settings["child_watch_seconds"] = 0.0
             consumer = world.consumer()

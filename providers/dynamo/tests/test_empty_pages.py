@@ -1,4 +1,4 @@
-"""Records behind many pages without any: AWS gives such pages, and an iterator behind them."""
+"""Records after many empty pages, as AWS returns them, and after an iterator among these pages."""
 
 import pytest
 
@@ -17,7 +17,7 @@ RUNS = 10
 
 
 def cron(world, consumer, most, every=0):
-    """Runs of a process each that reads until it is idle; the calls of each until everything was found."""
+    """Runs in separate processes, each until it is idle. Returns the calls of each until all is found."""
     calls = []
     while len(calls) < most:
         world.script.advance(every)
@@ -31,7 +31,7 @@ def cron(world, consumer, most, every=0):
 
 
 def waiting(world, count):
-    """A consumer whose token stands in front of that many pages without a record, and three with."""
+    """A consumer whose token is before this many empty pages and then three records."""
     consumer = world.consumer()
     world.put("a")
     consumer.until_idle()
@@ -41,7 +41,7 @@ def waiting(world, count):
 
 
 class TestRuns:
-    """One process each, every one until it is idle."""
+    """One process for each run; each reads until it is idle."""
 
     @pytest.mark.parametrize("every", [0, 5 * 60, HOUR], ids=["at once", "5 minutes", "an hour"])
     @pytest.mark.parametrize("count", [5, 40, 300, 500])
@@ -126,7 +126,7 @@ class TestRuns:
 
 
 def test_who_does_not_keep_the_token_of_an_idle_page_is_paced_as_well():
-    """The same token again and again: it is the same position, and one reader serves it."""
+    """The same token is read again and again: its position is the same, and one reader serves it."""
     with World() as world:
         consumer = world.consumer()
         world.put("a")
@@ -142,7 +142,7 @@ def test_who_does_not_keep_the_token_of_an_idle_page_is_paced_as_well():
 
 
 class TestEnded:
-    """A shard that is known to have ended is read to its end before the feed is idle."""
+    """A shard that has ended is read to its end before the feed is idle."""
 
     def test_one_run_reads_it(self):
         with World() as world:
@@ -176,7 +176,7 @@ class TestEnded:
 
 
 class TestRanges:
-    """Planned reads: the iterator of a position is no part of where it stands."""
+    """Planned reads: the iterator is no part of a position's meaning."""
 
     def plan(self, provider, feed, before):
         return Planner(provider, feed).advance(before, None, soon(), allow_empty=True)

@@ -1,4 +1,4 @@
-"""What each failure of boto3 and of the service means, and that no secret of it gets out."""
+"""The meaning of each failure of boto3 and of the service; no secret in it is shown."""
 
 import pickle
 
@@ -49,7 +49,7 @@ CODES = [
     ("InvalidClientTokenId", 403, AUTHENTICATION, False, "credential chain"),
     ("ExpiredToken", 400, AUTHENTICATION, False, "credential chain"),
     ("ExpiredTokenException", 400, AUTHENTICATION, False, "credential chain"),
-    # Codes that nobody has listed, and pages of proxies, whose code is their status.
+    # Unlisted codes, and error pages of proxies, whose code is the HTTP status.
     ("NewTroubleException", 400, PERMANENT, False, "report"),
     ("NewTroubleException", 500, TRANSIENT, True, "try again"),
     ("NewTroubleException", 503, TRANSIENT, True, "try again"),
@@ -172,7 +172,7 @@ class TestText:
 
 
 class TestSecrets:
-    """The service quotes the request whose signature is wrong, headers included."""
+    """For a wrong signature the service quotes the request with its headers."""
 
     MESSAGE = (
         "The request signature we calculated does not match the signature you provided.\n\n"

@@ -1,4 +1,4 @@
-"""Half of a split is listed late: it is read all the same, whatever was believed when the other was seen."""
+"""Half of a split is listed late: it is still read, whatever was known when the other half was seen."""
 
 import time
 
@@ -19,26 +19,26 @@ from .world import ADDRESS, World, markers
 
 EACH = 10
 PATIENT = OperationOptions(wait_seconds=0.05)
-OLD = 600  # seconds; more than a Now may repeat
+OLD = 600  # seconds; longer than the time that a Now may repeat
 LATE = pytest.mark.parametrize("late", [None, 0.3, 5, 90], ids=["one call", "0.3 s", "5 s", "90 s"])
 RESTART = pytest.mark.parametrize("restart", [False, True], ids=["one process", "restart"])
 
 
 @pytest.fixture(autouse=True)
 def hasty_readers(monkeypatch):
-    """Shards are polled often; children are looked for as in earnest."""
+    """Shards are polled often, but children are looked for at the normal rate."""
     monkeypatch.setattr("multiclouddb_dynamo.reader._FIRST_PAUSE", 0.005)
     monkeypatch.setattr("multiclouddb_dynamo.reader._MOST_PAUSE", 0.02)
 
 
 @attrs.define
 class Walker:
-    """Reads one shard and what follows it by hand, each with a token of its own.
+    """Reads one shard and its descendants by hand, each with its own token.
 
     Attributes:
-        world: Where.
+        world: The stream.
         client: The client.
-        starts: Partition → where its next read starts.
+        starts: Partition → the start of its next read.
         events: Everything delivered so far.
         named: Every partition that was named.
     """
@@ -50,7 +50,7 @@ class Walker:
     named: set = attrs.field(factory=set)
 
     def read(self):
-        """One page of each partition; one that has ended is read again while more children may be named."""
+        """One page of each partition. An ended partition is read again while more children may be named."""
         for name, start in list(self.starts.items()):
             page = self.client.read_changes(
                 ChangeFeedRequest(ADDRESS, start, PhysicalPartition(name)), PATIENT
@@ -82,12 +82,12 @@ class Walker:
 
 @attrs.define
 class Split:
-    """One split on its way.
+    """A split in progress.
 
     Attributes:
-        world: Where.
-        reader: Who reads.
-        early: Markers that are to be found before the late half is listed.
+        world: The stream.
+        reader: The reader.
+        early: Markers that must be found before the late half is listed.
         late: Markers in the late half.
         old: Markers that are older than the start.
         half: The shard that is listed late.
@@ -101,7 +101,7 @@ class Split:
     half: str
 
     def check(self, late, restart):
-        """Read what can be read, then what is listed late; nothing is lost and nothing comes twice."""
+        """Read what is listed, then what is listed late. Nothing is lost, and nothing comes twice."""
         self.reader.until_found(self.early)
         if restart:
             self.reader.restart()
@@ -120,7 +120,7 @@ def reader_of(world, scope, start):
 
 
 def halve(world, reader, late, *, before=lambda: None, halve_all=False):
-    """Split the only shard, or all, and list the second half of each late."""
+    """Split the only shard, or every shard, and list the second half of each split late."""
     before()
     pairs = [world.script.split(shard) for shard in (world.open() if halve_all else [world.chain()])]
     for _, second in pairs:
@@ -178,7 +178,7 @@ def ignored(world, scope, late):
 
 
 def between_the_halves(world, scope, late):
-    """Now comes when one half is listed; what is in the other one by then is not wanted."""
+    """Now starts while only one half is listed; earlier changes of the other half are not wanted."""
     old = world.put("a")
     (name,) = world.client().list_physical_partitions(ADDRESS)
     first, second = world.script.split(world.chain())

@@ -1,4 +1,4 @@
-"""What DynamoDB Local does by itself, seen through the provider."""
+"""What DynamoDB Local does by itself, as the provider sees it."""
 
 import time
 
@@ -27,7 +27,7 @@ def client_of(server):
 
 
 def read(client, table, count):
-    """So many events from the beginning, as they come."""
+    """This many events from the beginning, in order of delivery."""
     position, events, until = Beginning(), [], time.monotonic() + PATIENCE
     while len(events) < count and time.monotonic() < until:
         request = ChangeFeedRequest(ResourceAddress(collection=table), position)

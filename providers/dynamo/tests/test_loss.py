@@ -1,4 +1,4 @@
-"""Nothing is lost, wherever a consumer is killed: lives with everything that a stream can do to a reader."""
+"""Nothing is lost, wherever a consumer is killed, under everything that a stream can do to a reader."""
 
 import itertools
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ TABLES = itertools.count()
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    """Lives are long; how a consumer is paced is tested elsewhere."""
+    """No pauses, because the scripts are long and other tests cover the poll rate."""
     monkeypatch.setattr(reader, "_MOST_PAUSE", 0.001)
     monkeypatch.setattr(client_module, "_DESCRIBES_A_SECOND", 1000)
     monkeypatch.setattr(shards, "_MOST_PAUSE", 0.001)
@@ -38,7 +38,7 @@ def no_pauses(monkeypatch):
 
 
 class Living(World):
-    """A world that a life acts on; it remembers every shard that ever was."""
+    """A world that a script changes; it remembers every shard that ever existed."""
 
     address = ADDRESS
 
@@ -85,7 +85,7 @@ def above(parent):
 
 
 def habit(**values):
-    """From here on the server has these ways."""
+    """Change the server's settings from here on."""
 
     def change(world):
         for name, value in values.items():
@@ -107,7 +107,7 @@ SPLIT = Act("split", lambda world: world.split())
 
 
 def day_passes():
-    """A day as the service lives it, which rolls shards over every four hours: the past is trimmed."""
+    """A day of the service: shards roll over every four hours, and old records are trimmed."""
     hours = Act("four hours pass", lambda world: world.pass_hours(4), forgets=True)
     return [ROLL_OVER, hours, ReadUntilIdle()] * 7
 
@@ -128,7 +128,7 @@ def scripted_life():
         Act("cut answers", cut_answers),
         write(4), Read(1), habit(separate_end=True, null_iterator=True), ROLL_OVER, ROLL_OVER, write(3),
         Read(1),
-        # Three generations while nobody looks, in small listings.
+        # Three generations between two reads, in small listings.
         habit(late_children=0, shards_per_page=2, order=Order.SHUFFLED), SPLIT, write(4), ROLL_OVER, write(4),
         SPLIT, write(4), ReadUntilIdle(),
         *day_passes(), write(3), Read(1), ROLL_OVER, habit(separate_end=False), write(3), SPLIT, write(2),
@@ -143,7 +143,7 @@ def scripted_world():
 
 
 def assert_kept(report):
-    """Nothing lost, every other promise kept, but for idle pages: the service was made to lie about these."""
+    """No loss and no other broken promise, except idle pages, about which the service was made to lie."""
     report.assert_nothing_lost()
     for run in report.runs:
         assert not [text for text in run.broken_promises() if not text.startswith("hasty")], str(report)
@@ -180,7 +180,7 @@ class LocalWorld:
     """One table on DynamoDB Local.
 
     Attributes:
-        server: The server, which outlives the life.
+        server: The server, which outlives the script.
         table: The table's name.
     """
 
@@ -228,7 +228,7 @@ def local_life():
     day = Act("a day passes", lambda world: world.pass_hours(25), forgets=True)
     return [
         write(2), Read(1), write(2), Read(1), ROLL_OVER, write(3), Read(1), hour, write(2), SPLIT, write(4),
-        # Shards are trimmed with all their records: by then the consumer is in their children.
+        # Shards are trimmed with all their records; the consumer then already reads their children.
         Read(1), ROLL_OVER, ROLL_OVER, write(3), ROLL_OVER, ReadUntilIdle(), day, write(3), Read(1),
         ROLL_OVER, write(2),
     ]  # fmt: skip

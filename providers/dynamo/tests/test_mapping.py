@@ -1,4 +1,4 @@
-"""Stream records to events and to Arrow: both the same, and the first damaged record is named."""
+"""Stream records become events and Arrow rows with equal content; the first damaged record is named."""
 
 import copy
 from datetime import UTC, datetime, timedelta
@@ -54,7 +54,7 @@ clocks = st.integers(0, 4_102_444_800) | st.sampled_from(
 
 @st.composite
 def records(draw, names, kind, seq):
-    """One record: as it is on the wire, as boto3 parses it, and the Python values in it."""
+    """One record: as sent on the wire, as boto3 parses it, and its Python values."""
     event = draw(st.sampled_from(list(TYPES)))
     keys = {name: draw(key_values) for name in names}
     seconds, event_id, identity = draw(clocks), draw(st.sampled_from(["", "id"])), draw(identities)
@@ -80,7 +80,7 @@ def records(draw, names, kind, seq):
 
 @st.composite
 def shards(draw):
-    """Records of one shard in three forms, and how they are looked at."""
+    """Records of one shard in three forms, and how each is read."""
     names, kind = draw(st.sampled_from(NAMES)), draw(st.sampled_from(list(IMAGES)))
     first = draw(st.integers(1, 10**24))
     rows = [draw(records(names, kind, f"{first + number:021}")) for number in range(draw(st.integers(1, 5)))]
@@ -300,7 +300,7 @@ DAMAGES = {
     "a number beyond all": with_data("NewImage", {"a": {"N": "9" * 5000}}),
     "no base64": with_data("NewImage", {"a": {"B": "%"}}),
     "an endless set": with_data("NewImage", {"a": {"SS": "ab"}}),
-    # As deep as orjson goes; DynamoDB goes to 32.
+    # The maximum depth of orjson; DynamoDB's is 32.
     "too deep": with_data("NewImage", {"a": deep(500)}),
 }
 

@@ -1,4 +1,4 @@
-"""`Now` before any record is there: whatever comes after the call, in whichever process it is read."""
+"""`Now` before the first record: every later change is delivered, whichever process reads."""
 
 import time
 
@@ -21,7 +21,7 @@ from .world import ADDRESS, TABLE, World, markers, soon
 HOUR = 3600
 EXPIRED = 16 * 60  # an iterator lives 15 minutes
 VENDOR = 9  # seconds: less than botocore waits for an answer
-MANY = 70  # more open shards than those whose iterators a token holds
+MANY = 70  # more open shards than a token keeps iterators for
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def world():
 
 
 def started(world, **request):
-    """A consumer that has called once, and found nothing."""
+    """A consumer that has made one call and found nothing."""
     consumer = world.consumer(Now(), **request)
     assert consumer.read().events == ()
     return consumer
@@ -42,7 +42,7 @@ def cursors(token):
 
 
 class TestWithinAQuarterOfAnHour:
-    """The iterator in the token is good: neither a loss nor an early event."""
+    """The iterator in the token is valid: no loss and no early event."""
 
     def test_what_was_there_before_is_not_read(self, world):
         world.put_everywhere()
@@ -97,7 +97,7 @@ class TestWithinAQuarterOfAnHour:
 
 
 class TestLater:
-    """The iterator has expired: nothing is lost, and what is early is at most two minutes old."""
+    """The iterator has expired: nothing is lost, and early events are at most two minutes old."""
 
     @pytest.mark.parametrize("fresh", [False, True], ids=["same process", "other process"])
     @pytest.mark.parametrize("hours", [EXPIRED / HOUR, 5, 23.5])
@@ -156,7 +156,7 @@ class TestLater:
         assert consumer.markers == after
 
     def test_what_was_walked_over_may_be_trimmed(self):
-        """It is older than what the token stands for, and nobody misses it."""
+        """The trimmed records are older than the token's position, so none of them is missed."""
         with World() as world:
             world.put("old")
             world.script.advance(4 * HOUR)
@@ -189,7 +189,7 @@ class TestLater:
 
 
 class TestLineage:
-    """Shards end before the first record is read."""
+    """Shards that end before the first record is read."""
 
     @pytest.mark.parametrize("late", [0, EXPIRED], ids=["iterator", "no iterator"])
     @pytest.mark.parametrize("act", ["roll over", "split", "both"])
@@ -239,7 +239,7 @@ class TestLineage:
         assert not set(old) & set(found)
 
     def test_closed_shards_whose_children_are_listed_are_left_alone(self, world):
-        """But for the parents of open ones: one more child may be listed later."""
+        """Except parents of open shards: another child of theirs may be listed later."""
         for _ in range(4):
             world.put_everywhere()
             world.roll_over()
@@ -251,14 +251,14 @@ class TestLineage:
 
 
 def started_anywhere(world):
-    """A consumer that has called once."""
+    """A consumer that has made one call."""
     consumer = world.consumer(Now())
     consumer.read()
     return consumer
 
 
 class TestManyShards:
-    """No iterators in the token: it would be large."""
+    """The token contains no iterators, because it would be too large."""
 
     @pytest.fixture
     def world(self):
@@ -295,7 +295,7 @@ class TestManyShards:
     def test_a_second_start_takes_nothing_from_the_first(self, world, pause, forget):
         """On one client, also in the same second."""
         client = world.client()
-        while time.time() % 1 > 0.3:  # so that both are in one second
+        while time.time() % 1 > 0.3:  # so that both starts are in one second
             time.sleep(0.01)
         one = world.consumer(Now(), client)
         one.read()
@@ -312,7 +312,7 @@ class TestManyShards:
 
 
 class TestPartitionTokens:
-    """Planned for several processes."""
+    """Tokens that are planned for several processes."""
 
     @pytest.mark.parametrize("shards", [3, MANY])
     def test_the_plan_of_one_start_loses_nothing(self, shards):
@@ -339,7 +339,7 @@ def test_a_failure_while_iterators_are_fetched_is_tried_again():
 
 
 class TestManyCalls:
-    """A start of `Now` takes one call for each open shard."""
+    """A start at `Now` takes one call for each open shard."""
 
     def test_it_ends_at_the_deadline(self):
         with World(shards=40) as world:

@@ -1,4 +1,4 @@
-"""What no retry helps against, and what one does: numbers that are none, and answers that are no JSON."""
+"""Failures that no retry can fix, and failures that one can: invalid numbers, and answers without JSON."""
 
 import boto3
 import pytest
@@ -18,7 +18,7 @@ HUGE = str(10**39 - 1)
 
 
 def fault_of(provider, reader):
-    """What reading fails with."""
+    """The fault that a read raises."""
     with pytest.raises((ProviderFault, ClientError)) as caught:
         reader.fetch(10, 1 << 20, 0.0, soon())
     error = caught.value

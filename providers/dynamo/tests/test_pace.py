@@ -13,7 +13,7 @@ from multiclouddb_spi import Deadline
 
 
 class NoShards:
-    """Nothing is known of them."""
+    """A listing without any shard."""
 
     def find(self, shard_id):
         return None
@@ -23,7 +23,7 @@ class NoShards:
 
 
 class Empty:
-    """A service with nothing to tell."""
+    """A service without records."""
 
     def iterator(self, arn, shard_id, kind, seq=None):
         return "here"

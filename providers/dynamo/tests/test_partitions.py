@@ -1,4 +1,4 @@
-"""Lineage: whatever happens to shards while nobody looks, each is read, behind its parent."""
+"""Lineage: every shard is read, and after its parent, whatever happens to the shards between two reads."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def world():
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    """Two listings of a disabled stream may follow each other at once; `test_late_listing` has the pause."""
+    """Two listings of a disabled stream may follow at once; `test_late_listing` tests the pause."""
     monkeypatch.setattr("multiclouddb_dynamo.shards._SETTLED_SECONDS", 0.0)
 
 
@@ -48,12 +48,12 @@ def enable(world):
 
 
 def states(token):
-    """What a token says of its shards."""
+    """The state of each shard in a token."""
     return decode_token(token).state["p"]
 
 
 def assert_parents_first(events, world):
-    """No event of a shard behind one of its child."""
+    """No event of a shard comes after an event of its child."""
     parents = {shard.shard_id: shard.parent for shard in world.script.shards(TABLE)}
     seen = set()
     for event in events:
@@ -112,7 +112,7 @@ class TestLateChildren:
 
     @pytest.mark.parametrize("calls", [1, 2])
     def test_the_second_half_of_a_split_may_be_listed_later(self, world, calls):
-        """The listing that shows the end may miss it, and so may the first answer about its children."""
+        """The listing that shows the end may omit it, and so may the first answer about the children."""
         consumer = world.consumer()
         world.put("a")
         consumer.until_idle()
@@ -143,7 +143,7 @@ class TestLateChildren:
         assert consumer.until_idle() == last
 
     def test_children_that_were_trimmed_before_they_were_seen_are_an_expired_checkpoint(self, world):
-        """Not a wait for ever: the shard is not listed any more, and its grandchildren are."""
+        """The read does not wait for ever: the shard is no longer listed, but its grandchildren are."""
         consumer = self.left_for_two_days(world)
         with pytest.raises(MulticloudDbError) as caught:
             consumer.until_idle(10)
@@ -179,7 +179,7 @@ class TestLateChildren:
 
 
 class TestListing:
-    """Pages of shards in any order, with a stream that changes meanwhile."""
+    """Pages of shards in any order, from a stream that changes meanwhile."""
 
     @pytest.mark.parametrize("order", Order)
     @pytest.mark.parametrize("size", [1, 3, 100])
@@ -218,7 +218,7 @@ class TestListing:
 
     @pytest.mark.parametrize("start", [Beginning(), Now()], ids=["beginning", "now"])
     def test_shards_that_split_while_they_are_listed(self, start):
-        """A page was read before the split, another behind it: half of the children are on the first."""
+        """One page was read before the split and one after it: the first page shows half of the children."""
         with World(shards=60, order=Order.SHUFFLED, shards_per_page=10) as world:
             world.troubles.act(
                 lambda: [world.script.split(shard) for shard in world.open()[:20]], operation="DescribeStream"
@@ -288,7 +288,7 @@ class TestListing:
 
 
 class TestTrimmed:
-    """What is out of retention."""
+    """Shards and records that have expired."""
 
     @pytest.mark.parametrize("remains", Remains)
     def test_shards_that_are_trimmed_when_reading_at_the_beginning_starts(self, remains):
@@ -326,7 +326,7 @@ class TestTrimmed:
             assert caught.value.detail.oldest_position
 
     def test_a_branch_is_not_left_to_a_lost_shard_whose_end_was_read_before(self):
-        """right is read to its end and not handed out yet when both shards are dropped; left has expired."""
+        """`right` is read to its end, but not returned, when both shards are dropped; `left` has expired."""
         with World(shards=2) as world:
             consumer = world.consumer(max_page_size=1, on_expired=SkipToOldest())
             left, right = world.open()
@@ -344,7 +344,7 @@ class TestTrimmed:
             assert set(written) <= set(consumer.until_idle())
 
     def test_a_branch_is_not_left_to_a_drained_shard_whose_children_are_named_later(self):
-        """right waits for its children, which cannot be asked for in the call in which left is lost."""
+        """`right` waits for its children, which cannot be asked for in the call in which `left` is lost."""
         with World(shards=2) as world:
             consumer = world.consumer(on_expired=SkipToOldest())
             left, right = world.open()
@@ -367,7 +367,7 @@ class TestTrimmed:
 
     @pytest.mark.parametrize("remains", Remains)
     def test_skipping_loses_nothing_of_what_is_left(self, remains):
-        """One branch has been read up to now, of the other only what is left can be read."""
+        """One branch was read up to now; in the other one, only the remaining records can be read."""
         with World(shards=2, remains=remains) as world:
             consumer = world.consumer(max_page_size=1, on_expired=SkipToOldest())
             left, right = world.open()
@@ -384,7 +384,7 @@ class TestTrimmed:
             assert Gap in {type(notice) for notice in consumer.notices}
 
     def test_a_child_found_at_now_that_nobody_read_for_a_day_is_an_expired_checkpoint(self, world):
-        """Its parent has no time, for no record of it was read: the loss has to be told all the same."""
+        """Its parent has no time, because no record of it was read: the loss must still be reported."""
         world.put("a")
         world.habits.late_children = 2
         world.roll_over()
@@ -421,7 +421,7 @@ class TestTrimmed:
 
 
 class TestIncarnations:
-    """Disabled, enabled again, deleted, recreated."""
+    """Streams that are disabled, enabled again, deleted or recreated."""
 
     def test_a_disabled_stream_ends_the_feed_when_all_of_it_is_read(self):
         with World(shards=2) as world:
@@ -458,7 +458,7 @@ class TestIncarnations:
                 consumer.until_idle()
             assert caught.value.category == ErrorCategory.INVALID_REQUEST
             assert "recreated" in str(caught.value)
-        else:  # the old stream is read to its end, which is told
+        else:  # the old stream is read to its end, and the end is reported
             assert consumer.until_idle() == []
             assert FeedEnded in {type(notice) for notice in consumer.notices}
 

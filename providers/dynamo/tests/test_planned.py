@@ -1,4 +1,4 @@
-"""Bounded reads of a stream: what Spark does with it."""
+"""Bounded reads of a stream, as Spark makes them."""
 
 import pytest
 
@@ -22,7 +22,7 @@ class Job:
         self.lineage = None
 
     def run(self):
-        """Plan a step and read it; the markers in it."""
+        """Plan a step and read it. Returns its markers."""
         if self.lineage is None:
             self.lineage = self.planner.start(Beginning(), soon())
         step = self.planner.advance(self.lineage, None, soon())
@@ -36,7 +36,7 @@ class Job:
 
 @pytest.fixture
 def expired():
-    """A job whose position in the only shard is of a record that is trimmed by now."""
+    """A job whose position in the only shard is at a record that is now trimmed."""
     with World() as world:
         job = Job(world)
         written = world.put("a", "b")
@@ -45,7 +45,7 @@ def expired():
 
 
 def trimmed(world):
-    """What comes behind the position: something that is trimmed, and something that is not."""
+    """After the position come a trimmed record and a kept one."""
     world.put("c")
     world.script.advance(25 * HOUR)
     return world.put("d")

@@ -27,7 +27,7 @@ from multiclouddb_dynamo.position import (
 from multiclouddb_spi import InvalidCursor
 
 LAST = 253_402_300_799  # the end of the year 9999
-OURS = 24  # bytes of a cursor beside what the service gave
+OURS = 24  # bytes of a cursor in addition to the service's own
 
 seqs = st.text("0123456789", min_size=1, max_size=40)
 times = st.integers(0, LAST)
@@ -45,7 +45,7 @@ latests = (
 
 patiently = settings(deadline=None)  # a slow machine is no defect
 places = afters | starts | horizons | latests
-# Few of each, so that equal ones meet.
+# Only a few different values, so that equal ones occur.
 close = st.one_of(
     st.builds(After, st.sampled_from(["9", "10", "010", "11"]), st.sampled_from([None, 1, 2])),
     st.builds(After, st.just("9"), st.none(), st.builds(Trail, st.sampled_from("xy"), st.just(1))),
@@ -132,7 +132,7 @@ def seconds_since(place):
 
 
 def iterator_escapes(place):
-    """What JSON adds to quotes and backslashes, which no iterator of the service has."""
+    """The characters that JSON adds to quotes and backslashes, which no iterator of the service has."""
     iterator = getattr(place, "iterator", None) or (place.trail.iterator if place.trail is not None else "")
     return iterator.count('"') + iterator.count("\\")
 
@@ -178,7 +178,7 @@ class TestCompare:
 
 
 class TestTrail:
-    """The iterator of an empty answer saves calls, and that is all."""
+    """The iterator of an empty answer only saves calls."""
 
     @patiently
     @given(afters | starts | horizons)

@@ -1,4 +1,4 @@
-"""The provider as a whole: whose clients are used and how, threads, gates, and the end of a client."""
+"""The provider as a whole: native clients, threads, refused requests, and closing."""
 
 import pickle
 import threading
@@ -50,7 +50,7 @@ def world():
 
 @pytest.fixture
 def native(world):
-    """The application's own clients, as it likes them."""
+    """The application's own clients, with its own settings."""
     config = Config(retries={"mode": "standard", "total_max_attempts": 2}, user_agent_extra="shop")
     settings = {"region_name": REGION, "endpoint_url": world.script.endpoint_url, "config": config}
     made = DynamoClients(
@@ -62,7 +62,7 @@ def native(world):
 
 
 class TestNativeClients:
-    """Used as they are."""
+    """Native clients are used unchanged."""
 
     def read(self, native, start=None, **request):
         with connect("dynamo://", native_client=native) as client:
@@ -179,7 +179,8 @@ class TestThreads:
         assert [markers(page.events) for page in pages] == [written] * 8
 
     def test_describe_stream_is_called_ten_times_a_second_by_all_threads_together(self, monkeypatch):
-        """One that a busy machine holds up comes close to the next one, and is throttled: not each time."""
+        """A call that a busy machine delays may come close to the next one and be throttled, but not every
+        time."""
         for window in WINDOWS:
             monkeypatch.setattr(client_module, "_WINDOW_SECONDS", window)
             with World(shards=4, enforce_limits=True) as world:
@@ -231,7 +232,7 @@ REFUSED = {
 
 
 class TestGates:
-    """What the service cannot do is refused with a way out, before it is asked."""
+    """Requests that the service cannot serve are refused with a way out, before any call."""
 
     @pytest.mark.parametrize("name", REFUSED)
     def test_scopes_and_starts(self, world, name):
@@ -321,7 +322,7 @@ class TestPartitions:
             ]
             for children in (again.child_partitions, consumer.pages[-2].child_partitions)
         ]
-        assert ends[0] == ends[1] != []  # the tokens were issued at two times
+        assert ends[0] == ends[1] != []  # the tokens have different times of issue
 
 
 def test_diagnostics(world):

@@ -1,4 +1,4 @@
-"""Reading one shard: ends, empty answers, pace, throttling, and ranges that read the same again."""
+"""Reads of one shard: ends, empty answers, rate, throttling, and ranges that can be read again."""
 
 import itertools
 import threading
@@ -43,9 +43,9 @@ def world():
 
 
 def refused_in_time(world, timeout, category, *, asked=0):
-    """What a call raises, which takes little longer than it may.
+    """The error of a call, which takes little longer than allowed.
 
-    One says nothing when a busy machine has asked for records less than so often in its time.
+    The check is weaker when a busy machine has made fewer calls than expected in this time.
     """
     errors = []
 
@@ -81,7 +81,7 @@ def seed_of(feed, position=None):
 
 
 class TestEnds:
-    """A closed shard's last answer may carry records, and says in several ways that nothing follows."""
+    """The last answer of a closed shard may have records, and its end has several forms."""
 
     @pytest.mark.parametrize("null", [False, True], ids=["absent", "null"])
     @pytest.mark.parametrize("separate", [False, True], ids=["with records", "on a page of its own"])
@@ -141,7 +141,7 @@ class TestEnds:
 
 
 class TestIterators:
-    """Expired ones are renewed from the position."""
+    """Expired iterators are renewed from the position."""
 
     @pytest.mark.parametrize("size", [0, 1])
     def test_an_expired_iterator_is_renewed_without_a_repeat(self, world, size):
@@ -175,7 +175,7 @@ class TestIterators:
 
 
 class TestEmptyAnswers:
-    """No records and an iterator: nothing is proved by that."""
+    """No records and an iterator: this proves nothing."""
 
     @pytest.mark.parametrize("count", [1, 3, 20])
     def test_nothing_is_lost_and_nothing_ended(self, world, count, monkeypatch):
@@ -196,14 +196,14 @@ class TestEmptyAnswers:
         assert markers(world.consumer().read().events) == written
 
     def test_empty_answers_of_a_shard_with_records_do_not_make_its_position_younger(self, world):
-        """The records are trimmed later, and that must be told."""
+        """The records are trimmed later, and that must be reported."""
         consumer = world.consumer()
         world.put("a")
         consumer.until_idle()
         world.script.advance(60)
         world.roll_over()
         world.put("lost")
-        world.script.advance(3.5 * HOUR)  # about as long as a shard is open
+        world.script.advance(3.5 * HOUR)  # about the time that a shard stays open
         world.troubles.empty_pages(12, shard=world.chain())
         consumer.restart()
         while not consumer.read().idle:
@@ -218,7 +218,7 @@ class TestEmptyAnswers:
         assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
 
     def test_an_idle_table_does_not_fall_out_of_retention(self, world):
-        """Its shards are rolled over every four hours, and nobody writes for days."""
+        """Its shards roll over every four hours, and nothing is written for days."""
         consumer = world.consumer()
         world.put("a")
         consumer.until_idle()
@@ -231,7 +231,7 @@ class TestEmptyAnswers:
 
 
 class TestPace:
-    """An empty shard is asked about once a second, one that is behind is not held back."""
+    """An empty shard is asked about once a second; a lagging shard is not delayed."""
 
     def test_an_idle_second_costs_few_calls(self, world):
         consumer = world.consumer()
@@ -322,7 +322,7 @@ class TestPace:
 
 
 class TestFailures:
-    """Retried inside the deadline, by us alone."""
+    """Failures are retried inside the deadline, and only by us."""
 
     @pytest.mark.parametrize("code", ["ThrottlingException", "LimitExceededException", "InternalServerError"])
     def test_a_short_trouble_is_not_seen(self, world, code):
@@ -405,7 +405,7 @@ class TestFailures:
 
 
 class TestRanges:
-    """`(cursor, until]` gives the same events whatever comes later."""
+    """`(cursor, until]` gives the same events, whatever is written later."""
 
     def bounds(self, world, feed):
         seed = seed_of(feed)

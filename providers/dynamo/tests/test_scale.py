@@ -1,4 +1,4 @@
-"""Thousands of shards: what a call asks for, what a token takes, and what is remembered."""
+"""Thousands of shards: the calls of a page, the size of a token, and the memory in use."""
 
 import time
 import tracemalloc
@@ -24,41 +24,41 @@ LONG = 300
 
 @pytest.fixture(autouse=True)
 def no_pace(monkeypatch):
-    """Except where it is about the pace, which is tested elsewhere too."""
+    """No pauses, except in tests of the rate."""
     monkeypatch.setattr(client_module, "_DESCRIBES_A_SECOND", 1000)
 
 
 def json_bytes(token):
-    """What a token's lineage takes before it is deflated."""
+    """The size of a token's lineage before compression."""
     return len(orjson.dumps(decode_token(token).state))
 
 
 def until_all(consumer, count):
-    """Pages until so many events are there."""
+    """Pages until this many events have come."""
     while len(consumer.events) < count:
         consumer.read(seconds(LONG))
 
 
 @pytest.fixture(scope="module")
 def thousand():
-    """A world that takes a while to make, and that no test breaks."""
+    """A shared world, because making it takes long and no test changes it."""
     with World(shards=ACTIVE) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def listed():
-    """As above; five thousand shards in fifty pages, two hundred of them open."""
+    """The same with five thousand shards on fifty pages; two hundred of them are open."""
     with World() as made:
         made.script.grow(TABLE, LISTED, 200, records=1)
         yield made
 
 
 class TestActiveShards:
-    """A thousand that take records."""
+    """A thousand shards that accept records."""
 
     def test_a_page_call_is_linear_in_them(self, thousand):
-        """One iterator and few answers for each, and one listing."""
+        """One iterator and few answers for each shard, and one listing."""
         for shard in thousand.open():
             thousand.script.fill(shard, 1)
         thousand.journal.clear()
@@ -88,7 +88,7 @@ class TestActiveShards:
         assert json_bytes(consumer.token) <= ACTIVE * (SHARD_BYTES + OUR_BYTES)
 
     def test_memory_is_bounded(self):
-        """Of fewer, for counting memory takes its time; what boto3 loads once is there before."""
+        """With fewer shards, as measuring memory is slow. boto3's one-time memory is allocated before."""
         with World(shards=TRACED) as world:
             world.consumer().read(seconds(LONG))
             tracemalloc.start()
@@ -112,7 +112,7 @@ class TestActiveShards:
 
 
 class TestManyListed:
-    """Five thousand."""
+    """Five thousand listed shards."""
 
     def test_pages_are_read_once_and_then_what_is_asked_for(self, listed):
         consumer = listed.consumer(Now())
@@ -142,7 +142,7 @@ class TestManyListed:
 
 
 def test_a_long_history_is_read_parents_first():
-    """Fifteen hundred shards in fifty pages, sixty of them open."""
+    """Fifteen hundred shards on fifty pages; sixty of them are open."""
     with World(shards_per_page=1500 // PAGES) as world:
         world.script.grow(TABLE, 1500, 60, records=1)
         world.script.advance(600)
@@ -158,12 +158,12 @@ def test_a_long_history_is_read_parents_first():
             parent = shards[name].parent
             assert parent is None or parent in seen or not shards[parent].records
             seen.add(name)
-        # One more for the children of the last closed ones: half of a split may have been left out.
+        # One more listing for the children of the last closed shards: half of a split may be missing.
         assert world.journal.count("DescribeStream") <= 3 * PAGES
 
 
 def test_listing_keeps_to_ten_calls_a_second(monkeypatch):
-    """A busy machine holds up a call now and then: it comes close to the next one, and that is throttled."""
+    """A busy machine may delay a call, which then comes close to the next one and is throttled."""
     monkeypatch.setattr(client_module, "_DESCRIBES_A_SECOND", 10)
     for window in WINDOWS:
         monkeypatch.setattr(client_module, "_WINDOW_SECONDS", window)

@@ -1,4 +1,4 @@
-"""How often the service sends a record that is delivered once, where answers are larger than asked for."""
+"""How often the service sends each delivered record, when answers are larger than requested."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from multiclouddb_api import Beginning, ChangeFeedRequest, FromContinuationToken
 from .world import ADDRESS, TABLE, World
 
 RECORDS = 150
-# One sixteenth of what the service and the default buffer have: a megabyte a page, and 64 of these.
+# One sixteenth of the real sizes: pages of a megabyte, and a buffer of 64 megabytes.
 SCALE = 16
 
 

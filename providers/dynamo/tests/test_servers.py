@@ -1,4 +1,4 @@
-"""The servers of the tests do what the tests of the provider rely on."""
+"""The test servers behave as the tests of the provider expect."""
 
 import contextlib
 import logging
@@ -54,7 +54,7 @@ def iterator(server, stream, shard_id):
 
 
 def drain(server, stream, shard_id):
-    """What a shard has now, and whether it ended."""
+    """The records that a shard has now, and whether it has ended."""
     found, position = [], iterator(server, stream, shard_id)
     while position:
         page = server.streams().get_records(ShardIterator=position)
@@ -66,7 +66,7 @@ def drain(server, stream, shard_id):
 
 
 def told(server, stream, shard_id):
-    """What each record of a shard says, in short: `INSERT a`."""
+    """A short text for each record of a shard: `INSERT a`."""
     records, _ = drain(server, stream, shard_id)
     return [f"{each['eventName']} {each['dynamodb']['Keys']['pk']['S']}" for each in records]
 
@@ -99,7 +99,7 @@ def tarball(tmp_path):
 
 @pytest.fixture
 def npm(tmp_path, monkeypatch):
-    """Replaces npm by a script and tells how often it ran."""
+    """Replace npm by a script, and count its runs."""
     folder = tmp_path / "bin"
     folder.mkdir()
     runs = tmp_path / "runs"
@@ -141,7 +141,7 @@ class TestFetch:
             fetch(tmp_path / "cache" / "server")
 
     def test_the_npm_of_the_virtual_environment_serves_a_machine_without(self, tmp_path, monkeypatch):
-        """It is in the requirements; here it tells its version instead of fetching anything."""
+        """It is in the requirements. Here it prints its version instead of fetching a package."""
         monkeypatch.setenv("PATH", str(tmp_path))
         assert subprocess.run([npm_command(), "--version"], check=True, stdout=subprocess.PIPE).stdout
 
@@ -279,7 +279,7 @@ class TestSplit:
         assert sorted(seen[0] + seen[1]) == sorted(f"MODIFY {key}" for key in keys)
 
     def test_keeps_an_item_in_its_line_for_good(self, filed):
-        """Through splits, roll-overs of both kinds, a rest in which nothing is written, and four hours."""
+        """Through splits, both kinds of rollover, a time without writes, and four hours."""
         stream = filed.create_table("lines", sort_key="sk")
         (root,) = filed.open_shards(stream)
         steps = [
@@ -294,7 +294,7 @@ class TestSplit:
             step()
             for key in map(str, range(12)):
                 item = {"pk": {"S": f"p{key}"}, "sk": {"S": f"s{key}"}, "n": {"N": str(number)}}
-                # Clients order attributes as they like.
+                # Clients may order attributes in any way.
                 ordered = dict(reversed(item.items())) if number % 2 else item
                 filed.client().put_item(TableName="lines", Item=ordered)
         tree = parents(filed, stream)

@@ -1,4 +1,4 @@
-"""A service that refuses now and then: a start of a thousand shards is not begun anew for one call."""
+"""A service that throttles some calls: one refused call does not restart the start of a thousand shards."""
 
 import gc
 import random
@@ -34,13 +34,13 @@ LONG = 120
 
 @pytest.fixture(autouse=True)
 def no_pace(monkeypatch):
-    """The pace of listings is tested elsewhere."""
+    """No pauses; other tests cover the rate of listings."""
     monkeypatch.setattr(client_module, "_DESCRIBES_A_SECOND", 1000)
 
 
 @pytest.fixture(scope="module")
 def thousand():
-    """A world that takes a while to make."""
+    """A shared world, because making it takes long."""
     with World(shards=SHARDS) as made:
         yield made
 
@@ -58,7 +58,7 @@ def nobody_asks():
 
 
 def refuse_at_random(world, share, seed):
-    """Refuse that share of the calls for iterators, whichever thread makes them; returns how many."""
+    """Refuse this share of the calls for iterators, in any thread. Returns the number of refusals."""
     draw, refused = random.Random(seed), 0
     for shard in world.open():
         times = 0
@@ -71,7 +71,7 @@ def refuse_at_random(world, share, seed):
 
 
 def refuse_twice(world, behind):
-    """Refuse two calls for pages in a row, so many calls from here on."""
+    """Refuse two page calls in a row, this many calls from now."""
     for _ in range(2):
         world.troubles.fail(LISTING, REFUSAL, every=behind + 1)
 
@@ -109,7 +109,7 @@ class TestNow:
             assert world.journal.count(LATEST) == 20 + 1
 
     def test_what_is_written_between_two_tries_is_read(self):
-        """The first try knows of the shards, and of the ends of some."""
+        """The first attempt knows the shards, and the ends of some."""
         with World(shards=100) as world:
             _, feed = world.feed()
             refuse_at_random(world, 0.5, seed=7)
@@ -139,7 +139,7 @@ class TestNow:
         assert asked <= TRIES * (2 * 16 + 1)
 
     def test_the_deadline_tells_what_the_service_said(self):
-        """It asks for pauses that take longer."""
+        """The service asks for pauses that are longer than the deadline."""
         with World(shards=3) as world:
             world.troubles.fail(LATEST, REFUSAL, None, retry_after=6.0)
             began = time.monotonic()
@@ -154,7 +154,7 @@ class TestNow:
             world.troubles.fail(LATEST, REFUSAL, shard=world.open()[0])
             trouble = world.troubles.hang(LATEST)
             with pytest.raises(ClientError, match=REFUSAL):
-                feed.start(Now(), None, soon(7))  # less than botocore waits for the others
+                feed.start(Now(), None, soon(7))  # shorter than botocore's own pause for the others
             trouble.end()
 
     def test_the_retries_of_the_application_s_client_are_all_there_are(self, world):
@@ -173,7 +173,7 @@ class TestNow:
 
 
 def read(feed, seed):
-    """The markers of everything behind a seed."""
+    """The markers of everything after a seed."""
     reader, found = feed.open(seed.partition_id, seed.cursor), []
     while True:
         batch = reader.fetch(1000, 1 << 20, 0.0, soon())
@@ -198,7 +198,7 @@ class TestListing:
 
     @pytest.mark.parametrize("what", ["beginning", "now", "partitions"])
     def test_refused_pages_cost_one_call_each(self, world, what):
-        """Three of ten, which are half of the tries that there are for the call."""
+        """Three of ten pages are refused, which is half of the call's attempts."""
         ask = self.asking(world)[what]
         trouble = world.troubles.fail(LISTING, REFUSAL, None, every=3)
         assert len(ask()) == SHARDS
@@ -221,7 +221,7 @@ class TestListing:
         assert world.journal.count(LISTING) == TRIES
 
     def test_a_page_is_not_asked_for_at_once_when_the_service_wants_a_pause(self, world):
-        """To wait is the engine's, which tries again."""
+        """The engine waits and tries again."""
         _, feed = world.feed()
         call = feed.for_one_call()
         world.troubles.fail(LISTING, REFUSAL, every=2, retry_after=0.5)
@@ -241,7 +241,7 @@ class TestListing:
     @pytest.mark.parametrize("what", ["start", "partitions"])
     @pytest.mark.parametrize("ended", [False, True], ids=["that failed", "that is over"])
     def test_another_call_begins_anew(self, world, what, ended):
-        """Also one with the same deadline: of a coarse clock, two threads get the same time."""
+        """This also holds for a call with the same deadline, as two threads may get from a coarse clock."""
         _, feed = world.feed()
         deadline = soon(LONG)
 
@@ -310,7 +310,7 @@ class TestListing:
 
 
 class Script:
-    """Answers of a stream in the order that a test writes them down; a text in place of one is an error."""
+    """Answers of a stream in the order of the script; a text means an error."""
 
     def __init__(self, *answers):
         self.answers = deque(answers)
@@ -343,7 +343,7 @@ OPEN, ENDED = False, True
 
 
 class TestOverlappingListings:
-    """Between two pages of one, somebody else asks: what one listing shows is not completed by another."""
+    """Another listing starts between two pages of the first: neither completes the other."""
 
     def test_one_that_began_earlier_does_not_replace_what_is_known(self):
         shards = ShardMap(
@@ -363,7 +363,7 @@ class TestOverlappingListings:
         assert {shard.shard_id for shard in shards.children("p")} == {"a", "b"}
 
     def test_half_of_a_split_is_known_and_not_taken_for_the_whole(self):
-        """Its first page is older than the split, its second younger; the end of `p` was seen in between."""
+        """Its first page is older than the split its second page newer. `p` was seen to end in between."""
         shards = ShardMap(
             Script(
                 ([("g", None, ENDED)], LAST),
@@ -397,7 +397,7 @@ def test_two_starts_share_nothing(world):
 
 @pytest.mark.parametrize("what", [Now(), Beginning()], ids=["now", "beginning"])
 def test_a_refusal_is_classified_once(monkeypatch, what):
-    """By whoever needs it first: the start, which goes on with the others, or the engine."""
+    """The first caller classifies it: the start, which continues with the others, or the engine."""
     seen = []
     meaning = errors._service_fault
 

@@ -21,14 +21,14 @@ FOLDERS = []
 class LocalHarness(DynamoHarness):
     """One server for the tests of a worker.
 
-    A test that lets time pass makes older what is there: tables of the tests before it, which nobody reads.
+    A test that moves the clock also ages the tables of earlier tests, but no test reads those.
     """
 
     rounding = timedelta(minutes=1)
-    can_expire = False  # it can, after half a minute on a busy day: see test_local.py
+    can_expire = False  # possible, but it may take half a minute: see test_local.py
 
-    can_poison = False  # it cannot be made to send a record that is damaged
-    can_idle_moves = False  # the position in a shard is that of its last record
+    can_poison = False  # this server cannot send a damaged record
+    can_idle_moves = False  # a shard's position is that of its last record
 
     value_types = DynamoHarness.value_types - {"empty text"}  # this old server refuses it
 
@@ -38,10 +38,10 @@ class LocalHarness(DynamoHarness):
             SERVERS.append(LocalDynamo(FOLDERS[-1]))
         self.server = SERVERS[0]
 
-    can_read_past_trim = False  # whether anything was trimmed behind a position is not told
+    can_read_past_trim = False  # the server does not say whether records after a position were trimmed
 
     def trim(self, address):
-        """Close every open shard, for an open one is not trimmed, and let a day pass."""
+        """Close every open shard, because open shards are not trimmed, and let a day pass."""
         arn = self.dynamodb.describe_table(TableName=address.collection)["Table"]["LatestStreamArn"]
         for shard in self.server.open_shards(arn):
             self.server.split(shard, 1)

@@ -1,4 +1,4 @@
-"""The whole conformance suite on the scripted server: troubles happen at the wire, to unmodified boto3."""
+"""The whole conformance suite on the scripted server: unmodified boto3 meets troubles on the wire."""
 
 from datetime import timedelta
 
@@ -28,7 +28,7 @@ READ = "GetRecords"
 
 
 class Scripted(Server):
-    """The scripted server as the other servers of these tests are used."""
+    """The scripted server with the interface of the other test servers."""
 
     def __init__(self) -> None:
         """Start it."""
@@ -42,9 +42,9 @@ class Scripted(Server):
 
 
 class ScriptedHarness(DynamoHarness):
-    """A server a test."""
+    """A server for each test."""
 
-    can_read_past_trim = False  # nothing tells whether more was trimmed behind a position
+    can_read_past_trim = False  # the server does not say whether records after a position were trimmed
     rounding = timedelta(seconds=1)
     can_idle_moves = False
 
@@ -65,7 +65,7 @@ class ScriptedHarness(DynamoHarness):
         self.script.split(self.native_id(partition_id))
 
     def trim(self, address):
-        """A day passes."""
+        """Let a day pass."""
         self.script.advance(25 * 3600)
 
     def poison(self, address, key):
@@ -78,7 +78,7 @@ class ScriptedHarness(DynamoHarness):
         return self.script.clock.now()
 
     def troubled(self, script, act):
-        """The trouble is over when the client is closed."""
+        """The trouble ends when the client is closed."""
         client = self.connect()
         close = client.close
 
@@ -92,7 +92,7 @@ class ScriptedHarness(DynamoHarness):
         return client
 
     def hide_children(self, calls):
-        """Those that are there and those that come."""
+        """Hide the existing children and all later ones."""
         self.script.habits.late_children = calls
         for table in self.tables:
             for shard in self.script.shards(table):

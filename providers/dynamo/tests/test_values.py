@@ -1,4 +1,4 @@
-"""Attribute values: every digit comes back, from both forms, and their JSON is that of the Python values."""
+"""Attribute values keep every digit in both forms, and their JSON equals that of the Python values."""
 
 import base64
 from decimal import Decimal
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from multiclouddb_api import canonical_json, decode_json, encode_json
 from multiclouddb_dynamo.values import decode, decode_map, json_map
 
-# What mapping takes for damage.
+# Exceptions that mapping treats as damage.
 DAMAGE = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(

@@ -1,4 +1,4 @@
-"""A store with a clock of its own, and its provider without an engine."""
+"""A store with its own clock, and its provider without an engine."""
 
 import sqlite3
 from contextlib import closing
@@ -14,7 +14,7 @@ from multiclouddb_spi import Continue, Deadline, FeedSpec
 
 
 class Ticker:
-    """A clock that stands still until it is moved."""
+    """A clock that stands still until a test moves it."""
 
     def __init__(self):
         self.moment = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -28,7 +28,7 @@ class Ticker:
 
 
 class World:
-    """One store and the provider over it, as a provider's author uses them."""
+    """One store and its provider, used without an engine."""
 
     def __init__(self, store, clock):
         self.store, self.clock, self.path = store, clock, store.path
@@ -48,7 +48,7 @@ class World:
         return reader.fetch(most, nbytes, wait, self.deadline())
 
     def drain(self, reader, most=1000):
-        """Every event up to the present end, and the batch that told of the end."""
+        """Every event up to the present end, and the batch that reported the end."""
         events = []
         while True:
             batch = self.fetch(reader, most)
@@ -57,7 +57,7 @@ class World:
                 return events, batch
 
     def read_all(self, feed, position=None):
-        """Events by partition, read from the seeds and what they lead to, parents first."""
+        """Events by partition, read from the seeds and their descendants, parents first."""
         seeds = self.start(feed, position)
         todo = {seed.partition_id: (seed.parents, seed.cursor) for seed in seeds}
         events = {}
@@ -70,7 +70,7 @@ class World:
         return events
 
     def sql(self, statement, *values):
-        """Reach into the file, as only a test may."""
+        """Change the file directly, which only a test may do."""
         with closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
             return connection.execute(statement, values).fetchall()
 

@@ -1,4 +1,4 @@
-"""What every checkpoint store promises, for one SQLite file."""
+"""The promises of every checkpoint store, for one SQLite file."""
 
 import pytest
 

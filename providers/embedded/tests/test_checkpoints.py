@@ -1,6 +1,6 @@
-"""What `SqliteCheckpointStore` does in its own way.
+"""What only `SqliteCheckpointStore` does.
 
-What every store promises is in `test_checkpoint_store.py`.
+The promises of every store are tested in `test_checkpoint_store.py`.
 """
 
 import sqlite3

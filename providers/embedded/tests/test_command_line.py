@@ -1,4 +1,4 @@
-"""The command line on the embedded store: real processes, killed and started again."""
+"""The command line on the embedded store: real processes that are killed and started again."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def open_partitions(store):
 
 
 def test_a_tail_that_is_killed_again_and_again_misses_nothing(store, tmp_path):
-    """Under a writer, over a split and a merge, killed at once and in the middle of much."""
+    """A writer runs during a split and a merge; the command is killed at once or in the middle of a page."""
     tail = Tail(f"embedded://{store.path}", "orders", "--from", "now", "--checkpoint", tmp_path / "position")
     writer = Writer(lambda key: store.put("orders", key, {}), pause=0.003)
 

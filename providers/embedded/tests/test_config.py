@@ -1,4 +1,4 @@
-"""How a store is named, and what a wrong name is told."""
+"""How a store is configured, and the errors for a wrong name."""
 
 import pickle
 import sqlite3

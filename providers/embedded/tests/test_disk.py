@@ -1,4 +1,4 @@
-"""What the disk can do to a store: each told in one line that names the file and the way out."""
+"""Disk failures of a store: each error has one line that names the file and the way out."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ INVALID = ErrorCategory.INVALID_REQUEST
 
 @contextmanager
 def unprivileged():
-    """Permission bits do not stop root: be somebody else meanwhile."""
+    """Become another user, because permission bits do not stop root."""
     if os.geteuid() != 0:
         yield
         return
@@ -42,7 +42,7 @@ def unprivileged():
 
 @pytest.fixture
 def folder():
-    """One that others may reach; pytest's own are for their owner."""
+    """A folder that other users can reach; pytest's own folders are private."""
     place = Path(tempfile.mkdtemp(prefix="multiclouddb-"))
     place.chmod(0o777)
     yield place
@@ -75,7 +75,7 @@ def open_store(path):
 
 
 def refusal(call, *arguments):
-    """The error; its message is one line and names the file."""
+    """The error of a call; its message has one line and names the file."""
     with pytest.raises(MulticloudDbError) as caught:
         call(*arguments)
     error = caught.value
@@ -94,7 +94,7 @@ def told(error, category, *words):
 class TestFullDisk:
     @contextmanager
     def full(self, store):
-        """No page more than the file has; what the disk refuses, SQLite reports the same way."""
+        """No page may be added to the file. SQLite reports a full disk in the same way."""
         connection = store._session._connection
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         (pages,) = connection.execute("PRAGMA page_count").fetchone()

@@ -1,4 +1,4 @@
-"""Every failure of SQLite and of the file system has a meaning."""
+"""Every failure of SQLite and of the file system has a category."""
 
 import sqlite3
 from contextlib import closing
@@ -31,7 +31,7 @@ CATEGORIES = {
     "SQLITE_CORRUPT": Category.PERMANENT_FAILURE,
     "SQLITE_FORMAT": Category.PERMANENT_FAILURE,
     "SQLITE_FULL": Category.PERMANENT_FAILURE,
-    # Faults of ours, not of the user's: a statement that is wrong, a constraint that was broken.
+    # Our own mistakes, not the user's: a wrong statement or a violated constraint.
     "SQLITE_CONSTRAINT": Category.PERMANENT_FAILURE,
     "SQLITE_EMPTY": Category.PERMANENT_FAILURE,
     "SQLITE_ERROR": Category.PERMANENT_FAILURE,

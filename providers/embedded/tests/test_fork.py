@@ -1,4 +1,4 @@
-"""Forks: parent and child go on with the same objects, and every document is there in the end."""
+"""Forks: parent and child keep using the same objects, and no document is lost."""
 
 import os
 import signal
@@ -115,7 +115,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def run(path):
-    """Run a script in a process group of its own, which ends with the test."""
+    """Run a script in its own process group, which ends with the test."""
 
     def start(script, *, opened=True, seconds=120):
         program = PRELUDE + (OPENED if opened else "") + script
@@ -144,7 +144,7 @@ def sql(path, statement):
 
 
 def documents(path):
-    """How many there are, in the store and in its log, read by a process that had no part in it."""
+    """The number of documents in the store and in its log, read by a separate process."""
     assert sql(path, "PRAGMA integrity_check") == [("ok",)]
     ((count,),) = sql(path, "SELECT count(*) FROM documents")
     assert sql(path, "SELECT count(*), max(seq) FROM log") == [(count, count)]
@@ -251,7 +251,7 @@ deeper(0)
 
     @pytest.mark.parametrize("leave", ["os._exit(0)", "sys.exit(0)"])
     def test_a_daemon_writes_when_the_parent_is_gone(self, run, path, leave):
-        """Forks twice, as daemons do."""
+        """The process forks twice, as daemons do."""
         told = run(f"""
 def leave():
     {leave}
@@ -345,7 +345,7 @@ assert not os.path.exists(path)
 """)
 
     def test_a_process_that_is_started_by_a_hook_after_fork_in_child(self, run, path):
-        """`preexec_fn` runs Python in the child, like a fork."""
+        """`preexec_fn` runs Python code in the child, like a fork."""
         run("""
 import subprocess
 for _ in range(3):
@@ -376,7 +376,7 @@ with EmbeddedStore(path) as other:
 """)
 
     def test_four_busy_readers_and_four_busy_writers(self, run, path):
-        """Every child reads all that is there, and both processes go on."""
+        """Every child reads everything, and both processes continue."""
         told = run("""
 def read(thread, n):
     assert seen(client)[0] >= 1
@@ -395,7 +395,7 @@ assert seen(client)[0] == total
         assert documents(path) == 1 + 200 + int(told)
 
     def test_an_iterator_that_waits_in_a_thread_wakes_after_a_fork(self, run, path):
-        """The commit between closing and opening again must not pass for the state before."""
+        """The commit between closing and reopening must not be mistaken for the earlier state."""
         run("""
 import queue
 got = queue.Queue()
@@ -447,7 +447,7 @@ provider.close()
 
 
 class TestRefused:
-    """What SQLite cannot do in a child is refused there; the parent does not notice."""
+    """What SQLite cannot do in a child is refused there; the parent is not affected."""
 
     LONG = """
 forking._PATIENCE_SECONDS = 0.1

@@ -33,7 +33,7 @@ ADDRESS = ResourceAddress("main", "items")
 
 
 class World:
-    """One collection in a store of its own, written natively; its whole lineage is kept in mind."""
+    """One collection in its own store, written natively; it remembers the whole lineage."""
 
     def __init__(self, path: Path) -> None:
         self.store = EmbeddedStore(path, durable=False)
@@ -88,9 +88,9 @@ def world() -> Iterator[World]:
 def test_a_consumer_killed_after_every_step_loses_nothing(
     start: StartPosition, consumer: Consumer, size: int
 ) -> None:
-    """Splits, merges and a trim are in the life; a kill comes after each step of it.
+    """The script has splits, merges and a trim; the consumer is killed after each of its steps.
 
-    `TestLoss` of the suite has other sizes of a page.
+    `TestLoss` of the suite has other page sizes.
     """
     report = LossOracle(
         world=world,

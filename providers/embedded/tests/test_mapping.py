@@ -1,4 +1,4 @@
-"""Rows to events and to Arrow: what was written comes back exactly, both ways the same."""
+"""Rows become events and Arrow rows with exactly the written values."""
 
 import math
 from datetime import UTC, datetime, timedelta, timezone
@@ -72,7 +72,7 @@ rows = st.lists(
 
 
 def records(table, *, old=True):
-    """Rows as SQLite would hand them out."""
+    """Rows as SQLite returns them."""
 
     def column(index):
         return b"\x1e".join(encode_json(row[index]) for row in table)
@@ -85,7 +85,7 @@ def records(table, *, old=True):
 
 
 def same(a, b):
-    """Equal, NaN included, and of the same types."""
+    """True for equal values of the same types, NaN included."""
     return canonical_json(a) == canonical_json(b)
 
 
@@ -115,7 +115,7 @@ class TestEvents:
     @patiently
     @given(rows)
     def test_an_event_equals_one_that_was_validated(self, table):
-        """Keys skip their validators here, and events have none: both have to be what a user would build."""
+        """Keys skip their validators here, and events have none: both must equal what a user builds."""
         table = [(key, None, None, kind, ts) for key, _, _, kind, ts in table]
         for event, (key, _, _, kind, ts) in zip(
             to_events(records(table), 0, len(table), VIEW), table, strict=True
@@ -158,7 +158,7 @@ class TestEvents:
         }  # fmt: skip
 
     def test_values_are_the_caller_s_own(self):
-        """Mapping again gives other objects: an application may change what it got."""
+        """Mapping again returns new objects, because an application may change what it got."""
         made = records([({"id": 1}, {"n": [1]}, None, 1, 7)])
         to_events(made, 0, 1, VIEW)[0].new_item_state["n"].append(2)
         assert to_events(made, 0, 1, VIEW)[0].new_item_state == {"n": [1]}
@@ -211,7 +211,7 @@ class TestPositions:
         assert from_micros(to_micros(moment)) == moment
 
     def test_a_cursor_is_short(self):
-        """Promised: at most 100 bytes of token a partition."""
+        """The promise is at most 100 bytes of token for each partition."""
         assert len(orjson.dumps(cursor_of(10**12, to_micros(datetime(2100, 1, 1, tzinfo=UTC))))) <= 34
 
 

@@ -1,4 +1,4 @@
-"""Several processes on one file, and processes that die."""
+"""Several processes on one file, and processes that are killed."""
 
 import json
 import os
@@ -110,7 +110,7 @@ def finish(*processes):
 
 
 def follow(path, done):
-    """Every event of the collection, read while it is written, until `done` and nothing is left."""
+    """Every event of the collection, read while it is written, until `done` is set and nothing is left."""
     events, position = [], Beginning()
     with connect(f"embedded://{path}") as client:
         while True:
@@ -147,7 +147,7 @@ def test_writers_lose_nothing_and_agree_on_one_order(store):
         assert [event.order_key for event in changes] == sorted(event.order_key for event in changes)
     assert len(sql(store.path, "SELECT 1 FROM partitions")) > 10
 
-    # Sequence numbers are dense, follow the commits, and a batch is one piece.
+    # Sequence numbers have no gaps and follow the commits, and the changes of a batch stay together.
     log = sql(store.path, "SELECT seq, ts, doc FROM log ORDER BY seq")
     assert [seq for seq, _, _ in log] == list(range(1, total + 1))
     assert [ts for _, ts, _ in log] == sorted(ts for _, ts, _ in log)
@@ -176,7 +176,7 @@ def test_a_writer_killed_in_mid_transaction_leaves_no_half_batch(store):
     store.put("items", "before", {})
     victim = start(HANGS_IN_MID_TRANSACTION, store.path)
     assert victim.stdout.readline() == "in the middle\n"
-    # The transaction is larger than the cache: parts of it are in the file already.
+    # The transaction is larger than the cache, so parts of it are already in the file.
     assert Path(f"{store.path}-wal").stat().st_size > 20_000_000
     os.kill(victim.pid, signal.SIGKILL)
     victim.communicate()

@@ -1,4 +1,4 @@
-"""Promises that hang on one line each: durability, waking up, starts at an edge, pooled connections."""
+"""Promises that depend on one line each: durability, waking up, starts at an edge, pooled connections."""
 
 import os
 import sqlite3
@@ -37,7 +37,7 @@ def refusal(call, *arguments, **options):
 
 
 class TestDurable:
-    """What a connection was set to is seen when it is closed."""
+    """A connection's settings are checked when it is closed."""
 
     @pytest.fixture
     def settings(self, monkeypatch):
@@ -63,7 +63,7 @@ class TestDurable:
         store = SqliteCheckpointStore(tmp_path / "c.db")
         saved = store.save("a", "1", None)
         store.save("a", "2", saved.version)
-        assert settings == [(3, 1)] * 3  # one of them makes the file
+        assert settings == [(3, 1)] * 3  # one of them creates the file
 
     @pytest.mark.parametrize("kind", [FileCheckpointStore, SqliteCheckpointStore])
     def test_a_folder_that_was_made_is_synced_in_the_one_above(self, tmp_path, monkeypatch, kind):
@@ -91,7 +91,7 @@ class TestDurable:
 
 class TestWaking:
     def test_a_write_between_a_batch_and_the_next_look_is_seen(self, world, monkeypatch):
-        """A reader that remembers the later state with the earlier batch would stay idle for ever."""
+        """A reader that kept the later state with the earlier batch would stay idle for ever."""
         world.store.create_collection("items", partitions=1)
         feed = world.feed()
         reader = feed.open("p0", world.start(feed)[0].cursor)
@@ -108,7 +108,7 @@ class TestWaking:
         assert len(world.fetch(reader)) == 1
 
     def test_a_connection_that_was_opened_again_is_another_state(self, world):
-        """SQLite's counter begins anew with it."""
+        """SQLite's counter starts again with a new connection."""
         world.store.create_collection("items", partitions=1)
         monitor = world.provider._store.monitor
         before = monitor.version()
@@ -121,7 +121,7 @@ class TestWaking:
 class TestEdges:
     @pytest.fixture
     def stamps(self, world):
-        """Ten changes, one a second; what is before the fifth was trimmed."""
+        """Ten changes, one a second; those before the fifth were trimmed."""
         world.store.create_collection("items", partitions=1)
         found = []
         for n in range(10):
@@ -166,7 +166,7 @@ class TestEdges:
 
 
 class TestReopened:
-    """A position may be used again, whatever was read behind it since."""
+    """A position can be used again, whatever was read after it."""
 
     def test_a_reader_at_an_older_position_reads_the_same_again(self, world):
         world.store.create_collection("items", partitions=1)
@@ -219,7 +219,7 @@ class TestPool:
 
 
 class TestSurrogates:
-    """Text that no file can hold is refused by name."""
+    """Text that cannot be stored in a file is refused, and the error names it."""
 
     def test_every_name_of_a_store(self, store):
         store.create_collection("items")
@@ -278,7 +278,7 @@ class TestDamagedCheckpoints:
             assert not [text for text in shown if "tell-nobody" in text]
 
     def test_a_damaged_name_is_no_checkpoint_that_was_never_saved(self, store):
-        """A reader would silently start over."""
+        """A reader that mistook it for a missing checkpoint would silently start again."""
         whole = store.path.read_bytes()
         place = whole.index(b"orders")
         store.path.write_bytes(whole[:place] + b"orderz" + whole[place + 6 :])

@@ -1,4 +1,4 @@
-"""Feeds, starts, readers and batches, each against the promise of the contract."""
+"""Feeds, starts, readers and batches, each tested against the contract."""
 
 import random
 import re
@@ -49,7 +49,7 @@ from multiclouddb_spi import (
 
 
 def faulty(category, *words):
-    """Raises a fault of `category`, with these words in its message."""
+    """Expects a fault of `category` whose message contains these words."""
     match = ".*".join(map(re.escape, words)) or None
     return pytest.raises(ProviderFault, match=match, check=lambda error: error.fault.category == category)
 
@@ -64,7 +64,7 @@ def ids(seeds):
 
 @pytest.fixture
 def items(world):
-    """One partition with ten changes, a second apart: seq 1 to 10."""
+    """One partition with ten changes at intervals of a second: seq 1 to 10."""
     world.store.create_collection("items", partitions=1)
     for number in range(1, 11):
         world.clock.tick(seconds=1)
@@ -159,7 +159,7 @@ class TestFetch:
         assert len(batch) == 0
         assert feed.compare(seed.cursor, batch.cursor_after(0)) == -1
         assert batch.cursor_after(0)[0] == 12
-        # What it moved past in other collections is nothing to this one.
+        # Changes of other collections that it moved past do not matter here.
         items.store.put("items", 11, {"n": 11})
         assert numbers(items.drain(feed.open("p0", batch.cursor_after(0)))[0]) == [11]
 
@@ -281,7 +281,7 @@ class TestLineage:
         assert "p1" not in found
 
     def test_an_empty_partition_holds_its_children_back(self, world):
-        """p0 has changes, p1 none: p3 must still come after p0."""
+        """p0 has changes and p1 has none; p3 must still come after p0."""
         world.store.create_collection("items", partitions=1)
         world.store.put("items", "a", {"n": 1})
         world.store.split("items", "p0")
@@ -303,7 +303,7 @@ class TestLineage:
 
     @pytest.mark.parametrize("seed", [7, 28])
     def test_a_far_behind_reader_meets_every_partition_once(self, world, seed):
-        """Reshaped while empty: a merge partner may be found later than the child that it has in common."""
+        """Partitions change while they are empty: a merge parent may be found later than its merged child."""
         world.store.create_collection("items", partitions=2)
         request = ChangeFeedRequest(ResourceAddress("main", "items"), Beginning())
         with connect(ClientConfig("embedded"), native_client=world.store) as client:
@@ -429,7 +429,7 @@ class TestExpiry:
             items.fetch(reader)
 
     def test_a_trim_in_the_middle_of_a_fetch_takes_nothing_from_it(self, items, monkeypatch):
-        """The check for expiry and the rows have to be of one moment."""
+        """The check for expiry and the rows must be of the same moment."""
 
         def trimmed_right_after(*arguments):
             state = standing(*arguments)
@@ -496,7 +496,7 @@ class TestExpiry:
         assert ids(feed.oldest(["p0"], items.deadline())) == ["p3", "p5"]
 
     def test_oldest_of_one_that_lost_nothing_is_itself(self, world):
-        """Asked about all that is read when one of them has expired."""
+        """The question is about all partitions that are read, when one of them has expired."""
         world.store.create_collection("items", partitions=1)
         world.store.split("items", "p0")
         assert ids(world.feed().oldest(["p0"], world.deadline())) == ["p0"]
@@ -545,7 +545,7 @@ class TestLogicalPartition:
 
     @pytest.fixture
     def tenants(self, world):
-        """Twenty tenants over splits and a merge; tenant t has changes n = 0, 1, 2, …."""
+        """Twenty tenants over splits and a merge; tenant t has the changes n = 0, 1, 2, …."""
         world.store.create_collection("items", partitions=2, partition_key=["tenant"])
 
         def write(start, stop):
@@ -662,7 +662,7 @@ class TestWaiting:
 
             def write():
                 with EmbeddedStore(items.path, durable=False) as other:
-                    while reader._idle is None:  # it has looked and found nothing
+                    while reader._idle is None:  # it has read and found nothing
                         time.sleep(0.001)
                     other.put("items", 11, {"n": 11})
                     committed.append(time.monotonic())
@@ -737,7 +737,7 @@ class TestWaiting:
                     items.fetch(reader, wait=30.0)
                 except ProviderFault as error:
                     ended.append(error.fault.category)
-                except sqlite3.OperationalError as error:  # it was just looking
+                except sqlite3.OperationalError as error:  # it has just read
                     ended.append(provider.classify(error).category)
                 else:
                     ended.append(None)
@@ -758,7 +758,7 @@ class TestWaiting:
     def test_they_interrupt_a_statement_that_runs(self, items, end):
         feed = items.feed()
         reader = feed.open("p0", items.start(feed)[0].cursor)
-        # A view that takes minutes stands in for a very slow disk.
+        # A view that takes minutes simulates a very slow disk.
         items.sql("ALTER TABLE log RENAME TO rows")
         items.sql(
             "CREATE VIEW log AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 1e9)"
@@ -778,12 +778,12 @@ class TestWaiting:
             time.sleep(0.001)
         asked = 0
         while thread.is_alive() and asked < 400:
-            # Again, in case the statement had not begun: a second of a machine that is not busy.
+            # Interrupt again, in case the statement had not begun.
             (reader.cancel if end == "cancel" else items.provider.close)()
             asked += 1
             thread.join(0.05)
         in_time = not thread.is_alive()
-        if not in_time:  # leave nothing running behind a failure
+        if not in_time:  # leave nothing running after a failure
             reader.cancel()
             thread.join()
         assert in_time
@@ -927,7 +927,7 @@ class TestPoison:
         with pytest.raises(RecordFault) as caught:
             view(0, 10)
         if "char(30)" in damage:
-            assert caught.value.index == 0  # rows cannot be told apart any more
+            assert caught.value.index == 0  # rows can no longer be distinguished
             return
         assert (caught.value.index, caught.value.position) == (3, "sequence 4")
         assert "void" not in str(caught.value)
@@ -945,7 +945,7 @@ class TestPoison:
 
 
 def test_nothing_is_lost_in_random_lives(tmp_path, clock):
-    """Random writes, splits, merges and trims; readers that stop and go on anywhere; per key, in order."""
+    """Random writes, splits, merges and trims. Readers stop and continue anywhere; keys stay in order."""
     for seed in range(8):
         chance = random.Random(seed)
         with EmbeddedStore(tmp_path / f"{seed}.db", clock=clock, durable=False) as store:
@@ -998,7 +998,7 @@ def _live(store, clock, chance):
 
 
 def _read(feed, active, drained, chance, *, all_of_it):
-    """Some partitions a bit further, each by a new reader; a child when its parents are drained."""
+    """Read some partitions further, each with a new reader; a child after its parents are drained."""
     seen, again = [], True
     while again:
         again = False

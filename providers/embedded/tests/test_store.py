@@ -1,4 +1,4 @@
-"""What is written, and what is refused before anything is."""
+"""Writes to a store, and writes that are refused before anything is stored."""
 
 import pickle
 import sqlite3
@@ -168,7 +168,7 @@ class TestRefusals:
 
     def test_a_failure_in_mid_transaction_leaves_nothing(self, store):
         store.create_collection("items", partitions=1)
-        # The log already has the number that the second change will get.
+        # The log already contains the number that the second change will get.
         with closing(sqlite3.connect(store.path)) as connection, connection:
             connection.execute("INSERT INTO log VALUES (1, 2, 0, 0, 0, 0, 0, 0, '', '', '')")
         with pytest.raises(MulticloudDbError):
@@ -462,7 +462,7 @@ class TestFile:
         assert path.read_bytes() == before
 
     def test_it_waits_for_another_process_that_makes_the_store(self, tmp_path):
-        """SQLite does not wait by itself while the file enters WAL mode."""
+        """SQLite does not wait by itself while the file changes to WAL mode."""
         path = tmp_path / "s.db"
         made = []
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -478,7 +478,7 @@ class TestFile:
         made[0].close()
 
     def test_it_tries_again_where_sqlite_gives_up_at_once(self):
-        """Seen when several processes make one store: about one in fifty was refused without waiting."""
+        """Without the retry, about one of fifty processes that created one store together was refused."""
 
         class Contended:
             def __init__(self):

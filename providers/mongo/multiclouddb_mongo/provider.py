@@ -62,6 +62,9 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
             _NATIVE, "a filter in the server, which scans its whole log for every feed"
         ),
+        Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
+            Support.UNSUPPORTED, "take a token at Now(), scan the table yourself, then read from the token"
+        ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "for collections that keep pre-images (changeStreamPreAndPostImages)"
         ),

@@ -29,12 +29,12 @@ def one():
 
 @pytest.fixture(scope="session")
 def three():
-    """A replica set of three nodes. A test that troubles one leaves the set healthy."""
+    """A replica set of three nodes. A test that disturbs one leaves the set healthy."""
     return shared("three", 3)
 
 
 def dropped(server, name):
-    """The driver does not try it again where the primary is another one by now."""
+    """The driver does not retry it if another member is now the primary."""
     try:
         server.client().drop_database(name)
     except AutoReconnect:
@@ -44,7 +44,7 @@ def dropped(server, name):
 
 @pytest.fixture
 def database():
-    """The name of a database that no other test has."""
+    """The name of a database that only this test has."""
     name = f"test-{next(COUNTER)}"
     yield name
     for server in running():
@@ -72,7 +72,7 @@ def written(one, here):
 
 @pytest.fixture
 def plain(one, app):
-    """A client of the driver alone, and what it sends."""
+    """A client of the driver alone, and the commands that it sends."""
     commands = Commands()
     with MongoClient(one.uri(appName=app), event_listeners=[commands]) as client:
         yield client, commands
@@ -80,14 +80,14 @@ def plain(one, app):
 
 @pytest.fixture
 def ours(one, app):
-    """Our client, and what it sends."""
+    """Our client, and the commands that it sends."""
     with watched(one.uri(appName=app)) as both:
         yield both
 
 
 @pytest.fixture
 def warm(ours, here):
-    """A feed that has its cursor, and what it sends from here on."""
+    """A feed that has its cursor, and the commands that it sends from now on."""
     client, commands = ours
     feed = Feed(client, here)
     feed.read()

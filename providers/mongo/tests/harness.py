@@ -1,4 +1,4 @@
-"""What the conformance suite needs of a MongoDB replica set."""
+"""The conformance harness of a MongoDB replica set."""
 
 import itertools
 import time
@@ -21,7 +21,7 @@ from .servers.oplog import wait_uncut
 from .servers.shared import shared
 
 COUNTER = itertools.count()
-# An oplog of 1 MB, which only `trim` fills, and passwords that cost little to check.
+# An oplog of 1 MB, which only `trim` fills, and password hashes that are quick to check.
 SMALL = {
     "oplog_mb": 1,
     "auth": True,
@@ -44,7 +44,7 @@ def native(value):
 
 
 class MongoHarness(Harness):
-    """Writes with PyMongo, on servers that the tests of a worker share; each test has a database."""
+    """Writes with PyMongo, on servers that the tests of a worker share; each test has its own database."""
 
     capabilities = CAPABILITIES
     plugin = PLUGIN
@@ -52,13 +52,13 @@ class MongoHarness(Harness):
     precision_seconds = 1.1
     rounding = timedelta(milliseconds=1)
     can_several = can_split = can_merge = can_keys_only = False
-    can_notices = False  # what a collection's feed tells of, ends it: test_notices.py follows beyond that
+    can_notices = False  # every notice of a collection's feed ends the feed: test_notices.py tests the rest
     expiry_updates = 1
-    can_read_past_trim = False  # the log is one for all collections: who stands still, falls out of it
+    can_read_past_trim = False  # all collections share the oplog, so a position that stands still expires
     value_types = frozenset(VALUES) - {"integer over 64 bit", "set"}
     key_types = frozenset(KEYS)
     secrets = (PASSWORD, quote(PASSWORD, safe=""))
-    # Which servers, and how many.
+    # The servers and their number.
     servers_name = "us8 one"
     members = 1
 
@@ -71,7 +71,7 @@ class MongoHarness(Harness):
         self.disturbed = False
 
     def close(self):
-        """What a test did to the log that all share shall not be within reach of the next one's `AtTime`."""
+        """Changes to the shared oplog must not be within the precision of the next test's `AtTime`."""
         if self.disturbed:
             time.sleep(1.2 - time.time() % 1)
 
@@ -114,7 +114,7 @@ class MongoHarness(Harness):
                 session.with_transaction(each)
 
     def expire(self, address, key):
-        """The server looks every second for documents that are too old."""
+        """The server looks every second for expired documents."""
         collection = self.collection(address)
         collection.create_index("until", expireAfterSeconds=0)
         collection.replace_one({"_id": native(key)}, {"until": self.now()})
@@ -124,25 +124,25 @@ class MongoHarness(Harness):
         self.native[address.database].create_collection(address.collection)
 
     def announce(self, address):
-        """A database or cluster goes on without one of its collections."""
+        """The feed of a database or cluster continues when one of its collections is dropped."""
         self.native[address.database].create_collection("another").drop()
 
     def poison(self, address, key):
-        """A text that is no UTF-8: the server takes it, and no driver reads it."""
+        """A text that is not UTF-8: the server accepts it, and no driver can read it."""
         bad = RawBSONDocument(bson.encode({"text": "damaged"}).replace(b"damaged", b"damage\xff"))
         self.collection(address).replace_one({"_id": native(key)}, {"inside": bad}, upsert=True)
         self.disturbed = True
 
     def trim(self, address):
-        """Fill the log with notes, which no change stream shows, until what there is has fallen out of it."""
+        """Fill the oplog with notes, which no change stream shows, until all earlier entries are removed."""
         admin, log = self.native.admin, self.native.local["oplog.rs"]
-        # Nothing else of an entry: no driver reads what `poison` has written.
+        # Read only this field of an entry, because no driver can read what `poison` wrote.
         last = log.find_one(projection=["ts"], sort=[("$natural", -1)])["ts"]
         note = {"appendOplogNote": 1, "data": {"note": NOTE}, "writeConcern": {"w": self.members}}
         while log.find_one(projection=["ts"])["ts"] <= last:
             for _ in range(15):
                 admin.command(note)
-            # Only what a checkpoint covers may go, and the server looks once a second.
+            # The server removes only entries that a checkpoint covers, and checks once a second.
             admin.command("fsync")
             until = time.monotonic() + 1.1
             while log.find_one(projection=["ts"])["ts"] <= last and time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""What a client sent to its servers, in the order in which it did."""
+"""The commands that a client sent to its servers, in order."""
 
 import functools
 import threading
@@ -25,14 +25,14 @@ STARTS = {"resumeAfter", "startAfter", "startAtOperationTime"}
 
 
 class Commands(CommandListener):
-    """Notes every command: give it to a client as one of its `event_listeners`."""
+    """Records every command: give it to a client as one of its `event_listeners`."""
 
     def __init__(self):
         self._lock = threading.Lock()
         self._log = []
 
     def clear(self):
-        """Forget what was sent so far."""
+        """Forget all commands so far."""
         with self._lock:
             self._log.clear()
 
@@ -50,7 +50,7 @@ class Commands(CommandListener):
             self._log.append((word, event))
 
     def events(self, word, *only):
-        """Events of this kind, of all commands or those with these names."""
+        """Events of this kind, for all commands or those with these names."""
         with self._lock:
             log = list(self._log)
         return [event for kind, event in log if kind == word and (not only or event.command_name in only)]
@@ -64,13 +64,13 @@ class Commands(CommandListener):
         return [event.command_name for event in self.sent(*only)]
 
     def ends(self, *only):
-        """What became of commands: `["failed", "succeeded"]`."""
+        """The results of commands: `["failed", "succeeded"]`."""
         with self._lock:
             log = list(self._log)
         return [word for word, event in log if word != "started" and event.command_name in only]
 
     def bodies(self, name):
-        """What was sent under this name, as dictionaries of the server's fields."""
+        """The commands with this name, as dictionaries of the server's fields."""
         return [event.command for event in self.sent(name)]
 
     def opening(self):
@@ -82,29 +82,30 @@ class Commands(CommandListener):
         ]
 
     def tries(self):
-        """What became of each of those."""
+        """The results of those commands."""
         opening = {event.request_id for event in self.opening()}
         with self._lock:
             log = list(self._log)
         return [word for word, event in log if word != "started" and event.request_id in opening]
 
     def streams(self):
-        """The `$changeStream` stage of each of those."""
+        """The `$changeStream` stage of each of those commands."""
         return [event.command["pipeline"][0]["$changeStream"] for event in self.opening()]
 
     def starts(self):
-        """The start options of each that has one: without, it only asks where the log ends."""
+        """The start options of each that has one; without a start option it only asks for the end of the
+        oplog."""
         found = [{name: stage[name] for name in STARTS & set(stage)} for stage in self.streams()]
         return [start for start in found if start]
 
 
 @contextmanager
 def watched(uri, *more, **named):
-    """A client as an application has it, and what it sends.
+    """A client as an application opens it, and the commands that it sends.
 
     Args:
-        uri: Where to.
-        more: Further listeners of the driver's client.
+        uri: The server.
+        more: Further listeners for the driver's client.
         named: Further arguments of `connect`.
     """
     commands = Commands()
@@ -114,10 +115,10 @@ def watched(uri, *more, **named):
 
 
 class Feed:
-    """A feed that is read page by page, each from the token of the page before.
+    """A feed that is read page by page, each from the token of the previous page.
 
     Attributes:
-        request: What is asked for next.
+        request: The next request.
     """
 
     def __init__(self, client, address, start=None, **asked):
@@ -128,7 +129,7 @@ class Feed:
         """The next page."""
         page = self.client.read_changes(self.request, OperationOptions(seconds, wait))
         options = self.request.provider_options
-        if options is not None:  # a native start is for the first page
+        if options is not None:  # a native start is only for the first page
             options = attrs.evolve(options, resume_after=None, start_after=None, start_at_operation_time=None)
         self.request = attrs.evolve(
             self.request,
@@ -138,15 +139,15 @@ class Feed:
         return page
 
     def events(self, count=1):
-        """Read until there are so many events, or they do not come."""
+        """Read until this many events have come, or a time limit passes."""
         found, until = [], time.monotonic() + PATIENCE
         while len(found) < count and time.monotonic() < until:
-            found += self.read().events  # a read that waits would try again after a failure
+            found += self.read().events  # a waiting read would retry after a failure
         assert len(found) == count
         return found
 
     def by(self, client):
-        """The same feed at the same place, read by another client."""
+        """The same feed at the same position, read by another client."""
         other = Feed(client, self.request.address)
         other.request = self.request
         return other
@@ -156,9 +157,9 @@ AT_ONCE = 0.2  # seconds: the shortest limit of these tests is twice as long
 
 
 def patient(call, tries=10):
-    """What a call returns whose time limit is short: a busy machine may exceed it, though not each time.
+    """The result of a call with a short time limit. A busy machine may exceed the limit, but not every time.
 
-    What fails at once has not exceeded it.
+    A call that fails at once has not exceeded it.
     """
     for last in [*[False] * (tries - 1), True]:
         begin = time.monotonic()

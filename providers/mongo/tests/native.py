@@ -1,4 +1,4 @@
-"""The application's own client below ours: what `run_command` needs for sessions, and to be watched."""
+"""A native client below ours: `run_command` needs one for sessions, and tests observe it."""
 
 from contextlib import contextmanager
 from typing import Any
@@ -14,12 +14,12 @@ from .monitor import Commands
 
 @attrs.frozen
 class Native:
-    """Our client on the application's own, and what the two send.
+    """Our client on top of a native client, and the commands of both.
 
     Attributes:
-        client: Ours.
-        own: The driver's.
-        commands: What was sent, since the connection was made.
+        client: Our client.
+        own: The driver's client.
+        commands: The commands since the connection was opened.
     """
 
     client: MulticloudDbClient
@@ -33,18 +33,18 @@ class Native:
         return self.client.run_cursor_command(database, command, **options)
 
     def body(self, name):
-        """The one command of this name that was sent."""
+        """The only command of this name that was sent."""
         (body,) = self.commands.bodies(name)
         return body
 
     def nodes(self, name):
-        """Which servers it was sent to."""
+        """The servers that it was sent to."""
         return ["{}:{}".format(*event.connection_id) for event in self.commands.sent(name)]
 
 
 @contextmanager
 def native(uri, **options):
-    """Open both; `options` are the driver's."""
+    """Open both clients; `options` are the driver's."""
     commands = Commands()
     with (
         MongoClient(uri, event_listeners=[commands], **options) as own,
@@ -54,7 +54,7 @@ def native(uri, **options):
 
 
 def refused(call, *arguments, **options):
-    """The error of what has to fail."""
+    """The error of a call that must fail."""
     with pytest.raises(MulticloudDbError) as caught:
         call(*arguments, **options)
     return caught.value
@@ -62,7 +62,7 @@ def refused(call, *arguments, **options):
 
 @contextmanager
 def hanging(servers):
-    """The primary answers nothing meanwhile, though connections to it stay open."""
+    """The primary does not answer during this time, although its connections stay open."""
     member = servers.wait_primary()
     servers.pause(member)
     try:

@@ -1,4 +1,4 @@
-"""A server that is too old for PyMongo: it says so to whoever greets it, and answers nothing else."""
+"""A server that is too old for PyMongo: it says so in its greeting and answers nothing else."""
 
 import contextlib
 import socketserver
@@ -18,7 +18,7 @@ class _Handler(socketserver.StreamRequestHandler):
                 length, request, _, code = HEADER.unpack(header)
                 self.rfile.read(length - HEADER.size)
                 answer = bson.encode(self.server.hello)
-                # The greeting of a new connection is of the old kind, later ones may be of the new one.
+                # The first greeting of a connection has the old form; later ones may have the new form.
                 old = code == OP_QUERY
                 body = struct.pack("<iqii", 8, 0, 0, 1) + answer if old else struct.pack("<ib", 0, 0) + answer
                 self.server.greeted += 1
@@ -27,7 +27,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 class OldServer(socketserver.ThreadingTCPServer):
-    """The only node of a set, at a wire version of your choice: 8 is MongoDB 4.2."""
+    """The only node of a set, with a chosen wire version: 8 is MongoDB 4.2."""
 
     daemon_threads = True
 

@@ -1,4 +1,4 @@
-"""A server that is no replica set, and therefore has no change streams."""
+"""A server outside of a replica set, which therefore has no change streams."""
 
 import contextlib
 import socket
@@ -14,10 +14,10 @@ from .servers.mongod import START_SECONDS, Group
 
 @contextlib.contextmanager
 def standalone(folder):
-    """Start one, in an empty folder, and give its connection string."""
+    """Start a server in an empty folder, and return its connection string."""
     with socket.socket() as port:
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        port.bind(("127.0.0.1", 0))  # and keep it: mongod binds it too
+        port.bind(("127.0.0.1", 0))  # keep it bound: mongod can bind it too
         host = f"127.0.0.1:{port.getsockname()[1]}"
         (folder / "data").mkdir()
         command = [str(fetch()), "--dbpath", str(folder / "data"), "--port", host.rpartition(":")[2]]

@@ -1,4 +1,4 @@
-"""The conformance suite, with the cases in which MongoDB needs something else to show the same."""
+"""The conformance suite, with the cases that MongoDB has to show in another way."""
 
 import pytest
 
@@ -11,7 +11,7 @@ REQUIRE = NewItemStateMode.REQUIRE
 
 
 class TestImages(us8.TestImages):
-    """A collection keeps the documents of its changes only if it was told to."""
+    """A collection keeps its changes' documents only if it is configured to."""
 
     def test_require_gives_the_full_document(self, make_collection):
         images = make_collection("images", Kind.OLD_IMAGES)
@@ -33,7 +33,7 @@ class TestImages(us8.TestImages):
 
 
 class TestPropagation(us8.TestPropagation):
-    """An event does not say that nobody asked for the delete."""
+    """An event does not say whether a delete was an expiry."""
 
     test_a_delete_by_the_service_says_that_it_is_an_expiry = None
 
@@ -46,7 +46,7 @@ class TestPropagation(us8.TestPropagation):
 
 
 class TestTrimmedOnTheWay(us8.TestTrimmedOnTheWay):
-    """What the driver has fetched already is not lost with the log."""
+    """Changes that the driver has already fetched are not lost when the oplog is cut."""
 
     @pytest.fixture(autouse=True)
     def _small_answers(self, monkeypatch):

@@ -1,4 +1,4 @@
-"""What people and networks get wrong: a category, a message with the way out, no secret, and nothing lost."""
+"""Mistakes of users and failures of networks: a category, a way out, no secret, and no lost event."""
 
 import contextlib
 import functools
@@ -51,7 +51,7 @@ SECRETS = (
     "my-document-key",
 )
 INVALID = ErrorCategory.INVALID_REQUEST
-# Where no server is to be found: one that is there may well take longer.
+# For addresses without a server; a real server may take longer.
 QUICK = {"serverSelectionTimeoutMS": 300, "connectTimeoutMS": 300}
 MOST = 60
 
@@ -112,7 +112,7 @@ def guarded():
 
 
 class TestTheWay:
-    """To the server."""
+    """Failures on the way to the server."""
 
     def test_nobody_listens(self):
         with client_of("mongodb://127.0.0.1:9/?serverSelectionTimeoutMS=300") as client:
@@ -134,7 +134,7 @@ class TestTheWay:
                         near, _ = listener.accept()
                     except OSError:
                         return
-                    with near, contextlib.suppress(OSError):  # whoever asks may be gone
+                    with near, contextlib.suppress(OSError):  # the client may have gone away
                         near.recv(1000)
                         near.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" + b"x" * 100)
 
@@ -309,7 +309,7 @@ WRONG = [
 
 
 class TestOptions:
-    """Values are the server's to judge; what it says is told, and what it may quote is not."""
+    """The server judges option values. Its message is shown, but not the values that it may quote."""
 
     @pytest.mark.parametrize(
         "options", WRONG, ids=[f"{name} {at}" for at, option in enumerate(WRONG) for name in option]
@@ -346,7 +346,7 @@ class TestOptions:
 
 
 class TestPipelines:
-    """Of the caller's own: they may leave out a lot."""
+    """The caller's own pipelines may filter out many changes."""
 
     def test_what_is_promised_to_be_enough_is(self, client, here, native):
         fields = ("_id", "operationType", "ns", "documentKey", "fullDocument")
@@ -413,7 +413,7 @@ class TestPipelines:
 
 
 class TestTokens:
-    """What the server hardly checks, we do."""
+    """We check what the server hardly checks."""
 
     def token(self, client, address, **asked):
         return read(client, address, Now(), **asked).continuation_token
@@ -484,7 +484,7 @@ class TestTokens:
 
 
 class TestPoison:
-    """Documents that no driver reads, which the server takes all the same."""
+    """Documents that the server accepts but no driver can read."""
 
     def damaged(self, collection, document):
         raw = bson.encode(document)
@@ -492,7 +492,7 @@ class TestPoison:
         collection.insert_one(RawBSONDocument(raw.replace(b"damaged", b"damage\xff")))
 
     def walk(self, client, address, token, size=0, **asked):
-        """Ids of all changes; None for one that was skipped."""
+        """Ids of all changes, with None for a skipped one."""
         seen, skipped = [], 0
         for _ in range(400):
             try:
@@ -565,7 +565,7 @@ class TestPoison:
             seen, skipped = self.walk(client, address, token, size, **asked)
             assert seen == ["large", 0, 1, 2, None, None, "end"]
             assert skipped == 2
-        # Without the old document it fits.
+        # Without the old document the event fits.
         assert self.walk(client, address, token)[0] == ["large", 0, 1, 2, "large", "large", "end"]
 
     def test_the_one_that_is_named_is_the_one_that_a_filter_lets_through(self, client, native):

@@ -1,4 +1,4 @@
-"""Change streams, row by row of MongoDB's specification: CS-1 to CS-26, what resumes and what is sent."""
+"""Change streams, row by row of MongoDB's specification: CS-1 to CS-26, resumable errors and commands."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -29,7 +29,7 @@ from .servers.failpoint import fail_command
 
 RESUMABLE = {"errorLabels": ["ResumableChangeStreamError"]}
 CURSOR_NOT_FOUND = 43
-FINAL = 8000  # of the server, and nothing that a driver knows
+FINAL = 8000  # a server error that no driver treats specially
 SCOPES = [None, EntireDatabase(), EntireCluster()]
 
 
@@ -38,14 +38,14 @@ def asked(**options):
 
 
 def of_scope(scope, here):
-    """Address and scope."""
+    """An address and a scope."""
     address = {type(None): here, EntireDatabase: ResourceAddress(here.database)}
     found = {"address": address.get(type(scope), ResourceAddress())}
     return {**found, "scope": scope} if scope else found
 
 
 def refused(category=ErrorCategory.INVALID_REQUEST, code=None):
-    """The server said no, and the error has its code."""
+    """The server refused, and the error has its code."""
     return pytest.raises(
         MulticloudDbError,
         check=lambda error: error.category == category and error.detail.native_code == str(code),
@@ -53,10 +53,10 @@ def refused(category=ErrorCategory.INVALID_REQUEST, code=None):
 
 
 class TestResumable:
-    """Which errors of a `getMore` make another `aggregate`."""
+    """Which errors of a `getMore` cause another `aggregate`."""
 
     def test_cs_01_an_older_server_is_not_talked_to(self):
-        """So the label alone decides, whatever a server says of itself later."""
+        """So only the label decides, whatever a server says about itself later."""
         with OldServer(8) as server, watched(server.uri) as (client, commands):
             with pytest.raises(MulticloudDbError) as caught:
                 Feed(client, ResourceAddress("shop", "orders")).read()
@@ -117,7 +117,7 @@ class TestResumable:
 
     @pytest.mark.parametrize("code", [6, 63, 234, FINAL])
     def test_cs_04_an_error_without_the_label(self, one, app, warm, written, code):
-        """Also one that was resumable on older servers."""
+        """This includes errors that were resumable on older servers."""
         feed, commands = warm
         with (
             fail_command(one, commands=["getMore"], app_name=app, errorCode=code),
@@ -130,7 +130,7 @@ class TestResumable:
         assert keys(feed.events()) == [1]
 
     def test_cs_06_an_aggregate_is_not_resumed(self, one, app, here, ours):
-        """What is retried is the read, once, by another rule."""
+        """The read is retried once, by another rule."""
         client, commands = ours
         failure = {"errorCode": 6, **RESUMABLE}
         with (
@@ -152,10 +152,10 @@ class TestResumable:
 
 
 class TestEvents:
-    """What the server sends, and may send one day."""
+    """Events that the server sends now or may send one day."""
 
     def test_cs_07_an_operation_that_nobody_knows_yet(self, ours, here, written):
-        """The server's own, but for the name."""
+        """The server's own event, with another name."""
         client, _ = ours
         strange = {"$cond": ["$fullDocument.strange", "zzz", "$operationType"]}
         feed = Feed(client, here, **asked(pipeline=[{"$addFields": {"operationType": strange}}]))
@@ -228,7 +228,7 @@ class TestEvents:
         assert [set(native) & {"updateDescription"} for native in (insert, replace, delete)] == [set()] * 3
 
     def test_cs_09_the_document_of_an_update_that_is_gone_is_null(self, ours, here, written):
-        """What was looked up too late is unavailable, and no delete."""
+        """The document was looked up too late: it is unavailable, which is not a delete."""
         client, _ = ours
         feed = Feed(client, here, include_native=True)
         feed.read()
@@ -266,7 +266,7 @@ class TestEvents:
 
 
 class TestOptions:
-    """What is sent with the `aggregate`, in its stage, and with every `getMore`."""
+    """The options sent with the `aggregate`, in its stage, and with every `getMore`."""
 
     @pytest.mark.parametrize("value", ["unheard-of", ""])
     def test_cs_10_an_unknown_full_document(self, ours, here, value):
@@ -365,7 +365,7 @@ class TestOptions:
         assert all("collation" not in event.command for event in commands.opening())
 
     def test_cs_14_the_driver_by_itself_drops_it(self, plain, here):
-        """When this fails, PyMongo has mended it: `_Collated` in `stream.py` has had its day."""
+        """If this fails, PyMongo has fixed it, and `_Collated` in `stream.py` can be removed."""
         client, commands = plain
         client[here.database]["c"].watch(collation={"locale": "en"}).close()
         assert all("collation" not in event.command for event in commands.opening())
@@ -392,7 +392,7 @@ class TestOptions:
         client, commands = ours
         feed = Feed(client, here, **asked(show_expanded_events=value), include_native=True)
         feed.read()
-        written.create_index("name")  # an event of its own, and no change
+        written.create_index("name")  # a separate event that is no change
         written.insert_one({"_id": 1})
         (event,) = feed.events()
         assert ("collectionUUID" in event.native) is bool(value)
@@ -425,7 +425,7 @@ class TestOptions:
 
 
 class TestHelpers:
-    """The command that each way to watch makes."""
+    """The command that each way of watching sends."""
 
     @pytest.mark.parametrize("scope", SCOPES, ids=str)
     def test_cs_17_each_scope_is_a_change_stream(self, plain, ours, here, written, scope):

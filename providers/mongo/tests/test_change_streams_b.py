@@ -1,4 +1,4 @@
-"""Change streams, row by row of MongoDB's specification: CS-27 to CS-52, how a stream lives and resumes."""
+"""Change streams, row by row of MongoDB's specification: CS-27 to CS-52, the life and resume of a stream."""
 
 import contextlib
 import inspect
@@ -32,12 +32,12 @@ from .servers.failpoint import fail_command
 from .standalone import standalone
 
 RESUMABLE = {"errorLabels": ["ResumableChangeStreamError"]}
-FINAL = 8000  # of the server, and nothing that a driver knows
+FINAL = 8000  # a server error that no driver treats specially
 
 
 @pytest.fixture
 def breaks(one, app):
-    """Lets commands of this test's client fail."""
+    """Make commands of this test's client fail."""
 
     def breaking(*names, times=1, **failure):
         return fail_command(one, commands=list(names), app_name=app, times=times, **failure)
@@ -50,7 +50,7 @@ def asked(**options):
 
 
 def open_cursors(server, address):
-    """Of one collection, which only one test has."""
+    """The open cursors of one collection, which only one test uses."""
     here = {"$match": {"ns": f"{address.database}.{address.collection}", "cursor": {"$exists": True}}}
     return len(list(server.client().admin.aggregate([{"$currentOp": {"idleCursors": True}}, here])))
 
@@ -129,7 +129,7 @@ class TestLife:
         assert commands.tries() == ["succeeded"]
 
     def test_cs_30_so_would_the_driver(self, plain, here):
-        """A server that lets it through is played: 6.0 refuses it itself."""
+        """The test simulates a server that accepts it, because 6.0 refuses it itself."""
         client, _ = plain
         nameless = {"operationType": "insert"}
         with client[here.database]["c"].watch() as stream:
@@ -155,7 +155,7 @@ class TestLife:
         assert commands.tries() == []
 
     def test_cs_31_a_resume_that_fails_is_not_repeated(self, breaks, warm, written):
-        """Two tries of the `aggregate` are its own retry; the next call goes on from the same token."""
+        """Two attempts of the `aggregate` are its own retry; the next call continues from the same token."""
         feed, commands = warm
         with breaks("getMore", "aggregate", times=None, errorCode=6, **RESUMABLE):
             with pytest.raises(MulticloudDbError) as caught:
@@ -197,7 +197,7 @@ class TestLife:
         }
         uri = three.uri(appName=app, readPreference=preference)
         with watched(uri) as (client, commands):
-            # A member that was asked first may not know of the collection yet.
+            # The member that was asked first may not know the collection yet.
             wait_until(
                 lambda: all("c" in three.direct(m)[database].list_collection_names() for m in three.members)
             )
@@ -206,7 +206,7 @@ class TestLife:
             with fail_command(three, commands=["getMore"], app_name=app, closeConnection=True):
                 collection.insert_one({"_id": 1})
                 assert keys(feed.events()) == [1]
-            # Where the log begins is asked there, too: logs are not of one length.
+            # The oplog's first entry is asked of the same member, because oplogs differ in length.
             assert len(Feed(client, ResourceAddress(database, "c"), Beginning()).events(2)) == 2
             opened = commands.opening()
             assert "failed" in commands.ends("getMore")
@@ -269,7 +269,7 @@ class TestStarts:
         assert {len(start) for start in commands.starts()} == {1}
 
     def test_cs_35_the_driver_by_itself_drops_all_but_one(self, plain, here, written):
-        """When this fails, PyMongo has mended it: the page of the specifications says otherwise."""
+        """If this fails, PyMongo has fixed it, and the page on the specifications needs a change."""
         client, commands = plain
         collection = client[here.database]["c"]
         with collection.watch() as stream:
@@ -279,7 +279,8 @@ class TestStarts:
         assert commands.starts() == [{"startAfter": token}]
 
     def test_cs_36_the_time_of_the_first_answer_is_kept(self, breaks, plain, here, written):
-        """A server that sends no `postBatchResumeToken` is played: those that PyMongo talks to all do."""
+        """The test simulates a server without `postBatchResumeToken`, because every server that PyMongo
+        supports sends one."""
         client, commands = plain
         with tokenless(), client[here.database]["c"].watch(max_await_time_ms=20) as stream:
             kept = commands.events("succeeded", "aggregate")[0].reply["operationTime"]
@@ -373,7 +374,7 @@ class TestStarts:
         assert event.command["lsid"] == commands.bodies("getMore")[0]["lsid"]
 
     def test_cs_40_a_lost_connection_takes_another_implicit_one(self, breaks, warm, written):
-        """Without harm; when this fails, PyMongo has mended it."""
+        """It does no harm. If this fails, PyMongo has fixed it."""
         feed, commands = warm
         with breaks("getMore", closeConnection=True):
             written.insert_one({"_id": 1})
@@ -383,7 +384,7 @@ class TestStarts:
 
 
 def invalidated(client, collection):
-    """The token of an invalidate, behind which the collection is there again."""
+    """The token of an invalidate; after it the collection exists again."""
     with client[collection.database.name][collection.name].watch() as stream:
         collection.drop()
         collection.database.create_collection(collection.name)
@@ -393,7 +394,7 @@ def invalidated(client, collection):
 
 
 def tokenless():
-    """Answers to the driver lose their `postBatchResumeToken`, as if the server was older than 4.0.7."""
+    """Remove `postBatchResumeToken` from answers, as if the server was older than 4.0.7."""
     first = ChangeStream._process_result
 
     def processed(stream, result, *others):
@@ -404,7 +405,7 @@ def tokenless():
 
 
 class TestResume:
-    """How often, and what becomes of the old cursor."""
+    """How often a stream is resumed, and what happens to the old cursor."""
 
     def test_cs_41_resumes_follow_each_other_without_an_event(self, breaks, warm, written):
         feed, commands = warm
@@ -433,7 +434,7 @@ class TestResume:
         assert commands.names("killCursors") == []
 
     def test_cs_42_after_a_lost_connection_the_driver_does_not_try(self, one, breaks, warm):
-        """The server ends it by itself; when this fails, PyMongo has mended it, and the row is wrong."""
+        """The server ends it by itself. If this fails, PyMongo has fixed it, and the row is wrong."""
         feed, commands = warm
         feed.read()
         (old,) = {body["getMore"] for body in commands.bodies("getMore")}
@@ -539,7 +540,7 @@ class TestTokens:
         numbers = itertools.count(1)
 
         def farther():
-            """An answer that has looked farther than to its last change."""
+            """An answer whose position is later than its last change."""
             number = next(numbers)
             written.insert_one({"_id": number})
             written.database["other"].insert_one({"_id": number})
@@ -582,10 +583,10 @@ def token_of(answer):
 
 
 class TestPages:
-    """Every token that there is."""
+    """Every token that a stream returns."""
 
     def test_cs_49_an_iterator_gives_every_token(self, warm, written):
-        """As the page about the specifications says: by its pages, the empty ones as well."""
+        """As the page about the specifications says: through its pages, including empty ones."""
         feed, _ = warm
         tokens = set()
         settings = {"idle_backoff_seconds": 0.01, "max_idle_backoff_seconds": 0.02}
@@ -601,10 +602,10 @@ class TestPages:
 
 
 class TestLimits:
-    """Time and size."""
+    """Limits on time and size."""
 
     def gives_up_in_time(self, read):
-        """Before the server answers, which takes it 2.5 seconds each time."""
+        """The call ends before the server's answer, which takes 2.5 seconds each time."""
 
         def attempt():
             begin = time.monotonic()
@@ -637,7 +638,7 @@ class TestLimits:
         with watched(one.uri(appName=app, timeoutMS=1000)) as (client, _):
 
             def waited():
-                """Three times in a row: a stream that is opened again could hide every second failure."""
+                """Three times in a row, because reopening a stream could hide every second failure."""
                 feed = Feed(client, here, **asked(max_await_time_ms=10_000))
                 for _ in range(3):
                     assert feed.read(wait=1).events == ()
@@ -691,7 +692,7 @@ class TestLimits:
 
 
 class TestProse:
-    """The specification's own tests, through `read_changes`; the numbers are its numbers."""
+    """The specification's own tests, through `read_changes`; the numbers are the specification's."""
 
     def test_cs_52_prose_1_the_token_of_every_page_is_the_last_one(self, one, app, ours, here, written):
         client, _ = ours
@@ -721,7 +722,7 @@ class TestProse:
         assert caught.value.category == ErrorCategory.INVALID_REQUEST
 
     def test_cs_52_prose_3_one_resume(self, breaks, ours, here, written):
-        """With the pipeline and the options that it had; only the token is another one."""
+        """With the same pipeline and options; only the token differs."""
         client, commands = ours
         stages = [{"$match": {"operationType": "insert"}}]
         options = asked(pipeline=stages, batch_size=7, collation={"locale": "en"}, comment="mine")
@@ -745,7 +746,7 @@ class TestProse:
         assert commands.tries() == ["failed"]
 
     def test_cs_52_prose_6_a_server_is_selected_for_a_resume(self, one, app, breaks, here, written):
-        """There is none any more for a moment: the driver waits for it, and goes on."""
+        """For a moment there is none: the driver waits for a server and continues."""
         with watched(one.uri(appName=app)) as (client, commands):
             feed = Feed(client, here)
             feed.read()

@@ -1,4 +1,4 @@
-"""The command line on MongoDB: real processes, killed and started again."""
+"""The command line on MongoDB: real processes that are killed and started again."""
 
 import re
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ def orders(one, database):
 
 @pytest.fixture
 def where(one, orders):
-    """Server and collection, as the commands are told."""
+    """The server and the collection, as arguments of the commands."""
     return one.uri(), f"{orders.database.name}/orders"
 
 
@@ -31,7 +31,8 @@ def tail_of(where, folder, start="now"):
 
 class TestTail:
     def test_killed_again_and_again_it_misses_nothing(self, one, orders, where, tmp_path):
-        """Seven times, under a writer: at once, in the middle of much, and in trouble."""
+        """A writer runs; the command is killed seven times: at once, in the middle of a page, and after
+        failures."""
         orders.insert_one({"_id": "before"})
         tail = tail_of(where, tmp_path)
         writer = Writer(lambda key: orders.insert_one({"_id": key, "secret": "a document"}), pause=0.003)
@@ -64,7 +65,8 @@ class TestTail:
         keys = [f"o-{number:04}" for number in range(3000)]
         tail = tail_of(where, tmp_path, "beginning")
         for life in range(2):
-            # Each life has some of its own: the one before may have come to the end before it was killed.
+            # Each process gets its own changes, because the one before may have read everything before the
+            # kill.
             orders.insert_many([{"_id": key} for key in keys[1500 * life : 1500 * (life + 1)]])
             with tail.running() as came:
                 came.get(timeout=SOON)
@@ -89,7 +91,9 @@ class TestTail:
         orders.database["items"].insert_one({"_id": 7})
         address = [name] if scope == "database" else []
         words = ("--scope", scope, "--from", start, "--until-idle")
-        ran = run("tail", where[0], *address, *words)  # a cluster may tell of what another test dropped
+        ran = run(
+            "tail", where[0], *address, *words
+        )  # a cluster's feed may report a collection that another test dropped
         assert ran.returncode == 0, ran.stderr
         lines = [line.split()[1:4] for line in ran.stdout.splitlines()]
         assert [line for line in lines if line[1].startswith(f"{name}/")] == [
@@ -120,7 +124,7 @@ class TestPartitions:
 class TestToken:
     @pytest.fixture
     def token(self, where, tmp_path):
-        """Of `now`, before the first event, as an argument."""
+        """A token of `now`, before the first event, as an argument."""
         said("tail", *where, "--until-idle", "--checkpoint", tmp_path / "position")
         return f"@{tmp_path}/position"
 
@@ -171,7 +175,7 @@ FAILURES = {
 
 
 class TestFailures:
-    """One line on stderr, the exit code of its category, a way out, and no secret."""
+    """One line on stderr, the exit code of the category, a way out, and no secret."""
 
     def check(self, ran, code, category, *words):
         assert_refused(ran, code, category, *words, hidden=[SECRET])

@@ -1,4 +1,4 @@
-"""How a deployment is named, what a wrong name is told, and the MongoClient that is made of it."""
+"""How a deployment is configured, the errors for a wrong name, and the resulting MongoClient."""
 
 import functools
 import socket
@@ -25,7 +25,7 @@ def checked(url=HOST, **more):
 
 @pytest.fixture
 def made():
-    """Makes clients and closes them."""
+    """Make clients and close them."""
     clients = []
 
     def make(url=HOST, concurrency=4, **more):
@@ -38,7 +38,7 @@ def made():
 
 
 def everything_said(error):
-    """All that a log could show of an error: its text, what it came from, and what that says."""
+    """Everything that a log could show of an error: its text, its causes, and their texts."""
     seen = []
     while error is not None:
         seen += [str(error), repr(error), repr(getattr(error, "detail", None))]
@@ -165,7 +165,7 @@ class TestWrongNames:
             checked(url).client(4)
 
 
-# A password as a person would type it, and what of it must not be seen anywhere.
+# A password as a person would type it, and its parts that must never be shown.
 UNESCAPED = [
     f"mongodb://me:{SECRET}@more@localhost/shop",
     f"mongodb://me:more@{SECRET}@localhost/shop",
@@ -215,7 +215,7 @@ class TestSecrets:
         error = caught.value
         assert error.category == ErrorCategory.INVALID_REQUEST
         assert SECRET not in everything_said(error)
-        # `from None` would hide it from a traceback, and from nobody else.
+        # `from None` would hide it only from a traceback.
         assert error.__cause__ is None
         assert error.__context__ is None
 

@@ -11,7 +11,7 @@ ROUNDS = 4
 
 
 class Consumers:
-    """They stand at positions of their own and read a page each, in turns."""
+    """Consumers at different positions that each read a page in turn."""
 
     def __init__(self, client, address, collection, count):
         self._client, self._address = client, address

@@ -1,4 +1,4 @@
-"""What each failure of PyMongo and of the server means, and that no document and no secret of it gets out."""
+"""The meaning of each failure of PyMongo and of the server; no document and no secret in it is shown."""
 
 import pickle
 
@@ -23,7 +23,7 @@ TOKEN = f'{{ _data: "826B004BB1000000142B022C0100296E5A1004F6EF5D{KEY}000004" }}
 AT_WORK = "PlanExecutor error during aggregation :: caused by :: "
 SECRET = "p@ss:w0rd"
 
-# The server's code and words (6.0.5 says them like this) → category, retryable, a part of the way out.
+# The server's code and words (as 6.0.5 has them) → category, retryable, a part of the way out.
 CODES = [
     (
         286,
@@ -117,7 +117,7 @@ CODES = [
     (40602, "$changeStream is only valid as the first stage", INVALID, False, "first stage"),
     (121, f"Document failed validation {KEY}", INVALID, False, "validation"),
     (11000, f"E11000 duplicate key error {KEY}", ErrorCategory.CONFLICT, False, "unique index"),
-    # Codes that nobody has listed.
+    # Unlisted codes.
     (51091, "Regular expression is invalid: missing )", INVALID, False, "missing )"),
     (40323, "A pipeline stage must contain exactly one field.", INVALID, False, "exactly one field"),
     (17276, "Use of undefined variable: nonsense", INVALID, False, "undefined variable"),
@@ -167,7 +167,7 @@ EXCEPTIONS = [
 
 
 def answered(code, message="it is so", **more):
-    """A failure as PyMongo raises it for a reply of the server."""
+    """A failure as PyMongo raises it for an answer of the server."""
     reply = {"ok": 0.0, "errmsg": message, "code": code, "codeName": f"Code{code}", **more}
     return vendor.OperationFailure(message, code, reply)
 

@@ -1,4 +1,4 @@
-"""Three members, one of them always in trouble: nothing is lost, and nothing comes twice in one life."""
+"""Three members, one of which always has a trouble: nothing is lost, and no life gets an event twice."""
 
 import logging
 import queue
@@ -32,22 +32,22 @@ from .servers.mongod import NATIVE, QUICK_ELECTION_MS, ReplicaSet
 from .workload import COLLECTION, LONG, MAJORITY, Application, Writer, assert_kept, finish, pages, seen
 
 CALL = 15.0
-"""Seconds that a read may take."""
+"""The seconds that a read may take."""
 MARGIN = 10.0
-"""Seconds that it may take longer, on a machine that is busy."""
+"""The additional seconds on a busy machine."""
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
-    """Three members, which do not wait for long for a primary that was killed."""
+    """Three members, which replace a killed primary quickly."""
     with ReplicaSet(tmp_path_factory.mktemp("three"), 3, election_ms=QUICK_ELECTION_MS) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def proxied(tmp_path_factory):
-    """Three members, each behind a proxy that the writer does not go through."""
-    # A member that hangs is soon given up by the members that copy from it, too.
+    """Three members, each after a proxy that the writer does not use."""
+    # Members that copy from a hanging member soon stop doing so.
     soon = {"oplogNetworkTimeoutBufferSeconds": 1}
     folder, quick = tmp_path_factory.mktemp("proxied"), QUICK_ELECTION_MS
     with ReplicaSet(folder, 3, proxied=True, election_ms=quick, parameters=soon) as made:
@@ -55,12 +55,12 @@ def proxied(tmp_path_factory):
 
 
 def url(cluster, **options):
-    """A member that does not answer is given up after one second, not after twenty."""
+    """A URL with which a silent member is given up after one second, not after twenty."""
     return cluster.uri(connectTimeoutMS=1000, **options)
 
 
 def crowd(cluster, database):
-    """Applications of many kinds, all before the first change."""
+    """Applications of many kinds, all started before the first change."""
 
     def one(name, size, consumer=None, **others):
         request = ChangeFeedRequest(ResourceAddress(database, COLLECTION), Now(), max_page_size=size)
@@ -81,7 +81,7 @@ def crowd(cluster, database):
 
 
 def lagging(consumer):
-    """Slower than the writer: there is always a rest of a batch that was not handed out."""
+    """An application that is slower than the writer, so part of a batch always waits."""
 
     def consume(client, request, token):
         for step in consumer(client, request, token):
@@ -94,7 +94,7 @@ def lagging(consumer):
 
 @contextmanager
 def load(cluster, database):
-    """A writer, and applications that read all the while; in the end everything has come to each of them."""
+    """A writer, and applications that read meanwhile. In the end each of them has every change."""
     with MongoClient(url(cluster, appName=NATIVE)) as client:
         writer = Writer(client, database, pause=0.005)
         applications = crowd(cluster, database)
@@ -123,7 +123,7 @@ def load(cluster, database):
 
 @contextmanager
 def killed(cluster):
-    """Without the member that is the primary now; with all members again, in the end."""
+    """Kill the present primary; in the end all members run again."""
     member = cluster.wait_primary()
     cluster.kill(member)
     try:
@@ -135,7 +135,7 @@ def killed(cluster):
 
 @contextmanager
 def paused(cluster):
-    """The member that is the primary now hangs; it goes on in the end."""
+    """Pause the present primary; it continues in the end."""
     member = cluster.wait_primary()
     cluster.pause(member)
     try:
@@ -145,7 +145,7 @@ def paused(cluster):
 
 
 def go_on(writer, applications):
-    """Until everybody has come to where the writer is by now."""
+    """Continue until every application has reached the writer's position."""
     place = len(writer.truth)
     wait_until(lambda: all(each.error or each.place >= place for each in applications), LONG)
 
@@ -168,19 +168,19 @@ def test_a_primary_that_steps_down_loses_nothing(three, database):
 
 
 def test_a_primary_that_hangs_stops_nobody(proxied, database):
-    """Its connections stay open and say nothing: another one is read while it hangs."""
+    """Its connections stay open and silent; the applications read from another member meanwhile."""
     with load(proxied, database) as (writer, applications):
         with paused(proxied):
             writer.wait_for(30)
             go_on(writer, applications)
-        # It had not noticed that another was elected.
+        # It had not noticed the new election.
         writer.wait_for(30)
         go_on(writer, applications)
 
 
 @pytest.mark.parametrize("trouble", ["cut", "drop"])
 def test_a_network_that_fails_loses_nothing(proxied, database, trouble):
-    """Connections are reset, or stay open and swallow everything; the writer is spared."""
+    """Connections are reset, or stay open and lose everything; the writer is not affected."""
     with load(proxied, database) as (writer, applications):
         for _ in range(3):
             for proxy in proxied.proxies.values():
@@ -193,7 +193,7 @@ def test_a_network_that_fails_loses_nothing(proxied, database, trouble):
 
 @pytest.mark.parametrize("size", [7, 0], ids=["small pages", "large pages"])
 def test_a_primary_that_dies_between_two_pages_costs_nothing(three, database, size):
-    """In the middle of a batch of the server, of which some was handed out already; no call fails."""
+    """The kill happens in the middle of a server batch that is partly returned; no call fails."""
     writer, events = Writer(three.client(), database), []
     with connect(ClientConfig("mongo", {"url": url(three)})) as client:
         start = ChangeFeedRequest(ResourceAddress(database, COLLECTION), Now(), max_page_size=size)
@@ -217,7 +217,7 @@ def test_a_primary_that_dies_between_two_pages_costs_nothing(three, database, si
 
 @pytest.mark.parametrize("trouble", ["cut", "drop"])
 class TestOutage:
-    """Nobody answers at all: connections are reset, or stay open and swallow everything."""
+    """No member answers: connections are reset, or stay open and lose everything."""
 
     @pytest.fixture
     def client(self, proxied):
@@ -234,7 +234,7 @@ class TestOutage:
         return proxied.client()[database].create_collection(COLLECTION)
 
     def begin(self, proxied, client, items, trouble):
-        """A request in the middle of a feed; from then on nobody answers."""
+        """A request in the middle of a feed; after it no member answers."""
         start = ChangeFeedRequest(ResourceAddress(items.database.name, COLLECTION), Now())
         token = client.read_changes(start).continuation_token
         items.insert_one({})
@@ -278,7 +278,7 @@ class TestOutage:
 
             reader = threading.Thread(target=read)
             reader.start()
-            time.sleep(0.5)  # it is in the driver by now
+            time.sleep(0.5)  # the call is now inside the driver
             began = time.monotonic()
             client.close()
             reader.join(CALL)
@@ -287,7 +287,7 @@ class TestOutage:
             return took
 
         assert_prompt(3.0, attempt, at_most=1.0 + MARGIN)
-        # None that the end of the program would wait for.
+        # A thread that the program's end does not wait for.
         wait_until(lambda: not [each for each in self.ours() if each not in before], 30.0)
 
     def ours(self):
@@ -311,7 +311,7 @@ class TestOutage:
 
 @contextmanager
 def deaf(member):
-    """A secondary takes over nothing for a while, and votes."""
+    """A secondary that votes but does not replicate for a while."""
     command = {"configureFailPoint": "stopReplProducer"}
     member.admin.command({**command, "mode": "alwaysOn"})
     try:
@@ -321,7 +321,7 @@ def deaf(member):
 
 
 def test_a_change_that_is_rolled_back_is_never_seen(three, database):
-    """A primary that was cut off from the others has it alone, for a while."""
+    """Only a primary that was cut off from the others has it, for a while."""
     items = three.client()[database].create_collection(COLLECTION, write_concern=MAJORITY)
     start = ChangeFeedRequest(ResourceAddress(database, COLLECTION), Now())
     with connect(ClientConfig("mongo", {"url": url(three)})) as client:

@@ -1,4 +1,4 @@
-"""In trouble MongoDB is read as it is: readers that outlast a call, heads, its own word on old tokens."""
+"""MongoDB in trouble: reads that outlast a call, heads, and the server's own decision on old tokens."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def config(one, app):
 
 
 def test_an_answer_slower_than_every_call_is_read_by_a_later_one(config, here, written):
-    """A fetch that were given up at each deadline would begin anew for ever."""
+    """A fetch that was given up at each deadline would start again without end."""
     plugin = FaultyPlugin(PLUGIN, Slow(1.0))
     with open_client(plugin, config) as client:
         token = client.read_changes(ChangeFeedRequest(here, Now())).continuation_token

@@ -1,4 +1,4 @@
-"""Planning bounded reads on real servers: what it costs, where it stops, and that nothing is lost by it."""
+"""Planned bounded reads on real servers: their cost, their end, and no lost change."""
 
 import functools
 import itertools
@@ -60,7 +60,7 @@ def soon():
 
 
 class World:
-    """A feed as Spark has it: planned by one who keeps it, read by whoever gets the ranges."""
+    """A feed as Spark uses it: one process plans it, and any process reads the ranges."""
 
     def __init__(self, server, database, *, options=None, scope=None, uri=None, on_expired=None):
         self.commands = Commands()
@@ -81,7 +81,7 @@ class World:
         return self.at.cursor("0")
 
     def plan(self, most=None, target=None):
-        """The next step; what it made the server send stands in `commands`."""
+        """Plan the next step; `commands` has what the server was sent."""
         self.commands.clear()
         return self.planner.advance(self.at, most, soon(), target)
 
@@ -101,7 +101,7 @@ class World:
         self.native["c"].insert_many([{"_id": key, "text": "x" * 100} for key in keys])
 
     def changes_sent(self):
-        """How many changes the server has sent since the last plan."""
+        """The number of changes that the server has sent since the last plan."""
         replies = [event.reply for event in self.commands.events("succeeded", "aggregate", "getMore")]
         cursors = [reply["cursor"] for reply in replies]
         return sum(len(cursor.get("firstBatch", cursor.get("nextBatch", ()))) for cursor in cursors)
@@ -109,7 +109,7 @@ class World:
 
 @pytest.fixture
 def make(one, database):
-    """Makes worlds over a collection that is there."""
+    """Make worlds over an existing collection."""
     one.client()[database].create_collection("c")
     made = []
 
@@ -160,7 +160,7 @@ class TestCost:
         assert world.changes_sent() == MANY
 
     def test_a_run_to_the_present_end_has_two_sent_and_each_change_once(self, make):
-        """As Spark's `availableNow`: the target, the step to it, the step that is none."""
+        """As Spark's `availableNow` does: the target, the step to it, and the step that is none."""
         world = make()
         world.start()
         world.write(*range(MANY))
@@ -174,7 +174,7 @@ class TestCost:
         world.commands.clear()
         assert world.read(step.ranges()) == list(range(MANY))
         assert sent == 2
-        assert world.changes_sent() <= MANY + 1  # the one behind the target
+        assert world.changes_sent() <= MANY + 1  # the change after the target
         world.at = step.after
         assert not world.plan(target=target).moved
         assert world.commands.names() == []
@@ -264,12 +264,12 @@ class TestHead:
 
     @pytest.mark.parametrize("far", [0, 1, 2])
     def test_a_mark_right_behind_the_start_is_left_to_reading(self, make, monkeypatch, far):
-        """Who lags has nothing at the start, which cannot be told from nothing in front of the mark."""
+        """A lagging member has nothing at the start, which looks the same as nothing before the mark."""
         world = make()
         cursor = world.start()
         begin = ticks_at(place_of(cursor))
         mark = After("h", f"82{begin + far:016X}2B0229296E04")
-        behind = After("e", f"82{begin:016X}2B0000")  # sorts in front of the marks
+        behind = After("e", f"82{begin:016X}2B0000")  # sorts before the marks
         first = mock.MagicMock(outcome=Continue(), **{"__len__.return_value": 1})
         first.cursor_after.return_value = cursor_of(behind)
         monkeypatch.setattr(type(world.feed), "_peek", lambda *_: first)
@@ -278,7 +278,7 @@ class TestHead:
         assert world.heads(cursor) == expected
 
     def test_a_change_from_behind_the_end_of_the_log_is_a_head_itself(self, make, monkeypatch):
-        """Whoever was asked for the end lags behind whoever sent the change."""
+        """The member that was asked for the end lags behind the one that sent the change."""
         world = make()
         cursor = world.start()
         before = world.feed._source.now()
@@ -382,7 +382,7 @@ class TestEnds:
         assert world.read(step.ranges()) == [1, 2]
 
     def test_a_collection_that_went_and_came_back_is_told_by_the_read(self, make):
-        """Nothing that is cheap to ask tells it from one that was there all the time."""
+        """No cheap question distinguishes it from a collection that existed all the time."""
         world = make()
         world.start()
         world.write(*range(20))
@@ -406,7 +406,7 @@ class TestEverything:
     @pytest.mark.parametrize("most", [None, 50], ids=["unbounded", "bounded"])
     @pytest.mark.parametrize("target", [False, True], ids=["on and on", "to a target"])
     def test_comes_once_and_in_order_while_it_is_written(self, make, most, target):
-        """Single writes and transactions, planned and read while they come."""
+        """Single writes and transactions, planned and read while they are written."""
         world = make()
         world.start()
         written = []
@@ -439,7 +439,7 @@ class TestEverything:
             assert world.read(parts) == read
 
     def test_one_by_one(self, make):
-        """Each plan has one change to find, and the cluster's clock has gone on by one."""
+        """Each plan has one change to find, and the cluster's clock has moved by one."""
         world = make()
         world.start()
         for number in range(40):
@@ -470,11 +470,11 @@ class TestEverything:
 
 
 class TestLaggingMember:
-    """The range is read from a member that has not come so far yet."""
+    """The range is read from a member that has not replicated so far yet."""
 
     @pytest.fixture
     def late(self, three, database, monkeypatch):
-        """Two worlds: of the set, and of a member that applies nothing before it has been asked for long."""
+        """Two worlds: one of the set, and one of a member that applies changes only after many questions."""
         three.wait_healthy()
         three.client()[database].create_collection("c").insert_one({"_id": "first"})
         late = next(member for member in three.members if member != three.wait_primary())
@@ -514,7 +514,7 @@ class TestLaggingMember:
     def test_is_not_taken_for_one_that_has_nothing_right_before_a_mark(self, late):
         whole, part, stop = late
         stop()
-        # Within a second, the cluster's time goes on by one with each operation.
+        # Within a second, the cluster time grows by one with each operation.
         for key in range(100):
             start = whole.start()
             whole.write(key)

@@ -1,4 +1,4 @@
-"""Nothing is lost, wherever a consumer is killed: lives with everything that a server can do to a reader."""
+"""Nothing is lost, wherever a consumer is killed, under everything that a server can do to a reader."""
 
 import itertools
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ WORLDS = itertools.count()
 
 
 class World:
-    """One collection, in a database that it is alone in."""
+    """One collection in a database of its own."""
 
     def __init__(self, server, scope):
         self.server, self.scope, self.name = server, scope, f"life-{next(WORLDS)}"
@@ -52,7 +52,7 @@ class World:
         if len(writes) == 1:
             self._write(*writes[0], None)
             return
-        # It is tried again when a restart has cut its connection.
+        # It is retried when a restart has cut its connection.
         with self.client.start_session() as session:
             session.with_transaction(
                 lambda session: [self._write(key, document, session) for key, document in writes]
@@ -62,15 +62,15 @@ class World:
         if document is None:
             self.items.delete_one({"_id": key}, session=session)
         else:
-            # An update would be told of with the document of later.
+            # The event of an update would have a later document.
             self.items.replace_one({"_id": key}, document, upsert=True, session=session)
 
     def noise(self):
-        """Changes that are in the log and not in the feed."""
+        """Changes that are in the oplog but not in the feed."""
         self.client[f"{self.name}-beside"].others.insert_many([{} for _ in range(50)])
 
     def fail(self, command, **how):
-        """The next such command of the consumer fails."""
+        """Make the consumer's next command of this name fail."""
         data = {"failCommands": [command], "appName": APPLICATION, **how}
         self.client.admin.command({"configureFailPoint": "failCommand", "mode": {"times": 1}, "data": data})
 
@@ -99,16 +99,16 @@ RESTART = Act("kill -9, and a restart", World.restart)
 
 
 def life(*, restarts):
-    """Transactions larger than a page, and what breaks a stream: in its middle, at its end, at its start."""
+    """Transactions larger than a page, and failures of the stream in the middle, at its end or start."""
     write = Author(keys=KEYS).write
     return [
         write(2), Read(1), NOISE, write(1), write(5), Read(1), NO_CURSORS, write(3), Read(2),
         fail("getMore", closeConnection=True), write(4), Read(1), write(1), NOISE, ReadUntilIdle(),
-        # Idle, and the stream breaks: what comes behind is not taken for the end.
+        # The stream breaks while it is idle: the next answer must not be mistaken for the end.
         NO_CURSORS, write(3), ReadUntilIdle(), fail("getMore", errorCode=UNREACHABLE, errorLabels=[LABEL]),
         write(2), ReadUntilIdle(), RESTART if restarts else NO_CURSORS, write(6), Read(1),
         fail("aggregate", closeConnection=True), NO_CURSORS, write(2), NOISE, ReadUntilIdle(), write(1),
-        # Without the label PyMongo does not resume: the caller reads again from its token.
+        # Without the label PyMongo does not resume, so the caller reads again from its token.
         fail("getMore", errorCode=TIME_LIMIT), write(4),
     ]  # fmt: skip
 

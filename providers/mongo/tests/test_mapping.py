@@ -1,4 +1,4 @@
-"""Change documents to events and to Arrow: both the same, and the first that cannot be mapped is named."""
+"""Change documents become events and Arrow rows with equal content; the first unmappable one is named."""
 
 import copy
 from datetime import UTC, datetime, timedelta
@@ -42,7 +42,7 @@ stamps = st.builds(Timestamp, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 
 
 
 def token(number, bits=None):
-    """The resume token of one change: later ones sort higher."""
+    """The resume token of one change; later tokens sort higher."""
     made = {"_data": f"82{SECONDS:08X}{number:08X}2B022C0100296E04"}
     return made if bits is None else made | {"_typeBits": bits}
 
@@ -71,7 +71,7 @@ def mapped(change, address=ADDRESS, **look):
 
 
 def plain(value):
-    """A value as an event has it."""
+    """A value as it is in an event."""
     return portable(bson.decode(raw({"v": value}), CODEC))["v"]
 
 
@@ -97,7 +97,7 @@ def changes(draw, number):
     for name in ("fullDocument", "fullDocumentBeforeChange"):
         del change[name]
     change |= more
-    # What newer servers, other options and pipelines add, and what they leave out.
+    # Fields that newer servers, options and pipelines add or leave out.
     if draw(st.booleans()):
         change |= {"lsid": {"id": UUID(int=number)}, "txnNumber": number, "ns2": {"x": draw(values)}}
     if draw(st.booleans()):
@@ -107,7 +107,7 @@ def changes(draw, number):
 
 @st.composite
 def pages(draw):
-    """Changes, and how they are looked at."""
+    """Changes, and how each is read."""
     found = [draw(changes(number)) for number in range(1, draw(st.integers(1, 5)) + 1)]
     address = draw(st.sampled_from([ADDRESS, ResourceAddress("shop"), ResourceAddress()]))
     flags = {name: draw(st.booleans()) for name in ("with_new", "with_old", "native")}
@@ -206,7 +206,7 @@ class TestEvents:
         assert events[0].new_item_state is not events[1].new_item_state
 
     def test_names_and_order_leave_type_bits_out(self):
-        """The server adds them for keys of some types: with them in it, the text would not sort."""
+        """The server adds type bits for keys of some types; with them the text would not sort."""
         page = [one(1), one(2, _id=token(2, b"\x40")), one(3)]
         events = to_events(list(map(raw, page)), 0, 3, View(ADDRESS, "p"))
         assert [event.order_key for event in events] == sorted(event.order_key for event in events)
@@ -363,7 +363,7 @@ class TestPoison:
 
     @pytest.mark.parametrize("change", [POISON, raw(one(1) | {"documentKey": 1})], ids=["text", "key"])
     def test_behind_it_the_start_is_still_known(self, mapping, change):
-        """What ended before it was something else of the same name."""
+        """Earlier ends belong to another collection of the same name."""
         view = View(ADDRESS, "p", start=2**64 - 1)
         with pytest.raises(RecordFault) as caught:
             mapping([change], 0, 1, view)
@@ -398,7 +398,7 @@ class TestReferences:
 
 
 class TestPlace:
-    """Where a change stands is read from its bytes alone."""
+    """The position of a change is read from its bytes alone."""
 
     @patiently
     @given(changes(3))

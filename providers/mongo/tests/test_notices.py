@@ -1,4 +1,4 @@
-"""On a real server: a notice has its place between the events before it and those behind it."""
+"""On a real server, a notice keeps its place between the events before it and those after it."""
 
 import pytest
 
@@ -26,7 +26,7 @@ RUNS = 40
 
 
 class Reading:
-    """Reads one feed page by page; each page is a list of ids and notices, in the order that is promised."""
+    """Reads one feed page by page. Each page is a list of ids and notices, in the promised order."""
 
     def __init__(self, uri, address, size=0, **asked):
         self.uri, self.address, self.size, self.asked = uri, address, size, asked
@@ -43,7 +43,7 @@ class Reading:
             return self.page(client, Now())[2].continuation_token
 
     def pages(self, token, *, restart=False):
-        """Pages that are not empty, with the token in front of each, up to idle."""
+        """Pages that are not empty, each with the token before it, up to idle."""
         found, client = [], connect(self.uri)
         try:
             for _ in range(200):
@@ -66,7 +66,7 @@ def in_order(pages):
 
 
 def check_every_token(reading, pages):
-    """A process that begins anew in front of any page has what is left, in the same order."""
+    """A new process that starts before any page gets the rest, in the same order."""
     for number, (token, *_) in enumerate(pages):
         assert in_order(reading.pages(token)) == in_order(pages[number:])
 
@@ -94,7 +94,7 @@ class TestDatabase:
     def test_so_does_each_of_several_facts(self, one, database, size, restart):
         native = one.client()[database]
         native.create_collection("c")
-        native.create_collection("stays")  # a database without a collection is none
+        native.create_collection("stays")  # a database without a collection does not exist
         reading = self.reading(one, database, size, EntireDatabase())
         begin = reading.begin()
         native["c"].insert_many([{"_id": 1}, {"_id": 2}])
@@ -125,7 +125,7 @@ class TestEnd:
 
 
 class TestPlanned:
-    """Ranges as Spark reads them have events alone, and all of them."""
+    """Ranges as Spark reads them contain only events, and all of them."""
 
     @pytest.mark.parametrize("most", [None, 1, 2, 100])
     def test_events_on_both_sides_of_a_notice_are_read(self, one, database, most):
@@ -160,7 +160,7 @@ class TestPlanned:
 
 class TestFollow:
     def lives(self, one, database, reading):
-        """Three collections of one name, one after the other."""
+        """Three collections with one name, one after the other."""
         native = one.client()[database]
         native.create_collection("c")
         begin = reading.begin()

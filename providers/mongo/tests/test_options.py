@@ -1,4 +1,4 @@
-"""What a request can ask of MongoDB alone: typed, frozen, and told apart where positions depend on it."""
+"""The options of a request that only MongoDB has: typed, frozen, and part of the token where needed."""
 
 import functools
 
@@ -29,7 +29,7 @@ GOOD = {
     "allow_missing": True,
 }
 STARTS = ["resume_after", "start_after", "start_at_operation_time"]
-# Those in which a token with one value is not to be used with another.
+# The options for which a token of one value must not be used with another value.
 POSITIONS = {"pipeline", "show_expanded_events", "collation"}
 
 
@@ -124,7 +124,7 @@ class TestStarts:
 
 
 class TestValue:
-    """Options are values: equal, hashable, frozen, and nobody's to change."""
+    """Options are values: equal, hashable, and frozen."""
 
     @pytest.mark.parametrize("name", FIELDS)
     def test_equal_ones_hash_equal(self, name):
@@ -139,7 +139,7 @@ class TestValue:
         ids=["truth", "float", "falsehood", "order", "inside"],
     )
     def test_what_the_server_tells_apart_is_not_equal(self, one, other):
-        """A client gives equal requests one stream: the other one's filter would be used."""
+        """A client gives equal requests one stream, so the filter of the other request would be used."""
         assert one == other
         assert MongoOptions(pipeline=[{"$match": {"a": one}}]) != MongoOptions(
             pipeline=[{"$match": {"a": other}}]
@@ -169,7 +169,7 @@ class TestValue:
 
 
 class TestDigest:
-    """A token of one stream is not one of another."""
+    """A token of one stream cannot be used for another."""
 
     def test_none_for_the_defaults(self):
         assert MongoOptions().position_digest() == ""

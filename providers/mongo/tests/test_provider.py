@@ -1,4 +1,4 @@
-"""The provider as a whole, on a real server: starts, ends, positions, whose clients, and their end."""
+"""The provider on a real server: starts, ends, positions, native clients, and closing."""
 
 import itertools
 import pickle
@@ -64,7 +64,7 @@ def app():
 
 
 class Room:
-    """One database: written natively, read through clients of ours."""
+    """One database, written natively and read through our clients."""
 
     def __init__(self, server, database, app):
         self.server, self.database = server, database
@@ -79,7 +79,7 @@ class Room:
         return ResourceAddress(self.database, name)
 
     def client(self, **options):
-        """Another one, as after a restart."""
+        """Another client, as after a restart."""
         client = connect(ClientConfig("mongo", {"url": self.uri}), **options)
         self._clients.append(client)
         return client
@@ -107,14 +107,14 @@ def room(one, database, app):
 
 
 def read(client, address, place=None, size=0, *, timeout=30.0, wait=0.0, **asked):
-    """One page; text is a token."""
+    """One page; a text is a token."""
     start = FromContinuationToken(place) if isinstance(place, str) else place or Beginning()
     request = ChangeFeedRequest(address, start, max_page_size=size, **asked)
     return client.read_changes(request, OperationOptions(timeout, wait))
 
 
 def walk(client, address, place=None, size=0, **asked):
-    """Pages up to the first that says that nothing more comes at present."""
+    """Pages up to the first idle one."""
     for _ in range(MANY_PAGES):
         page = read(client, address, place, size, **asked)
         yield page
@@ -154,8 +154,11 @@ class TestStarts:
         numbers = itertools.count()
 
         def in_a_second():
-            """A change of a second, and a later moment of that; None when a busy machine let it pass."""
-            time.sleep(1.15 - time.time() % 1)  # behind its turn, where a change may be stamped late
+            """A change in a second and a later moment of the same second; None when a busy machine was too
+            slow."""
+            time.sleep(
+                1.15 - time.time() % 1
+            )  # after the turn of a second, when a change may get a late timestamp
             now, number = datetime.now(UTC), next(numbers)
             moment = now + timedelta(milliseconds=300)
             collection.insert_one({"_id": number})
@@ -262,7 +265,7 @@ class TestPartition:
 
 class TestRecreated:
     def ended(self, room, client, **asked):
-        """A feed that was read to its end on a client, whose collection was recreated."""
+        """A feed that a client read to its end, and whose collection was recreated."""
         collection = room.collection()
         page = read(client, room.address(), Now(), **asked)
         collection.insert_one({"_id": "old"})
@@ -282,7 +285,7 @@ class TestRecreated:
         self.ended(room, client)
         page = read(client, room.address(), Now())
         room.native["c"].insert_one({"_id": "newer"})
-        # Whoever has the token goes on with it.
+        # A client with the token continues with it.
         assert all_ids(room.client(), room.address(), page.continuation_token) == ["newer"]
         assert all_ids(client, room.address(), Beginning())[-2:] == ["new", "newer"]
 
@@ -303,7 +306,7 @@ class TestRecreated:
         pages = list(walk(room.client(), address, place, **asked))
         assert ids(*pages) == [1, 2, 3]
         assert FeedEnded not in told(*pages)
-        # And from any page on, elsewhere.
+        # Another process can continue from any page.
         token, seen = place, []
         for _ in range(20):
             page = read(room.client(), address, token, 1, **asked)
@@ -314,7 +317,8 @@ class TestRecreated:
         assert seen == [1, 2, 3]
 
     def test_nor_is_it_behind_a_gap(self, room):
-        """Where an expired position goes on (SkipToOldest), the log may still have an end of a former one."""
+        """Where an expired position continues (SkipToOldest), the oplog may still have the end of an earlier
+        collection."""
         room.collection().insert_one({"_id": 1})
         room.native["c"].drop()
         room.collection().insert_one({"_id": 2})
@@ -366,7 +370,7 @@ class TestRecreated:
         assert seen == expected
 
     def test_renamed_away_and_back_is_an_end(self, room):
-        """What was written meanwhile is under another name, and not in this feed."""
+        """Changes in between were written under another name and are not in this feed."""
         collection = room.collection()
         client = room.client()
         token = read(client, room.address(), Now()).continuation_token
@@ -475,7 +479,7 @@ class TestPositions:
 
 
 class TestRanges:
-    """Between two positions there is always the same, whatever is written meanwhile."""
+    """The range between two positions is always the same, whatever is written meanwhile."""
 
     @pytest.fixture
     def world(self, room):
@@ -662,7 +666,7 @@ class TestStreams:
         wait_until(lambda: not room.cursors())
 
     def test_a_long_look_at_the_log_is_not_begun_anew(self, room, app):
-        """A filter may have to look at the whole log: a call that does not wait for that loses nothing."""
+        """A filter may have to scan the whole oplog; a call that does not wait for that loses nothing."""
         collection = room.collection()
         scope = {"scope": LogicalPartition(MulticloudDbKey({"_id": 1}))}
         with watched(room.uri) as (client, commands):
@@ -722,11 +726,11 @@ class TestStreams:
             client.close()
             assert time.monotonic() - began < 10  # of 20; the conformance suite is stricter
             assert [each.result(10) for each in polls] == [ErrorCategory.TRANSIENT_FAILURE] * 3
-        if pool > 1:  # over one connection a poll may be in the way of what would end the others
+        if pool > 1:  # with one connection, a poll may delay the command that would end the others
             wait_until(lambda: not room.cursors())
 
     def test_what_could_not_be_closed_at_once_is_closed_at_the_end(self, room, app):
-        """PyMongo notes it, as it does for what is let go of; an interrupted client finds no server."""
+        """PyMongo remembers unclosed cursors; an interrupted client finds no server."""
         room.collection()
         uri = room.server.uri(appName=app, heartbeatFrequencyMS=10_000)
         provider = PLUGIN.connect(ClientConfig("mongo", {"url": uri}), None)
@@ -737,7 +741,7 @@ class TestStreams:
         wait_until(lambda: not room.cursors())
 
     def test_nothing_is_opened_any_more_once_it_is_closed(self, room):
-        """The application's client lives on; what is opened late would stay open."""
+        """The application's client stays open, and so would everything that is opened late."""
         room.collection()
         deadline = Deadline.after(30)
         with MongoClient(room.uri) as own:
@@ -756,7 +760,7 @@ class TestStreams:
             assert not room.cursors()
 
     def test_closing_beside_a_server_that_hangs_says_nothing(self, room, caplog):
-        """PyMongo would: a traceback for each cursor, on the terminal where there is no log."""
+        """PyMongo would print a traceback for each cursor on a terminal without a log."""
         client = room.client()
         for number in range(3):
             room.collection(f"c{number}")
@@ -824,7 +828,7 @@ class TestNativeClient:
                 (event,) = events
                 assert event.key == MulticloudDbKey({"_id": key})
                 assert event.new_item_state == {"_id": key, "at": noon, "text": "text"}
-            # It is the application's: not closed by us.
+            # The application owns it, so we do not close it.
             found.client.close()
             assert found.own.admin.command("ping")["ok"] == 1
 
@@ -840,7 +844,7 @@ class TestNativeClient:
         with connect(ClientConfig("mongo", {"url": uri})) as client:
             event = read(client, ResourceAddress(collection="c")).events[0]
             assert event.address.collection == "c"
-            # The same feed under its full name is another token's.
+            # The same feed under its full name needs another token.
             assert all_ids(client, room.address()) == [1]
 
     def test_without_one_it_has_to_be_named(self, room):
@@ -912,7 +916,11 @@ class TestFeed:
             return [feed.resumes(each) for each in (None, feed.identity.incarnation, "another")]
 
         try:
-            assert resumes() == [True, True, True]  # it is gone: what the log still has of it is read
+            assert resumes() == [
+                True,
+                True,
+                True,
+            ]  # the collection is gone, but its changes that are still in the oplog are read
             room.collection()
             assert resumes() == [True, True, False]
             assert resumes(FOLLOW) == [True, True, True]
@@ -954,7 +962,7 @@ class TestFeed:
 
 
 def test_a_fault_is_a_fault_of_ours(room):
-    """What the provider itself finds out is no exception of the driver's."""
+    """Errors that the provider itself finds are no exceptions of the driver."""
     provider = PLUGIN.connect(ClientConfig("mongo", {"url": room.uri}), None)
     try:
         feed = provider.open_feed(FeedSpec(room.address(), options=MongoOptions()), Deadline.after(30))
@@ -968,7 +976,8 @@ def test_a_fault_is_a_fault_of_ours(room):
 
 
 def test_commands_of_a_feed_are_few(room):
-    """Opening one: what is there, what the server is, where the log ends, and the stream."""
+    """Opening a feed asks whether the collection exists, what the server is, where the oplog ends, and opens
+    the stream."""
     room.collection()
     commands = Commands()
     with (

@@ -1,4 +1,4 @@
-"""Reading one stream: what a server may send, how it is cut and where it breaks, played by a script."""
+"""Reads of one stream: a script decides what the server sends, where it cuts, and where it breaks."""
 
 import contextlib
 import copy
@@ -62,18 +62,18 @@ def behind(number, fragment=0):
     return After("e", change_text(number, fragment))
 
 
-# -- A server that does what the script says
+# -- A scripted server
 
 
 @attrs.define
 class Entry:
-    """One operation of the log.
+    """One operation of the oplog.
 
     Attributes:
         text: Its resume token.
-        change: What a stream sends for it; None for one that no stream shows.
+        change: The change that a stream sends for it; None for an operation that no stream shows.
         refused: The code with which a server refuses to send it, or None.
-        closes: True when the stream ends behind it.
+        closes: True when the stream ends after it.
     """
 
     text: str
@@ -82,7 +82,7 @@ class Entry:
     closes: bool = False
 
     def is_whole(self):
-        """Whether somebody may go on behind it: not in the middle of a change."""
+        """True when a reader may resume after it, which is not possible in the middle of a change."""
         split = (self.change or {}).get("splitEvent", {"fragment": 1, "of": 1})
         return split["fragment"] == split["of"]
 
@@ -95,7 +95,7 @@ class Log:
         self.numbers = itertools.count(1)
 
     def add(self, operation="insert", *, shown=True, parts=1, refused=None, closes=False, **more):
-        """One operation, in so many parts; returns its number."""
+        """Add one operation in this many parts. Returns its number."""
         number = next(self.numbers)
         whole = {
             "operationType": operation,
@@ -118,7 +118,7 @@ class Log:
         return number
 
     def keys(self, place=None):
-        """The keys of all changes of documents behind a position."""
+        """The keys of all document changes after a position."""
         return [
             int(entry.text[10:18], 16)
             for entry in self.entries[self.index(place) if place else 0 :]
@@ -126,18 +126,18 @@ class Log:
         ]
 
     def index(self, place):
-        """The first operation behind a position."""
+        """The first operation after a position."""
         if isinstance(place, At):
             return sum(int(entry.text[2:18], 16) < ticks_at(place) for entry in self.entries)
         return sum(entry.text <= place.data for entry in self.entries)
 
     def count(self):
-        """How many operations there are."""
+        """The number of operations."""
         return len({entry.text[:18] for entry in self.entries})
 
 
 class Cursor:
-    """As much of the driver's cursor as a reader looks at."""
+    """The part of the driver's cursor that a reader uses."""
 
     address = None
 
@@ -151,7 +151,7 @@ class Cursor:
 
 
 class Stream:
-    """As the driver's change stream is: one answer of the server at a time."""
+    """Behaves like the driver's change stream: one answer of the server at a time."""
 
     def __init__(self, server, place, batch_size, await_ms):
         self.server, self.at = server, server.log.index(place)
@@ -162,7 +162,7 @@ class Stream:
         self._answer()
 
     def _answer(self):
-        """What fits in one answer, or the error that is due."""
+        """The changes that fit in one answer, or the error that is due."""
         server, log = self.server, self.server.log
         server.asked += 1
         if server.failures:
@@ -214,7 +214,7 @@ class Stream:
 
 
 class Secretive:
-    """The stream of a driver that does not tell how much of an answer is left."""
+    """The stream of a driver that does not report how much of an answer is left."""
 
     def __init__(self, *given_):
         self._stream = Stream(*given_)
@@ -226,7 +226,7 @@ class Secretive:
 
 
 class Server:
-    """What a reader has of its feed: opens streams on a log, and remembers them."""
+    """The part of a feed that a reader uses: it opens streams on an oplog and remembers them."""
 
     def __init__(self, log, *, splits=False, sharded=False, stream=Stream, sizes=(), eager=False, **options):
         self.log, self.splits, self.sharded, self.stream = log, splits, sharded, stream
@@ -262,7 +262,7 @@ class Server:
 
 
 def whole_of(entries):
-    """One change of its parts."""
+    """Join the parts of a change."""
     whole = {}
     for entry in entries:
         whole |= entry.change
@@ -291,7 +291,7 @@ def keys_of(batch):
 
 
 def batches(reader, records=1000):
-    """Everything that there is, batch by batch."""
+    """Everything that exists, batch by batch."""
     pages = itertools.chain(records, itertools.repeat(records[-1])) if isinstance(records, list) else None
     while True:
         batch = fetch(reader, next(pages) if pages else records)
@@ -314,7 +314,7 @@ def log():
 
 @st.composite
 def logs(draw):
-    """A log of everything that a stream may send without ending."""
+    """An oplog with everything that a stream may send without ending."""
     log = Log()
     for kind in draw(
         st.lists(st.sampled_from(["change", "parts", "other", "drop", "rename", "unknown"]), max_size=9)
@@ -350,7 +350,7 @@ class TestNothingLost:
         for batch in batches(reader_of(server), pages):
             found = keys_of(batch)
             for count in range(len(found) + 1):
-                # Whoever goes on from there, elsewhere, has the rest.
+                # Another reader that continues there gets the rest.
                 again = Server(log, splits=server.splits)
                 rest = drained(reader_of(again, place_of(batch.cursor_after(count))))
                 assert rest == expected[len(taken) + count :]
@@ -386,7 +386,7 @@ class TestNothingLost:
         found = list(batches(reader_of(server, until=until), pages))
         assert [key for batch in found for key in keys_of(batch)] == expected
         assert isinstance(found[-1].outcome, Reached)
-        # Who reads a range has not come to its end as long as it lies ahead.
+        # A reader of a range has not finished while the range's end is ahead.
         assert compare(place_of(found[-1].cursor_after(len(found[-1]))), until) != -1
         for _ in range(3):
             log.add()
@@ -403,7 +403,7 @@ class TestNothingLost:
 
 
 class TestParts:
-    """A change that the server sends in parts is one change; nobody goes on from the middle of it."""
+    """A change that the server sends in parts is one change; no position is in the middle of it."""
 
     @pytest.mark.parametrize("size", [1, 2, 3, 5, 10])
     @pytest.mark.parametrize("page", [1, 2, 10])
@@ -438,7 +438,7 @@ class TestParts:
         assert drained(reader) == [1]
 
     def test_and_what_it_had_of_it_is_forgotten(self, log):
-        """With a document that was made smaller meanwhile, the change comes in one."""
+        """If the document was made smaller meanwhile, the change comes in one part."""
         log.add(parts=3, fullDocumentBeforeChange={"_id": 1, "n": "old"})
         server = Server(log, splits=True, sizes=[2, 1, 1, 1])
         server.failures.extend([None, None, AutoReconnect("away")])
@@ -456,7 +456,7 @@ class TestParts:
         assert [event.old_item_state for event in batch.events(0, 1)] == [None]
 
 
-# -- What a stream tells beside changes
+# -- Notices of a stream
 
 
 class TestOtherOperations:
@@ -541,7 +541,7 @@ class TestEnd:
         batch = fetch(reader)
         assert isinstance(batch.outcome, Continue)
         assert [type(notice) for notice in batch.notices] == [Invalidated]
-        assert batch.caught_up is False  # what has the name now may have waited for long
+        assert batch.caught_up is False  # the collection that has the name now may be old
         assert drained(reader) == [number]
         assert server.places[-1] == After("i", change_text(3))
 
@@ -597,7 +597,7 @@ class TestEnd:
 
 
 class TestAltered:
-    """A pipeline of the caller's may do a lot; what it must not do is said by name."""
+    """A caller's pipeline may do many things; forbidden ones are named in the error."""
 
     @pytest.mark.parametrize("name", ["operationType", "ns", "documentKey"])
     def test_what_nobody_can_do_without(self, log, name):
@@ -624,7 +624,7 @@ class TestAltered:
         assert batch.notices == (Renamed("shop/orders", "?/?"),)
 
 
-# -- What a server cannot send
+# -- Changes that a server cannot send
 
 
 class TestRefused:

@@ -1,4 +1,4 @@
-"""What a caller hears: the reason why no server answers, codes, ways out; and what is asked a second time."""
+"""The reasons that a caller sees: why no server answers, error codes, ways out; and second attempts."""
 
 import socket
 
@@ -33,7 +33,7 @@ def failure(client, request, options=SHORT):
 
 @pytest.fixture
 def refuse(monkeypatch):
-    """Has a command of ours fail so many times; the driver's monitors ask `hello` as before."""
+    """Make one of our commands fail this many times; the driver's monitors ask `hello` as before."""
     original, asked = Database.command, []
 
     def begin(name, times, error):
@@ -52,7 +52,7 @@ def refuse(monkeypatch):
 
 
 class TestNoServer:
-    """The call has less time than `serverSelectionTimeoutMS`, which is 15 s unless it is given."""
+    """The call has less time than `serverSelectionTimeoutMS`, which is 15 s by default."""
 
     @pytest.mark.parametrize("member", ["read_changes", "plan_partitions", "list_physical_partitions"])
     def test_a_port_that_refuses(self, member):
@@ -84,7 +84,7 @@ DENIED = OperationFailure("not authorized", 13)
 
 
 class TestSecondTry:
-    """PyMongo calls its own reads once more, but no command that it is given."""
+    """PyMongo repeats its own reads once, but never a command of the caller."""
 
     @pytest.mark.parametrize("error", [STEPPED_DOWN, LOST], ids=["refused", "lost"])
     @pytest.mark.parametrize("command", ["hello", "buildinfo"])
@@ -183,7 +183,7 @@ class TestWaysOut:
         assert "viewOn" in message
 
     def test_of_a_token_whose_collection_is_gone_is_to_follow(self, one, here, written):
-        """A token behind the end of what the log has of it."""
+        """A token after the end of everything that the oplog has of it."""
         token = self.behind_the_end(one, here, written)
         with connect(one.uri()) as client:
             error = failure(client, ChangeFeedRequest(here, FromContinuationToken(token)))
@@ -201,7 +201,7 @@ class TestWaysOut:
         assert [event.key.components["_id"] for event in events] == [7]
 
     def behind_the_end(self, one, here, written):
-        """A token in whose collection nothing is left to read."""
+        """A token for a collection with nothing left to read."""
         with connect(one.uri()) as client:
             token = client.read_changes(ChangeFeedRequest(here, Now())).continuation_token
             written.drop()

@@ -1,6 +1,6 @@
 """Retryable reads, row by row of MongoDB's specification: RR-1 to RR-28.
 
-A read is retried once, by the driver alone; nothing of ours multiplies that.
+Only the driver retries a read, and only once; our code adds no retries to that.
 """
 
 import itertools
@@ -47,7 +47,7 @@ from .servers.mongod import ReplicaSet
 
 CODES = [6, 7, 89, 91, 189, 9001, 10107, 11600, 11602, 13435, 13436]
 LATER_CODES = [134, 262]
-FINAL = 8000  # of the server, and no reason to retry
+FINAL = 8000  # a server error that is no reason to retry
 OVERLOAD = {"errorCode": 462, "errorLabels": ["SystemOverloadedError", "RetryableError"]}
 SLOW_HEARTBEAT = {"heartbeatFrequencyMS": 60_000, "serverMonitoringMode": "stream"}
 NAMES = itertools.count()
@@ -68,7 +68,7 @@ def here(one, database):
 
 @pytest.fixture
 def plain(one, app):
-    """A client of the driver alone, and what it sends."""
+    """A client of the driver alone, and the commands that it sends."""
     commands = Commands()
     with MongoClient(one.uri(appName=app), event_listeners=[commands]) as client:
         client.admin.command("ping")
@@ -78,7 +78,7 @@ def plain(one, app):
 
 @pytest.fixture
 def ours(one, app):
-    """Our client, and what it sends."""
+    """Our client, and the commands that it sends."""
     with watched(one.uri(appName=app)) as both:
         yield both
 
@@ -117,7 +117,7 @@ WATCHES = {
 
 
 class TestErrors:
-    """What is retried."""
+    """Errors after which a read is retried."""
 
     def test_rr_01_a_lost_connection_at_the_start_of_a_feed(self, one, app, here, ours):
         client, commands = ours
@@ -146,12 +146,12 @@ class TestErrors:
         assert commands.ends("find") == ["failed", "succeeded"]
 
     def test_rr_03_a_pool_that_another_thread_cleared(self, one, app, here):
-        """The second thread may sleep until the connection is there again: then once more."""
+        """The second thread may sleep until the connection exists again, and then read."""
         assert any(cleared_under_a_waiter(one, app, here) for _ in range(8))
 
 
 def cleared_under_a_waiter(server, app, here):
-    """Two threads and one connection: the failure of the first takes it from the second, which waits for it.
+    """Two threads wait for one connection: the first one's failure closes it before the second gets it.
 
     Both reads succeed. Returns whether the second met a cleared pool.
     """
@@ -177,7 +177,7 @@ def cleared_under_a_waiter(server, app, here):
 
 
 class Pool(ConnectionPoolListener):
-    """What happens to the connections of a client."""
+    """Counts the events of a client's connections."""
 
     def __init__(self):
         self._log = []
@@ -214,20 +214,20 @@ class Pool(ConnectionPoolListener):
 
 @pytest.fixture(scope="class")
 def guarded(tmp_path_factory):
-    """A set that wants a password."""
+    """A set that requires a password."""
     with ReplicaSet(tmp_path_factory.mktemp("guarded"), auth=True) as server:
         server.client().shop.orders.insert_one({"_id": 1})
         yield server
 
 
 class TestHandshake:
-    """A connection that fails while it is made, before there is a command to retry."""
+    """A connection that fails while it is opened, before any command could be retried."""
 
     @pytest.mark.parametrize(
         "failure", [{"closeConnection": True}, {"errorCode": 91}], ids=["lost connection", "code 91"]
     )
     def test_rr_04_a_failing_login_of_a_new_connection(self, guarded, app, failure):
-        """The `ping` takes the only connection away, so that the read makes, and logs in, a new one."""
+        """The `ping` closes the only connection, so the read opens a new one and logs in."""
         address = guarded.uri(appName=app)
         with watched(address) as (client, commands):
             refused = {"commands": ["ping", "saslContinue"], "app_name": app, "times": 2, **failure}
@@ -250,7 +250,7 @@ class TestHandshake:
 
 
 class TestSwitch:
-    """`retryReads`."""
+    """The option `retryReads`."""
 
     def test_rr_05_on_unless_switched_off(self, one, app, here):
         for uri in (one.uri(appName=app), one.uri(appName=app, retryReads=True)):
@@ -436,11 +436,11 @@ class TestOperations:
 
 
 class TestTries:
-    """How a read is tried, and which error the caller gets."""
+    """How a read is retried, and which error the caller gets."""
 
     def test_rr_16_no_server_for_the_first_try(self):
         with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))  # and does not listen
+            taken.bind(("127.0.0.1", 0))  # a port on which nothing listens
             uri = f"mongodb://127.0.0.1:{taken.getsockname()[1]}/?replicaSet=rs&serverSelectionTimeoutMS=200"
             with watched(uri) as (client, commands), pytest.raises(MulticloudDbError) as caught:
                 read(client, ResourceAddress("shop", "orders"))
@@ -507,7 +507,7 @@ class TestTries:
         assert back.server_type_name == "RSPrimary"
 
     def test_rr_20_no_server_for_the_retry(self, one, app, here):
-        """The driver waits for its next look at the server, and that comes too late."""
+        """The driver waits for its next check of the server, which comes too late."""
         uri = one.uri(appName=app, serverSelectionTimeoutMS=1000, **SLOW_HEARTBEAT)
         commands = Commands()
         with MongoClient(uri, event_listeners=[commands]) as client:
@@ -542,7 +542,7 @@ class TestTries:
         assert commands.tries() == ["failed", "failed"]
 
     def test_rr_22_the_driver_raises_its_own_second_error_too(self, one, app, here, plain):
-        """A retry that gets no connection; when this fails, PyMongo has mended it, and the row is wrong."""
+        """The retry gets no connection. If this fails, PyMongo has fixed it, and the row is wrong."""
         client, commands = plain
         checkout = driver_pool.Pool.checkout
 
@@ -637,7 +637,7 @@ class TestTries:
         assert commands.tries() == ["failed"] * 3
 
     def test_rr_28_a_getmore_too(self, one, app, here, ours):
-        """It is the same cursor: what an overloaded server refused it has not begun."""
+        """The cursor is the same: an overloaded server that refused the command has not begun it."""
         client, commands = ours
         token = read(client, here).continuation_token
         commands.clear()
@@ -656,12 +656,12 @@ class TestTries:
 def found(client, address):
     try:
         return client[address.database][address.collection].find_one()
-    except ServerSelectionTimeoutError:  # a second is not long on a busy machine
+    except ServerSelectionTimeoutError:  # a second is short on a busy machine
         return None
 
 
 class States(ServerListener):
-    """What a client knows of its servers, each time that changes."""
+    """The client's view of its servers, each time it changes."""
 
     def __init__(self):
         self.changes = []
@@ -680,7 +680,7 @@ class States(ServerListener):
 
 
 class Next(CommandListener):
-    """When a command has failed, the next one fails otherwise."""
+    """When a command has failed, the next one fails in another way."""
 
     def __init__(self, server, app):
         self._server, self._app = server, app

@@ -1,4 +1,4 @@
-"""The oplog rolls over: who stood still is told so, who moves is not touched, and nobody jumps in silence."""
+"""The oplog rolls over: an expired position is an error, a moving one is safe, and no read jumps silently."""
 
 import itertools
 import re
@@ -33,18 +33,18 @@ from .test_command_line import run
 
 NOTE = "x" * 100_000
 LONG = 180.0
-"""Seconds: a server cuts its log once a second, and a busy one now and then."""
+"""Seconds: a server cuts its oplog once a second, and a busy server less often."""
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A server whose log holds one megabyte."""
+    """A server whose oplog holds one megabyte."""
     with ReplicaSet(tmp_path_factory.mktemp("small"), oplog_mb=1) as made:
         yield made
 
 
 class World:
-    """One collection, and the log that its changes are in."""
+    """One collection, and the oplog with its changes."""
 
     def __init__(self, server, database):
         self.server, self.database = server, database
@@ -64,14 +64,14 @@ class World:
             self.items.insert_one({"_id": number})
 
     def ends(self):
-        """The oldest and the newest time in the log."""
+        """The oldest and the newest time in the oplog."""
         entries = [self.log.find_one(sort=[("$natural", way)]) for way in (1, -1)]
         return [entry["ts"] for entry in entries]
 
     def roll_over(self, fill=None, *, wholly=True):
-        """Until nothing of what the log holds now is in it any more; if wholly, until it is no more cut.
+        """Fill the oplog until its present entries are gone; with `wholly`, until it is no longer cut.
 
-        Filled with notes, which no change stream looks at, if nothing else is wanted.
+        By default it is filled with notes, which no change stream shows.
         """
         _, newest = self.ends()
         until = time.monotonic() + LONG
@@ -79,7 +79,7 @@ class World:
             assert time.monotonic() < until
             for _ in range(12):
                 (fill or self._note)()
-            # Only what a checkpoint covers may go; the server looks for it once a second.
+            # The server removes only entries that a checkpoint covers, and checks once a second.
             self.admin.command("fsync")
         if wholly:
             wait_uncut(lambda: self.ends()[0])
@@ -98,7 +98,7 @@ def keys(page):
 
 
 def read(client, request):
-    """The next page that has something on it, and where it ends."""
+    """The next page with any content, and its position."""
     until = time.monotonic() + PATIENCE
     while True:
         page = client.read_changes(request)
@@ -117,7 +117,7 @@ def expired(client, request):
 
 
 class TestStoredToken:
-    """It fell out of the log while nobody read."""
+    """A token that expired while nothing was read."""
 
     @pytest.fixture
     def token(self, world):
@@ -138,7 +138,7 @@ class TestStoredToken:
                 time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(oldest)) in error.detail.oldest_position
                 for oldest in range(before, after + 1)
             )
-            # Again and again: it is not forgotten, and there is no silent jump.
+            # The error repeats: it is not forgotten, and there is no silent jump.
             expired(client, world.request(token))
 
     def test_goes_on_with_the_oldest_there_is_when_asked_to(self, world, token):
@@ -184,10 +184,10 @@ class TestStoredToken:
 
 
 class TestLiveReader:
-    """The log has overtaken a stream that is open."""
+    """The oplog's start has passed an open stream."""
 
     def overtaken(self, world, client, **others):
-        """The request behind two of six changes; what the server has sent of the others is here already."""
+        """A request after two of six changes; the server has already sent some of the others."""
         token = client.read_changes(world.request()).continuation_token
         world.write(1, 2, 3, 4, 5, 6)
         page = read(client, world.request(token, max_page_size=2))
@@ -197,7 +197,7 @@ class TestLiveReader:
         return world.request(page.continuation_token, max_page_size=2, **others)
 
     def to_the_end(self, client, request, found):
-        """Pages until there are no more, or until an error."""
+        """Pages until no more come, or until an error."""
         while True:
             page = client.read_changes(request)
             found += [*page.notices, *keys(page)]
@@ -229,7 +229,7 @@ class TestLiveReader:
         assert [place for place, each in enumerate(found) if isinstance(each, Gap)] == [4]
 
     def test_that_is_too_slow_never_jumps_in_silence(self, world):
-        """It reads a few changes each time that the log rolls over; where one is missing, a gap is told."""
+        """It reads a few changes between two rollovers. Where a change is missing, a gap is reported."""
         written, found = 0, [0]
 
         def write_more():
@@ -253,12 +253,12 @@ class TestLiveReader:
         assert any(isinstance(each, Gap) for each in found)
         numbers = [each for each in found if not isinstance(each, Gap)]
         assert numbers == sorted(set(numbers))
-        assert numbers[-1] == written  # it went on behind each gap
-        assert len(numbers) <= written  # and there was one
+        assert numbers[-1] == written  # it continued after each gap
+        assert len(numbers) <= written  # and there was at least one
 
 
 class TestIdleFeed:
-    """Nothing happens in the collection, and much beside it."""
+    """Nothing happens in the collection, but much happens outside of it."""
 
     def fill(self, world):
         world.others.insert_one({"note": NOTE})
@@ -278,7 +278,7 @@ class TestIdleFeed:
             world.roll_over(fill_and_read)
             world.write(1)
             assert keys(read(client, world.request(tokens[-1]))) == [1]
-            # That was needed: where it began is gone.
+            # This was needed: its first position has expired.
             expired(client, world.request(tokens[0]))
 
     def test_has_its_place_saved_by_an_iterator(self, world, tmp_path):
@@ -303,7 +303,7 @@ class TestIdleFeed:
 
 class TestStart:
     def test_at_a_time_before_the_log_begins_has_expired(self, world):
-        """It is not taken for the beginning."""
+        """The time is not mistaken for the beginning."""
         world.write(1)
         moment = world.ends()[1].as_datetime()
         world.roll_over()
@@ -313,13 +313,13 @@ class TestStart:
     def test_at_the_beginning_is_where_the_log_begins(self, world):
         world.write(1)
         world.roll_over()
-        # Within the second that the log begins in.
+        # Within the second in which the oplog begins.
         world.write(2)
         with world.connect() as client:
             assert keys(read(client, world.request(Beginning()))) == [2]
 
     def test_at_the_beginning_jumps_over_nothing_while_the_log_is_cut(self, world):
-        """For a moment it begins elsewhere whenever one looks; to be told so is no loss."""
+        """While the oplog is cut, its first entry changes all the time. That alone is no loss."""
         with world.connect() as client:
             for number in range(4):
                 world.roll_over(wholly=False)

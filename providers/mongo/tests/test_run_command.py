@@ -1,6 +1,6 @@
-"""Run command, row by row of MongoDB's specification: RC-1 to RC-17, which are about every command.
+"""Run command, row by row of MongoDB's specification: RC-1 to RC-17, which concern every command.
 
-What is sent is told by the driver's own monitoring; the rows on cursors are in test_run_cursor_command.py.
+The driver's own monitoring shows the commands. The rows on cursors are in test_run_cursor_command.py.
 """
 
 import copy
@@ -26,7 +26,7 @@ from .standalone import standalone
 INVALID = ErrorCategory.INVALID_REQUEST
 TRANSIENT = ErrorCategory.TRANSIENT_FAILURE
 ADDED = {"lsid", "$clusterTime", "$db", "$readPreference", "txnNumber", "apiVersion"}
-# Long enough for a stalled machine, short beside what would happen without a limit.
+# Long enough for a slow machine, but much shorter than a call without a limit.
 SOON = 8.0
 SECRET = "correct-horse-battery"
 OVERLOADED = {"errorCode": 462, "errorLabels": ["SystemOverloadedError", "RetryableError"]}
@@ -47,7 +47,7 @@ class TestCalls:
         assert db.client.capabilities().is_supported(Capability.RUN_COMMAND)
 
     def test_rc_01_commands_of_a_client_of_our_own_run_just_as_well(self, one, database):
-        # A native client is for sessions and monitoring; most applications have none.
+        # Only sessions and monitoring need a native client; most applications have none.
         with connect(one.uri()) as client:
             assert client.run_command(database, {"ping": 1})["ok"] == 1
 
@@ -59,7 +59,7 @@ class TestCalls:
         db.run(database, {"ping": 1})
         before = db.body("ping")["$clusterTime"]["clusterTime"]
         one.client()[database]["c"].insert_one({})
-        db.run(database, {"hello": 1})  # its reply tells of the write
+        db.run(database, {"hello": 1})  # its reply confirms the write
         db.commands.clear()
         db.run(database, {"ping": 1})
         assert db.body("ping")["$clusterTime"]["clusterTime"] > before
@@ -125,7 +125,7 @@ class TestTheCommandIsTheCallers:
         mine = {"id": Binary(b"0" * 16, 4)}
         command = {"ping": 1, "lsid": mine}
         assert db.run(database, command)["ok"] == 1
-        # Undefined by the specification: the driver's takes its place.
+        # The specification does not define it, so the driver's default applies.
         assert db.body("ping")["lsid"] != mine
         assert command == {"ping": 1, "lsid": mine}
 
@@ -170,7 +170,7 @@ class TestReadPreference:
             write = {"insert": "c", "documents": [{}]}
             error = refused(db.run, database, write, read_preference=ReadPreference.SECONDARY)
             assert db.nodes("insert")[0] in set(three.members) - {three.wait_primary()}
-        # The secondary says so, not we.
+        # The secondary reports this, not our code.
         assert (error.category, error.detail.native_code) == (TRANSIENT, "10107")
 
     def test_rc_08_a_secondary_answers(self, three, database):
@@ -196,7 +196,7 @@ class TestReadPreference:
 class TestSessions:
     def test_rc_03_a_session_is_used(self, db, database):
         with db.own.start_session() as session:
-            lsid = session.session_id  # from here on no other session has it
+            lsid = session.session_id  # from here on no other session uses it
             db.run(database, {"ping": 1}, session=session)
             assert db.body("ping")["lsid"] == lsid
             assert not session.has_ended
@@ -246,8 +246,8 @@ class TestSessions:
         assert "level" not in db.body("find").get("readConcern", {})
 
     def test_rc_13_the_read_preference_comes_from_the_transaction(self, three, database):
-        # It has to be primary for the server's sake, and the driver says so before it sends anything: had the
-        # call's own default counted, this would have worked.
+        # The server requires the primary, and the driver checks that before it sends anything. If the
+        # call's own default applied, this would have worked.
         with native(three.uri()) as db, db.own.start_session() as session:
             session.start_transaction(read_preference=ReadPreference.SECONDARY)
             error = refused(db.run, database, {"find": "c"}, session=session)
@@ -331,7 +331,7 @@ class TestOnce:
     def test_rc_15_only_an_overloaded_server_is_asked_again_as_often_as_the_client_says(
         self, one, database, retries, sent
     ):
-        # A later specification asks the driver for that; the server has not run the command.
+        # A later specification requires this of the driver; the server has not run the command.
         with native(one.uri(appName=database, maxAdaptiveRetries=retries)) as db:
             with fail_command(one, commands=["ping"], app_name=database, times=None, **OVERLOADED):
                 error = refused(db.run, database, {"ping": 1})

@@ -1,7 +1,6 @@
-"""Run command, row by row of MongoDB's specification: RC-18 to RC-29, which are about cursors.
+"""Run command, row by row of MongoDB's specification: RC-18 to RC-29, which concern cursors.
 
-RC-22, the connection that is pinned behind a load balancer, has no test: the server at hand cannot
-play one.
+RC-22, a connection that is pinned to a load balancer, has no test: the test server cannot act as one.
 """
 
 import copy
@@ -27,7 +26,7 @@ from .servers.failpoint import fail_command
 
 INVALID = ErrorCategory.INVALID_REQUEST
 TRANSIENT = ErrorCategory.TRANSIENT_FAILURE
-# Long enough for a stalled machine, short beside what would happen without a limit.
+# Long enough for a slow machine, but much shorter than a call without a limit.
 SOON = 8.0
 NOT_FOUND = 43  # the server has no such cursor
 TAILABLE = {"find": "capped", "tailable": True}
@@ -36,7 +35,7 @@ AWAITING = {**TAILABLE, "awaitData": True}
 
 @pytest.fixture
 def db(one, database):
-    """With ten documents, and a capped collection of two."""
+    """A database with ten documents, and a capped collection of two."""
     fill(one, database)
     with native(one.uri(appName=database)) as opened:
         opened.run("admin", {"ping": 1})
@@ -151,7 +150,7 @@ class TestSessionAndServer:
 
     def test_rc_20_the_callers_session_is_used_and_stays_open(self, db, database):
         with db.own.start_session() as session:
-            lsid = session.session_id  # from here on no other session has it
+            lsid = session.session_id  # from here on no other session uses it
             list(db.cursor(database, {"find": "c", "batchSize": 3}, session=session))
             sent = [event.command["lsid"] for event in db.commands.sent("find", "getMore")]
             assert sent == [lsid, lsid]
@@ -165,7 +164,7 @@ class TestSessionAndServer:
     def test_rc_20_it_is_given_back_when_the_server_has_sent_all_and_not_later(self, db, database):
         cursor = db.cursor(database, {"find": "c", "batchSize": 3})
         for _ in range(4):
-            next(cursor)  # six more are here already, and the server's cursor is gone
+            next(cursor)  # six more documents have already arrived, and the server's cursor is gone
         db.run(database, {"ping": 1})
         assert db.body("ping")["lsid"] == db.body("find")["lsid"]
         assert len(list(cursor)) == 6
@@ -217,7 +216,7 @@ class TestGetMore:
 
     @pytest.mark.parametrize(("asked", "sent"), [(1, 2), (2, 2), (2**31 - 1, 2**31 - 1)])
     def test_rc_24_any_positive_batch_size_is_taken(self, db, database, asked, sent):
-        # pymongo asks for two where one is wanted; the documentation of the option says so.
+        # pymongo asks for two documents instead of one, as the option's documentation says.
         list(db.cursor(database, {"find": "c", "batchSize": 1}, batch_size=asked))
         assert {body["batchSize"] for body in db.commands.bodies("getMore")} == {sent}
 
@@ -325,7 +324,7 @@ class TestClose:
             db.cursor(database, {"find": "c", "batchSize": 2}).close()
             assert "killCursors" in db.commands.names()
         db.run(database, {"ping": 1})
-        # Given back; but one that was cut off is not used again.
+        # The session is returned, but not used again after a lost connection.
         assert (db.body("ping")["lsid"] == db.body("find")["lsid"]) is ("errorCode" in failure)
 
     def test_rc_27_the_timeout_counts_anew_for_a_close(self, db, database):
@@ -339,7 +338,9 @@ class TestClose:
         with connect(one.uri(), native_client=db.own) as client:
             cursor = client.run_cursor_command(database, {"find": "c", "batchSize": 2})
             next(cursor)
-        assert refused(next, cursor).category == INVALID  # the second document is here, but the client is not
+        assert (
+            refused(next, cursor).category == INVALID
+        )  # the second document has arrived, but the client is closed
         assert is_gone(db, database, cursor_id(db))
 
     def test_rc_27_a_cursor_that_comes_while_the_client_closes_is_closed_too(self, db, database):
@@ -406,7 +407,7 @@ class TestTimeouts:
             )
             assert next(cursor) == {"_id": 0}
             time.sleep(1.05)
-            # What is here already is handed out, however late it is.
+            # Documents that have arrived are returned, however late it is.
             assert [next(cursor), next(cursor)] == [{"_id": 1}, {"_id": 2}]
             error = refused(next, cursor)
             assert (error.category, error.retryable) == (TRANSIENT, True)
@@ -452,7 +453,7 @@ class TestTimeouts:
         assert (error.category, error.retryable) == (TRANSIENT, True)
 
     def test_rc_29_with_iteration_the_server_counts_no_time_for_the_whole_life(self, db, database):
-        # Each document takes the server 420 ms: with a maxTimeMS on the command it would give up half way.
+        # Each document takes the server 420 ms, so a maxTimeMS on the command would stop it half-way.
         slow = {"find": "c", "batchSize": 1, "filter": {"$where": "sleep(420) || true"}}
         options = {"timeout_ms": 4000, "timeout_mode": "iteration", "batch_size": 2}
         assert len(list(db.cursor(database, slow, **options))) == 10
@@ -478,7 +479,7 @@ class TestTimeouts:
                 error = refused(db.cursor, database, command, **options)
                 assert time.monotonic() - began < SOON
             assert error.category == TRANSIENT
-            # The server may know of it only where it does not count it for the whole life.
+            # The limit may be sent only if the server does not apply it to the cursor's whole life.
             assert ("maxTimeMS" in db.body("find")) is (kind == "tailable_await")
 
     def test_rc_29_with_iteration_a_max_time_in_the_command_is_the_callers(self, db, database):

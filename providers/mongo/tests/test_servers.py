@@ -1,4 +1,4 @@
-"""The servers of the tests do what the tests of the provider rely on."""
+"""The test servers behave as the tests of the provider expect."""
 
 import contextlib
 import signal
@@ -31,10 +31,10 @@ SOON = 30.0
 
 
 def is_gone(pid):
-    """Whether a process ended; one that nobody has waited for is a zombie."""
+    """True when a process has ended; a process that was not waited for is a zombie."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:  # also while it is read
+    except OSError:  # also if it ends during the read
         return True
     return status.rpartition(")")[2].split()[0] == "Z"
 
@@ -168,7 +168,7 @@ def test_a_cut_breaks_connections_and_new_ones_until_it_is_healed(proxied):
         for _ in range(2):
             with pytest.raises(AutoReconnect):
                 reader.admin.command("ping")
-        # Neither the writer of a test nor the set itself feels it.
+        # Neither the test's writer nor the set itself is affected.
         proxied.client().test.documents.insert_one({})
         proxied.wait_healthy()
         for proxy in proxied.proxies.values():
@@ -200,7 +200,7 @@ def test_dropped_bytes_are_waited_for_in_vain_and_do_not_come_later(proxied):
 
 @pytest.fixture
 def echo():
-    """The address of a server that says everything back."""
+    """The address of a server that returns everything that it gets."""
 
     class Echo(socketserver.BaseRequestHandler):
         def handle(self):
@@ -378,7 +378,7 @@ def test_their_data_is_on_disk_where_files_in_memory_are_unknown(tmp_path, monke
 
 @pytest.fixture
 def pip(tmp_path, monkeypatch):
-    """Lets `python -m pip` run a shell script and tells how often it ran."""
+    """Make `python -m pip` run a shell script, and count its runs."""
     program, runs = tmp_path / "fake-python", tmp_path / "runs"
 
     def install(script):

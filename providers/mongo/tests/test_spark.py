@@ -1,4 +1,4 @@
-"""Spark over a collection that is written meanwhile: both hold the same, and each change came once."""
+"""Spark reads a collection during writes: the result equals the collection, and each change came once."""
 
 import random
 import threading
@@ -34,7 +34,7 @@ def write(collection, count, seed=0):
 
 
 def run(spark, one, address, folder, **options):
-    """A query that ends by itself; where it stopped, the next one goes on."""
+    """A query that ends by itself; the next one continues where it stopped."""
     options |= {"url": one.uri(), "database": address.database, "collection": address.collection}
     query = (
         spark.readStream.format("multiclouddb")

@@ -1,4 +1,4 @@
-"""Spark over a collection that is dropped while no query runs: its last changes come, then its end."""
+"""Spark reads a collection that was dropped between two queries: its last changes come, then its end."""
 
 import pytest
 from pyspark.errors import StreamingQueryException

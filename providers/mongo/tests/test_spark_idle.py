@@ -1,4 +1,4 @@
-"""Spark over a collection in which nothing happens, while the oplog rolls over."""
+"""Spark reads a collection without changes while the oplog rolls over."""
 
 import shutil
 import time
@@ -15,7 +15,7 @@ from .test_rollover import NOTE, World
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A server whose log holds one megabyte."""
+    """A server whose oplog holds one megabyte."""
     with ReplicaSet(tmp_path_factory.mktemp("small"), oplog_mb=1) as made:
         yield made
 
@@ -26,7 +26,7 @@ def world(small, database):
 
 
 def run(spark, world, checkpoint):
-    """A query that ends by itself, as a nightly job is; the keys that it found."""
+    """A query that ends by itself, like a nightly job. Returns the keys that it found."""
     found = []
     options = {"url": world.server.uri(), "database": world.database, "collection": "items"}
     stream = spark.readStream.format("multiclouddb").options(startingPosition="now", **options).load()
@@ -50,7 +50,7 @@ def fill(world, megabytes):
 
 
 def cut(world, behind):
-    """Fill the log until it is cut behind a moment; slowly, since the server looks for it once a second."""
+    """Fill the oplog slowly until it is cut after a moment; the server checks once a second."""
     while world.ends()[0] <= behind:
         fill(world, 0.1)
         world.admin.command("fsync")
@@ -60,7 +60,7 @@ def cut(world, behind):
 
 
 def test_checkpoint_moves_along_and_survives(spark, world, tmp_path):
-    """Each night less than the log holds is written elsewhere, and together more."""
+    """Each night the writes elsewhere are smaller than the oplog, but together they are larger."""
     checkpoint, kept = tmp_path / "checkpoint", tmp_path / "kept"
     assert run(spark, world, checkpoint) == []
     world.write(1)
@@ -78,7 +78,7 @@ def test_checkpoint_moves_along_and_survives(spark, world, tmp_path):
 
     world.write(2)
     assert run(spark, world, checkpoint) == ['{"_id":2}']
-    # That was needed: where it stood in the first night is gone.
+    # This was needed: the position of the first night has expired.
     with pytest.raises(StreamingQueryException) as caught:
         run(spark, world, kept)
     assert error_from_query(caught.value) == ErrorCategory.CHECKPOINT_EXPIRED

@@ -1,4 +1,4 @@
-"""What a stream is opened with, where it starts, and how it is closed."""
+"""How a stream is opened, where it starts, and how it is closed."""
 
 import logging
 import time
@@ -40,14 +40,14 @@ SPLIT = {"$changeStreamSplitLargeEvent": {}}
 
 @pytest.fixture
 def lonely():
-    """A client that has never spoken to a server."""
+    """A client that has never called a server."""
     with MongoClient("mongodb://127.0.0.1:1/", connect=False) as client:
         yield client
 
 
 @pytest.fixture
 def make(lonely, monkeypatch):
-    """Makes sources; what they would watch is noted."""
+    """Make sources; the watch calls are recorded and not sent."""
 
     def make(scope=None, client=lonely, *, images=False, splits=False, asked=None, **options):
         spec = FeedSpec(
@@ -71,7 +71,7 @@ def make(lonely, monkeypatch):
 
 
 def unwanted(stage):
-    """The fields that a stage leaves away."""
+    """The fields that a stage removes."""
     assert set(stage) == {"$project"}
     assert set(stage["$project"].values()) == {0}
     return set(stage["$project"])
@@ -130,7 +130,7 @@ class TestStages:
         assert stage[1] == {"$match": {}}
 
     def test_and_by_one_that_is_nested(self, one, database, make):
-        """The change of a document has `{"at.zip": 1}` as its key then: one name, with a dot in it."""
+        """The key of the document's change is then `{"at.zip": 1}`: one name with a dot in it."""
         key = MulticloudDbKey({"country": "de", "at.zip": "$1", "_id": 1}, 2)
         stage = make(LogicalPartition(key)).pipeline()[0]
         kept = [
@@ -189,7 +189,7 @@ class TestImages:
         assert watched(source)[1]["full_document"] == "whenAvailable"
 
     def test_a_change_that_is_only_named_has_the_same_filter_and_no_document(self, make):
-        """A filter of the caller's may look at the documents."""
+        """The caller's filter may use the documents."""
         source = make(asked=REQUIRED, pipeline=[{"$match": {"fullDocument.a": 1}}], splits=True)
         stages, settings = watched(source, slim=True)
         assert stages[0] == {"$match": {"fullDocument.a": 1}}
@@ -200,7 +200,7 @@ class TestImages:
 
 
 class TestStart:
-    """One option alone: of two the driver would drop one in silence."""
+    """Only one option is sent: of two, the driver would silently drop one."""
 
     @pytest.mark.parametrize(
         ("place", "expected"),
@@ -213,7 +213,7 @@ class TestStart:
         ],
     )
     def test_each_kind_of_position_has_its_own(self, make, place, expected):
-        # Native starts of the options are the feed's to resolve: a stream has its position.
+        # The feed resolves native starts of the options; a stream only gets a position.
         source = make(resume_after={"_data": "82FF"})
         _, settings = watched(source, place)
         assert {
@@ -268,7 +268,7 @@ class TestTarget:
 
 
 class Stubborn:
-    """A stream that takes its time to close."""
+    """A stream that closes slowly."""
 
     def __init__(self, seconds=0.0, error=None):
         self.seconds, self.error, self.closed, self.allowed = seconds, error, 0, []
@@ -346,7 +346,7 @@ def test_of_two_clients_that_are_closed_neither_is_heard_before_both_are(caplog)
 
 
 class TestLooks:
-    """What a driver does not tell is not needed."""
+    """Facts that a driver does not report are not needed."""
 
     def test_how_much_of_an_answer_is_left(self):
         class Cursor:
@@ -367,11 +367,11 @@ class TestLooks:
 
         source = make()
         assert source.answers(object())
-        assert not source.answers(Stream())  # nobody has heard of it yet
+        assert not source.answers(Stream())  # no position after it is known yet
 
 
 class TestRealServer:
-    """What only a server can say."""
+    """Facts that only a real server can show."""
 
     @pytest.fixture
     def source(self, one, database):
@@ -400,7 +400,8 @@ class TestRealServer:
 
     @pytest.mark.parametrize(("sharded", "longest"), [(False, 50), (True, 400)], ids=["members", "mongos"])
     def test_a_mongos_may_look_for_longer(self, one, here, app, sharded, longest):
-        """It asks the shards first: cut short in front of them, it would seem to hold everything."""
+        """It asks the shards first. If it were stopped before the shards, it would seem to contain
+        everything."""
         commands = Commands()
         with MongoClient(one.uri(appName=app), event_listeners=[commands]) as client:
             spec = FeedSpec(here, options=MongoOptions())
@@ -430,7 +431,7 @@ class TestRealServer:
         assert not stream.alive
 
     def test_a_stream_that_breaks_is_resumed_by_the_driver(self, source, one, database):
-        """It keeps the token of a change that it has not decoded, and sends it."""
+        """The driver keeps the token of a change that it has not decoded, and sends it."""
         collection = one.client()[database]["c"]
         place = source.now()
         collection.insert_many([{"_id": number} for number in range(4)])

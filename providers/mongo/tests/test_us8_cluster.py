@@ -1,4 +1,4 @@
-"""The conformance suite read through `EntireCluster()`, on a server where nobody else writes."""
+"""The conformance suite read through `EntireCluster()`, on a server without other writers."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from .suite import *  # noqa: F403
 
 
 class ClusterHarness(MongoHarness):
-    """What is about one collection, a partition or a key is tested in test_us8_one.py."""
+    """test_us8_one.py tests cases about one collection, a partition or a key."""
 
     servers_name = "us8 cluster"
     scope = EntireCluster()
@@ -23,7 +23,7 @@ HARNESS = ClusterHarness
 
 
 class TestBeginning(us8.TestBeginning):
-    """The beginning of the log is that of the test."""
+    """The beginning of the oplog is the beginning of the test."""
 
     @pytest.fixture(autouse=True)
     def _nothing_before(self, harness):

@@ -8,7 +8,7 @@ from .suite import *  # noqa: F403
 
 
 class DatabaseHarness(MongoHarness):
-    """What is about one collection, a partition or a key is tested in test_us8_one.py."""
+    """test_us8_one.py tests cases about one collection, a partition or a key."""
 
     scope = EntireDatabase()
     can_alone = False

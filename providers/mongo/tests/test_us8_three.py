@@ -5,7 +5,7 @@ from .suite import *  # noqa: F403
 
 
 class ThreeHarness(MongoHarness):
-    """What is written is on two nodes at least before it is in a feed."""
+    """Every write is on two nodes or more before it is in a feed."""
 
     servers_name = "us8 three"
     members = 3

@@ -1,4 +1,4 @@
-"""BSON's values are Python's and our JSON's, and come back: every type, by hand and by search."""
+"""BSON values become Python values and our JSON and back: every type, in examples and in random tests."""
 
 import functools
 import re
@@ -41,7 +41,7 @@ NOON = datetime(2026, 1, 31, 12, 0, 0, 123000, tzinfo=UTC)
 
 
 def decoded(value):
-    """A value as an event has it: through BSON, as PyMongo decodes it."""
+    """A value as it is in an event: through BSON, as PyMongo decodes it."""
     return bson.decode(bson.encode({"v": value}, codec_options=CODEC), CODEC)["v"]
 
 
@@ -495,13 +495,13 @@ _values = st.recursive(
     max_leaves=12,
 )
 _documents = st.dictionaries(_names, _values, max_size=6).map(
-    # PyMongo makes a DBRef of what looks like one: such a document has to be one.
+    # PyMongo turns documents that look like a DBRef into one, so such a document must be one.
     lambda document: ({name: value for name, value in document.items() if name not in ("$ref", "$id", "$db")})
 )
 
 
 def plain(value):
-    """What our JSON keeps of a value: one kind of integer, one NaN."""
+    """The part of a value that our JSON keeps: one kind of integer, one NaN."""
     if type(value) is Int64:
         return int(value)
     if type(value) is float and value != value:
@@ -519,7 +519,7 @@ def plain(value):
 
 
 def decodable(document):
-    """The document as an event has it; None when PyMongo cannot decode it."""
+    """The document as it is in an event; None when PyMongo cannot decode it."""
     try:
         return bson.decode(bson.encode(document, codec_options=CODEC), CODEC)
     except InvalidBSON:

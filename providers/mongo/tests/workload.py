@@ -1,8 +1,8 @@
-"""A writer that outlives failures, applications that die again and again, and what they have to agree on.
+"""A writer that survives failures, applications that crash repeatedly, and the checks of their events.
 
 One writer makes changes one after the other, each acknowledged by a majority before the next begins.
-So the truth is one list, and it is simple to say what an application must see: behind a token exactly
-what follows in the list, in that order, nothing twice in one life, and nothing else.
+So the truth is one list. After a token an application must see exactly the rest of the list, in order, and
+nothing twice in one life.
 """
 
 import random
@@ -23,35 +23,35 @@ COLLECTION = "items"
 KEYS = 12
 MAJORITY = pymongo.WriteConcern(w="majority")
 LONG = 90.0
-"""Longer than any outage of these tests: what has not happened by then never will."""
+"""Seconds, longer than any outage of these tests: later nothing more can happen."""
 STUCK = 60.0
-"""Seconds without progress when every server is well: longer than any backoff."""
+"""Seconds without progress while every server works: longer than any backoff."""
 
 
 @attrs.frozen
 class Change:
-    """One change as the writer made it and an application has to see it."""
+    """One change as the writer makes it and an application must see it."""
 
     type: ChangeType
     key: str
     n: int | None  # None for a delete
     before: int | None = attrs.field(default=None, eq=False)
-    """The number that it replaces or deletes, which no event tells of."""
+    """The number that it replaces or deletes; no event contains it."""
 
 
 def seen(event):
-    """The change that an event tells of."""
+    """The change in an event."""
     state = event.new_item_state
     return Change(event.type, event.key.components["_id"], None if state is None else state["n"])
 
 
 class Writer:
-    """Creates, replaces and deletes documents in a thread of its own, now and then three in one transaction.
+    """Creates, replaces and deletes documents in its own thread, sometimes three in one transaction.
 
-    When the answer to a write is lost, it looks whether that was made, and makes it if not. The lost one may
-    still be on its way then, to a server that had no time: each names what it changes, so that the later one
-    of the two changes nothing. It replaces, and does not update: such events carry the document as it was
-    then, not as it is when somebody looks.
+    When the answer to a write is lost, it checks whether the write was made, and repeats it if not. The lost
+    write may still arrive at a busy server. Each write names the version that it changes, so the later one of
+    the two changes nothing. It replaces documents and does not update them, because the event of a
+    replacement has the document of that moment, not the document at the time of reading.
 
     Attributes:
         truth: The changes, in order; all acknowledged.
@@ -67,13 +67,13 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
     def write(self, count):
-        """At least so many changes."""
+        """Write at least this many changes."""
         goal = len(self.truth) + count
         while len(self.truth) < goal:
             self._write_some()
 
     def wait_for(self, count):
-        """Until the thread has made so many more changes."""
+        """Wait until the thread has made this many more changes."""
         goal = len(self.truth) + count
         wait_until(lambda: self.error or len(self.truth) >= goal, LONG)
         if self.error:
@@ -103,7 +103,7 @@ class Writer:
         until, unsure = time.monotonic() + LONG, False
         while True:
             try:
-                # Not for long: a node that is stopped would keep us for ever.
+                # With a short limit, because a stopped node would block for ever.
                 with pymongo.timeout(3):
                     if not unsure or not self._is_made(changes[0]):
                         self._make_all(changes)
@@ -115,7 +115,7 @@ class Writer:
         self.truth += changes
 
     def _is_made(self, change):
-        """Whether it was, for good: so says a majority."""
+        """True when a majority has the write for good."""
         items = self.items.with_options(read_concern=ReadConcern("linearizable"))
         found = items.find_one({"_id": change.key})
         return change.n == (None if found is None else found["n"])
@@ -150,11 +150,11 @@ class Writer:
 
 
 class Life:
-    """One run of an application, from a token to its death.
+    """One run of an application, from a token to its crash.
 
     Attributes:
-        start: How many changes lie before the token that it began with.
-        events: What was delivered to it.
+        start: The number of changes before its first token.
+        events: Its events.
     """
 
     def __init__(self, start):
@@ -162,30 +162,31 @@ class Life:
 
     @property
     def end(self):
-        """How many changes lie before the place where it is."""
+        """The number of changes before its present position."""
         return self.start + len(self.events)
 
 
 def pages(timeout=15.0, wait=0.2):
-    """An application that reads page after page, each call resuming by token."""
+    """An application that reads page after page and resumes each call by token."""
     return page_consumer_with(OperationOptions(timeout, wait))
 
 
 class Application:
-    """Reads in a thread of its own; when it dies, a fresh client goes on from a token that was given out.
+    """Reads in its own thread; after a crash a new client continues from an earlier token.
 
     Attributes:
         lives: All its lives.
-        tokens: Every token that it stored, each with how many changes lie before it.
-        goal: How many changes there are, once that is known: behind them it ends.
-        failures: Errors after which it was told to try again.
-        slowest: Seconds of the longest read.
+        tokens: Every token that it stored, each with the number of changes before it.
+        goal: The total number of changes, once known; the application ends after them.
+        failures: Retryable errors that it got.
+        slowest: The seconds of the longest read.
     """
 
     def __init__(self, name, url, request, consumer=None, deaths=0.0, far=1, tokens=None):
-        """Begins at the first of the `tokens`, or at `Now`: before the first change, that is.
+        """Begin at the first of the `tokens`, or at `Now`, which is before the first change.
 
-        `deaths` is how likely it dies after a step, `far` among how many last tokens it chooses then.
+        `deaths` is the probability of a crash after a step. After a crash it picks one of the last `far`
+        tokens.
         """
         self.name, self.url, self.request, self.consumer = name, url, request, consumer or pages()
         self.tokens, self.lives, self.failures = list(tokens or ()), [], []
@@ -204,7 +205,7 @@ class Application:
 
     @property
     def place(self):
-        """How many changes lie before the place where it is."""
+        """The number of changes before its present position."""
         return self.lives[-1].end if self.lives else self.tokens[0][0]
 
     @property
@@ -212,7 +213,7 @@ class Application:
         return sum(len(life.events) for life in self.lives)
 
     def join(self):
-        """Until it has come to its goal, and a page says that there is nothing more."""
+        """Wait until it has reached its goal and a page is idle."""
         place, until = self.place, time.monotonic() + STUCK
         while self._thread.is_alive():
             self._thread.join(0.1)
@@ -223,7 +224,7 @@ class Application:
                 break
 
     def resumed(self, count):
-        """Fresh ones, in large pages, from so many of its tokens, evenly chosen."""
+        """New applications that read large pages from this many of its tokens, evenly chosen."""
         last = len(self.tokens) - 1
         numbers = sorted({round(number * last / (count - 1)) for number in range(count)})
         request = attrs.evolve(self.request, max_page_size=0)
@@ -242,7 +243,7 @@ class Application:
             self.error = error
 
     def _live(self):
-        """One life; True when there is nothing more to live for."""
+        """One life; True when the goal is reached."""
         position, token = self._dice.choice(self.tokens[-self._far :])
         life = Life(position)
         self.lives.append(life)
@@ -270,7 +271,7 @@ class Application:
 
 
 def finish(applications, goal):
-    """Let all of them come to an end behind so many changes."""
+    """Let all applications end after this many changes."""
     for application in applications:
         application.goal = goal
     for application in applications:
@@ -278,7 +279,7 @@ def finish(applications, goal):
 
 
 def assert_kept(truth, applications):
-    """Each of them was given what it must be given, and all of them the same."""
+    """Check that each application got the right events, and all of them the same ones."""
     found = [text for application in applications for text in _of_one(truth, application)]
     found = found or _identities(applications)
     if found:
@@ -304,7 +305,7 @@ def _of_one(truth, application):
 
 
 def _identities(applications):
-    """One change has one event id for everybody, and order keys are in the order of the changes."""
+    """Check that a change has one event id for all, and that order keys are in the order of the changes."""
     known, found = {}, []
     for life in (life for application in applications for life in application.lives):
         for place, event in enumerate(life.events, life.start):

@@ -51,6 +51,9 @@ CAPABILITIES: Final = CapabilitySet(
             "a change stream knows no partition keys; read EntireCollection() and keep the events whose "
             "event.key is wanted",
         ),
+        Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
+            Support.UNSUPPORTED, "take a token at Now(), scan the table yourself, then read from the token"
+        ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "for streams with value_capture_type NEW_ROW_AND_OLD_VALUES"
         ),

@@ -1,9 +1,9 @@
 """Queries: the subset of Cosmos DB's SQL that `docs/how-to/cosmos-emulator.md` describes.
 
-tokens, words, expressions, parser    from text to a tree       tree           what it consists of
+tokens, words, expressions, parser    from text to a tree       tree           its nodes
 evaluation, functions, comparing      values of expressions     execution      from documents to results
 pinning                               whether one partition is enough
-plan                                  what a client does itself for several partitions
+plan                                  the work of a client that reads several partitions
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def _parts(body: Any) -> tuple[str, dict[str, Any]]:
 
 
 def compiled(body: Any) -> Execution:
-    """The query in the body of a request."""
+    """Compile the query in the body of a request."""
     text, parameters = _parts(body)
     return Execution(parse(text), parameters)
 
 
 def query_plan(body: Any) -> dict[str, Any]:
-    """The plan of the query in the body of a request."""
+    """Make the plan of the query in the body of a request."""
     text, parameters = _parts(body)
     select = parse(text)
     Execution(select, parameters)

@@ -1,4 +1,4 @@
-"""How values compare."""
+"""Comparison of values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SCALARS: Final = 4
 
 
 def rank(value: Any) -> int:
-    """The place of a value's type in an order; 0 for `UNDEFINED`."""
+    """The rank of a value's type in a sort; 0 for `UNDEFINED`."""
     return _RANKS.get(type(value), 0)
 
 
@@ -28,7 +28,7 @@ def equal(left: Any, right: Any) -> Any:
 
 
 def compare(left: Any, right: Any) -> int | None:
-    """Negative, 0 or positive; None where there is no order."""
+    """Negative, 0 or positive; None for values without an order."""
     if rank(left) == 0 or rank(left) != rank(right) or rank(left) > _SCALARS:
         return None
     if left is None:
@@ -37,7 +37,7 @@ def compare(left: Any, right: Any) -> int | None:
 
 
 def canonical(value: Any) -> bytes:
-    """The same for equal values."""
+    """A text that is the same for equal values."""
     return orjson.dumps(_plain(value), option=orjson.OPT_SORT_KEYS)
 
 
@@ -63,4 +63,4 @@ def _ordered(left: Any, right: Any) -> int:
 
 
 sort_key: Final = cmp_to_key(_ordered)
-"""Undefined, null, booleans, numbers, texts, arrays, objects."""
+"""The ranks: undefined, null, booleans, numbers, texts, arrays, objects."""

@@ -37,7 +37,7 @@ Row: TypeAlias = Mapping[str, Any]
 Compiled: TypeAlias = Callable[[Row], Any]
 
 ROWS: Final = "#rows"
-"""Under this name a row that stands for a group has the rows of the group."""
+"""In the row of a group, the name under which the rows of the group are stored."""
 
 _NUMBER, _TEXT = 3, 4
 
@@ -67,7 +67,7 @@ def _ordering(accepts: Callable[[int], bool]) -> Callable[[Any, Any], Any]:
 
 
 def _different(left: Any, right: Any) -> Any:
-    # As the service's documentation says, this is not the contrary of equality for objects and arrays.
+    # For objects and arrays this is not the opposite of equality, as the service's documentation says.
     found = compare(left, right)
     return UNDEFINED if found is None else found != 0
 
@@ -117,14 +117,14 @@ class Compiler:
     """Compiles the expressions of one query.
 
     Args:
-        parameters: Name with `@` → value.
+        parameters: Name, with its `@` → value.
     """
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         self._parameters = parameters
 
     def compiled(self, node: Node) -> Compiled:
-        """A function from a row to a value."""
+        """Compile an expression to a function from a row to a value."""
         match node:
             case Literal(value):
                 return lambda row: value

@@ -44,14 +44,14 @@ class Execution:
 
     @property
     def streams(self) -> bool:
-        """True when the results of a document do not depend on other documents."""
+        """True when the results for a document do not depend on other documents."""
         select = self.select
         whole = self._grouped or select.distinct or select.order or select.joins or select.source is None
         return not (whole or select.top is not None or select.limit is not None)
 
     @property
     def equalities(self) -> dict[tuple[str, ...], Any]:
-        """What the filter says that properties have to be equal to, by their path."""
+        """The properties that the filter requires to equal a value, by path."""
         source = self.select.source
         if source is None or source.path is not None:
             return {}
@@ -75,18 +75,18 @@ class Execution:
         return found
 
     def of(self, document: Any) -> list[Any]:
-        """The results of one document, of a query that `streams`."""
+        """The results for one document, if the query `streams`."""
         return list(self._projected(self._rows([document])))
 
     def allows(self, document: Any) -> bool:
-        """True when the filter lets a document through."""
+        """True when the filter accepts a document."""
         return any(True for _ in self._rows([document]))
 
     # -- Rows
 
     def _rows(self, documents: Iterable[Any]) -> Iterator[Row]:
         if self.select.source is None:
-            # Without a FROM there is one row, whatever documents there are.
+            # Without a FROM there is exactly one row, however many documents exist.
             yield from self._kept({})
             return
         alias, path = self.select.source.alias, self._source_path
@@ -114,7 +114,7 @@ class Execution:
     def _groups(self, rows: Iterable[Row]) -> Iterator[Row]:
         groups: dict[bytes, list[Row]] = {} if self._group else {b"": []}
         for row in rows:
-            # In a list, so that undefined is another group than null.
+            # In a list, so that undefined and null are different groups.
             key = canonical([[] if (v := term(row)) is UNDEFINED else [v] for term in self._group])
             groups.setdefault(key if self._group else b"", []).append(row)
         for members in groups.values():
@@ -122,7 +122,7 @@ class Execution:
 
     def _sorted(self, rows: Iterable[Row]) -> list[Row]:
         found = list(rows)
-        # Sorting is stable: the last term goes first.
+        # Sorting is stable, so sort by the last term first.
         for term, descending in reversed(self._order):
             found.sort(key=_key(term), reverse=descending)
         return found
@@ -157,7 +157,7 @@ def _key(term: Compiled) -> Callable[[Row], Any]:
 
 
 def _names(path: Node | None, document: Any) -> dict[str, Any]:
-    """Whatever name the root of a path has, it stands for the document."""
+    """True when a path is relative to the document, whatever alias names the document."""
     node: Any = path
     while hasattr(node, "base"):
         node = node.base

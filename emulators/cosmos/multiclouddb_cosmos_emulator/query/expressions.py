@@ -28,13 +28,13 @@ from multiclouddb_cosmos_emulator.values import UNDEFINED
 __all__ = ["expression", "listed"]
 
 _CONSTANTS: Final = {"NULL": None, "TRUE": True, "FALSE": False, "UNDEFINED": UNDEFINED}
-# From what binds least to what binds most; comparisons are apart.
+# From the weakest binding to the strongest; comparisons are separate.
 _LEVELS: Final = (("|",), ("^",), ("&",), ("<<", ">>", ">>>"), ("||",), ("+", "-"), ("*", "/", "%"))
 _COMPARISONS: Final = ("=", "!=", "<>", "<", "<=", ">", ">=")
 
 
 def expression(words: Words) -> Node:
-    """An expression."""
+    """Parse an expression."""
     condition = _coalesced(words)
     if words.takes("?"):
         yes = expression(words)
@@ -51,7 +51,7 @@ def _coalesced(words: Words) -> Node:
 
 
 def listed(words: Words, read: Callable[[Words], Node], end: str) -> tuple[Node, ...]:
-    """Expressions between commas, up to a sign that is read as well."""
+    """Parse expressions between commas up to a closing sign, which is read too."""
     found: list[Node] = []
     if words.takes(end):
         return ()

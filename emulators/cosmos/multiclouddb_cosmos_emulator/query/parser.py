@@ -25,7 +25,7 @@ __all__ = ["parse"]
 
 @lru_cache(maxsize=1_000)
 def parse(text: str) -> Select:
-    """A query as a tree; the service's 400 for what is none."""
+    """Parse a query into a tree; raise the service's 400 for a text that is no query."""
     words = Words(text)
     words.need("SELECT")
     distinct = words.takes("DISTINCT")

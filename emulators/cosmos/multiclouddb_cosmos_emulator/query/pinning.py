@@ -1,4 +1,4 @@
-"""What the filter of a query says of single properties; with the partition key, one partition is enough."""
+"""Properties that a filter fixes to one value; if the partition key is one, one partition is enough."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["equalities"]
 
 
 def equalities(node: Node | None, alias: str, parameter: Callable[[str], Any]) -> dict[tuple[str, ...], Any]:
-    """The properties that have to be equal to a value, by their path.
+    """The properties that the filter requires to equal a value, by path.
 
     Args:
         node: The filter.
-        alias: The name of a document in it.
+        alias: The document's alias in the filter.
         parameter: Gives the value of a parameter.
     """
     match node:
@@ -31,7 +31,7 @@ def equalities(node: Node | None, alias: str, parameter: Callable[[str], Any]) -
 
 
 def _path(node: Node, alias: str) -> tuple[str, ...] | None:
-    """The names behind the alias; None for what is no property of the document."""
+    """The names after the alias; None when the node is no property of the document."""
     match node:
         case Name(name):
             return () if name == alias else None

@@ -1,4 +1,4 @@
-"""What a client has to do itself for a query over several partitions, and what it asks each of them."""
+"""The plan of a query over several partitions: the client's own work, and the query for each partition."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _FILTER: Final = "{documentdb-formattableorderbyquery-filter}"
 
 
 def needs_plan(select: Select) -> bool:
-    """True when the partitions' results cannot just follow one another."""
+    """True when the client must merge the results of the partitions."""
     bounded = select.top is not None or select.limit is not None
     return bool(select.order or select.distinct or select.group or select.aggregates or bounded)
 
 
 def plan_of(select: Select, compiler: Compiler) -> dict[str, Any]:
-    """The plan; 400 for what no client of this SDK can do."""
+    """The plan; 400 for a query that no client of this SDK can run."""
     if select.group:
         raise bad_request(
             "Query contains the following features, which the calling client does not support: GroupBy"
@@ -78,7 +78,7 @@ def _listed(select: Select) -> str:
 
 
 def _aliased(column: Column) -> str:
-    # A name that the expression gives itself could be a keyword behind AS.
+    # The expression's own name could be a keyword after AS.
     own = column.name.startswith("$") or column.name == name_of(column.node)
     return column.text if own else f"{column.text} AS {column.name}"
 
@@ -89,7 +89,7 @@ def _rest(select: Select) -> str:
 
 
 def _ordered(select: Select) -> str:
-    """Each row with what it is sorted by, for the client to merge."""
+    """The query that returns each row with its sort values, so that the client can merge."""
     assert select.source is not None
     alias, filters = select.source.alias, [f"({select.where_text})"] if select.where_text else []
     if select.columns is None:
@@ -109,7 +109,7 @@ def _ordered(select: Select) -> str:
 
 
 def _partial(select: Select) -> str:
-    """What one partition gives to an aggregate."""
+    """The part of an aggregate that one partition computes."""
     parts = []
     for column in select.columns or ():
         node = column.node
@@ -119,5 +119,5 @@ def _partial(select: Select) -> str:
         elif isinstance(node, Function) and node.name in _KINDS:
             parts.append(f'{{"item": {column.text}}}')
         else:
-            raise bad_request("Over several partitions, an aggregate has to be all of what is selected.")
+            raise bad_request("Over several partitions, a query can only select the aggregate alone.")
     return f"[{', '.join(parts)}]"

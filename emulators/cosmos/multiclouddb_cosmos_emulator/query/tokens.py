@@ -1,4 +1,4 @@
-"""The words of a query."""
+"""Splits a query into tokens."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _PATTERN: Final = re.compile(
 
 @attrs.frozen
 class Token:
-    """A word.
+    """A token of a query.
 
     Attributes:
         kind: `number`, `text`, `parameter`, `name`, `keyword`, `sign` or `end`.
         text: As written; keywords in upper case.
-        start: Where it begins.
-        end: Behind it.
-        value: Of a number or a text.
+        start: Its start in the query.
+        end: Its end in the query, excluded.
+        value: The value of a number or a text.
     """
 
     kind: str
@@ -50,12 +50,12 @@ class Token:
 
 
 def syntax_error(near: str, start: int, end: int) -> ServiceError:
-    """The service's answer to what is no query."""
+    """The service's answer to a text that is no query."""
     return query_error("SC1001", f"Syntax error, incorrect syntax near '{near}'.", start, end)
 
 
 def query_error(code: str, message: str, start: int = 0, end: int = 0) -> ServiceError:
-    """The service's answer to a query that cannot be."""
+    """The service's answer to a query that cannot run."""
     location = {"start": start, "end": end}
     error = {"severity": "Error", "location": location, "code": code, "message": message}
     return bad_request(orjson.dumps({"errors": [error]}).decode())
@@ -72,7 +72,7 @@ def _unquoted(text: str) -> str:
 
 
 def tokens_of(text: str) -> list[Token]:
-    """All words of a query, and one that says that it ends."""
+    """All tokens of a query, and an end token."""
     found: list[Token] = []
     place = 0
     while place < len(text):
@@ -87,7 +87,7 @@ def tokens_of(text: str) -> list[Token]:
             value = int(word) if word.isdigit() else float(word)
         elif kind == "text":
             value = _unquoted(word)
-        # A keyword behind a dot is the name of a property.
+        # A keyword after a dot is the name of a property.
         elif kind == "name" and word.upper() in KEYWORDS and not (found and found[-1].text == "."):
             kind, word = "keyword", word.upper()
         found.append(Token(kind, word, start, place, value))

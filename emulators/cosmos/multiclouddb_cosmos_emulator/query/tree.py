@@ -1,4 +1,4 @@
-"""A query as a tree."""
+"""The nodes of a query's tree."""
 
 from __future__ import annotations
 
@@ -156,11 +156,11 @@ Node: TypeAlias = (
 
 @attrs.frozen
 class Column:
-    """What is selected.
+    """A selected column.
 
     Attributes:
         node: The expression.
-        name: Of the property in the result.
+        name: The property's name in the result.
         text: The expression as written.
     """
 
@@ -199,13 +199,13 @@ class Select:
     """A query.
 
     Attributes:
-        columns: What is selected; None for `*`.
+        columns: The selected columns; None for `*`.
         value: True for `SELECT VALUE`.
         distinct: True for `SELECT DISTINCT`.
         top: The argument of `TOP`.
         source: None where there is no `FROM`.
         source_text: `FROM` and `JOIN` as written.
-        joins: In order.
+        joins: The joins, in order.
         where: The filter.
         where_text: The filter as written.
         group: The terms of `GROUP BY`.
@@ -230,7 +230,7 @@ class Select:
 
     @property
     def aggregates(self) -> list[str]:
-        """The aggregate functions in what is selected."""
+        """The aggregate functions in the selected columns."""
         return [name for column in self.columns or () for name in aggregates_in(column.node)]
 
 

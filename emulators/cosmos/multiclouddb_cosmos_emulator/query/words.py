@@ -1,4 +1,4 @@
-"""A place among the words of a query."""
+"""A reader for the tokens of a query."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Words"]
 
 
 class Words:
-    """Reads the words of a query one after the other.
+    """Reads the tokens of a query one after the other.
 
     Args:
         text: The query.
@@ -22,16 +22,16 @@ class Words:
 
     @property
     def next(self) -> Token:
-        """The next word."""
+        """The next token."""
         return self._tokens[self._place]
 
     @property
-    def behind(self) -> Token:
-        """The word behind the next one."""
+    def after_next(self) -> Token:
+        """The token after the next one."""
         return self._tokens[min(self._place + 1, len(self._tokens) - 1)]
 
     def take(self) -> Token:
-        """The next word, which is read with it."""
+        """Read the next token and return it."""
         token = self.next
         if token.kind != "end":
             self._place += 1
@@ -60,11 +60,11 @@ class Words:
         return self.take().text
 
     def error(self) -> ServiceError:
-        """The next word should not be there."""
+        """The error for a next token that should not be there."""
         return syntax_error(self.next.text, self.next.start, self.next.end)
 
     def since(self, token: Token) -> str:
-        """What was read since a word, as written."""
+        """The text that was read since a token, as written."""
         last = self._tokens[self._place - 1]
         return self._text[token.start : last.end]
 

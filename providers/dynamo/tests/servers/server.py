@@ -1,4 +1,4 @@
-"""What every DynamoDB server of the tests offers: its clients, and tables with a stream."""
+"""The base of every DynamoDB server of the tests: its clients, and tables with a stream."""
 
 import functools
 from types import TracebackType
@@ -8,17 +8,17 @@ import boto3
 from botocore.config import Config
 
 REGION = "eu-west-1"
-# For whatever looks for credentials itself; the servers take any.
+# For code that looks for credentials itself; the servers accept any.
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "a/secret/that/nobody/may/see"}
 
 
 def new_session() -> boto3.Session:
-    """A session of boto3 with a region and keys that the server takes."""
+    """A boto3 session with a region and keys that the server accepts."""
     key, secret = CREDENTIALS.values()
     return boto3.Session(aws_access_key_id=key, aws_secret_access_key=secret, region_name=REGION)
 
 
-# One for all servers: to make a session takes three times as long as to make a client.
+# One session for all servers, because making one takes three times as long as making a client.
 _session = functools.cache(new_session)
 
 
@@ -26,11 +26,11 @@ class Server:
     """A server that boto3 can talk to.
 
     Attributes:
-        endpoint_url: Where it listens.
+        endpoint_url: Its URL.
     """
 
     def __init__(self, endpoint_url: str) -> None:
-        """Connect lazily: nothing is sent before the first call of a client."""
+        """Make the clients; nothing is sent before the first call."""
         self.endpoint_url = endpoint_url
         self._clients: dict[str, Any] = {}
 
@@ -48,15 +48,15 @@ class Server:
             self._clients.popitem()[1].close()
 
     def session(self) -> boto3.Session:
-        """A new session of boto3 with a region and keys that the server takes."""
+        """A new boto3 session with a region and keys that the server accepts."""
         return new_session()
 
     def client(self) -> Any:
-        """The client for tables and items, one a server; it tries each call once."""
+        """The client for tables and items, one for each server; it does not retry."""
         return self._client("dynamodb")
 
     def streams(self) -> Any:
-        """The client for streams, one a server; it tries each call once."""
+        """The client for streams, one for each server; it does not retry."""
         return self._client("dynamodbstreams")
 
     def _client(self, service: str) -> Any:
@@ -79,10 +79,10 @@ class Server:
 
         Args:
             name: At least three characters.
-            view_type: What the stream carries; None for no stream.
+            view_type: The stream's view type; None for no stream.
             sort_key: The second attribute of the key, if it has one.
             partition_key: The first.
-            types: `N` or `B` for an attribute of the key that is no string.
+            types: `N` or `B` for a key attribute that is no string.
         """
         keys = {partition_key: "HASH"} | ({sort_key: "RANGE"} if sort_key else {})
         kinds = {key: (types or {}).get(key, "S") for key in keys}

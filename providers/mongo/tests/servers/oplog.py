@@ -1,4 +1,4 @@
-"""The log of the changes, which a server cuts when it has grown too long."""
+"""The oplog, which a server cuts when it has grown too long."""
 
 import time
 from collections.abc import Callable
@@ -10,16 +10,16 @@ _SECONDS: Final = 180
 
 
 def wait_uncut(beginning: Callable[[], object]) -> None:
-    """Wait until a server that has begun to cut its log has come to the end of that.
+    """Wait until a server has finished cutting its oplog.
 
-    It cuts an entry every few milliseconds. Looks are counted, not seconds: while a server has no time for
-    its log, it has none for them either.
+    It cuts an entry every few milliseconds. The test counts questions instead of seconds, because a busy
+    server delays both its oplog and its answers.
 
     Args:
-        beginning: Asks the server what the log begins with.
+        beginning: Returns the first entry of the server's oplog.
 
     Raises:
-        TimeoutError: It is cut without end.
+        TimeoutError: The cutting does not end.
     """
     found, looks, until = beginning(), 0, time.monotonic() + _SECONDS
     while looks < _LOOKS:

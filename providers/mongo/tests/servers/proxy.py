@@ -12,19 +12,19 @@ NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """Forwards every connection to a server, until it is told to cut or to drop.
+    """Forwards every connection to a server, until `cut` or `drop`.
 
     Attributes:
-        port: Where it listens.
+        port: Its port.
     """
 
     def __init__(self, target: str, spare: tuple[bytes, ...] = ()) -> None:
-        """Listen; the server need not run yet.
+        """Start listening; the server need not run yet.
 
         Args:
             target: Host and port of the server.
-            spare: A connection is never troubled whose first message holds one of these: that of another
-                member of a replica set, or of the client that writes for a test.
+            spare: Texts. A connection whose first message contains one is never disturbed: that of another
+                member of the replica set, or of the client that writes for a test.
         """
         host, _, port = target.rpartition(":")
         self._target = host, int(port)
@@ -59,7 +59,7 @@ class Proxy:
             self._dropping = True
 
     def heal(self) -> None:
-        """Forward again. A connection that lost bytes is reset: what follows them would make no sense."""
+        """Forward again. A connection that lost bytes is reset, because the bytes after a gap are useless."""
         with self._lock:
             self._cutting = self._dropping = False
             links = [link for link in self._links if link.lost]
@@ -68,7 +68,7 @@ class Proxy:
 
     def close(self) -> None:
         """Reset every connection and stop listening. May be called twice."""
-        # A listener that is only closed goes on in the thread that waits for it.
+        # Closing a listener alone does not wake the thread that waits in it.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
@@ -81,7 +81,7 @@ class Proxy:
             link.join()
 
     def troubles(self, link: "_Link") -> bool:
-        """Whether what comes through a connection shall be lost, which resets it when it is cut."""
+        """True when a connection must lose its bytes; the connection is reset if the network is cut."""
         with self._lock:
             if link.spared:
                 return False
@@ -93,7 +93,7 @@ class Proxy:
         return link.lost
 
     def forget(self, link: "_Link") -> None:
-        """A connection has ended."""
+        """Remove a connection that has ended."""
         with self._lock:
             self._links.discard(link)
 
@@ -139,7 +139,7 @@ class _Link:
             thread.join()
 
     def reset(self) -> None:
-        """End both sides at once; its threads notice and close them."""
+        """Close both sides at once; the threads notice it and end."""
         for side in (self._near, self._far):
             with contextlib.suppress(OSError):
                 side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)

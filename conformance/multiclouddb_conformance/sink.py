@@ -1,0 +1,58 @@
+"""A target that merges events by key and `order_key`: what a snapshot has to make equal to its source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey
+
+__all__ = ["Sink"]
+
+_NONE = ""
+
+
+class Sink:
+    """Rows by key, each with the `order_key` of the event that it comes from.
+
+    Attributes:
+        tombstones: True to keep deleted keys with their `order_key`.
+    """
+
+    def __init__(self, *, tombstones: bool = True) -> None:
+        self.tombstones = tombstones
+        self._rows: dict[MulticloudDbKey, tuple[str, Mapping[str, Any] | None]] = {}
+
+    def apply(self, events: Iterable[ChangeEvent]) -> None:
+        """Merge events; an event that is older than what is known of its key changes nothing."""
+        for event in events:
+            known = self._rows.get(event.key)
+            if known is not None and event.order_key < known[0]:
+                continue
+            deleted = event.type is ChangeType.DELETE
+            if deleted and not self.tombstones:
+                self._rows.pop(event.key, None)
+            else:
+                self._rows[event.key] = (event.order_key, None if deleted else event.new_item_state)
+
+    def begin_again(self) -> None:
+        """Another snapshot begins: everything that is known now is older than its rows."""
+        self._rows = {key: (_NONE, document) for key, (_, document) in self._rows.items()}
+
+    def end_backfill(self) -> None:
+        """The snapshot is over: what it has not shown was deleted."""
+        self._rows = {key: row for key, row in self._rows.items() if row[0] != _NONE}
+
+    def drop_tombstones(self) -> None:
+        """Forget deleted keys."""
+        self._rows = {key: row for key, row in self._rows.items() if row[1] is not None}
+
+    def rows(self) -> dict[MulticloudDbKey, Mapping[str, Any]]:
+        """Key → document, without deleted ones."""
+        return {key: document for key, (_, document) in self._rows.items() if document is not None}
+
+    def copy(self) -> Sink:
+        """A copy, for a target whose last pages are lost together with their token."""
+        made = Sink(tombstones=self.tombstones)
+        made._rows = dict(self._rows)
+        return made

@@ -1,0 +1,101 @@
+"""What tests of snapshots share: a source that knows its rows, and a walk over the pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+from multiclouddb_api import BackfillDone, ChangeFeedPage, MulticloudDbKey, Snapshot, SnapshotStarted
+from multiclouddb_conformance.collection import Collection
+from multiclouddb_conformance.sink import Sink
+
+__all__ = ["Between", "Source", "changes", "is_done", "started_of", "until_equal", "walk"]
+
+Between: TypeAlias = Callable[[int], None]
+"""Called after each page with its number."""
+
+
+class Source:
+    """A collection, and what has to be in it.
+
+    Attributes:
+        collection: The collection.
+        fields: Key → fields, of what is there.
+    """
+
+    def __init__(self, collection: Collection) -> None:
+        self.collection = collection
+        self.fields: dict[str, dict[str, Any]] = {}
+
+    def put(self, name: str, number: int) -> None:
+        """Create or update a document."""
+        self.fields[name] = {"n": number}
+        self.collection.put(name, n=number)
+
+    def delete(self, name: str) -> None:
+        """Delete a document if it is there."""
+        if self.fields.pop(name, None) is not None:
+            self.collection.delete(name)
+
+    def fill(self, count: int) -> None:
+        """Create documents, one by one."""
+        for number in range(count):
+            self.put(f"k{number}", number)
+
+    def rows(self) -> dict[MulticloudDbKey, Any]:
+        """What is there, as the feed has it."""
+        harness = self.collection.harness
+        return {harness.key(name): harness.document(name, fields) for name, fields in self.fields.items()}
+
+
+def _nothing(number: int) -> None:
+    del number
+
+
+def walk(
+    collection: Collection, start: Snapshot | str, size: int = 0, between: Between = _nothing, **settings: Any
+) -> Iterator[ChangeFeedPage]:
+    """Pages from a start to the first that is idle; `between` is called after each, with its number."""
+    idle = number = 0
+    while idle < collection.harness.idle_pages:
+        assert number < 5000, "neither idle nor over"
+        page = collection.page(start, size, **settings)
+        yield page
+        between(number)
+        idle, number, start = (idle + 1 if page.idle else 0), number + 1, page.continuation_token
+
+
+def started_of(page: ChangeFeedPage) -> SnapshotStarted:
+    """The notice of a page on which a snapshot begins."""
+    (notice,) = (each for each in page.notices if isinstance(each, SnapshotStarted))
+    return notice
+
+
+def is_done(page: ChangeFeedPage) -> bool:
+    """Whether a page has the notice that a scan is over."""
+    return any(isinstance(notice, BackfillDone) for notice in page.notices)
+
+
+def until_equal(source: Source, sink: Sink, token: str) -> None:
+    """Read on until the sink has what the source has, as far as the harness waits."""
+    for _ in range(100):
+        if sink.rows() == source.rows():
+            return
+        page = source.collection.page(token, wait=0.1)
+        sink.apply(page.events)
+        token = page.continuation_token
+    assert sink.rows() == source.rows()
+
+
+def changes(source: Source) -> Between:
+    """Changes after the pages of a scan: updates, deletes, creates, and keys that come again."""
+
+    def between(number: int) -> None:
+        if number < 12:
+            source.put(f"k{number * 5 % 16}", 1000 + number)
+            source.delete(f"k{number * 3 % 16}")
+            source.put(f"new{number % 4}", 1000 + number)
+            if number % 3 == 2:
+                source.delete(f"new{number % 4}")
+
+    return between

@@ -1,0 +1,138 @@
+"""The scan of a snapshot as a token holds it.
+
+    [id, cursor, flags, [floor, µs, rate, retention, done, segments, rows, records, credit]]
+
+`cursor` is what is not cut into segments yet, null when all is cut. The flags are a set of bits: 16 for a
+plan, with 32 while the stream waits for it, 64 once its start was announced, and 128 for
+`SnapshotOrder.AUTO`. The segments that are read are ordinary entries with the bit 8: no listing of the
+service names them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import attrs
+
+from multiclouddb_api import Snapshot, SnapshotOrder, SnapshotProgress
+from multiclouddb_spi.continuation.moment import is_micros, to_micros
+from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.faults import InvalidCursor
+from multiclouddb_spi.scan import ScanPlan, snapshot_id_of
+
+__all__ = ["Plan", "is_plan", "plan_from_json", "plan_of", "plan_to_json"]
+
+_PLAN: Final = 16
+_HOLDS: Final = 32
+_ANNOUNCED: Final = 64
+_AUTO: Final = 128
+_KNOWN: Final = _PLAN | _HOLDS | _ANNOUNCED | _AUTO
+_MOST: Final = 2**53
+
+
+@attrs.frozen
+class Plan:
+    """A scan that is not over.
+
+    Attributes:
+        partition_id: Names it among the entries of a lineage.
+        cursor: What is not cut into segments yet; None when all is cut.
+        floor: The `order_key` of every row.
+        moment: When the snapshot began, in µs since 1970.
+        holds: True while the stream waits for the end of the scan.
+        announced: True once a page had its `SnapshotStarted`.
+        auto: True when the stream may be released before the end.
+        rate: `Snapshot.max_scan_rate`.
+        retention: For how many seconds the stream's positions were kept when they were new; None while that
+            is not known.
+        done: How many segments are read.
+        segments: How many there will be, or None.
+        rows: How many rows were delivered.
+        records: About how many there were at the start, or None.
+        credit: Quarters of a place that the scan is owed from earlier pages, 0 to 3.
+    """
+
+    partition_id: str
+    cursor: Cursor
+    floor: str
+    moment: int
+    holds: bool = False
+    announced: bool = False
+    auto: bool = False
+    rate: float | None = None
+    retention: int | None = None
+    done: int = 0
+    segments: int | None = None
+    rows: int = 0
+    records: int | None = None
+    credit: int = 0
+
+    def progress(self) -> SnapshotProgress:
+        """How far the scan is, for the application."""
+        order = SnapshotOrder.ORDERED if self.holds else SnapshotOrder.INTERLEAVED
+        return SnapshotProgress(order, self.done, self.segments, self.rows, self.records)
+
+
+def plan_of(scan: ScanPlan, wanted: Snapshot) -> Plan:
+    """The entry of a snapshot that begins.
+
+    Args:
+        scan: From the provider.
+        wanted: From the application.
+    """
+    return Plan(
+        snapshot_id_of(scan.plan_id),
+        scan.cursor,
+        scan.floor,
+        to_micros(scan.moment),
+        holds=wanted.order is not SnapshotOrder.INTERLEAVED,
+        auto=wanted.order is SnapshotOrder.AUTO,
+        rate=wanted.max_scan_rate,
+        segments=scan.segments,
+        records=scan.records,
+    )
+
+
+def plan_to_json(plan: Plan) -> Cursor:
+    """A plan in the form of a token."""
+    flags = _PLAN | plan.holds * _HOLDS | plan.announced * _ANNOUNCED | plan.auto * _AUTO
+    counts: list[Cursor] = [plan.rate, plan.retention, plan.done, plan.segments, plan.rows, plan.records]
+    return [plan.partition_id, plan.cursor, flags, [plan.floor, plan.moment, *counts, plan.credit]]
+
+
+def is_plan(flags: int) -> bool:
+    """Whether an item of a token with these flags is a plan, of a version that this library knows."""
+    return flags > 0 and bool(flags & _PLAN) and not flags & ~_KNOWN
+
+
+def plan_from_json(item: Any) -> Plan:
+    """The inverse of `plan_to_json`, for an item with the bit of a plan.
+
+    Raises:
+        InvalidCursor: The value was not made by `plan_to_json`.
+    """
+    match item:
+        case [
+            str() as partition_id, cursor, int() as flags,
+            [str() as floor, moment, rate, retention, done, segments, rows, records, (0 | 1 | 2 | 3) as
+            credit],
+        ] if (
+            floor and is_micros(moment) and _is_rate(rate) and _is_count(done) and _is_count(rows)
+            and all(value is None or _is_count(value) for value in (retention, segments, records))
+            and type(credit) is int
+        ):  # fmt: skip
+            return Plan(
+                partition_id, cursor, floor, moment, bool(flags & _HOLDS), bool(flags & _ANNOUNCED),
+                bool(flags & _AUTO), rate, retention, done, segments, rows, records, credit,
+            )  # fmt: skip
+        case _:
+            raise InvalidCursor("the plan of a snapshot is unreadable")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MOST
+
+
+def _is_rate(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and 0 < value < math.inf)

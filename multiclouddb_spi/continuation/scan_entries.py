@@ -1,0 +1,119 @@
+"""The scan of a snapshot in a lineage: its plan, the segments that are read, and what waits for its end.
+
+A plan is one entry. It stays until every segment is cut and read, so that a partition that waits for it
+waits for all of the scan, however often segments are split. `Lineage` is the only subclass.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+
+from multiclouddb_spi.batch import Segment
+from multiclouddb_spi.continuation.entries import Entries
+from multiclouddb_spi.continuation.entry import Active
+from multiclouddb_spi.continuation.plan import Plan
+from multiclouddb_spi.cursor import Cursor
+
+__all__ = ["ScanEntries"]
+
+
+class ScanEntries(Entries):
+    """The entries of a lineage, and how a scan changes them."""
+
+    @abstractmethod
+    def release(self, parent: str) -> list[str]:
+        """See `Lineage.release`."""
+
+    @abstractmethod
+    def _hold(self, partition_id: str, leader: str) -> None:
+        """See `Lineage`."""
+
+    def begin_scan(self, plan: Plan) -> None:
+        """Add a scan; while it holds the stream, every partition that is here waits for it.
+
+        Args:
+            plan: Its entry.
+        """
+        stream = list(self._entries)
+        self._entries[plan.partition_id] = plan
+        self._plan_id = plan.partition_id
+        self.hold_for_scan(stream)
+
+    def hold_for_scan(self, partition_ids: Iterable[str]) -> None:
+        """Let partitions wait for the scan, if there is one that holds the stream.
+
+        Args:
+            partition_ids: Partitions that have not been read.
+        """
+        plan = self.plan
+        if plan is not None and plan.holds:
+            for name in partition_ids:
+                self._hold(name, plan.partition_id)
+
+    def change_plan(self, **changes: Any) -> None:
+        """Change fields of the plan, if there is one.
+
+        Args:
+            changes: Fields of `Plan`.
+        """
+        if (plan := self.plan) is not None:
+            self._entries[plan.partition_id] = attrs.evolve(plan, **changes)
+
+    def cut(self, segments: Iterable[Segment], rest: Cursor | None) -> list[str]:
+        """Begin to read parts of the scan; returns their ids.
+
+        Args:
+            segments: The parts.
+            rest: What is not cut yet, or None.
+        """
+        self.change_plan(cursor=rest)
+        started = []
+        for segment in segments:
+            self._entries[segment.segment_id] = Active(segment.segment_id, segment.cursor, listed=False)
+            self._segments[segment.segment_id] = None
+            started.append(segment.segment_id)
+        return started
+
+    def scanned(self, segment_id: str, pieces: Sequence[Segment]) -> list[str]:
+        """A part of the scan was read to its end; returns the ids of its pieces.
+
+        Args:
+            segment_id: The part.
+            pieces: What is read instead of its rest.
+        """
+        del self._entries[segment_id]
+        self._segments.pop(segment_id, None)
+        plan = self.plan
+        if plan is None:
+            return self.cut(pieces, None)
+        if not pieces:
+            self.change_plan(done=plan.done + 1)
+        return self.cut(pieces, plan.cursor)
+
+    def is_scanned(self) -> bool:
+        """Whether there is a scan of which nothing is left."""
+        return (plan := self.plan) is not None and plan.cursor is None and not self._segments
+
+    def end_scan(self) -> list[str]:
+        """Remove the scan and what is left of it; returns the ids of the stream that start now."""
+        plan = self.plan
+        if plan is None:
+            return []
+        for segment_id in self._segments:
+            del self._entries[segment_id]
+        self._segments.clear()
+        del self._entries[plan.partition_id]
+        self._plan_id = None
+        return self.release(plan.partition_id)
+
+    def release_stream(self) -> list[str]:
+        """Let the stream be read before the scan is over; returns the ids that start now."""
+        plan = self.plan
+        if plan is None or not plan.holds:
+            return []
+        self.change_plan(holds=False)
+        return self.release(plan.partition_id)

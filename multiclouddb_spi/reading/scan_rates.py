@@ -1,0 +1,37 @@
+"""Keeps the rate of scans."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+__all__ = ["ScanRates"]
+
+_MOST_SCANS: Final = 1024
+
+
+class ScanRates:
+    """When each scan with a rate may read again; shared by all calls of a client."""
+
+    def __init__(self) -> None:
+        self._not_before: dict[str, float] = {}
+
+    def not_before(self, plan_id: str) -> float:
+        """The monotonic time before which a scan reads nothing.
+
+        Args:
+            plan_id: The entry of its plan.
+        """
+        return self._not_before.get(plan_id, 0.0)
+
+    def spend(self, plan_id: str, seconds: float) -> None:
+        """Move that time.
+
+        Args:
+            plan_id: The entry of its plan.
+            seconds: How much; less than 0 when a read was cheaper than expected.
+        """
+        last = self._not_before.get(plan_id, 0.0)
+        self._not_before[plan_id] = max(last, time.monotonic() if seconds > 0 else 0.0) + seconds
+        while len(self._not_before) > _MOST_SCANS:
+            self._not_before.pop(next(iter(self._not_before)))

@@ -1,0 +1,245 @@
+"""The part of one call that concerns the scan of a snapshot: what is cut, how places are shared, how fast.
+
+The stream goes first: its partitions are asked in the order of their positions, the oldest first, and the
+segments after them. So a scan of days does not make the stream's positions expire. The scan keeps a quarter
+of each page, so that it ends although changes come as fast as they are read. It does not keep it while a
+position of the stream has used half of the time that it is kept. What a small page cannot give as a quarter
+is added up in the token (`Plan.credit`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any, Final, TypeAlias
+
+from multiclouddb_api import BackfillDone
+from multiclouddb_spi.batch import Batch, Segment
+from multiclouddb_spi.continuation.entry import Active, Waiting
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.continuation.plan import Plan
+from multiclouddb_spi.continuation.state import Retired
+from multiclouddb_spi.contract import Feed
+from multiclouddb_spi.cursor import Cursor
+from multiclouddb_spi.deadline import Deadline
+from multiclouddb_spi.faults import InvalidCursor
+from multiclouddb_spi.reading.context import ReadContext
+from multiclouddb_spi.reading.result import PollResult
+from multiclouddb_spi.reading.turns import Turn
+from multiclouddb_spi.scan import SupportsSnapshot
+
+__all__ = ["Clock", "Scanning"]
+
+Clock: TypeAlias = Callable[[], datetime | None]
+"""Asks for the service's time; None where it does not say."""
+
+_ACTIVE: Final = 8
+_FEW: Final = 4
+_MOST_EMPTY_CUTS: Final = 100
+_SHARE: Final = 4
+_OVER: Final = "the segment has been read to its end"
+_LATE: Final = datetime.max.replace(tzinfo=UTC)
+
+
+class Scanning:
+    """What one call does for a scan; without a plan in the lineage it changes nothing.
+
+    Args:
+        context: What all calls share.
+        feed: The opened feed.
+        lineage: Changed in place.
+        result: What the call finds.
+        deadline: When the call has to be over.
+        now: Asks for the service's time; None where it does not say.
+        single: True when one segment is read alone, as a physical partition.
+
+    Attributes:
+        active: The partitions and segments to ask, in this order.
+    """
+
+    def __init__(
+        self,
+        context: ReadContext,
+        feed: Feed,
+        lineage: Lineage,
+        result: PollResult[Any],
+        deadline: Deadline,
+        now: Clock,
+        *,
+        single: bool,
+    ) -> None:
+        self._context, self._feed, self._lineage = context, feed, lineage
+        self._result, self._deadline, self._single = result, deadline, single
+        self._rows = self._kept = 0
+        self._unasked = set[str]()
+        self.active = lineage.active()
+        plan = lineage.plan
+        if plan is not None:
+            self._begin(plan, now)
+
+    # -- The stream and its positions
+
+    def _begin(self, plan: Plan, now: Clock) -> None:
+        lineage = self._lineage
+        moment = now()
+        left = math.inf if moment is None else self._headroom(moment)
+        if plan.retention is None and left < math.inf:
+            lineage.change_plan(retention=max(0, int(left)))
+        worn = plan.retention is not None and left <= plan.retention / 2
+        if plan.holds and plan.auto and worn:
+            lineage.release_stream()
+            self._context.observing.snapshot_interleaved(self._feed.spec.address, left)
+        stream = sorted((entry for entry in lineage.active() if entry.listed), key=self._age)
+        self.active = [*stream, *(entry for entry in lineage.active() if not entry.listed)]
+        if stream:
+            self._unasked = {entry.partition_id for entry in stream}
+            self._kept, credit = divmod(0 if worn else self._result.limit + plan.credit, _SHARE)
+            lineage.change_plan(credit=credit)
+
+    def _age(self, entry: Active) -> datetime:
+        return self._feed.describe(entry.cursor).time or _LATE
+
+    def _headroom(self, now: datetime) -> float:
+        """How long the stream's positions are kept; infinite where the service does not say."""
+        least = math.inf
+        for entry in self._lineage:
+            cursors: Iterable[Cursor] = ()
+            if isinstance(entry, Waiting):
+                cursors = entry.said
+            elif isinstance(entry, Active) and entry.listed:
+                cursors = (entry.cursor,)
+            for cursor in cursors:
+                seconds = self._feed.headroom(cursor, now)
+                least = least if seconds is None else min(least, seconds)
+        return least
+
+    # -- Places on the page
+
+    def places(self, turn: Turn, places: int) -> int:
+        """How many of the page's places a partition or segment may take.
+
+        Args:
+            turn: The partition or segment.
+            places: How many are left.
+        """
+        if self._lineage.plan is None:
+            return places
+        kept = max(0, self._kept - self._rows)
+        if self._lineage.is_segment(turn.partition_id):
+            return min(places, kept) if self._unasked else places
+        return max(0, places - kept)
+
+    def has_had_turn(self, turn: Turn) -> bool:
+        """A partition had its turn: True when the whole stream had it, so that the scan may take the rest."""
+        if turn.partition_id not in self._unasked:
+            return False
+        self._unasked.discard(turn.partition_id)
+        return not self._unasked
+
+    def is_sharing(self) -> bool:
+        """Whether places are kept for the stream or the scan."""
+        return bool(self._unasked) or self._kept > self._rows
+
+    def share_no_more(self) -> bool:
+        """Give every place to whoever has records; False when that was so before."""
+        shared = self.is_sharing()
+        self._unasked.clear()
+        self._kept = 0
+        return shared
+
+    # -- The rate
+
+    def not_before(self, turn: Turn) -> float:
+        """The monotonic time before which a segment is not asked."""
+        plan = self._lineage.plan
+        if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
+            return 0.0
+        return self._context.rates.not_before(plan.partition_id)
+
+    def most_records(self, turn: Turn) -> int | None:
+        """How many records one fetch may ask for, so that a rate is kept; None = as many as usual."""
+        plan = self._lineage.plan
+        if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
+            return None
+        most = max(1, int(plan.rate))
+        self._context.rates.spend(plan.partition_id, most / plan.rate)
+        return most
+
+    def landed(self, turn: Turn, batch: Batch) -> None:
+        """A segment has answered.
+
+        Args:
+            turn: The segment.
+            batch: Its rows.
+        """
+        plan = self._lineage.plan
+        if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
+            return
+        reserved = max(1, int(plan.rate))
+        cost = len(batch) if batch.charge is None else batch.charge
+        self._context.rates.spend(plan.partition_id, (cost - reserved) / plan.rate)
+
+    # -- The scan
+
+    def takes(self, turn: Turn, count: int) -> None:
+        """Records are handed out.
+
+        Args:
+            turn: Of this partition or segment.
+            count: How many.
+        """
+        plan = self._lineage.plan
+        if plan is not None and count and self._lineage.is_segment(turn.partition_id):
+            self._rows += count
+            self._lineage.change_plan(rows=plan.rows + count)
+
+    def refill(self) -> list[str]:
+        """Cut more segments when few are left, and end the scan when nothing is; the ids that start now."""
+        started = list[str]()
+        if self._lineage.segment_count < _FEW:
+            started += self._cut()
+        if not self._lineage.is_scanned():
+            return started
+        plan = self._lineage.plan
+        assert plan is not None
+        stream = self._lineage.end_scan()
+        where = self._feed.public_id(plan.partition_id)
+        self._result.tell(BackfillDone(where), plan.partition_id, *stream)
+        self._result.moved = self._result.ended = True
+        if not len(self._lineage):
+            if self._single:
+                self._result.retired = Retired(plan.partition_id, ())
+            else:
+                self._result.over = _OVER
+        return [*started, *stream]
+
+    def _cut(self) -> list[str]:
+        lineage, started = self._lineage, list[str]()
+        for _ in range(_MOST_EMPTY_CUTS):
+            plan = lineage.plan
+            if plan is None or plan.cursor is None or lineage.segment_count >= _ACTIVE:
+                return started
+            try:
+                segments, rest = self._ask(plan.cursor, _ACTIVE - lineage.segment_count)
+            except Exception as error:  # noqa: BLE001 - classified by the provider
+                self._blame(plan, error)
+                return started
+            self._result.requests += 1
+            self._result.moved = True
+            started += lineage.cut(segments, rest)
+            if segments:
+                return started
+        return started
+
+    def _ask(self, cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
+        feed, deadline = self._feed, self._deadline
+        if not isinstance(feed, SupportsSnapshot):
+            raise InvalidCursor("it holds a snapshot, which this provider does not make")
+        return self._context.fetcher.call(lambda: feed.segments(cursor, count, deadline), deadline)
+
+    def _blame(self, plan: Plan, error: Exception) -> None:
+        turns = self._result.turns
+        turns.fail(turns.of(plan.partition_id), error)
+        if not self._context.fetcher.fault(error).retryable:
+            self._result.failure = (plan.partition_id, error)

@@ -1,0 +1,46 @@
+"""The page on which a snapshot begins: notices, and no events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from multiclouddb_api import Gap, SnapshotStarted
+from multiclouddb_spi.continuation.entry import Active
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.contract import Feed
+from multiclouddb_spi.reading.result import PollResult
+
+__all__ = ["announced", "lost"]
+
+
+def announced(feed: Feed, lineage: Lineage) -> PollResult[Any] | None:
+    """The result of a call that only reports that a snapshot begins; None when there is nothing to report.
+
+    Args:
+        feed: Whose lineage.
+        lineage: Changed in place: the start is reported once.
+    """
+    plan = lineage.plan
+    if plan is None or plan.announced:
+        return None
+    lineage.change_plan(announced=True)
+    result: PollResult[Any] = PollResult.nothing(lineage)
+    result.tell(SnapshotStarted(plan.floor, feed.public_id(plan.partition_id)), plan.partition_id)
+    result.moved = True
+    return result
+
+
+def lost(feed: Feed, lineage: Lineage, name: str) -> Gap:
+    """The notice for a position that is older than retention, where a snapshot follows it.
+
+    Args:
+        feed: Whose lineage.
+        lineage: The lineage before the snapshot.
+        name: The partition.
+    """
+    position = "its position"
+    if name in lineage and any(type(entry) is Active and entry.listed for entry in lineage):
+        entry = next((entry for entry in lineage.active() if entry.partition_id == name), None)
+        if entry is not None and entry.listed:
+            position = feed.describe(entry.cursor).text
+    return Gap(feed.public_id(name), position, "a new snapshot")
