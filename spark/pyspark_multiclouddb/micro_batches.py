@@ -11,8 +11,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
-from multiclouddb_api.redaction import rfc3339
-from multiclouddb_spi import Feed, FeedStart, Lineage, Step, Target
+from multiclouddb_spi import FeedStart, Lineage, Step, Target
 from pyspark_multiclouddb.connection import Connection, connection_for
 from pyspark_multiclouddb.errors import source_errors
 from pyspark_multiclouddb.offsets import (
@@ -23,6 +22,7 @@ from pyspark_multiclouddb.offsets import (
     ranges_of,
 )
 from pyspark_multiclouddb.options import Settings
+from pyspark_multiclouddb.progress import Reports
 from pyspark_multiclouddb.rows import read_work, work_of
 
 __all__ = ["MicroBatches"]
@@ -52,8 +52,9 @@ class MicroBatches:
         self.report: dict[str, Any] | None = None
         self._target: Target | None = None
         self._idle: tuple[dict[str, Any], float] | None = None
-        self._moved = -math.inf
+        self._saved = -math.inf
         self._ahead: tuple[dict[str, Any], Lineage] | None = None
+        self._reports = Reports()
 
     def initial(self) -> dict[str, Any]:
         """Where a new query starts; not resolved here, because Spark asks again on a replay."""
@@ -78,9 +79,9 @@ class MicroBatches:
                     step.after.to_json(),
                     step.ends,
                     origin=start.to_json(),
-                    more=True,
+                    more=_may_have_more(start, step.after, max_records),
                 )
-            self._moved = time.monotonic()
+            self._saved = time.monotonic()
             return offset_to_json(self.settings, offset)
 
     def after(
@@ -103,11 +104,8 @@ class MicroBatches:
             return start
         with source_errors():
             end = self._plan(start, max_records, tell_more)
-        now = time.monotonic()
         # A position that moved without a record has nothing after it either.
-        self._idle = (end, now) if end is start or "empty" in end else None
-        if end is not start:
-            self._moved = now
+        self._idle = (end, time.monotonic()) if end is start or "empty" in end else None
         return end
 
     def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -146,7 +144,8 @@ class MicroBatches:
         connection = connection_for(self.settings)
         if isinstance(offset, Symbolic):
             lineage = self._started(connection, offset.position)
-            self._describe(connection.feed, lineage, idle=False)
+            self.report = self._reports.report(connection, lineage, None, idle=False)
+            self._saved = time.monotonic()
             return offset_to_json(self.settings, Pinned(connection.incarnation, lineage.to_json()))
         offset.check_incarnation(connection.opened)
         before = connection.plan("restore", lambda planner, _: planner.restore(offset.cursors))
@@ -154,16 +153,20 @@ class MicroBatches:
             raise _ended(self.settings)
         step = self._step(connection, self._standing(start, before), max_records)
         nothing = step.empty or not step.moved
-        self._describe(connection.feed, step.after, idle=nothing)
-        if nothing and not self._is_worth_saving(before, step.after):
+        self.report = self._reports.report(connection, step.after, step, idle=nothing)
+        due = time.monotonic() - self._saved >= self.settings.idle_checkpoint_seconds or bool(step.skipped)
+        if nothing and not _is_worth_saving(before, step.after, due):
             # The next call begins here, so that the same records are not scanned again.
             self._ahead = start, step.after
             return start
-        self._ahead = None
-        bounded = max_records is not None or _entries(before).keys() != _entries(step.after).keys()
-        more = tell_more and not nothing and bounded
-        end = Pinned(offset.incarnation, step.after.to_json(), step.ends, nothing, more=more)
-        return offset_to_json(self.settings, end)
+        stands = step.after if nothing or due else _without_idle_moves(before, step)
+        more = tell_more and not nothing and _may_have_more(before, step.after, max_records)
+        pinned = Pinned(offset.incarnation, stands.to_json(), step.ends, nothing, more=more)
+        end = offset_to_json(self.settings, pinned)
+        self._ahead = end, step.after
+        if stands is step.after:
+            self._saved = time.monotonic()
+        return end
 
     def _started(self, connection: Connection, position: FeedStart) -> Lineage:
         """The start of a new query; this process may know an earlier resource of the same name."""
@@ -173,14 +176,6 @@ class MicroBatches:
     def _standing(self, start: dict[str, Any], before: Lineage) -> Lineage:
         """Where to read on after an offset: further ahead, where earlier calls found nothing after it."""
         return self._ahead[1] if self._ahead is not None and self._ahead[0] == start else before
-
-    def _is_worth_saving(self, before: Lineage, stands: Lineage) -> bool:
-        """Whether to save positions that moved without a record as an offset."""
-        then, now = _entries(before), _entries(stands)
-        if then.keys() != now.keys() or any(type(then[name]) is not type(now[name]) for name in now):
-            return True  # the ranges of a batch come from the partitions in its first offset
-        due = time.monotonic() - self._moved >= self.settings.idle_checkpoint_seconds
-        return due and then != now
 
     def _step(self, connection: Connection, before: Lineage, max_records: int | None) -> Step:
         if self.ends_by_itself and self._target is None:
@@ -192,22 +187,32 @@ class MicroBatches:
             ),
         )
 
-    def _describe(self, feed: Feed, lineage: Lineage, *, idle: bool) -> None:
-        active = lineage.active()
-        times = [feed.describe(entry.cursor).time for entry in active]
-        known = [moment for moment in times if moment is not None]
-        self.report = {
-            "idle": idle,
-            "partitions": len(active),
-            "openWatches": sum(bool(entry.children) for entry in lineage.awaiting_children()),
-            "readUntil": rfc3339(min(known)) if known and len(known) == len(times) else None,
-            "v": 1,
-            "waiting": len(lineage) - len(active) - len(lineage.awaiting_children()),
-        }
-
 
 def _entries(lineage: Lineage) -> dict[str, object]:
     return {entry.partition_id: entry for entry in lineage}
+
+
+def _is_worth_saving(before: Lineage, stands: Lineage, due: bool) -> bool:
+    """Whether to save positions that moved without a record as an offset."""
+    then, now = _entries(before), _entries(stands)
+    if then.keys() != now.keys() or any(type(then[name]) is not type(now[name]) for name in now):
+        return True  # the ranges of a batch come from the partitions in its first offset
+    return due and then != now
+
+
+def _without_idle_moves(before: Lineage, step: Step) -> Lineage:
+    """Where a step ends, when partitions that only moved stay: a batch then reads none of them."""
+    kept = step.after.copy()
+    now = _entries(step.after)
+    for entry in before.active():
+        if entry.partition_id not in step.news and type(now.get(entry.partition_id)) is type(entry):
+            kept.advance(entry.partition_id, entry.cursor)
+    return kept
+
+
+def _may_have_more(before: Lineage, after: Lineage, max_records: int | None) -> bool:
+    """Whether more records may follow a step with records."""
+    return max_records is not None or _entries(before).keys() != _entries(after).keys()
 
 
 def _ended(settings: Settings) -> MulticloudDbError:

@@ -140,6 +140,10 @@ class TestIdle:
         wait_until(lambda: reader.latestOffset(pinned, ALL) is not pinned)
 
 
+def places(offset):
+    return sorted(map(json.dumps, offset["c"]["p"]))
+
+
 class Clock:
     """Replaces the module `time`, so that nothing waits."""
 
@@ -209,14 +213,22 @@ class TestIdlePosition:
         found = self.moves(source, reader, offset, clock, 10, 13)
         assert [round(seconds, -1) for seconds in found] == [0, 60, 120]
 
-    def test_is_saved_by_records_too(self, source, offset, clock):
+    def test_is_saved_by_records_only_when_it_is_due(self, source, offset, clock):
+        """A batch moves the partitions that have records in it; the others wait for the interval."""
         reader = reader_of(source, pollInterval="0")
         self.write_beside(source)
         offset = reader.latestOffset(offset, ALL)
         clock.seconds += 299
+        self.write_beside(source)
         source.write(1)
-        offset = reader.latestOffset(offset, ALL)
-        assert self.moves(source, reader, offset, clock, 100, 7) == [300, 600]
+        end = reader.latestOffset(offset, ALL)
+        moved = [new for new, old in zip(places(end), places(offset), strict=True) if new != old]
+        assert len(moved) == 1
+        assert len(reader.partitions(offset, end)) == 1
+        clock.seconds += 1
+        source.write(1)
+        last = reader.latestOffset(end, ALL)
+        assert all(new != old for new, old in zip(places(last), places(offset), strict=True))
 
     def test_that_was_just_pinned_is_fresh(self, source, clock):
         reader = reader_of(source, startingPosition="now")
@@ -285,7 +297,9 @@ class TestIdlePosition:
         assert len(rows(reader, offset, end)) == 3
         assert begun[-1] != offset["c"]
         reader.latestOffset(end, ALL)
-        assert begun[-1] == end["c"]
+        # Further ahead than the offset, where partitions without records stay.
+        assert sorted(begun[-1]["p"]) >= sorted(end["c"]["p"])
+        assert begun[-1] not in begun[:-1]
 
     def test_of_another_question_is_not_taken_for_this_one(self, source, offset, clock, begun):
         reader = reader_of(source, pollInterval="0")
@@ -385,7 +399,48 @@ class TestIdleFeedOverRetention:
         assert len(rows(again, end, again.latestOffset(end, ALL))) == 1
 
 
+class TestManyPartitions:
+    def test_batch_of_one_record_reads_one_range(self, monkeypatch, simulation):
+        sim = Simulation(partitions=1000)
+        sim.provider = SimulationProvider(sim)
+        monkeypatch.setattr(connection, "open_provider", lambda config: sim.provider)
+        reader = simulated(startingPosition="now")
+        pinned = reader.latestOffset(reader.initialOffset(), ALL)
+        for number in range(3):
+            sim.write("a", {"n": number})
+            end = reader.latestOffset(pinned, ALL)
+            (task,) = reader.partitions(pinned, end)
+            assert len(task.value.ranges) == 1
+            assert len(rows(reader, pinned, end)) == 1
+            pinned = end
+
+
 class TestReport:
+    def test_tells_what_was_skipped_with_count_and_place(self, source):
+        source.write(20)
+        reader = reader_of(source, failOnDataLoss="false", pollInterval="0")
+        pinned = reader.latestOffset(reader.initialOffset(), ALL)
+        source.store.trim("orders", max_count=5)
+        end = reader.latestOffset(pinned, ALL)
+        report = reader.reportLatestOffset()
+        assert report["skipped"]["count"] >= 1
+        assert " after sequence " in report["skipped"]["last"]
+        assert (report["events"], report["idle"]) == (len(rows(reader, pinned, end)), False)
+        assert reader.latestOffset(end, ALL) is end
+        assert reader.reportLatestOffset()["skipped"] == report["skipped"]
+
+    def test_tells_lag_and_headroom(self, simulation):
+        simulation.write("a", {"n": 1})
+        reader = simulated()
+        pinned = reader.latestOffset(reader.initialOffset(), ALL)
+        reader.latestOffset(pinned, ALL)
+        report = reader.reportLatestOffset()
+        assert report["lagSeconds"] >= 0
+        assert set(report) == {
+            "events", "foundLate", "headroomSeconds", "idle", "lagSeconds", "openWatches", "partitions",
+            "readUntil", "skipped", "v", "waiting",
+        }  # fmt: skip
+
     def test_summary_is_small_and_tells_how_far(self, source):
         source.write(20)
         reader = reader_of(source, pollInterval="0")
@@ -429,6 +484,20 @@ class TestAvailableNow:
 
 
 class TestRefusals:
+    @pytest.mark.parametrize(
+        ("name", "value"), [("newItemState", "require"), ("oldItemState", "include_if_available")]
+    )
+    def test_other_columns_than_those_of_the_checkpoint(self, source, name, value):
+        pinned = reader_of(source).latestOffset(reader_of(source).initialOffset(), ALL)
+        other = reader_of(source, **{name: value})
+        with pytest.raises(
+            SourceError, match=rf"checkpoint: was written with the default .* the query has {name}={value}"
+        ):
+            other.latestOffset(pinned, ALL)
+        same = reader_of(source, **{name: value})
+        again = same.latestOffset(same.initialOffset(), ALL)
+        assert same.latestOffset(again, ALL) is again
+
     def test_checkpoint_of_another_collection(self, source):
         pinned = reader_of(source).latestOffset(reader_of(source).initialOffset(), ALL)
         other = reader_of(source, collection="others")
