@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyspark_multiclouddb.errors import error_from_query
     from pyspark_multiclouddb.frame import pages_to_dataframe
     from pyspark_multiclouddb.java import ensure_java
+    from pyspark_multiclouddb.listener import ProgressTable
     from pyspark_multiclouddb.progress import caught_up
     from pyspark_multiclouddb.session import local_session
     from pyspark_multiclouddb.sinks import latest_by_key, merge_into_delta
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DefaultSource",
+    "ProgressTable",
     "caught_up",
     "ensure_java",
     "error_from_query",
@@ -35,6 +37,7 @@ __all__ = [
 
 _MODULES = {
     "DefaultSource": "source",
+    "ProgressTable": "listener",
     "caught_up": "progress",
     "ensure_java": "java",
     "error_from_query": "errors",

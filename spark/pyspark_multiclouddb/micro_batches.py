@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
-from multiclouddb_spi import FeedStart, Lineage, Step, Target
+from multiclouddb_spi import FeedStart, Lineage, Step, SupportsChangeMark, Target
 from pyspark_multiclouddb.connection import Connection, connection_for
 from pyspark_multiclouddb.errors import source_errors
 from pyspark_multiclouddb.offsets import (
@@ -28,6 +28,8 @@ from pyspark_multiclouddb.rows import read_work, work_of
 __all__ = ["MicroBatches"]
 
 _NAP_SECONDS: Final = 0.1
+# Audits, and positions that are due, are looked at again after this time, also where nothing has changed.
+_STILL_SECONDS: Final = 60.0
 
 
 class MicroBatches:
@@ -55,6 +57,7 @@ class MicroBatches:
         self._saved = -math.inf
         self._ahead: tuple[dict[str, Any], Lineage] | None = None
         self._reports = Reports()
+        self._still: tuple[dict[str, Any], Hashable, float] | None = None
 
     def initial(self) -> dict[str, Any]:
         """Where a new query starts; not resolved here, because Spark asks again on a replay."""
@@ -103,6 +106,10 @@ class MicroBatches:
             time.sleep(min(_NAP_SECONDS, self.settings.poll_seconds))
             return start
         with source_errors():
+            if self._stands_still(start):
+                self._idle = start, time.monotonic()
+                return start
+            self._still = None
             end = self._plan(start, max_records, tell_more)
         # A position that moved without a record has nothing after it either.
         self._idle = (end, time.monotonic()) if end is start or "empty" in end else None
@@ -151,6 +158,7 @@ class MicroBatches:
         before = connection.plan("restore", lambda planner, _: planner.restore(offset.cursors))
         if not len(before):
             raise _ended(self.settings)
+        mark = self._mark()
         step = self._step(connection, self._standing(start, before), max_records)
         nothing = step.empty or not step.moved
         self.report = self._reports.report(connection, step.after, step, idle=nothing)
@@ -158,6 +166,8 @@ class MicroBatches:
         if nothing and not _is_worth_saving(before, step.after, due):
             # The next call begins here, so that the same records are not scanned again.
             self._ahead = start, step.after
+            if mark is not None and not step.after.awaiting_children():
+                self._still = start, mark, time.monotonic()
             return start
         stands = step.after if nothing or due else _without_idle_moves(before, step)
         more = tell_more and not nothing and _may_have_more(before, step.after, max_records)
@@ -167,6 +177,20 @@ class MicroBatches:
         if stands is step.after:
             self._saved = time.monotonic()
         return end
+
+    def _stands_still(self, start: dict[str, Any]) -> bool:
+        """True when nothing was found after the same start, and the database has not changed since."""
+        if self._still is None:
+            return False
+        asked, mark, when = self._still
+        return asked == start and time.monotonic() - when < _STILL_SECONDS and self._mark() == mark
+
+    def _mark(self) -> Hashable:
+        """What stays equal while nothing changes, where the database has such a thing."""
+        connection = connection_for(self.settings)
+        if not isinstance(connection.feed, SupportsChangeMark):
+            return None
+        return connection.opened.call("mark", connection.feed.change_mark)
 
     def _started(self, connection: Connection, position: FeedStart) -> Lineage:
         """The start of a new query; this process may know an earlier resource of the same name."""

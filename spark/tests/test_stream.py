@@ -15,6 +15,7 @@ from multiclouddb_conformance.simulation import (
     capabilities_without,
 )
 from multiclouddb_conformance.waiting import wait_until
+from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_spi import Planner
 from pyspark_multiclouddb import connection, micro_batches
 from pyspark_multiclouddb.errors import SourceError
@@ -414,6 +415,29 @@ class TestManyPartitions:
             assert len(rows(reader, pinned, end)) == 1
             pinned = end
 
+    def test_idle_poll_looks_at_no_partition_while_nothing_changes(self, source, clock, monkeypatch):
+        looked, heads = [], EmbeddedFeed.heads
+
+        def counted(feed, cursors, *arguments):
+            looked.append(len(cursors))
+            return heads(feed, cursors, *arguments)
+
+        monkeypatch.setattr(EmbeddedFeed, "heads", counted)
+        source.store.create_collection("orders", partitions=100, recreate=True)
+        reader = reader_of(source, pollInterval="0")
+        pinned = reader.latestOffset(reader.initialOffset(), ALL)
+        for _ in range(10):
+            assert reader.latestOffset(pinned, ALL) is pinned
+        assert looked == [100]
+        clock.seconds += 61
+        assert reader.latestOffset(pinned, ALL) is pinned
+        assert looked == [100, 100]
+        for act in (lambda: source.write(1), source.split, source.merge):
+            act()
+            end = reader.latestOffset(pinned, ALL)
+            assert end is not pinned
+            pinned = end
+
 
 class TestReport:
     def test_tells_what_was_skipped_with_count_and_place(self, source):
@@ -541,7 +565,9 @@ class TestRefusals:
             simulation, capabilities=capabilities_without(Capability.CHANGE_FEED_BEGINNING)
         )
         reader = simulated()
-        with pytest.raises(SourceError, match=r"UNSUPPORTED_CAPABILITY\] Beginning\(\) is not supported"):
+        with pytest.raises(
+            SourceError, match=r"UNSUPPORTED_CAPABILITY\] startingPosition=beginning is not supported"
+        ):
             reader.latestOffset(reader.initialOffset(), ALL)
         now = simulated(startingPosition="now")
         pinned = now.latestOffset(now.initialOffset(), ALL)
@@ -587,8 +613,9 @@ class TestTroubles:
         message = r"\[MULTICLOUDDB:CHECKPOINT_EXPIRED\].*set failOnDataLoss=false"
         with pytest.raises(SourceError, match=message):
             reader_of(source).latestOffset(pinned, ALL)
-        with pytest.raises(SourceError, match=message):
+        with pytest.raises(SourceError, match=message) as caught:
             rows(reader, pinned, end)
+        assert "SkipToOldest" not in str(caught.value)
 
     def test_loss_is_skipped_when_asked_for(self, source):
         source.write(20)
