@@ -12,7 +12,7 @@ import pytest
 from multiclouddb_embedded import EmbeddedStore
 
 from .conftest import Source
-from .environments import DIGESTS, environment
+from .environments import DIGESTS, build_in_background, environment
 from .test_source import through_the_client
 
 PROGRAM = Path(__file__).with_name("life.py")
@@ -82,8 +82,16 @@ class Life:
         assert ran.returncode == status, ran.stdout + ran.stderr
 
 
+@pytest.fixture(scope="module")
+def building():
+    """The other versions are fetched while the first one runs."""
+    with build_in_background() as process:
+        yield
+        process.wait()
+
+
 @pytest.fixture(scope="module", params=DIGESTS)
-def life(request, tmp_path_factory):
+def life(request, building, tmp_path_factory):
     return Life(request.param, tmp_path_factory.mktemp("life"))
 
 
