@@ -1,4 +1,4 @@
-"""What holds for the tests of every distribution."""
+"""Settings for the tests of every distribution."""
 
 import gc
 import os
@@ -35,7 +35,7 @@ JVM_TESTS = (
 )
 # Pages of the documentation that do, see docs/tests/test_blocks.py.
 JVM_PAGE = "-jvm]"
-# What they are together.
+# All of them together.
 JVM = "jvm"
 # Those that start Spark in processes of their own, one after the other: they go to another worker.
 JVM_TESTS_APART = (
@@ -183,7 +183,9 @@ def pytest_collection_finish():
 def is_quick(nodeid):
     """Whether `make check` runs a test of its folders."""
     return not (
-        is_waiting(nodeid) or nodeid.startswith((*LONG, *JVM_TESTS, *TOGETHER)) or nodeid.endswith(JVM_PAGE)
+        is_waiting(nodeid)
+        or nodeid.startswith((*LONG, *JVM_TESTS, *JVM_TESTS_APART, *TOGETHER))
+        or nodeid.endswith(JVM_PAGE)
     )
 
 

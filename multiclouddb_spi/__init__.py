@@ -56,6 +56,7 @@ from multiclouddb_spi.reading.fetcher import InlineExecutor
 from multiclouddb_spi.reading.pages import Reading
 from multiclouddb_spi.scan import (
     ScanPlan,
+    SupportsBackfill,
     SupportsSnapshot,
     plan_id_of,
     segment_id_of,
@@ -102,6 +103,7 @@ __all__ = [
     "Seed",
     "Segment",
     "Step",
+    "SupportsBackfill",
     "SupportsChangeMark",
     "SupportsCommands",
     "SupportsHeads",

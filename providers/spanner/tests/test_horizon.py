@@ -28,7 +28,7 @@ class TestBeginning:
             once(items.drain(Beginning()), 4)
 
     @STATES
-    def test_an_old_one_begins_a_minute_behind_its_oldest_change(self, told):
+    def test_an_old_one_begins_a_minute_after_its_oldest_change(self, told):
         with feed(horizon_is_told=told) as items:
             items.fill(2)
             items.server.advance(40)  # these will be kept for less than the margin
@@ -39,13 +39,14 @@ class TestBeginning:
             assert sorted(numbers(items.drain(Beginning()))) == [4, 5]
 
     @STATES
-    def test_a_first_read_that_comes_late_begins_where_retention_has_come_to(self, told):
+    def test_a_first_read_that_comes_too_late_is_refused(self, told):
         with feed(horizon_is_told=told) as items:
             items.fill(3)
             items.server.advance(DAY + MINUTE)
             late = items.open_partitions()[0]
             items.server.troubles.act(lambda: items.server.advance(5 * MINUTE), token=late, after_rows=None)
             items.fill(4, start=3)
+            expired(lambda: items.drain(Beginning()))
             assert sorted(numbers(items.drain(Beginning()))) == [3, 4, 5, 6]
 
     def test_a_first_read_that_comes_much_too_late_is_told(self):
@@ -75,8 +76,18 @@ class TestBeginning:
             assert sorted(numbers(items.drain(Beginning()))) == [3, 4, 5, 6]
 
 
+class TestMoment:
+    def test_the_moment_of_creation_is_one(self):
+        with feed() as items:
+            items.server.crowd(0.2)
+            items.fill(3)
+            events = sorted(items.drain(Beginning()), key=lambda event: event.timestamp)
+            assert len(items.drain(AtTime(events[0].timestamp))) == 3
+            assert len(items.drain(AtTime(events[0].timestamp - timedelta(microseconds=1)))) == 3
+
+
 class TestPositions:
-    """A position behind a first read, and a moment that was asked for, are never moved."""
+    """A position and a moment that was asked for are never moved."""
 
     def test_a_moment_before_the_oldest_change_is_told(self):
         with feed() as items:
@@ -97,7 +108,7 @@ class TestPositions:
             items.restart()
             expired(lambda: items.drain(token))
 
-    def test_what_expires_behind_a_gap_is_a_gap_again(self):
+    def test_what_expires_after_a_gap_is_a_gap_again(self):
         with feed(initial_partitions=4) as items:
             token = items.token()
             items.server.advance(2 * DAY)
