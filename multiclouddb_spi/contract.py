@@ -29,7 +29,7 @@ Rules that hold for every method here:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 from typing import Any, ClassVar, Protocol, TypeAlias, final, runtime_checkable
@@ -66,7 +66,6 @@ __all__ = [
     "Provider",
     "Reader",
     "Seed",
-    "SupportsChangeMark",
     "SupportsCommands",
     "SupportsHeads",
     "Tracked",
@@ -466,23 +465,6 @@ class SupportsHeads(Protocol):
         Returns:
             A head for each partition where it can be found cheaply; the planner reads the others. No head
             lies after the end of its partition: it must be possible to read up to it.
-        """
-        ...
-
-
-@runtime_checkable
-class SupportsChangeMark(Protocol):
-    """A feed that can say with one cheap call that nothing has changed, however many partitions it has."""
-
-    def change_mark(self, deadline: Deadline) -> Hashable:
-        """A value that stays equal while the feed has no new record, partition or end, and loses none.
-
-        Args:
-            deadline: When it has to be over.
-
-        Returns:
-            The value; it is compared with earlier ones of this feed, in the same process. It may change
-            without a reason: that costs a call to each partition.
         """
         ...
 

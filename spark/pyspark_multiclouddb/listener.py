@@ -38,7 +38,7 @@ class ProgressTable(StreamingQueryListener):
     Before Spark 4.2 a source cannot report, and the columns from `events` on stay empty.
 
     Args:
-        file: Where to print; standard error by default.
+        file: The file to print to; standard error by default.
 
     Examples:
         >>> spark.streams.addListener(ProgressTable())

@@ -60,11 +60,11 @@ class MicroBatches:
         self._still: tuple[dict[str, Any], Hashable, float] | None = None
 
     def initial(self) -> dict[str, Any]:
-        """Where a new query starts; not resolved here, because Spark asks again on a replay."""
+        """The start of a new query; it is not resolved here, because Spark asks again on a replay."""
         return offset_to_json(self.settings, Symbolic(self.settings.start))
 
     def first(self, max_records: int | None) -> dict[str, Any]:
-        """Where the first micro-batch ends, for a Spark that runs one micro-batch at a time.
+        """The end of the first micro-batch, for a Spark that runs one micro-batch at a time.
 
         The start is stored beside the end, so that the batch can be replayed.
 
@@ -90,10 +90,10 @@ class MicroBatches:
     def after(
         self, start: dict[str, Any], max_records: int | None, *, tell_more: bool = False
     ) -> dict[str, Any]:
-        """Where the next micro-batch ends.
+        """The end of the next micro-batch.
 
         Args:
-            start: Where it starts.
+            start: The start of the micro-batch.
             max_records: The bound on its rows.
             tell_more: True to mark an offset behind which there may be more.
 
@@ -119,8 +119,8 @@ class MicroBatches:
         """The work of a micro-batch: the same on every call, without a call to the database.
 
         Args:
-            start: Where the batch starts.
-            end: Where it ends.
+            start: The start of the batch.
+            end: The end of the batch.
         """
         with source_errors():
             before = offset_from_json(self.settings, start)
@@ -186,7 +186,7 @@ class MicroBatches:
         return asked == start and time.monotonic() - when < _STILL_SECONDS and self._mark() == mark
 
     def _mark(self) -> Hashable:
-        """What stays equal while nothing changes, where the database has such a thing."""
+        """A value that stays equal while nothing changes; None where the database has none."""
         connection = connection_for(self.settings)
         if not isinstance(connection.feed, SupportsChangeMark):
             return None
@@ -198,7 +198,7 @@ class MicroBatches:
         return connection.start(position)
 
     def _standing(self, start: dict[str, Any], before: Lineage) -> Lineage:
-        """Where to read on after an offset: further ahead, where earlier calls found nothing after it."""
+        """The lineage to plan from: further ahead than the offset, if nothing was found after it."""
         return self._ahead[1] if self._ahead is not None and self._ahead[0] == start else before
 
     def _step(self, connection: Connection, before: Lineage, max_records: int | None) -> Step:
@@ -217,7 +217,7 @@ def _entries(lineage: Lineage) -> dict[str, object]:
 
 
 def _is_worth_saving(before: Lineage, stands: Lineage, due: bool) -> bool:
-    """Whether to save positions that moved without a record as an offset."""
+    """True to save positions that moved without a record as an offset."""
     then, now = _entries(before), _entries(stands)
     if then.keys() != now.keys() or any(type(then[name]) is not type(now[name]) for name in now):
         return True  # the ranges of a batch come from the partitions in its first offset
@@ -225,7 +225,7 @@ def _is_worth_saving(before: Lineage, stands: Lineage, due: bool) -> bool:
 
 
 def _without_idle_moves(before: Lineage, step: Step) -> Lineage:
-    """Where a step ends, when partitions that only moved stay: a batch then reads none of them."""
+    """The end of a step in which partitions without records stay: the batch does not read them."""
     kept = step.after.copy()
     now = _entries(step.after)
     for entry in before.active():
@@ -235,7 +235,7 @@ def _without_idle_moves(before: Lineage, step: Step) -> Lineage:
 
 
 def _may_have_more(before: Lineage, after: Lineage, max_records: int | None) -> bool:
-    """Whether more records may follow a step with records."""
+    """True when more records may follow a step with records."""
     return max_records is not None or _entries(before).keys() != _entries(after).keys()
 
 

@@ -4,10 +4,10 @@ from importlib import import_module
 
 
 def no_pyspark(name: str) -> ImportError:
-    """What to raise for something that needs PySpark.
+    """The error to raise for a function that needs PySpark.
 
     Args:
-        name: What the user wanted.
+        name: The name of the function.
     """
     try:
         trouble = f"this is {import_module('pyspark').__version__}; install a newer one"

@@ -1,4 +1,4 @@
-"""What a data source does when it is loaded: it checks options and schema, without I/O."""
+"""Checks options and schema when the data source is loaded, without I/O."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def settings_of(options: Mapping[str, str], schema: StructType, *, is_stream: bo
 
     Args:
         options: As Spark passes them.
-        schema: What Spark wants to read.
+        schema: The schema that Spark wants to read.
         is_stream: True for a stream, False for a batch.
 
     Raises:

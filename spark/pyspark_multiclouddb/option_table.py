@@ -9,7 +9,7 @@ import attrs
 __all__ = ["ALIASES", "CONNECTION", "OPTIONS", "Option", "options_table"]
 
 CONNECTION: Final = "connection."
-"""How the options begin that go to the provider's own configuration."""
+"""The prefix of options that go to the provider's own configuration."""
 
 
 @attrs.frozen
@@ -18,8 +18,8 @@ class Option:
 
     Attributes:
         name: As the docs spell it; Spark ignores case.
-        values: What it may be, in Markdown.
-        default: What it is by default, in Markdown.
+        values: Its possible values, in Markdown.
+        default: Its default, in Markdown.
         only: `stream` or `batch` where it means nothing in the other, else empty.
     """
 

@@ -38,7 +38,7 @@ def from_environment(name: str, value: str) -> str:
 
     Args:
         name: The option, for the error.
-        value: What the user gave.
+        value: The value that the user gave.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` when this process has no such variable.

@@ -78,17 +78,17 @@ class Settings:
     """The options, checked.
 
     Attributes:
-        connection: How to reach the database: `url` or `provider`, and the provider's settings, as given.
+        connection: The way to reach the database: `url` or `provider`, and the provider's settings, as given.
         address: The collection.
         start: The start of a new query or a batch.
         end: The end of a batch; None means the current end.
         max_records: Hard bound on the rows of a micro-batch, or None.
         max_tasks: Maximum number of tasks of a batch.
         fail_on_data_loss: False to skip changes that have expired.
-        new_item_state: Whether rows have the new document.
-        old_item_state: Whether rows have the old document.
-        poll_seconds: How often an idle feed is polled.
-        idle_checkpoint_seconds: How often a position that moved without a record is saved.
+        new_item_state: The mode of the new document in rows.
+        old_item_state: The mode of the old document in rows.
+        poll_seconds: The time between two polls of an idle feed.
+        idle_checkpoint_seconds: The time after which positions that moved without a record are saved.
         given: The options that were given → how the user spelled each.
     """
 
@@ -107,7 +107,7 @@ class Settings:
 
     @property
     def config(self) -> ClientConfig:
-        """How this process reaches the database: `env:NAME` is replaced here, and nowhere before.
+        """The configuration of the client in this process: `env:NAME` is replaced here, and nowhere before.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST`: this process has no such variable, or `url` is not valid.
@@ -129,7 +129,7 @@ class Settings:
 
     @property
     def modes(self) -> dict[str, str]:
-        """What decides the columns of a query, where it is not the default: option → value."""
+        """The options that decide the columns of a query and are not the default: option → value."""
         modes = {}
         if self.new_item_state is not NewItemStateMode.INCLUDE_IF_AVAILABLE:
             modes["newItemState"] = str(self.new_item_state.value)
@@ -256,7 +256,7 @@ def position_text(position: FeedStart) -> str:
 
 
 def _tasks(given: Mapping[str, tuple[str, str]]) -> int:
-    """How many tasks a batch has at most."""
+    """The maximum number of tasks of a batch."""
     least = values.count(*given["minPartitions"]) if "minPartitions" in given else 1
     if "maxTasksPerBatch" not in given:
         return max(least, _DEFAULT_TASKS)

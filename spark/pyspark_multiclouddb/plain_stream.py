@@ -41,11 +41,11 @@ class PlainStreamReader(DataSourceStreamReader):
         return type(self), (self._batches.settings,)
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query starts; not resolved here, because Spark asks again on a replay."""
+        """The start of a new query; it is not resolved here, because Spark asks again on a replay."""
         return self._batches.initial()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override] # as Spark 4.0 and 4.1 call it
-        """Where the next micro-batch ends; the current position when there is nothing to read."""
+        """The end of the next micro-batch; the current position when there is nothing to read."""
         most = self._batches.settings.max_records
         if self._position is not None:
             return self._batches.after(self._position, most, tell_more=True)

@@ -1,4 +1,4 @@
-"""What a query's progress says of a feed.
+"""The progress of a query, as the source reports it.
 
 From Spark 4.2 on `sources[].latestOffset` of the progress is a report, not an offset:
 
@@ -45,12 +45,12 @@ class Reports:
     def report(
         self, connection: Connection, lineage: Lineage, step: Step | None, *, idle: bool
     ) -> dict[str, Any]:
-        """What to show after planning.
+        """The report after planning.
 
         Args:
             connection: The feed.
-            lineage: Where the query stands.
-            step: What was planned, or None for the start.
+            lineage: The position of the query.
+            step: The planned step, or None for the start.
             idle: True when there was nothing to read.
         """
         if step is not None:
@@ -87,7 +87,7 @@ class Reports:
 
 
 def caught_up(query: StreamingQuery) -> bool:
-    """Whether a run that has ended by itself has read everything.
+    """True when a run that has ended by itself has read everything.
 
     Spark 4.0 and 4.1 run one micro-batch with `trigger(availableNow=True)`. So repeat the run until it says
     True; from 4.2 on it always does.

@@ -37,7 +37,7 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return type(self), (self._batches.settings,)
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query starts; not resolved here, because Spark asks again on a replay."""
+        """The start of a new query; it is not resolved here, because Spark asks again on a replay."""
         return self._batches.initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -50,7 +50,7 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._batches.ends_by_itself = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the next micro-batch ends; `start` itself when there is nothing to read."""
+        """The end of the next micro-batch; `start` itself when there is nothing to read."""
         return self._batches.after(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
