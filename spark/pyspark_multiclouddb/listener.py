@@ -49,10 +49,18 @@ class ProgressTable(StreamingQueryListener):
         self._lines = 0
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing to show yet."""
+        """Nothing to show yet.
+
+        Args:
+            event: The event; Spark passes it.
+        """
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Print a line for each source of ours."""
+        """Print a line for each source of ours.
+
+        Args:
+            event: The event; Spark passes it.
+        """
         progress = event.progress
         for source in progress.sources:
             report = _report(source.latestOffset)
@@ -71,10 +79,18 @@ class ProgressTable(StreamingQueryListener):
                 self._write(f"  partitions that an audit found late: {report['foundLate']}")
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Print nothing: an idle query has no micro-batch."""
+        """Print nothing: an idle query has no micro-batch.
+
+        Args:
+            event: The event; Spark passes it.
+        """
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Print how a query ended."""
+        """Print how a query ended.
+
+        Args:
+            event: The event; Spark passes it.
+        """
         self._write(f"query {str(event.id)[:8]} {'failed' if event.exception else 'ended'}")
 
     def _print(self, *values: Any) -> None:

@@ -1,4 +1,4 @@
-"""The source on Spark 4.0, 4.1 and 4.2, beside a source of somebody else, each in a process of its own."""
+"""The source on every minor version of Spark 4, beside a source of somebody else, each in a process of its own."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from multiclouddb_embedded import EmbeddedStore
@@ -69,8 +70,10 @@ class Life:
             self.facts |= json.loads(line)
 
     def run(self, part, status):
-        more = filter(None, [os.environ.get("PYTHONPATH")])
-        path = os.pathsep.join([str(environment(self.version)), str(self.folder / "foreign"), *more])
+        folders = [self.folder / "foreign", *filter(None, [os.environ.get("PYTHONPATH")])]
+        if self.version != pyspark.__version__:
+            folders.insert(0, environment(self.version))
+        path = os.pathsep.join(map(str, folders))
         ran = subprocess.run(
             [sys.executable, str(PROGRAM), str(self.folder), part],
             env={**os.environ, "PYTHONPATH": path},
@@ -90,7 +93,7 @@ def building():
         process.wait()
 
 
-@pytest.fixture(scope="module", params=DIGESTS)
+@pytest.fixture(scope="module", params=[*DIGESTS, pyspark.__version__])
 def life(request, building, tmp_path_factory):
     return Life(request.param, tmp_path_factory.mktemp("life"))
 
