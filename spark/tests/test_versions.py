@@ -1,4 +1,4 @@
-"""The source on every minor version of Spark 4, beside a source of somebody else, each in a process of its own."""
+"""The source on every minor version of Spark 4, beside a source of somebody else, in processes of its own."""
 
 import json
 import os
