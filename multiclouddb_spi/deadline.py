@@ -21,7 +21,7 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
-        """The deadline that many seconds from now.
+        """A deadline this many seconds from now.
 
         Args:
             seconds: The number of seconds.

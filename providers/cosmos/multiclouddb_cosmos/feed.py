@@ -111,8 +111,8 @@ class CosmosFeed(Feed):
             if span in found:
                 here = place_of(cursors[name])
                 end = Place(found[span].lsn, here.seconds)
-                behind = end if compare(end, here) > 0 else here
-                heads[name] = Head(cursor_of(behind), None if behind is end else 0, Continue())
+                later = end if compare(end, here) > 0 else here
+                heads[name] = Head(cursor_of(later), None if later is end else 0, Continue())
         return heads
 
     def uncovered(

@@ -229,7 +229,7 @@ class TestEveryStart(us8.TestEveryStart):
 
 class TestLoss(us8.TestLoss):
     def test_nothing_is_lost_from_the_beginning(self, collection):
-        """A scan has no past changes: the target equals the source, after a kill behind every page."""
+        """A scan has no past changes: the target equals the source, after a kill after every page."""
         source, sink = Source(collection), Sink()
         source.fill(12)
         source.delete("k3")

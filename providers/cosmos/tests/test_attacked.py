@@ -105,7 +105,7 @@ class Life:
 
 
 class Reading:
-    """A consumer that may be killed behind every page, and then begins at the last token it stored."""
+    """A consumer that may be killed after every page, and then begins at the last token it stored."""
 
     def __init__(self, world, dice, **request):
         self.world, self.dice, self.request = world, dice, request
@@ -242,7 +242,7 @@ def test_partitions_read_alone_and_their_children_give_every_change(make_world, 
 
 @pytest.mark.parametrize("seed", range(30, 36))
 def test_a_backfill_under_load_ends_with_what_is_there(make_world, seed):
-    """Rows, then changes, merged by key and order key; killed behind any page."""
+    """Rows, then changes, merged by key and order key; killed after any page."""
     life = Life(make_world(2), seed)
     for _ in range(STEPS):
         life.dice.choice([life.write, life.write, life.delete, life.batch])()

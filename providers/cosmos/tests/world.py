@@ -98,7 +98,7 @@ class World:
         return self.server.split(DATABASE, NAME, partition, **more)
 
     def merge(self, first, second):
-        """Merge, on a server that can read all versions behind it."""
+        """Merge, on a server that can read all versions after it."""
         child = self.server.merge(DATABASE, NAME, first, second)
         with self.server._lock:
             self.server._container(DATABASE, NAME).partition(child).merged = False

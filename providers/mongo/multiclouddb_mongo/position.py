@@ -6,7 +6,7 @@
     ["r", data]    a resume token of the application's own, for `resumeAfter`
     ["t", s, n]    at the cluster time `Timestamp(s, n)`, its changes included
 
-Each may have one more element as long as the position lies before it: the cluster time of the start (ticks).
+Each may have one more element: the cluster time of the start (ticks), while the position is before that time.
 What was dropped or renamed before that time was another collection, or database, of the same name.
 
 `data` is the text of a resume token `{"_data": …}`, then a point and its `_typeBits` in hexadecimal if the
