@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -19,7 +18,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from multiclouddb_spi import Batch, Range, read_range
+from multiclouddb_spi import Batch, Range, collector_paused, read_range
 from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
 from pyspark_multiclouddb.connection import connection_for
 from pyspark_multiclouddb.errors import source_errors
@@ -56,9 +55,8 @@ class Work:
 
 
 def work_of(settings: Settings, incarnation: str | None, ranges: Sequence[Range]) -> list[InputPartition]:
-    """Distribute ranges to as few tasks as is useful: each task costs some 35 ms, however small it is."""
-    most = settings.max_tasks or os.cpu_count() or 1
-    tasks = min(len(ranges), most)
+    """Distribute ranges to tasks: one each, up to a bound that does not depend on this machine."""
+    tasks = min(len(ranges), settings.max_tasks)
     return [InputPartition(Work(incarnation, tuple(ranges[first::tasks]))) for first in range(tasks)]
 
 
@@ -80,9 +78,19 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
         Pinned(work.incarnation, []).check_incarnation(connection.opened)
         for part in work.ranges:
             done = 0
-            for batch in read_range(connection.provider, connection.feed, part, settings.on_expired):
-                yield with_sequence(_to_arrow(batch), range(done, done + len(batch)))
-                done += len(batch)
+            batches = read_range(connection.provider, connection.feed, part, settings.on_expired)
+            while (rows := _next_rows(batches, done)) is not None:
+                yield rows
+                done += rows.num_rows
+
+
+def _next_rows(batches: Iterator[Batch], done: int) -> pa.RecordBatch | None:
+    """The next rows of a range, after so many; None at its end."""
+    with collector_paused():
+        batch = next(batches, None)
+        if batch is None:
+            return None
+        return with_sequence(_to_arrow(batch), range(done, done + len(batch)))
 
 
 def with_sequence(events: pa.RecordBatch, sequence: Sequence[int]) -> pa.RecordBatch:
