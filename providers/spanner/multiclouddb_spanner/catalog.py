@@ -26,7 +26,14 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DAY: Final = 86400
 _DEFAULT_CAPTURE: Final = "OLD_AND_NEW_VALUES"
 _WITH_ROW: Final = ("NEW_ROW", "NEW_ROW_AND_OLD_VALUES")
-_EXCLUDES: Final = ("exclude_insert", "exclude_update", "exclude_delete")
+# With the last one, whoever writes may keep a transaction out of the stream.
+_EXCLUDES: Final = (
+    "exclude_insert",
+    "exclude_update",
+    "exclude_delete",
+    "exclude_ttl_deletes",
+    "allow_txn_exclusion",
+)
 _DEFAULT_SCHEMAS: Final = ("", "public")
 
 _Row: TypeAlias = Sequence[Any]

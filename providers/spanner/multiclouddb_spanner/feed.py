@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from multiclouddb_api import AtTime, Beginning, ErrorCategory, NewItemStateMode, Now, OldItemStateMode
-from multiclouddb_spanner.errors import PROVIDER_ID
+from multiclouddb_spanner.errors import PROVIDER_ID, is_past
 from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.partitions import oldest_left, seeds_of_missed
@@ -72,10 +72,12 @@ class SpannerFeed(Feed):
                 case AtTime(utc):
                     wanted = micros(utc)
                     at = min(now, wanted)
-                    place = Place.at(at, wanted)
+                    # A partition that ends at this moment may have changes of it, and is not alive then.
+                    names = self._alive_before(at, deadline)
+                    place = Place.at(at if names is None else at - 1, wanted)
                 case Beginning():
                     at, names = self._source.oldest(now, deadline, self._hold)
-                    place = Place(Place.at(at).cut, horizon=True)
+                    place = Place.at(at)
             if names is None:
                 names = self._source.partitions(at, deadline, self._hold)
         except Exception as error:
@@ -84,6 +86,15 @@ class SpannerFeed(Feed):
         if seeds or partition_id is None:
             return seeds
         return self._alone(partition_id, place, now, deadline)
+
+    def _alive_before(self, at: int, deadline: Deadline) -> list[str] | None:
+        """The partitions that were alive just before a moment; None where the stream keeps nothing so old."""
+        try:
+            return self._source.partitions(at - 1, deadline, self._hold)
+        except Exception as error:
+            if not is_past(error):
+                raise
+            return None
 
     def _alone(self, name: str, place: Place, now: int, deadline: Deadline) -> list[Seed]:
         """The seed of a partition that is not alive at a start: it begins later, or has ended."""
@@ -132,21 +143,23 @@ class SpannerFeed(Feed):
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
     ) -> dict[str, Head]:
-        """The present end of each partition that is alive now, where there is a change before it or not.
+        """The present end of each partition that is alive now.
 
-        One change of each is asked for to see that. A bounded head, and the end of a partition, are left to
-        be found by reading.
+        The service counts nothing. So a head with a bound on its records, and the end of a partition, are
+        left to be found by reading. Without a bound, partitions are asked one after the other whether they
+        have a change, and no further than to the first that has one: of the others nobody knows how many.
         """
         if max_records is not None:
             return {}
         now = self._now(deadline)
         alive = set(self._listed(now, deadline))
-        heads = {}
+        heads, found = {}, False
         for name, cursor in cursors.items():
             place = place_of(cursor)
             if name in alive and place.first <= now:
-                records = None if self._has_change(name, place, now, deadline) else 0
-                heads[name] = Head(cursor_of(Place.at(now + 1, place.since)), records, Continue())
+                found = found or self._has_change(name, place, now, deadline)
+                end = cursor_of(Place.at(now + 1, place.since))
+                heads[name] = Head(end, None if found else 0, Continue())
         return heads
 
     def uncovered(
@@ -206,14 +219,25 @@ class SpannerFeed(Feed):
         return self._source.translated(error, at, deadline, Hold())
 
     def _has_change(self, name: str, place: Place, now: int, deadline: Deadline) -> bool:
-        """Whether there is a change between a position and now: no more than a message is received."""
-        window = self._source.window(name, place.cut.at, now, deadline, Hold())
+        """Whether there is a change after a position up to now.
+
+        The service may send a whole window before the answer is cancelled. So a small window comes first.
+        """
+        start, length = place.cut.at, max(0, now - place.cut.at)
+        for end in dict.fromkeys((start + length // 100, start + length // 10, start + length)):
+            if self._has_change_until(name, place, start, end, deadline):
+                return True
+            start = end + 1
+        return False
+
+    def _has_change_until(self, name: str, place: Place, start: int, end: int, deadline: Deadline) -> bool:
+        window = self._source.window(name, start, end, deadline, Hold())
         try:
             while (items := window.next()) is not None:
                 if any(isinstance(item, DataRecord) and _is_behind(item, place) for item in items):
                     return True
         except Exception as error:
-            raise self._refused(error, place.cut.at, deadline) or error from error
+            raise self._refused(error, start, deadline) or error from error
         finally:
             window.cancel()
         return False

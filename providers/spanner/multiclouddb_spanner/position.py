@@ -3,7 +3,6 @@
     [at]                    at a commit timestamp, its changes included
     [at, {name: mark}]      the same, behind some of the changes at it (`multiclouddb_spi.cut`)
     [at, since]             at a moment `at`, and what was committed before `since` is not wanted
-    ["h", at]               at the oldest change that the stream held at a start
 
 `at` and `since` are in whole microseconds since 1970, which is how fine Spanner's commit timestamps are. The
 changes at one commit timestamp are named by their transaction; the mark is the record's sequence, and how
@@ -47,13 +46,10 @@ class Place:
     Attributes:
         cut: Where to read from.
         since: Nothing that was committed earlier is wanted; 0 where that lies behind.
-        horizon: True for the oldest change of a stream: what falls out of retention before it is read is
-            not missed.
     """
 
     cut: Cut
     since: int = 0
-    horizon: bool = False
 
     @classmethod
     def at(cls, at: int, since: int = 0) -> Place:
@@ -68,8 +64,6 @@ class Place:
 
 def cursor_of(place: Place) -> Cursor:
     """The form in a token."""
-    if place.horizon:
-        return ["h", place.cut.at]
     return [*place.cut.to_json(), place.since] if place.since > place.cut.at else place.cut.to_json()
 
 
@@ -80,8 +74,6 @@ def place_of(cursor: Cursor) -> Place:
         InvalidCursor: It is none.
     """
     match cursor:
-        case ["h", int() as at] if _is_moment(at):
-            return Place(Cut(at), horizon=True)
         case [int() as at, int() as since] if _is_moment(at) and _is_moment(since) and since > at:
             return Place(Cut(at), since)
         case _:
@@ -112,9 +104,7 @@ def describe(place: Place) -> Position:
     """A position for a person."""
     moment = moment_of(place.first)
     text = f"commit timestamp {text_at(place.first)}"
-    if place.horizon:
-        text = f"oldest change as of {text_at(place.first)}"
-    elif place.cut.delivered:
+    if place.cut.delivered:
         text += ", behind a part of what was committed then"
     return Position(text, moment)
 

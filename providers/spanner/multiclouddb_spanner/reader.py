@@ -9,10 +9,9 @@ from typing import Final
 import attrs
 
 from multiclouddb_spanner.catalog import how_to_alter
-from multiclouddb_spanner.errors import earliest_of, is_past
 from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, View, has_new, has_old, place_behind
-from multiclouddb_spanner.position import Place, cursor_of, micros_of, moment_of
+from multiclouddb_spanner.position import Place, cursor_of, moment_of
 from multiclouddb_spanner.query import Window
 from multiclouddb_spanner.records import Children, DataRecord, Heartbeat, Item
 from multiclouddb_spanner.source import Source
@@ -38,10 +37,6 @@ _SPAN: Final = 3600 * _SECOND
 _LEAST_SPAN: Final = _SECOND
 _MOST_SPAN: Final = 24 * 3600 * _SECOND
 _FEW: Final = 256
-# A start at `Beginning` has to get to each partition so long behind its margin: what is lost meanwhile is not
-# missed. It goes on so far behind the edge of retention, which moves on until the next query: each time more.
-_START: Final = 600 * _SECOND
-_MARGINS: Final = (_SECOND, 10 * _SECOND, 60 * _SECOND)
 _SPARE_SECONDS: Final = 0.25
 # Small pages of one partition would ask all the others for each: an idle one rests ten times as long.
 _LEAST_PAUSE: Final = 0.05
@@ -196,8 +191,7 @@ class SpannerReader(Reader):
         self, taken: list[Change], max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> tuple[int, bool | None]:
         """Take what there is; returns its size, and whether there is nothing behind it."""
-        nbytes, margins = 0, iter(_MARGINS)
-        begin = start = self._place
+        nbytes, begin = 0, self._place
         while True:
             window = self._window or self._open_window(wait, deadline)
             nbytes += self._take(taken, begin, max_records, max_bytes - nbytes, deadline)
@@ -205,32 +199,11 @@ class SpannerReader(Reader):
                 return nbytes, False
             if taken and (window.waits or len(taken) >= max_records or nbytes >= max_bytes):
                 return nbytes, None
-            try:
-                items = window.next()
-            except Exception as error:
-                oldest = self._moved_horizon(error, start, deadline)
-                margin = next(margins, None)
-                if oldest is None or margin is None:
-                    raise
-                self._end_window()
-                begin = self._place = Place(Cut(oldest + margin), horizon=True)
-                continue
+            items = window.next()
             self._hold.check()
             if items is None:
                 return nbytes, self._finish(window, taken)
             self._items.extend(items)
-
-    def _moved_horizon(self, error: Exception, start: Place, deadline: Deadline) -> int | None:
-        """The oldest change by now, when that of a start has fallen out of retention since."""
-        if not (self._place.horizon and is_past(error)):
-            return None
-        told = earliest_of(error)
-        if told is None:
-            source, hold = self._source, self._hold
-            oldest = source.earliest(source.calls.now(deadline, hold), deadline, hold)
-        else:
-            oldest = micros_of(told, up=True)
-        return oldest if start.cut.at < oldest <= start.cut.at + _START else None
 
     def _take(
         self, taken: list[Change], begin: Place, max_records: int, max_bytes: int, deadline: Deadline
@@ -255,7 +228,7 @@ class SpannerReader(Reader):
                             break
                 case Heartbeat(at):
                     if not self._children:
-                        self._move(taken, begin, at + 1)
+                        self._move(taken, begin, at)
                 case Children(at, parents):
                     cursor = cursor_of(Place.at(at, self._since))
                     self._children |= {

@@ -27,9 +27,10 @@ __all__ = ["Slots", "Source"]
 _SECOND = 1_000_000
 # What the oldest moment may differ from now less the retention, when it is that which bounds it.
 _SLACK = 60 * _SECOND
-# How far a start at the oldest change keeps from the edge of retention, which moves on while partitions are
-# read for the first time: a thousand of them, 32 at a time, a second each. More where that is not enough.
-_MARGINS = (60 * _SECOND, 120 * _SECOND, 240 * _SECOND)
+# A start at the oldest change keeps so far away from the edge of retention at least: the edge moves on while
+# partitions are read for the first time. And twice as far as the call may take.
+_MARGIN = 60 * _SECOND
+_MOST_MOVES = 3
 
 
 class Slots:
@@ -119,15 +120,16 @@ class Source:
             deadline: When it has to be over.
             hold: Who asks.
         """
-        bound = now - self.found.retention * _SECOND
-        at = max(self.earliest(now, deadline, hold), bound + _MARGINS[0])
-        for margin in _MARGINS:
+        kept = self.found.retention * _SECOND
+        margin = round(min(max(_MARGIN, 2 * deadline.remaining() * _SECOND), kept / 10))
+        at = max(self.earliest(now, deadline, hold), now - kept + margin)
+        for _ in range(_MOST_MOVES):
             try:
                 return at, self.partitions(at, deadline, hold)
             except Exception as error:
                 if not is_past(error):
                     raise
-                # It has moved all the same: the retention was made shorter, or this took long.
+                # The retention period was made shorter.
                 told = earliest_of(error)
                 at = (at if told is None else micros_of(told, up=True)) + margin
         return at, self.partitions(at, deadline, hold)

@@ -6,7 +6,7 @@ import pytest
 
 from multiclouddb_api import ResourceAddress, connect
 
-from .servers.emulator import STILL, is_available, shared, stop
+from .servers.emulator import HASTY, STILL, is_available, shared, stop
 from .table import Table
 
 DESELECTED = pytest.StashKey[int]()
@@ -69,6 +69,14 @@ def still():
 def table(still):
     """A table with a change stream, in a database of its own."""
     made = Table(still)
+    yield made
+    made.drop()
+
+
+@pytest.fixture
+def items():
+    """A table on an emulator whose partitions move, split and merge all the time."""
+    made = Table(shared(HASTY))
     yield made
     made.drop()
 

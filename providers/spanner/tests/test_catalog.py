@@ -85,13 +85,15 @@ class TestFound:
 
 
 class TestRefused:
-    @pytest.mark.parametrize("option", ["exclude_insert", "exclude_update", "exclude_delete"])
+    @pytest.mark.parametrize(
+        "option",
+        ["exclude_insert", "exclude_update", "exclude_delete", "exclude_ttl_deletes", "allow_txn_exclusion"],
+    )
     def test_what_leaves_changes_out_unless_it_is_named(self, option):
         options = [["s", option, "true"]]
         assert option in refused(ErrorCategory.INVALID_REQUEST, options=options)
         assert found(configured="s", options=options).stream == "s"
         assert found(options=[["s", option, "false"]]).stream == "s"
-        assert found(options=[["s", "exclude_ttl_deletes", "true"]]).stream == "s"
 
     @pytest.mark.parametrize("configured", [None, "s"])
     def test_mutable_key_ranges_by_name(self, configured):

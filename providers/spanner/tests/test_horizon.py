@@ -39,13 +39,14 @@ class TestBeginning:
             assert sorted(numbers(items.drain(Beginning()))) == [4, 5]
 
     @STATES
-    def test_a_first_read_that_comes_late_begins_where_retention_has_come_to(self, told):
+    def test_a_first_read_that_comes_too_late_is_refused(self, told):
         with feed(horizon_is_told=told) as items:
             items.fill(3)
             items.server.advance(DAY + MINUTE)
             late = items.open_partitions()[0]
             items.server.troubles.act(lambda: items.server.advance(5 * MINUTE), token=late, after_rows=None)
             items.fill(4, start=3)
+            expired(lambda: items.drain(Beginning()))
             assert sorted(numbers(items.drain(Beginning()))) == [3, 4, 5, 6]
 
     def test_a_first_read_that_comes_much_too_late_is_told(self):
@@ -73,6 +74,16 @@ class TestBeginning:
             )
             items.fill(4, start=3)
             assert sorted(numbers(items.drain(Beginning()))) == [3, 4, 5, 6]
+
+
+class TestMoment:
+    def test_the_moment_of_creation_is_one(self):
+        with feed() as items:
+            items.server.crowd(0.2)
+            items.fill(3)
+            events = sorted(items.drain(Beginning()), key=lambda event: event.timestamp)
+            assert len(items.drain(AtTime(events[0].timestamp))) == 3
+            assert len(items.drain(AtTime(events[0].timestamp - timedelta(microseconds=1)))) == 3
 
 
 class TestPositions:

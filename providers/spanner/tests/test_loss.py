@@ -19,19 +19,11 @@ from google.cloud import spanner
 
 from multiclouddb_api import Beginning, ChangeFeedRequest, FromContinuationToken, ResourceAddress, connect
 
-from .servers.emulator import HASTY, shared
-from .table import Table
+from .servers.emulator import HASTY
 
 pytestmark = pytest.mark.emulator(*HASTY)
 
 SECONDS = float(os.environ.get("MULTICLOUDDB_SPANNER_SECONDS", "10"))
-
-
-@pytest.fixture
-def items():
-    made = Table(shared(HASTY))
-    yield made
-    made.drop()
 
 
 def write(table, until, pause=0.005):

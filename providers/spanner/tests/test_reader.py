@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiclouddb_api import ErrorCategory
+from multiclouddb_spanner.records import Heartbeat
 from multiclouddb_spi import Child, Continue, Drained, ProviderFault, Reached
 
 from .fake import ORIGIN, FakeStream, fetch, names, record
@@ -222,6 +223,14 @@ class TestEnds:
         stream.calls.time = 30
         batch = fetch(stream.reader([ORIGIN, ORIGIN + 20]))
         assert batch.outcome == Drained((Child("child", ("p", "q"), [ORIGIN + 9, ORIGIN + 20]),))
+
+    def test_a_heartbeat_at_the_end_keeps_the_position_inside_the_partition(self):
+        """The answer breaks off between the heartbeat and the children, which come with the next answer."""
+        stream = FakeStream([Heartbeat(ORIGIN + 9)], ends=9, message=1)
+        stream.calls.time, stream.breaks = 30, 2
+        first = fetch(stream.reader(BEGIN))
+        assert (len(first), first.outcome, first.end) == (0, Continue(), [ORIGIN + 9])
+        assert isinstance(fetch(stream.reader(stored(first.end))).outcome, Drained)
 
     def test_an_end_that_is_still_to_come_is_none(self):
         stream = FakeStream([], ends=9)
