@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -19,6 +19,7 @@ from google.cloud.spanner_v1 import (
     DeleteSessionRequest,
     ExecuteSqlRequest,
     PartialResultSet,
+    ReadRequest,
     TypeCode,
 )
 
@@ -114,8 +115,9 @@ class Calls:
         hold: Hold,
         *,
         read_timestamp: bool = False,
+        at: int | None = None,
     ) -> Answer:
-        """Begin a strong read of its own; nothing is waited for but a session.
+        """Begin a read of its own, a strong one by default; nothing is waited for but a session.
 
         Args:
             sql: The query.
@@ -123,22 +125,62 @@ class Calls:
             deadline: When gRPC ends it.
             hold: Who makes the call.
             read_timestamp: True to be told the moment that is read.
+            at: Read what was there at this moment, in microseconds since 1970.
         """
         session = self._open_session(deadline, hold)
         hold.check()
         request = ExecuteSqlRequest.pb()(session=session, sql=sql)
         options = request.transaction.single_use.read_only
-        options.strong, options.return_read_timestamp = True, read_timestamp
+        if at is None:
+            options.strong, options.return_read_timestamp = True, read_timestamp
+        else:
+            options.read_timestamp.FromMicroseconds(at)
         for name, parameter in parameters.items():
             request.param_types[name].code = parameter.kind
             if parameter.text is None:
                 request.params.fields[name].null_value = 0
             else:
                 request.params.fields[name].string_value = parameter.text
+        return self._answer(self._transport.execute_streaming_sql, request, deadline, hold)
+
+    def read(
+        self,
+        table: str,
+        columns: Sequence[str],
+        keys: tuple[Sequence[Any] | None, Sequence[Any] | None],
+        at: int,
+        deadline: Deadline,
+        hold: Hold,
+        limit: int = 0,
+    ) -> Answer:
+        """Begin to read the rows of a range of keys, in the order of the primary key.
+
+        Args:
+            table: The table.
+            columns: Which columns.
+            keys: Read after the first key, up to and with the second; None where nothing bounds it.
+            at: Read what was there at this moment, in microseconds since 1970.
+            deadline: When gRPC ends it.
+            hold: Who makes the call.
+            limit: How many rows at most; 0 = all.
+        """
+        session = self._open_session(deadline, hold)
+        hold.check()
+        request = ReadRequest.pb()(session=session, table=table, columns=columns, limit=limit)
+        request.transaction.single_use.read_only.read_timestamp.FromMicroseconds(at)
+        after, end = keys
+        part = request.key_set.ranges.add()
+        # A key without parts stands for every key: as a bound that is included it bounds nothing.
+        (part.start_closed if after is None else part.start_open).extend(after or ())
+        part.end_closed.extend(end or ())
+        (part.start_closed if after is None else part.start_open).SetInParent()
+        part.end_closed.SetInParent()
+        return self._answer(self._transport.streaming_read, request, deadline, hold)
+
+    def _answer(self, method: Callable[..., Any], request: Any, deadline: Deadline, hold: Hold) -> Answer:
+        session = request.session
         # A call whose deadline has passed is sent all the same: gRPC says so in its own way.
-        call = self._transport.execute_streaming_sql(
-            request, timeout=deadline.remaining(), metadata=self._metadata("session", session)
-        )
+        call = method(request, timeout=deadline.remaining(), metadata=self._metadata("session", session))
         self._begun(call)
         hold.take(call)
         return Answer(self, call, session, deadline.at)
@@ -150,6 +192,7 @@ class Calls:
         deadline: Deadline,
         hold: Hold,
         parameters: Mapping[str, Parameter] | None = None,
+        at: int | None = None,
     ) -> list[list[Any]]:
         """All rows of a query; a value is a text, a truth value or None.
 
@@ -159,8 +202,9 @@ class Calls:
             deadline: When it has to be over.
             hold: Who makes the call.
             parameters: Name → value.
+            at: As in `query`.
         """
-        answer = self.query(sql, parameters or {}, deadline, hold)
+        answer = self.query(sql, parameters or {}, deadline, hold, at=at)
         return [[_plain(value) for value in row] for rows in rows_of(answer, columns) for row in rows]
 
     def _ask_time(self, deadline: Deadline, hold: Hold) -> int:
