@@ -13,7 +13,7 @@ from google.cloud.spanner_v1 import types
 from google.longrunning import operations_pb2
 from google.protobuf import empty_pb2
 
-from multiclouddb_spanner_emulator.answers import answered
+from multiclouddb_spanner_emulator.answers import answered, read
 from multiclouddb_spanner_emulator.database import Write
 from multiclouddb_spanner_emulator.errors import ServiceError, invalid, unimplemented
 from multiclouddb_spanner_emulator.journal import Call
@@ -161,6 +161,17 @@ class _Service:
 
         yield from answered(self.world, database, request, call, is_active, meet)
 
+    def streaming_read(self, request: Any, call: Call, is_active: Callable[[], bool]) -> Iterator[Any]:
+        with self.world.changed:
+            database = self.world.in_session(request.session)
+        if request.resume_token:
+            raise unimplemented("resume tokens")
+
+        def meet(call: Call, rows: int | None) -> None:
+            self.meet(call, rows, is_active)
+
+        yield from read(self.world, database, request, call, meet)
+
     def execute_sql(self, request: Any, call: Call, is_active: Callable[[], bool]) -> Any:
         answer = types.ResultSet.pb()()
         values: list[Any] = []
@@ -241,6 +252,7 @@ _METHODS: Final = {
         ("Commit", types.CommitRequest),
         ("ExecuteSql", types.ExecuteSqlRequest),
         ("ExecuteStreamingSql", types.ExecuteSqlRequest),
+        ("StreamingRead", types.ReadRequest),
     ),
     _DATABASES: (
         ("CreateDatabase", database_types.CreateDatabaseRequest),
@@ -302,7 +314,7 @@ def _handler(service: _Service, method: str, request_type: Any) -> grpc.RpcMetho
             yield from act(request, call, is_active(context))
 
     kinds = {"request_deserializer": request_type.pb().FromString, "response_serializer": _serialized}
-    if method == "ExecuteStreamingSql":
+    if method in ("ExecuteStreamingSql", "StreamingRead"):
         return grpc.unary_stream_rpc_method_handler(streaming, **kinds)
     return grpc.unary_unary_rpc_method_handler(unary, **kinds)
 
