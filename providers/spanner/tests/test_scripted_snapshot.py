@@ -140,8 +140,8 @@ class TestRetention:
             token = items.page(Snapshot(AUTO, segments=3))
             hours = 0
             while not items.is_over():
-                items.restart()
                 if hours % 4 == 0:
+                    items.restart()
                     items.put((f"k{hours // 4:03}", 100 + hours))
                 items.server.advance(HOUR)
                 token, hours = items.page(token, 1), hours + 1
