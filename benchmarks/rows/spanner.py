@@ -256,8 +256,8 @@ def scan(changes: Backlog) -> Done:
     goal=1.0,
     about=(
         "The client reads 20,000 rows that exist, with `Snapshot()`: of nine columns, about 300 bytes of "
-        "JSON, from Google's emulator. The client has one core and the emulator another, for both sides alike. A "
-        "snapshot also finds the start of the change stream, and reads each key twice: once to cut the table."
+        "JSON, from Google's emulator. The client has one core and the emulator another, for both sides "
+        "alike. A snapshot also finds where the change stream starts, and where to cut the table."
     ),
     against=(
         "The library's parallel scan (`generate_read_batches` and `process_read_batch` in eight threads), "

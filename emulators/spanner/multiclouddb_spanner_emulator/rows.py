@@ -26,10 +26,15 @@ Fields = list[tuple[str, dict[str, Any]]]
 def moment_of(world: World, request: Any) -> int:
     """The moment that a request reads.
 
+    A read of a part (`PartitionRead`) is one of a transaction, whose id has its moment.
+
     Raises:
         ServiceError: The database does not keep it any more.
     """
-    options, now = request.transaction.single_use.read_only, world.clock.nanoseconds()
+    if request.transaction.id:
+        return int(request.transaction.id)
+    kind, now = request.transaction.WhichOneof("selector") or "single_use", world.clock.nanoseconds()
+    options = getattr(request.transaction, kind).read_only
     if options.WhichOneof("timestamp_bound") != "read_timestamp":
         return world.clock.read()
     moment: int = options.read_timestamp.ToNanoseconds()
@@ -50,8 +55,8 @@ def rows_at(database: Database, request: Any, moment: int) -> tuple[Fields, Iter
         request: A `ReadRequest`.
         moment: When.
     """
-    if request.index or request.partition_token or request.key_set.keys:
-        raise unimplemented("reads of an index, of a partition, or of single keys")
+    if request.index:
+        raise unimplemented("reads of an index")
     table = database.table(request.table)
     columns = [table.column(name) for name in request.columns]
     rows = dict(table.rows)
@@ -63,8 +68,16 @@ def rows_at(database: Database, request: Any, moment: int) -> tuple[Fields, Iter
                 rows.pop(key, None)
             else:
                 rows[key] = change.before
-    wanted = [key for key in rows if request.key_set.all_ or _is_in(table, key, request.key_set.ranges)]
+    single = {_order(table, each) for each in request.key_set.keys}
+    wanted = [
+        key
+        for key in rows
+        if request.key_set.all_ or table.order(key) in single or _is_in(table, key, request.key_set.ranges)
+    ]
     wanted.sort(key=table.order)
+    if request.partition_token:
+        number, count = map(int, request.partition_token.decode().split("/"))
+        wanted = wanted[number * len(wanted) // count : (number + 1) * len(wanted) // count]
     found = ([to_value(rows[key].get(column.name)) for column in columns] for key in wanted)
     limited = (row for number, row in enumerate(found) if not request.limit or number < request.limit)
     return [(column.name, column.type.described()) for column in columns], limited

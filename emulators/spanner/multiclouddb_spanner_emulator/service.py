@@ -17,6 +17,7 @@ from multiclouddb_spanner_emulator.answers import answered, read
 from multiclouddb_spanner_emulator.database import Write
 from multiclouddb_spanner_emulator.errors import ServiceError, invalid, unimplemented
 from multiclouddb_spanner_emulator.journal import Call
+from multiclouddb_spanner_emulator.rows import moment_of
 from multiclouddb_spanner_emulator.troubles import Act, Delay, Fail, Hang
 from multiclouddb_spanner_emulator.world import World
 
@@ -27,6 +28,7 @@ _DATABASES: Final = "google.spanner.admin.database.v1.DatabaseAdmin"
 _INSTANCES: Final = "google.spanner.admin.instance.v1.InstanceAdmin"
 _CREATE: Final = re.compile(r"\s*CREATE\s+DATABASE\s+[`\"]?([\w-]+)[`\"]?\s*;?\s*", re.IGNORECASE)
 _POSTGRES: Final = 2
+_PARTS: Final = 10
 _LOOK_SECONDS: Final = 0.05
 
 
@@ -161,6 +163,17 @@ class _Service:
 
         yield from answered(self.world, database, request, call, is_active, meet)
 
+    def partition_read(self, request: Any, call: Call) -> Any:
+        """Parts that come in no order, as the service's do."""
+        database = self.world.in_session(request.session)
+        database.table(request.table)
+        answer = types.PartitionResponse.pb()()
+        answer.transaction.id = str(moment_of(self.world, request)).encode()
+        count = request.partition_options.max_partitions or _PARTS
+        for number in reversed(range(count)):
+            answer.partitions.add().partition_token = f"{number}/{count}".encode()
+        return answer
+
     def streaming_read(self, request: Any, call: Call, is_active: Callable[[], bool]) -> Iterator[Any]:
         with self.world.changed:
             database = self.world.in_session(request.session)
@@ -253,6 +266,7 @@ _METHODS: Final = {
         ("ExecuteSql", types.ExecuteSqlRequest),
         ("ExecuteStreamingSql", types.ExecuteSqlRequest),
         ("StreamingRead", types.ReadRequest),
+        ("PartitionRead", types.PartitionReadRequest),
     ),
     _DATABASES: (
         ("CreateDatabase", database_types.CreateDatabaseRequest),

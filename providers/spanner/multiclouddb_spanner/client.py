@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -19,7 +19,6 @@ from google.cloud.spanner_v1 import (
     DeleteSessionRequest,
     ExecuteSqlRequest,
     PartialResultSet,
-    ReadRequest,
     TypeCode,
 )
 
@@ -143,39 +142,43 @@ class Calls:
                 request.params.fields[name].string_value = parameter.text
         return self._answer(self._transport.execute_streaming_sql, request, deadline, hold)
 
-    def read(
-        self,
-        table: str,
-        columns: Sequence[str],
-        keys: tuple[Sequence[Any] | None, Sequence[Any] | None],
-        at: int,
-        deadline: Deadline,
-        hold: Hold,
-        limit: int = 0,
-    ) -> Answer:
-        """Begin to read the rows of a range of keys, in the order of the primary key.
+    def read(self, request: Any, deadline: Deadline, hold: Hold) -> Answer:
+        """Begin to read rows.
 
         Args:
-            table: The table.
-            columns: Which columns.
-            keys: Read after the first key, up to and with the second; None where nothing bounds it.
-            at: Read what was there at this moment, in microseconds since 1970.
+            request: A `ReadRequest` of protobuf, without a session.
             deadline: When gRPC ends it.
             hold: Who makes the call.
-            limit: How many rows at most; 0 = all.
         """
-        session = self._open_session(deadline, hold)
+        request.session = self._open_session(deadline, hold)
         hold.check()
-        request = ReadRequest.pb()(session=session, table=table, columns=columns, limit=limit)
-        request.transaction.single_use.read_only.read_timestamp.FromMicroseconds(at)
-        after, end = keys
-        part = request.key_set.ranges.add()
-        # A key without parts stands for every key: as a bound that is included it bounds nothing.
-        (part.start_closed if after is None else part.start_open).extend(after or ())
-        part.end_closed.extend(end or ())
-        (part.start_closed if after is None else part.start_open).SetInParent()
-        part.end_closed.SetInParent()
         return self._answer(self._transport.streaming_read, request, deadline, hold)
+
+    def partition_read(self, request: Any, deadline: Deadline, hold: Hold) -> Any:
+        """Ask into which parts the service would divide a read.
+
+        Args:
+            request: A `PartitionReadRequest` of protobuf, without a session.
+            deadline: When it has to be over.
+            hold: Who makes the call.
+        """
+        request.session = self._open_session(deadline, hold)
+        metadata = self._metadata("session", request.session)
+        return self._waited(self._transport.partition_read, request, metadata, deadline, hold)
+
+    def _waited(
+        self, method: Any, request: Any, metadata: list[tuple[str, str]], deadline: Deadline, hold: Hold
+    ) -> Any:
+        call = method.future(request, timeout=deadline.remaining(), metadata=metadata)
+        self._begun(call)
+        hold.take(call)
+        try:
+            return call.result()
+        except grpc.FutureCancelledError:
+            hold.check()
+            raise late() from None
+        finally:
+            self.over(call)
 
     def _answer(self, method: Callable[..., Any], request: Any, deadline: Deadline, hold: Hold) -> Answer:
         session = request.session
@@ -273,18 +276,8 @@ class Calls:
         """A multiplexed session, where the server has them: it runs any number of queries at a time."""
         request = CreateSessionRequest.pb()(database=self._name)
         request.session.multiplexed = True
-        call = self._transport.create_session.future(
-            request, timeout=deadline.remaining(), metadata=self._metadata("database", self._name)
-        )
-        self._begun(call)
-        hold.take(call)
-        try:
-            made = call.result()
-        except grpc.FutureCancelledError:
-            hold.check()
-            raise late() from None
-        finally:
-            self.over(call)
+        metadata = self._metadata("database", self._name)
+        made = self._waited(self._transport.create_session, request, metadata, deadline, hold)
         return made.name, bool(made.multiplexed), time.monotonic()
 
     def _delete(self, session: str) -> None:

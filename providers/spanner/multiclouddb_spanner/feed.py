@@ -155,8 +155,8 @@ class SpannerFeed(Feed):
         return plan_scan(self._scans, seeds, segments, deadline, self._hold)
 
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
-        """See `SupportsSnapshot.segments`; it reads the keys of the segments."""
-        return cut(self._scans, cursor, count, deadline, self._hold)
+        """See `SupportsSnapshot.segments`; the plan says where to cut."""
+        return cut(cursor, count)
 
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline

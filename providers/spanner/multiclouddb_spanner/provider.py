@@ -55,8 +55,9 @@ CAPABILITIES: Final = CapabilitySet(
             _NATIVE,
             "point in time: all rows as they were at one moment T, which is the floor, for as long as the "
             "database keeps that moment (version_retention_period, an hour by default); a scan that takes "
-            "longer goes on at a later moment, convergent: the stream has every change since T. It reads "
-            "each row once and each key twice, with spanner.databases.read (SELECT on the table)",
+            "longer goes on at a later moment, convergent: the stream has every change since T. Each row is "
+            "read once, with spanner.databases.read; with spanner.databases.partitionRead, too, a large "
+            "table is read in parts at the same time",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "for streams with value_capture_type NEW_ROW_AND_OLD_VALUES"

@@ -15,12 +15,13 @@ from multiclouddb_api import ChangeEvent, ChangeType
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_spanner.client import Answer
+from multiclouddb_spanner.cutting import key_text, range_read
 from multiclouddb_spanner.errors import is_lost_version
 from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.mapping import View
 from multiclouddb_spanner.position import moment_of
 from multiclouddb_spanner.records import Shape, plain_value, rows_of, shape_of
-from multiclouddb_spanner.snapshots import Scans, Span, floor_of, key_text, keys_between
+from multiclouddb_spanner.snapshots import Scans, Span, floor_of
 from multiclouddb_spi import (
     Batch,
     Continue,
@@ -226,11 +227,10 @@ class SegmentReader(Reader):
         view, span, scans = self._view, self._span, self._scans
         whole = view.whole and (view.with_new or view.native)
         names = scans.columns(span.at, whole=whole, deadline=deadline, hold=self._hold)
-        keys = keys_between(self._received, span.end)
         self._requests += 1
-        self._answer = self._source.calls.read(
-            self._source.found.table, names, keys, span.at, deadline, self._hold
-        )
+        table = self._source.found.table
+        request = range_read(table, names, self._received, span.end, span.at)
+        self._answer = self._source.calls.read(request, deadline, self._hold)
         self._messages = rows_of(self._metered(self._answer), len(names))
 
     def _metered(self, answer: Answer) -> Iterator[PartialResultSet]:

@@ -9,9 +9,9 @@ A segment is a range of the primary key, in the order of the table. The first on
 last one ends after every key, and each other one begins where the one before it ends. A read of a range does
 all comparing in the service: keys of several columns, of any type, with NULL, and in descending order.
 
-A plan's cursor is `[plan id, T, later, rows in a segment, number of the next segment, read after]`; a
-segment's is `[plan id, T, later, read after, end]`. T is in microseconds since 1970, and `later` is how much
-later the rows are read. Both bounds are keys as JSON text, "" where nothing bounds, and the end is included.
+A plan's cursor is `[plan id, T, number of the next segment, read after, [end of each segment]]`; a segment's is
+`[plan id, T, later, read after, end]`. T is in microseconds since 1970, and `later` is how much later the rows
+are read. Bounds are keys as JSON text, "" where nothing bounds, and an end is included.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, cast
+from collections.abc import Sequence
+from typing import Final, cast
 
 import attrs
 import orjson
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_spanner.catalog import Found, check_provisioned, columns_at, find
-from multiclouddb_spanner.errors import is_lost_version
+from multiclouddb_spanner.cutting import bounds_of
 from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.position import moment_of, place_of, text_at
-from multiclouddb_spanner.records import plain_value, rows_of
 from multiclouddb_spanner.source import Source
 from multiclouddb_spi import (
     Cursor,
@@ -50,17 +49,11 @@ __all__ = [
     "cut",
     "floor_of",
     "is_segment",
-    "key_text",
-    "keys_between",
     "plan_scan",
     "span_of",
 ]
 
 _SECOND: Final = 1_000_000
-_SEGMENTS: Final = 4
-_LEAST_ROWS: Final = 1000
-_MOST_ROWS: Final = 20_000
-_UNCUT: Final = 2**53
 _MOST: Final = 2**62
 _KEPT_SECONDS: Final = 0.5
 _MOST_KNOWN: Final = 64
@@ -126,16 +119,6 @@ def _is_key(text: str) -> bool:
         return text == "" or type(orjson.loads(text)) is list
     except ValueError:
         return False
-
-
-def key_text(values: Sequence[Any]) -> str:
-    """A key, as values of protobuf, as text."""
-    return orjson.dumps([plain_value(value) for value in values]).decode()
-
-
-def keys_between(after: str, end: str) -> tuple[list[Any] | None, list[Any] | None]:
-    """The bounds of a read, from texts."""
-    return (orjson.loads(after) if after else None), (orjson.loads(end) if end else None)
 
 
 class Scans:
@@ -221,18 +204,6 @@ class Scans:
             self._columns[at, whole] = known
         return known
 
-    def keys(self, after: str, at: int, limit: int, deadline: Deadline, hold: Hold) -> Iterator[list[Any]]:
-        """Keys of the table at a moment, in its order, as values of protobuf."""
-        names = self.source.found.key_names
-        answer = self.source.calls.read(
-            self.source.found.table, names, keys_between(after, ""), at, deadline, hold, limit
-        )
-        try:
-            for rows in rows_of(answer, len(names)):
-                yield from rows
-        finally:
-            answer.cancel()
-
 
 def plan_scan(
     scans: Scans, seeds: Sequence[Seed], segments: int | None, deadline: Deadline, hold: Hold
@@ -247,78 +218,38 @@ def plan_scan(
         hold: Who asks.
     """
     # `Now()` is just after the moment that was read: the rows of that moment and the stream meet there.
-    began = place_of(seeds[0].cursor).first - 1
+    began, source = place_of(seeds[0].cursor).first - 1, scans.source
     scans.check(began, deadline, hold)
-    records: int | None = None
-    count: int | None = 1
-    rows = _UNCUT
-    if segments != 1:
-        found = sum(1 for _ in scans.keys("", began, _MOST_ROWS + 1, deadline, hold))
-        if found > _MOST_ROWS:
-            rows, count = _MOST_ROWS, None
-        else:
-            rows = max(1 if segments else _LEAST_ROWS, -(-found // (segments or _SEGMENTS)))
-            records, count = found, max(1, -(-found // rows))
+    bounds, records = bounds_of(source.calls, source.found, began, segments, deadline, hold)
     plan_id = secrets.token_hex(6)
-    cursor: Cursor = [plan_id, began, 0, rows, 0, ""]
-    return ScanPlan(plan_id, cursor, tuple(seeds), floor_of(began), moment_of(began), count, records)
+    cursor: Cursor = [plan_id, began, 0, "", [*bounds]]
+    return ScanPlan(plan_id, cursor, tuple(seeds), floor_of(began), moment_of(began), len(bounds), records)
 
 
-def cut(
-    scans: Scans, cursor: Cursor, count: int, deadline: Deadline, hold: Hold
-) -> tuple[list[Segment], Cursor | None]:
-    """Cut segments off a plan: their keys are read, as they were at the moment of the snapshot.
+def cut(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
+    """Cut segments off a plan.
 
     Args:
-        scans: Of the feed.
         cursor: The plan.
         count: How many segments at most.
-        deadline: When it has to be over.
-        hold: Who asks.
 
     Raises:
         InvalidCursor: It is no plan.
     """
-    plan_id, began, later, rows, number, after = _plan_of(cursor)
-    bounds = [""]
-    if rows < _UNCUT:
-        try:
-            bounds = _bounds(scans, after, began + later, rows, count, deadline, hold)
-        except Exception as error:
-            if not is_lost_version(error):
-                raise
-            later = scans.source.calls.now(deadline, hold) - began
-            bounds = _bounds(scans, after, began + later, rows, count, deadline, hold)
-    found: list[Segment] = []
-    for end in bounds:
-        name = f"{number}-{later}" if later else str(number)
-        size = rows if rows < _UNCUT else None
-        span = Span(plan_id, began, began + later, after, end)
-        found.append(Segment(segment_id_of(plan_id, name), span.cursor(), size))
-        after, number = end, number + 1
-    return found, [plan_id, began, later, rows, number, after] if after else None
-
-
-def _bounds(
-    scans: Scans, after: str, at: int, rows: int, count: int, deadline: Deadline, hold: Hold
-) -> list[str]:
-    """Where the next segments end; "" where no key follows. It stops early rather than late."""
-    half = time.monotonic() + deadline.remaining() / 2
-    bounds: list[str] = []
-    last: list[Any] = []
-    for number, key in enumerate(scans.keys(after, at, rows * count + 1, deadline, hold)):
-        if number and number % rows == 0:
-            bounds.append(key_text(last))
-            if len(bounds) == count or time.monotonic() > half:
-                return bounds
-        last = key
-    return [*bounds, ""]
-
-
-def _plan_of(cursor: Cursor) -> tuple[str, int, int, int, int, str]:
     match cursor:
-        case [str(), began, later, rows, number, str() as after] if (
-            _are_moments(began, later, rows, number) and rows and _is_key(after)
+        case [str() as plan_id, int() as began, int() as number, str() as after, [*bounds]] if (
+            _are_moments(began, number) and _is_key(after) and bounds and all(map(_is_bound, bounds))
         ):
-            return cast("tuple[str, int, int, int, int, str]", tuple(cursor))
-    raise InvalidCursor("it is no plan of a snapshot")
+            pass
+        case _:
+            raise InvalidCursor("it is no plan of a snapshot")
+    found: list[Segment] = []
+    for end in cast("list[str]", bounds[:count]):
+        span = Span(plan_id, began, began, after, end)
+        found.append(Segment(segment_id_of(plan_id, str(number)), span.cursor()))
+        after, number = end, number + 1
+    return found, [plan_id, began, number, after, bounds[count:]] if bounds[count:] else None
+
+
+def _is_bound(value: object) -> bool:
+    return type(value) is str and _is_key(value)

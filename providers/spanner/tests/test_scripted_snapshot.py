@@ -16,7 +16,7 @@ from multiclouddb_api import (
     SnapshotOrder,
 )
 from multiclouddb_conformance.sink import Sink
-from multiclouddb_spanner import snapshots
+from multiclouddb_spanner import cutting
 from multiclouddb_spanner_emulator import Habits
 
 from .scripted import Scripted
@@ -176,7 +176,7 @@ class TestTroubles:
             assert len(items.backfilled()) == 25
 
     def test_a_large_table_is_cut_while_it_is_read(self, monkeypatch):
-        monkeypatch.setattr(snapshots, "_MOST_ROWS", 10)
+        monkeypatch.setattr(cutting, "_SMALL", 10)
         with table() as items:
             items.fill(137)
             token = items.page(Snapshot(ORDERED))
@@ -187,7 +187,7 @@ class TestTroubles:
             items.check()
             rows = items.backfilled()
             assert len(rows) == len({event.event_id for event in rows}) == 137
-            assert len({event.partition_id for event in rows}) == 14
+            assert len({event.partition_id for event in rows}) == 8
 
     def test_nothing_stays_open(self):
         with table() as items:
