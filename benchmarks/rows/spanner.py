@@ -27,6 +27,8 @@ from multiclouddb_api import (
 _EVENTS: Final = 20_000
 _SINGLE: Final = 2_500
 _AT_ONCE: Final = 100
+_ROWS: Final = 50_000
+_ROWS_AT_ONCE: Final = 1000
 _SMALL_PAGE: Final = 5
 _SMALL_PAGES: Final = 500
 _LARGE_PAGES: Final = 3
@@ -255,7 +257,7 @@ def scan(changes: Backlog) -> Done:
     unit="rows/s",
     goal=1.0,
     about=(
-        "The client reads 20,000 rows that exist, with `Snapshot()`: of nine columns, about 300 bytes of "
+        "The client reads 50,000 rows that exist, with `Snapshot()`: of nine columns, about 300 bytes of "
         "JSON, from Google's emulator. The client has one core and the emulator another, for both sides "
         "alike. A snapshot also finds where the change stream starts, and where to cut the table."
     ),
@@ -268,7 +270,7 @@ def scan(changes: Backlog) -> Done:
 )
 def spanner_snapshot(bench: Bench) -> Iterator[Sides]:
     """Rows at one moment."""
-    with backlog(bench.size(_EVENTS), _AT_ONCE) as changes:
+    with backlog(bench.size(_ROWS), _ROWS_AT_ONCE) as changes:
         yield Sides(lambda: scan(changes), lambda: _scan_by_hand(changes))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,9 +10,10 @@ from itertools import repeat
 from typing import Any, Final, TypeAlias
 
 import attrs
+import orjson
 from google.cloud.spanner_v1 import PartialResultSet, TypeCode
 
-from multiclouddb_api import ChangeEvent, ChangeType
+from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey
 from multiclouddb_api.event import trusted_events
 from multiclouddb_api.key import trusted_keys
 from multiclouddb_spanner.client import Answer
@@ -33,6 +35,7 @@ from multiclouddb_spi import (
     RecordFault,
     Scanned,
     snapshot_event_id,
+    snapshot_id_of,
 )
 
 __all__ = ["SegmentReader"]
@@ -45,6 +48,7 @@ _SPARE_SECONDS: Final = 0.25
 _TEXTS: Final = frozenset(
     {"BYTES", "DATE", "ENUM", "INT64", "INTERVAL", "JSON", "NUMERIC", "PROTO", "STRING", "TIMESTAMP", "UUID"}
 )
+_PLAIN: Final = frozenset({"BOOL", "DATE", "INT64", "INTERVAL", "STRING", "TIMESTAMP"})
 _DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
 
 
@@ -124,7 +128,7 @@ class _Mapper(Mapper):
         if view.with_new and view.whole:
             documents = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
         columns: list[Iterable[Any]] = [
-            [snapshot_event_id(self.span.plan_id, key) for key in keys],
+            self._ids(found, keys),
             keys,
             repeat(ChangeType.CREATE),
             repeat(moment_of(self.span.began)),
@@ -140,6 +144,15 @@ class _Mapper(Mapper):
             else repeat(None),
         ]
         return trusted_events(len(rows), columns)
+
+    def _ids(self, found: Sequence[dict[str, Any]], keys: Sequence[MulticloudDbKey]) -> list[str]:
+        """Ids as `snapshot_event_id` makes them; in one go where keys are JSON already."""
+        plan_id = self.span.plan_id
+        if not _PLAIN.issuperset(self.columns.codes[: len(self.view.key_names)]):
+            return [snapshot_event_id(plan_id, key) for key in keys]
+        prefix, digest = f"{snapshot_id_of(plan_id)}:", hashlib.blake2b
+        pairs = ([[name, value] for name, value in key.items()] for key in found)
+        return [prefix + digest(orjson.dumps([1, each]), digest_size=16).hexdigest() for each in pairs]
 
     def _first_fault(self, records: Sequence[Row], start: int, stop: int) -> RecordFault:
         for index in range(start, stop):
@@ -176,6 +189,7 @@ class SegmentReader(Reader):
         self._received = span.after
         self._bytes = 0
         self._requests = 0
+        self._looked = False
         self._source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
@@ -190,7 +204,8 @@ class SegmentReader(Reader):
         if isinstance(self._outcome, Scanned):
             return self._batch(begin, taken, 0)
         try:
-            found = self._scans.check(self._span.began, deadline, self._hold)
+            found = self._scans.check(self._span.began, deadline, self._hold, lately=self._looked)
+            self._looked = True
             self._look_at(whole=found.whole)
             nbytes = self._take(taken, max_records, max_bytes, deadline)
         except Exception as error:

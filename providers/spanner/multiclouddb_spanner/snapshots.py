@@ -9,9 +9,9 @@ A segment is a range of the primary key, in the order of the table. The first on
 last one ends after every key, and each other one begins where the one before it ends. A read of a range does
 all comparing in the service: keys of several columns, of any type, with NULL, and in descending order.
 
-A plan's cursor is `[plan id, T, number of the next segment, read after, [end of each segment]]`; a segment's is
-`[plan id, T, later, read after, end]`. T is in microseconds since 1970, and `later` is how much later the rows
-are read. Bounds are keys as JSON text, "" where nothing bounds, and an end is included.
+A plan's cursor is `[plan id, T, number of the next segment, read after, [end of each segment]]`, and a
+segment's is `[plan id, T, later, read after, end]`. T is in microseconds since 1970, and `later` is how much
+later the rows are read. Bounds are keys as JSON text, "" where nothing bounds, and an end is included.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ __all__ = [
 _SECOND: Final = 1_000_000
 _MOST: Final = 2**62
 _KEPT_SECONDS: Final = 0.5
+_LATELY_SECONDS: Final = 5.0
 _MOST_KNOWN: Final = 64
 # How far from the edge of the stream's retention it is asked whether the stream is still the same one.
 _MARGIN: Final = 120 * _SECOND
@@ -136,7 +137,7 @@ class Scans:
         self._checked: tuple[float, int, Found] | None = None
         self._lock = threading.Lock()
 
-    def check(self, began: int, deadline: Deadline, hold: Hold) -> Found:
+    def check(self, began: int, deadline: Deadline, hold: Hold, *, lately: bool = False) -> Found:
         """Look whether table and change stream are still those of a snapshot; half a second ago will do.
 
         Old rows of a table that was dropped can still be read, so that reading does not show it.
@@ -145,6 +146,7 @@ class Scans:
             began: The moment of the snapshot.
             deadline: When it has to be over.
             hold: Who asks.
+            lately: True where five seconds ago will do, too.
 
         Raises:
             ProviderFault: The table or the stream was dropped or made anew, or the stream does not have what
@@ -152,7 +154,8 @@ class Scans:
         """
         with self._lock:
             checked = self._checked
-        if checked is not None and checked[1] <= began and time.monotonic() - checked[0] < _KEPT_SECONDS:
+        kept = _LATELY_SECONDS if lately else _KEPT_SECONDS
+        if checked is not None and checked[1] <= began and time.monotonic() - checked[0] < kept:
             return checked[2]
         started = time.monotonic()
         found = self._check(began, deadline, hold)
