@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, Final, TypeAlias
@@ -69,13 +68,18 @@ class _Columns:
         kinds = [(field.name, _kind(field.type_)) for field in fields]
         return cls(shape_of(kinds), tuple(kind["code"] for _, kind in kinds))
 
-    def values(self, rows: Sequence[Row], index: int) -> list[Any]:
-        """One column of some rows, as Python values."""
-        column = [row[index] for row in rows]
+    def values(self, rows: Sequence[Row]) -> list[list[Any]]:
+        """Rows by column, as Python values."""
+        return [self._converted(index, column) for index, column in enumerate(zip(*rows, strict=True))]
+
+    def _converted(self, index: int, column: Sequence[Any]) -> list[Any]:
         if self.codes[index] in _TEXTS:
-            found: list[Any] = [
-                value.string_value or (None if value.HasField("null_value") else "") for value in column
-            ]
+            found: list[Any] = [value.string_value for value in column]
+            if "" in found:
+                found = [
+                    text or (None if of.HasField("null_value") else "")
+                    for text, of in zip(found, column, strict=True)
+                ]
         else:
             found = [plain_value(value) for value in column]
         convert: Callable[[Any], Any] | None = self.shape.python.get(self.shape.names[index])
@@ -120,7 +124,7 @@ class _Mapper(Mapper):
         view, names = self.view, self.columns.shape.names
         if self.columns.shape.problem is not None:
             raise ValueError(self.columns.shape.problem)
-        values = [self.columns.values(rows, index) for index in range(len(names))]
+        values = self.columns.values(rows)
         key_count = len(view.key_names)
         found = [dict(zip(view.key_names, key, strict=True)) for key in zip(*values[:key_count], strict=True)]
         keys = trusted_keys(found)
@@ -180,12 +184,14 @@ class SegmentReader(Reader):
         self._view, self._span = view, span
         self._hold = Hold()
         self._outcome: Outcome = Continue()
-        # The answer: what has come of it and is not taken, each row with its size, and the last key of that.
+        # The answer: the rows that have come of it, how many of them are taken, their size, and the last key.
         self._answer: Answer | None = None
-        self._messages: Iterator[list[list[Any]]] = iter(())
+        self._messages: Iterator[list[Any]] = iter(())
         self._kept = False
         self._mapper = _Mapper(view, span, _Columns.of(()))
-        self._rows: deque[tuple[Row, int]] = deque()
+        self._rows: list[Row] = []
+        self._used = 0
+        self._size = 1
         self._received = span.after
         self._bytes = 0
         self._requests = 0
@@ -234,7 +240,7 @@ class SegmentReader(Reader):
         """A stream that does not watch all columns has no rows: then the scan has none, either."""
         if whole != self._view.whole:
             self._end_answer()
-            self._rows.clear()
+            self._rows, self._used = [], 0
             self._received = self._span.after
             self._view = attrs.evolve(self._view, whole=whole)
 
@@ -275,11 +281,13 @@ class SegmentReader(Reader):
         """Take what there is room for; returns its size."""
         nbytes = 0
         while True:
-            while self._rows and len(taken) < max_records and (not taken or nbytes < max_bytes):
-                row, size = self._rows.popleft()
-                taken.append(row)
-                nbytes += size
-            if self._rows or len(taken) >= max_records or nbytes >= max_bytes:
+            left = len(self._rows) - self._used
+            fitting = max(0 if taken else 1, (max_bytes - nbytes) // self._size)
+            count = min(left, max_records - len(taken), fitting)
+            taken += self._rows[self._used : self._used + count]
+            self._used += count
+            nbytes += count * self._size
+            if count < left or len(taken) >= max_records or nbytes >= max_bytes:
                 return nbytes
             rows = self._receive(deadline)
             if rows is None:
@@ -287,7 +295,7 @@ class SegmentReader(Reader):
                 self._outcome = Scanned()
                 return nbytes
 
-    def _receive(self, deadline: Deadline) -> list[list[Any]] | None:
+    def _receive(self, deadline: Deadline) -> list[Row] | None:
         """Wait for the next message; None behind the last one."""
         answer = self._answer
         if answer is not None and (
@@ -301,8 +309,8 @@ class SegmentReader(Reader):
         rows = next(self._messages, None)
         self._hold.check()
         if rows:
-            size, self._bytes = self._bytes // len(rows), 0
-            self._rows.extend((row, size) for row in rows)
+            self._size, self._bytes = max(1, self._bytes // len(rows)), 0
+            self._rows, self._used = rows, 0
             self._received = self._key(rows[-1])
         return rows
 
