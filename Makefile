@@ -6,7 +6,7 @@ WORKERS ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
 
-DISTRIBUTIONS := . ./providers/embedded ./providers/dynamo ./providers/mongo ./providers/spanner \
+DISTRIBUTIONS := . ./providers/embedded ./providers/cosmos ./providers/dynamo ./providers/mongo ./providers/spanner \
 	./conformance ./emulators/cosmos ./emulators/dynamo ./emulators/spanner ./spark ./cli
 PROJECTS := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
 PIP := $(BIN)/python -m pip --disable-pip-version-check

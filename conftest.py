@@ -1,4 +1,4 @@
-"""What holds for the tests of every distribution."""
+"""Settings for the tests of every distribution."""
 
 import gc
 import os
@@ -35,7 +35,7 @@ JVM_TESTS = (
 )
 # Pages of the documentation that do, see docs/tests/test_blocks.py.
 JVM_PAGE = "-jvm]"
-# What they are together.
+# All of them together.
 JVM = "jvm"
 # Files whose tests share what takes long to make: the site, the wheels, a server or three.
 TOGETHER = frozenset(

@@ -68,7 +68,7 @@ def measure(folder: Path) -> Hops:
     """Read three pages and measure the third.
 
     Args:
-        folder: Where the store is created.
+        folder: The folder for the store.
     """
     with EmbeddedStore(folder / "hops.db") as store:
         address = store.create_collection("orders", partitions=2)

@@ -32,7 +32,7 @@ class Sample:
         seconds: Wall time.
         cpu: CPU time of this process, or the value that the side reports.
         done: The side's report.
-        checksum: Of the ids that it read.
+        checksum: The checksum of the ids that it read.
     """
 
     value: float
@@ -62,7 +62,7 @@ def run_row(row: Row, scale: float = 1.0, on_pair: Callable[[int, int], None] | 
 
     Raises:
         UnequalError: The sides have read different events.
-        Exception: What a side raised.
+        Exception: The error of a side.
     """
     with (
         tempfile.TemporaryDirectory(prefix="benchmarks-") as folder,

@@ -32,7 +32,7 @@ class Record:
 
     Attributes:
         setting: The machine and the versions.
-        results: Of its rows, by name.
+        results: The results of its rows, by name.
     """
 
     setting: str
@@ -74,7 +74,7 @@ class Record:
         """Check that rows of a run in this setting may be mixed with these.
 
         Raises:
-            SettingError: They must not be mixed.
+            SettingError: These rows and the record must not be mixed.
         """
         if self.results and self.setting != now:
             raise SettingError(

@@ -15,8 +15,8 @@ class Result:
     """One line of the table with its figures, all of them medians.
 
     Attributes:
-        name: Of the row.
-        unit: Of value and baseline.
+        name: The name of the row.
+        unit: The unit of value and baseline.
         value: Ours; None when the row failed.
         baseline: The other side's; None where there is none.
         ratio: Ours divided by the baseline, or None.

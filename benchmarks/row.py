@@ -71,7 +71,7 @@ class Sides:
 
 @attrs.frozen
 class Bench:
-    """Where a row does its work.
+    """The working folder and the scale of a row.
 
     Attributes:
         folder: Empty at the start, removed at the end.
@@ -91,13 +91,13 @@ class Row:
     """One line of the table.
 
     Attributes:
-        name: What `--only` takes.
-        title: What people read.
+        name: The value for `--only`.
+        title: The title for people.
         goal: Bound on ours divided by the baseline, or on ours where there is no baseline.
-        about: What is measured: sentences.
-        against: What the baseline is: sentences; empty when there is none.
+        about: The description of the measurement, in sentences.
+        against: The description of the baseline, in sentences; empty when there is none.
         setup: Prepares the sides, off the clock.
-        unit: Of the figures.
+        unit: The unit of the figures.
         at_most: True when less is better.
         pairs: How many are counted.
         warm_up: False where every run is a process of its own.

@@ -42,6 +42,7 @@ class Backlog:
     token: str
     start: Any
     database: Any
+    fields: list[str] = attrs.field(factory=list)
 
     @property
     def config(self) -> ClientConfig:
@@ -68,7 +69,10 @@ class Backlog:
         values = {"s": start or self.start, "e": end, "t": token}
         kinds = {"s": param_types.TIMESTAMP, "e": param_types.TIMESTAMP, "t": param_types.STRING}
         with self.database.snapshot() as snapshot:
-            for row in snapshot.execute_sql(sql, params=values, param_types=kinds):
+            rows = snapshot.execute_sql(sql, params=values, param_types=kinds)
+            for row in rows:
+                if not self.fields:
+                    self.fields.extend(_names_of(rows.fields[0].type_))
                 yield from row[0]
 
     def now(self) -> Any:
@@ -76,6 +80,12 @@ class Backlog:
         with self.database.snapshot() as snapshot:
             ((moment,),) = snapshot.execute_sql("SELECT CURRENT_TIMESTAMP()")
         return moment
+
+
+def _names_of(change_record: Any) -> list[str]:
+    """The names of the fields of a data change record, from the type of the query's column."""
+    data = change_record.array_element_type.struct_type.fields[0].type_
+    return [field.name for field in data.array_element_type.struct_type.fields]
 
 
 @contextmanager

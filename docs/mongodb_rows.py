@@ -31,9 +31,9 @@ class Row:
 
     Attributes:
         id: `"CS-7"`.
-        asks: What is asked for, in our words.
-        by: Who fulfils it, of `FULFILLERS`.
-        gap: What PyMongo does instead, and what we do about it; empty where it fulfils the requirement.
+        asks: The requirement, in our words.
+        by: The parts that fulfil it, from `FULFILLERS`.
+        gap: The behaviour of PyMongo, and our way around it; empty where it fulfils the requirement.
         no_test: Why the server at hand cannot show it; empty where a test does.
     """
 

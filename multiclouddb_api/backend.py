@@ -51,7 +51,7 @@ class Backend(Protocol):
         ...
 
     def capabilities(self) -> CapabilitySet:
-        """What the provider can do; no I/O."""
+        """The capabilities of the provider; no I/O."""
         ...
 
     def close(self) -> None:

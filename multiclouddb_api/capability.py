@@ -63,7 +63,7 @@ def _copied(notes: Mapping[Capability, CapabilityNote]) -> dict[Capability, Capa
 
 @attrs.frozen
 class CapabilitySet:
-    """What one provider can do, when its resources are provisioned as documented.
+    """The capabilities of one provider, when its resources are provisioned as documented.
 
     Attributes:
         notes: Capability → how far it is supported. A missing capability is `UNSUPPORTED`.

@@ -84,7 +84,7 @@ class FileCheckpointStore:
     only, because a token may hold the key of a document.
 
     Args:
-        directory: Where the files are; the first `save` creates it. A relative path is resolved now, so a
+        directory: The folder of the files; the first `save` creates it. A relative path is resolved now, so a
             later change of the working directory has no effect.
     """
 
@@ -278,10 +278,10 @@ def broken(
 
     Args:
         path: The file.
-        verb: What cannot be done with it: `"read"`, `"written"`.
-        error: Why not.
-        text: The same in words.
-        code: The number or name of that error.
+        verb: The failed action: `"read"`, `"written"`.
+        error: The reason.
+        text: The error as text.
+        code: The number or name of the error.
         busy: True when another process only holds the file at present.
     """
     advice = "try again" if busy else "fix the disk or the permissions and continue"
@@ -299,7 +299,7 @@ def broken(
 
 
 def broken_disk(path: Path, verb: str, error: OSError) -> MulticloudDbError:
-    """The same for what the system says."""
+    """The error for a file that the operating system refuses."""
     code = None if error.errno is None else str(error.errno)
     return broken(path, verb, error, error.strerror or str(error), code)
 

@@ -13,7 +13,7 @@ class Checkpointer:
     """Saves tokens whose events the caller has handled; does nothing without a store.
 
     Args:
-        store: Where to save, or None.
+        store: The store for the tokens, or None.
         name: The name of the checkpoint in the store.
         interval_seconds: Tokens of empty pages are not saved more often than this.
         timer: The iterator's clock.

@@ -126,7 +126,7 @@ class MulticloudDbClient:
 
     @property
     def config(self) -> ClientConfig:
-        """What this client was opened with."""
+        """The configuration of this client."""
         return self._config
 
     def read_changes(
@@ -135,7 +135,7 @@ class MulticloudDbClient:
         """Read one page of changes.
 
         Args:
-            request: What to read, and from where.
+            request: The request.
             options: Time limits; 30 seconds and no waiting by default.
 
         Returns:
@@ -205,7 +205,7 @@ class MulticloudDbClient:
         """A polling loop over `read_changes`; the settings are those of `ChangeFeedIterator`.
 
         Args:
-            request: What to read, and where to start.
+            request: The request.
             **settings: See `ChangeFeedIterator`.
         """
         return ChangeFeedIterator(self, request, **settings)
@@ -233,7 +233,7 @@ class MulticloudDbClient:
         return self._live("run_cursor_command").run_cursor_command(database, command, options)
 
     def capabilities(self) -> CapabilitySet:
-        """What this database can do when provisioned as documented; no I/O."""
+        """The capabilities of this database when provisioned as documented; no I/O."""
         return self._live("capabilities").capabilities()
 
     def close(self) -> None:

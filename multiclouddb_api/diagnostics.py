@@ -1,4 +1,4 @@
-"""What a call cost, and its lag."""
+"""The cost and the lag of a call."""
 
 from __future__ import annotations
 

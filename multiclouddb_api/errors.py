@@ -32,7 +32,7 @@ DOCS_URL: Final = "https://multiclouddb.readthedocs.io/"
 
 
 class ErrorCategory(str):
-    """What kind of failure this is, as upper-case text; later versions may add values.
+    """The kind of a failure, as upper-case text; later versions may add values.
 
     Compare with the constants of this class (`error.category == ErrorCategory.THROTTLED`). Treat an unknown
     category like `PERMANENT_FAILURE`.
@@ -83,7 +83,7 @@ class ErrorDetail:
     """The facts of a failure, kept when the error is pickled or sent to another process.
 
     Attributes:
-        category: What kind of failure this is.
+        category: The kind of the failure.
         provider: Provider id (`"dynamo"`), or None when no provider was involved yet.
         operation: The call that failed (`"read_changes"`), or None.
         retryable: True when the same call may succeed later without a change.
@@ -158,8 +158,8 @@ def invalid_request(field: str, problem: str, way_out: str) -> MulticloudDbError
 
     Args:
         field: Name of the argument, field or option.
-        problem: What is wrong with the value, without the value where it may be a secret.
-        way_out: What to write instead.
+        problem: The problem of the value, without the value where it may be a secret.
+        way_out: The alternative for the user.
     """
     return MulticloudDbError(
         f"{field}: {problem}; {way_out}", ErrorDetail(category=ErrorCategory.INVALID_REQUEST)

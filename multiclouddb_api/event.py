@@ -19,7 +19,7 @@ __all__ = ["ChangeEvent", "ChangeType"]
 
 
 class ChangeType(Enum):
-    """What happened to the document.
+    """The kind of a change of a document.
 
     Portability:
         Services differ in what they call one change: Spanner sends a transaction's net effect on a row and
@@ -56,7 +56,7 @@ class ChangeEvent:
         by_expiry: True for a delete by time-to-live, False for any other change, None where the service does
             not say.
         backfilled: True when a backfill made the event from the present state of a document.
-        address: Where the document is.
+        address: The collection of the document.
         partition_id: The physical partition that it came from; can be passed to `PhysicalPartition`.
         native: The vendor's own record, only with `include_native`.
 

@@ -26,7 +26,7 @@ __all__ = ["ChangeFeedIterator", "IteratorSettings", "ReadsChanges"]
 
 
 class ReadsChanges(Protocol):
-    """What an iterator needs of a client."""
+    """The part of a client that an iterator uses."""
 
     def read_changes(
         self, request: ChangeFeedRequest, options: OperationOptions | None = None
@@ -80,7 +80,7 @@ class ChangeFeedIterator:
 
     Attributes:
         client: Reads the pages. It stays open when the iterator is closed.
-        request: What to read. A stored checkpoint takes precedence over its `start_position`.
+        request: The request. A stored checkpoint takes precedence over its `start_position`.
         timeout_seconds: Limit of each read; 30 by default.
         wait_seconds: How long a read may wait at the service for a first event (long poll); 0 by
             default. A `stop` has to wait for it: keep it as short as stopping may take.
@@ -91,7 +91,7 @@ class ChangeFeedIterator:
         max_outage_seconds: How long to continue through retryable failures without a success in
             between, and through pages that name the same partition in `partition_errors`; 300 by
             default. Then the last error is raised, for a partition `TRANSIENT_FAILURE`.
-        checkpoint_store: Where to keep the position, or None.
+        checkpoint_store: The store for the position, or None.
         checkpoint_name: Which checkpoint of the store.
         checkpoint_interval_seconds: The position after empty pages is saved at most this often; 0 by default,
             which saves after each of them. After events it is always saved.
@@ -284,10 +284,10 @@ class ChangeFeedIterator:
         return page
 
     def _step_over(self, position: StartPosition, error: MulticloudDbError) -> bool:
-        behind = error.detail.skip_token
-        if self.on_poison == "raise" or behind is None or position == FromContinuationToken(behind):
+        after = error.detail.skip_token
+        if self.on_poison == "raise" or after is None or position == FromContinuationToken(after):
             return False
-        self._skip_to = FromContinuationToken(behind)
+        self._skip_to = FromContinuationToken(after)
         return True
 
     def _done(self, page: ChangeFeedPage, *, at_once: bool) -> None:

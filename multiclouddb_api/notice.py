@@ -25,7 +25,7 @@ class Dropped:
     """The collection or database was dropped.
 
     Attributes:
-        name: What was dropped, `database/collection` or `database`.
+        name: The dropped resource: `database/collection` or `database`.
     """
 
     name: str
@@ -60,7 +60,7 @@ class FeedEnded:
     """No change will ever come after this token.
 
     Attributes:
-        reason: Why; one line.
+        reason: The reason, on one line.
     """
 
     reason: str
@@ -72,8 +72,8 @@ class Gap:
 
     Attributes:
         partition_id: The partition whose position was too old.
-        lost_from: That position, as text for a person.
-        resumed_at: Where the read continued, as text for a person.
+        lost_from: The lost position, as text for a person.
+        resumed_at: The position where the read continued, as text for a person.
 
     Portability:
         Everywhere; the service decides how soon that happens. Warnings 3 and 10 in docs/configuration.md.
@@ -127,7 +127,7 @@ class SnapshotStarted:
     Attributes:
         floor: The `order_key` of every row of the snapshot: above every change that the rows show for
             certain, below every change after this page.
-        partition_id: Names the snapshot; its `BackfillDone` has the same.
+        partition_id: The id of the snapshot; its `BackfillDone` has the same id.
 
     Portability:
         Where `Capability.CHANGE_FEED_SNAPSHOT` is. On DynamoDB the floor also lies below older changes.

@@ -84,7 +84,7 @@ class Observer:
         """A scan with `SnapshotOrder.AUTO` takes long: changes are read beside it from now on.
 
         Args:
-            address: What is read.
+            address: The collection that is read.
             seconds: How long the oldest position of the changes is still kept.
         """
 

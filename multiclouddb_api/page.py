@@ -23,7 +23,7 @@ class ChildPartition:
     Attributes:
         partition_id: The child; can be passed to `PhysicalPartition`.
         parents: Every parent, the retired partition included; read the child only after all of them.
-        continuation_token: Where to start reading it: a start from an id alone would lose changes.
+        continuation_token: The start position for reading it. A start from an id alone would lose changes.
 
     Portability:
         Partitions split on DynamoDB, Spanner, Cosmos DB and the embedded store, and merge on Spanner and
@@ -41,9 +41,10 @@ class ChangeFeedPage:
 
     Attributes:
         events: The changes; possibly none.
-        continuation_token: Where to resume; never None. It moves whenever the service's position does, on
-            empty pages too: store it after each page, or the position of an idle feed expires. It may have
-            several kilobytes with many partitions: store it as text or blob, never as `varchar(255)`.
+        continuation_token: The position to resume from; never None. It moves whenever the service's position
+            does, on empty pages too: store it after each page, or the position of an idle feed expires. It
+            may have several kilobytes with many partitions: store it as text or blob, never as
+            `varchar(255)`.
         idle: True only when every active partition answered that it has nothing. A page may be
             empty and not idle.
         partition_retired: With `PhysicalPartition` alone: the partition has ended and everything in it
@@ -56,7 +57,7 @@ class ChangeFeedPage:
             of other partitions. A read from a `skip_token` reads no events: its page has only the
             `RecordSkipped`. Every token before the page delivers its notices again, also after a restart; the
             page's own token does not.
-        diagnostics: What the call cost, and its lag.
+        diagnostics: The cost and the lag of the call.
     """
 
     events: tuple[ChangeEvent, ...] = attrs.field(repr=_count)

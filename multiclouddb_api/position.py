@@ -1,4 +1,4 @@
-"""Where in a feed to start."""
+"""The start positions of a feed."""
 
 from __future__ import annotations
 

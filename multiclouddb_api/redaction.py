@@ -57,15 +57,15 @@ def redact_url(url: str) -> str:
         path = re.split("[?#]", rest, maxsplit=1)[0]
         return scheme + path + _redact_options(rest[len(path) :])
     # Up to the last @, because users forget to escape @, /, ? and # in a password.
-    front, at, behind = rest.rpartition("@")
+    front, at, tail = rest.rpartition("@")
     if at and _is_in_options(front):
         return scheme + _HIDDEN
-    place = _PLACE.match(behind)
+    place = _PLACE.match(tail)
     assert place is not None  # it matches any text
     hosts = place[1] if _HOSTS.fullmatch(place[1]) else _HIDDEN
     path = place[2] if _PATH.fullmatch(place[2]) else f"/{_HIDDEN}"
     user = f"{_HIDDEN}@" if at else ""
-    return scheme + user + hosts + path + _redact_options(behind[place.end() :])
+    return scheme + user + hosts + path + _redact_options(tail[place.end() :])
 
 
 def _is_in_options(front: str) -> bool:

@@ -83,12 +83,12 @@ class ChangeFeedRequest:
 
     Attributes:
         address: The collection, table or container.
-        start_position: Where to start; a token to resume.
+        start_position: The start position; a token to resume.
         scope: The part of the database to read; the entire collection by default.
         new_item_state_mode: Whether events carry the new document.
         old_item_state_mode: Whether events carry the old document; needs a capability.
         max_page_size: Hard bound on `len(page.events)`; 0 = the provider's own page size.
-        on_expired: What to do when the position is older than retention.
+        on_expired: The reaction to a position that is older than retention.
         include_native: True to have the vendor's own record in `event.native`.
         provider_options: A provider's own options, or None. Other providers refuse them.
 

@@ -114,7 +114,7 @@ class SnapshotProgress:
 
     Attributes:
         order: What is active now: `ORDERED` while the changes wait, `INTERLEAVED` once they are read too.
-        segments_done: How many segments are read.
+        segments_done: The number of segments that were read.
         segments: How many there will be; None while that is not known.
         rows: How many rows were delivered, by every process that this token came through.
         records: About how many rows there were at the start; None where the service does not say.

@@ -55,6 +55,7 @@ from multiclouddb_spi.reading.fetcher import InlineExecutor
 from multiclouddb_spi.reading.pages import Reading
 from multiclouddb_spi.scan import (
     ScanPlan,
+    SupportsBackfill,
     SupportsSnapshot,
     plan_id_of,
     segment_id_of,
@@ -101,6 +102,7 @@ __all__ = [
     "Seed",
     "Segment",
     "Step",
+    "SupportsBackfill",
     "SupportsCommands",
     "SupportsHeads",
     "SupportsSnapshot",

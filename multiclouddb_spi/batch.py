@@ -40,7 +40,7 @@ class Child:
         partition_id: The child.
         parents: *All* its parents, the one that names it included. Each of them names the child
             when it is drained; the engine starts the child when the last parent has named it.
-        cursor: Where the child starts, as far as this parent knows.
+        cursor: The start of the child, as far as this parent knows.
     """
 
     partition_id: str
@@ -88,7 +88,7 @@ class Ended:
     """The partition has ended and nothing follows it.
 
     Attributes:
-        notice: What the application should know; None where nobody needs to know.
+        notice: A notice for the application; None when none is needed.
     """
 
     notice: Notice | None
@@ -157,8 +157,8 @@ class Mapper(ABC):
         Inside a transaction, it names the part of the transaction that was delivered.
 
         Args:
-            records: The batch's.
-            count: How many records lie before it; at least one, and not all of them.
+            records: The records of the batch.
+            count: The number of records before it; at least one, and not all of them.
         """
 
     @abstractmethod
@@ -166,7 +166,7 @@ class Mapper(ABC):
         """Map records to events; may be called again.
 
         Args:
-            records: The batch's.
+            records: The records of the batch.
             start: The first one to map.
             stop: The index after the last one.
 
@@ -178,7 +178,7 @@ class Mapper(ABC):
         """Like `events`, in the fixed event schema (`multiclouddb_spi.arrow.EVENT_SCHEMA`).
 
         Args:
-            records: The batch's.
+            records: The records of the batch.
             start: The first one to map.
             stop: The index after the last one.
 
@@ -201,7 +201,7 @@ class Batch:
         end: The position after them, and after everything that was scanned after them, so that the position
             also moves in an idle or filtered partition. It never lies before the position where the reader
             was opened, also where a service delivers earlier records again.
-        outcome: What comes after the last record.
+        outcome: Tells what follows the last record.
         nbytes: Memory that the raw records hold, as exactly as is cheap to know.
         caught_up: True when the service said that there is nothing after this batch at present,
             False when there is or may be more to read at once (also after an empty batch: a filter
@@ -216,7 +216,7 @@ class Batch:
             later record of this partition. `end` lies after the notices. Every other cursor of the batch, and
             the `skip_cursor` of a record in it, lies before them: a read from there gives them again.
         headroom: Seconds until the position after this batch expires, or None.
-        charge: What the service charged for it in its own unit, or None.
+        charge: The service's charge in its own unit, or None.
         requests: Calls to the service that it took.
     """
 
@@ -235,7 +235,7 @@ class Batch:
     requests: int = 1
 
     def __len__(self) -> int:
-        """How many records; 0 for an empty batch."""
+        """The number of records; 0 for an empty batch."""
         return len(self.records)
 
     def cursor_after(self, count: int) -> Cursor:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @attrs.frozen
 class Location:
-    """What a URL says; the provider accepts or refuses each part.
+    """The parts of a URL; the provider accepts or refuses each part.
 
     Attributes:
         host: After the `//`, the port included; empty when there is none.
@@ -52,7 +52,7 @@ def checked_native(native_client: object, kind: type[T], way_out: str) -> T:
     Args:
         native_client: The application's argument.
         kind: The class that it must have.
-        way_out: What to pass instead.
+        way_out: The alternative for the user.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` that names its class.
@@ -71,7 +71,7 @@ def parse_location(
         url: The user's URL.
         scheme: The only valid scheme.
         options: The names that may stand after the `?`.
-        form: How a URL looks, for messages: `"write dynamo://REGION"`.
+        form: The form of a URL, for messages: `"write dynamo://REGION"`.
         credentials: For messages: where credentials come from, since a URL never holds them.
 
     Raises:

@@ -77,7 +77,7 @@ FeedStart: TypeAlias = Beginning | Now | AtTime
 
 @attrs.frozen
 class FeedSpec:
-    """What a feed is opened for; two equal specs share one `Feed`.
+    """The properties of a feed; two equal specs share one `Feed`.
 
     Attributes:
         address: The resource.
@@ -110,7 +110,7 @@ class FeedSpec:
 
 @attrs.frozen
 class FeedIdentity:
-    """Which resource a feed reads; written into every token and partition id.
+    """The resource that a feed reads; written into every token and partition id.
 
     Attributes:
         provider_id: The provider's id.
@@ -190,7 +190,7 @@ class Head:
 
     Attributes:
         cursor: The position; reading until it includes the record at it.
-        records: How many records lie between, or None where the service does not say.
+        records: The number of records in between, or None where the service does not say.
         outcome: `Continue`, or how the partition ends at that position.
     """
 
@@ -435,7 +435,7 @@ class Feed(ABC):
 
     @abstractmethod
     def describe(self, cursor: Cursor) -> Position:
-        """What `cursor` says, as text and time; pure.
+        """Describe `cursor` as text and time; pure.
 
         Raises:
             InvalidCursor: This provider cannot have made the cursor.
@@ -499,7 +499,7 @@ class Provider(ABC):
 
     @abstractmethod
     def capabilities(self) -> CapabilitySet:
-        """What the service can do when provisioned as documented; no I/O."""
+        """The capabilities of the service when provisioned as documented; no I/O."""
 
     @abstractmethod
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> Feed:

@@ -58,7 +58,7 @@ class Cut:
         last = self.delivered.get(name)
         return last is not None and mark <= last
 
-    def behind(self, at: int, name: str, mark: Mark = ()) -> Cut:
+    def advanced(self, at: int, name: str, mark: Mark = ()) -> Cut:
         """The position after a change that is delivered next.
 
         Args:

@@ -21,10 +21,10 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
-        """The deadline that many seconds from now.
+        """A deadline this many seconds from now.
 
         Args:
-            seconds: How many.
+            seconds: The number of seconds.
         """
         return cls(time.monotonic() + seconds)
 
@@ -40,6 +40,6 @@ class Deadline:
         """The earlier of this deadline and `seconds` from now.
 
         Args:
-            seconds: How many, from now.
+            seconds: The number of seconds from now.
         """
         return Deadline(min(self.at, time.monotonic() + seconds))

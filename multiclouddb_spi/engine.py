@@ -128,7 +128,7 @@ class Engine:
         """One page, its records as `view(batch, start, stop)` makes them; it may raise `RecordFault`.
 
         Args:
-            request: What to read, and from where.
+            request: The request.
             options: Time limits.
             view: Makes what is returned of the records `start` to `stop` (exclusive) of a batch.
 

@@ -20,11 +20,11 @@ _MOST_TEXT: Final = 300
 
 @attrs.frozen
 class Row:
-    """What one of the service's codes means.
+    """The meaning of one of the service's codes.
 
     Attributes:
-        category: What kind of failure.
-        way_out: What to do, in our words.
+        category: The kind of the failure.
+        way_out: The way out, in our words.
         confidential: True when the service's text may quote a secret: then no error shows it.
         retryable: True when the same call may succeed later; by default as its category says.
     """
@@ -47,7 +47,7 @@ class Row:
         """The fault of this row: the service's text, and the way out.
 
         Args:
-            said: What the service or its client said, on one line and without a secret.
+            said: The text of the service or its client, on one line and without a secret.
             code: The vendor's own code.
             retry_after: Seconds that the service asked to wait.
             vendor_retried: True when the vendor's client retries such a call by itself.
@@ -72,7 +72,7 @@ THROTTLED: Final = Row(
 
 
 def row_of_status(status: int) -> Row | None:
-    """What an HTTP status means where no code says it, as when a proxy answers for the service.
+    """The meaning of an HTTP status that has no code, as when a proxy answers for the service.
 
     None for a status that does not say that the same call may succeed later.
     """

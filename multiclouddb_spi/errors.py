@@ -19,7 +19,7 @@ _CLASSIFIED: Final = "_multiclouddb_fault"
 
 
 def fault_of(provider: Provider, error: Exception) -> Fault:
-    """What a failure means: the provider's own fault if it raised one, else its classification."""
+    """The fault of a failure: the provider's own fault if it raised one, else its classification."""
     if isinstance(error, ProviderFault):
         return error.fault
     if isinstance(error, RecordFault):
@@ -39,7 +39,7 @@ def fault_of(provider: Provider, error: Exception) -> Fault:
 
 
 def classified(classify: Callable[[Exception], Fault], error: Exception) -> Fault:
-    """What a vendor's error means; asked for once, because the answer is kept with the error.
+    """The classification of a vendor's error; asked for once, because the answer is kept with the error.
 
     Args:
         classify: `Provider.classify`, or what that calls.
@@ -53,7 +53,7 @@ def classified(classify: Callable[[Exception], Fault], error: Exception) -> Faul
 
 
 def cause_of(fault: Fault, error: Exception) -> Exception | None:
-    """What to raise an error from: never an error that may quote a secret, because logs print causes too."""
+    """The cause to raise an error from: never one that may quote a secret, because logs print causes too."""
     return None if fault.confidential else error
 
 
@@ -70,7 +70,7 @@ def to_error(
     Args:
         provider_id: The provider's id.
         operation: The call that failed.
-        fault: What went wrong.
+        fault: The failure.
         cause: The vendor's exception, or None; the caller raises `from` it.
         oldest_position: For `CHECKPOINT_EXPIRED`.
     """

@@ -1,4 +1,4 @@
-"""What a provider says about a failure; the engine makes the user's error from it."""
+"""The classification of a failure by a provider; the engine makes the user's error from it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Fault:
     """One failure, classified.
 
     Attributes:
-        category: What kind of failure; decides whether the engine retries.
+        category: The kind of the failure; it decides whether the engine retries.
         message: One line for the user: what is wrong and the way out. No secret in it.
         code: The vendor's own code as text, or None.
         retryable: True when the same call may succeed without a change. `THROTTLED` and
@@ -76,7 +76,7 @@ class ProviderFault(Exception):  # noqa: N818
         """Make one with a fault of these fields.
 
         Args:
-            category: What kind of failure.
+            category: The kind of the failure.
             message: One line for the user: what is wrong and the way out. No secret in it.
             code: The vendor's own code as text, or None.
             retryable: True when the same call may succeed without a change.
@@ -163,7 +163,7 @@ def unsupported(what: str, way_out: str) -> ProviderFault:
 
     Args:
         what: The requested feature, and that it is not available.
-        way_out: What to do instead.
+        way_out: The alternative for the user.
     """
     return ProviderFault.of(ErrorCategory.UNSUPPORTED_CAPABILITY, f"{what}; {way_out}")
 

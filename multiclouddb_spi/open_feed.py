@@ -41,7 +41,7 @@ class OpenFeed:
 
     Args:
         provider: Opens it.
-        spec: What to open, as `spec_of` makes it of a request that the provider can serve.
+        spec: The spec of the feed, made by `spec_of` from a request that the provider can serve.
         make: Makes the calls.
         limit: The time limit. A `Deadline` limits all calls together, and the caller makes the user's errors
             itself. Seconds limit each call, and a call raises the user's error.
@@ -70,7 +70,7 @@ class OpenFeed:
         """Ask provider or feed, with retries.
 
         Args:
-            operation: What is asked, for errors.
+            operation: The name of the call, for errors.
             ask: Gets the deadline; may be called several times.
 
         Raises:
@@ -95,7 +95,7 @@ class OpenFeed:
             suits: True when a feed that was opened before belongs to the right resource.
 
         Raises:
-            Exception: Of `begin`, or of opening.
+            Exception: The error of `begin`, or of opening the feed.
         """
         feed, fresh = self._acquire()
         try:
@@ -116,7 +116,7 @@ class OpenFeed:
         Args:
             incarnation: The incarnation of the token or id.
             field: The caller's name for it, for the error.
-            way_out: What to do instead.
+            way_out: The alternative for the user.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a resource that was recreated.

@@ -48,7 +48,7 @@ class PartitionId:
 
     Attributes:
         native: The service's own id.
-        incarnation_digest: Which incarnation of the resource it belongs to.
+        incarnation_digest: A digest of the incarnation of the resource that it belongs to.
     """
 
     native: str

@@ -54,7 +54,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import attrs
 
-from multiclouddb_api import MulticloudDbKey
+from multiclouddb_api import AtTime, Beginning, MulticloudDbKey
 from multiclouddb_spi.batch import Segment
 from multiclouddb_spi.contract import Seed
 from multiclouddb_spi.cursor import Cursor
@@ -63,6 +63,7 @@ from multiclouddb_spi.deadline import Deadline
 __all__ = [
     "ScanPlan",
     "Segment",
+    "SupportsBackfill",
     "SupportsSnapshot",
     "plan_id_of",
     "segment_id_of",
@@ -75,13 +76,13 @@ _MARK: Final = "snapshot:"
 
 @attrs.frozen
 class ScanPlan:
-    """What `SupportsSnapshot.snapshot` has prepared.
+    """The result of `SupportsSnapshot.snapshot`.
 
     Attributes:
         plan_id: Names this snapshot: unique among all snapshots of the collection, the same in every process,
             short, without a colon. Twelve random hex digits, or what the service calls the snapshot.
         cursor: The whole scan: `segments` cuts the first segments off it.
-        seeds: Where the stream starts, as `Feed.start` gives them for all of the scope.
+        seeds: The seeds of the stream, as `Feed.start` gives them for all of the scope.
         floor: The `order_key` of every row of the scan.
         moment: When the snapshot began, by the service's clock; the `timestamp` of every row.
         segments: How many segments there will be; None where that is not known yet.
@@ -136,6 +137,30 @@ class SupportsSnapshot(Protocol):
         ...
 
 
+@runtime_checkable
+class SupportsBackfill(SupportsSnapshot, Protocol):
+    """A feed that starts at now only: `Beginning` and `AtTime` are an ordered scan and then the stream.
+
+    Its rows carry the `order_key` of their own last change and no floor, so `SnapshotOrder.INTERLEAVED` is
+    refused. A scan of one partition is followed by the stream of that partition alone.
+    """
+
+    def backfill(
+        self, position: Beginning | AtTime, partition_id: str | None, deadline: Deadline
+    ) -> ScanPlan | None:
+        """As `snapshot`, for a start that the service does not have.
+
+        Args:
+            position: `Beginning` for every row that exists; `AtTime` for those changed then or later.
+            partition_id: Only this partition, or None for all of the scope.
+            deadline: When it has to be over.
+
+        Returns:
+            None when there is no such partition.
+        """
+        ...
+
+
 def segment_id_of(plan_id: str, name: str) -> str:
     """The id of a segment.
 
@@ -159,7 +184,7 @@ def plan_id_of(partition_id: str) -> str | None:
     """The plan's id in the id of a segment; None for a partition of the service.
 
     Args:
-        partition_id: What `Feed.open` was given.
+        partition_id: The id that was passed to `Feed.open`.
     """
     if not partition_id.startswith(_MARK):
         return None

@@ -13,25 +13,31 @@ from multiclouddb_api import (
     Now,
     PhysicalPartition,
     Snapshot,
+    SnapshotOrder,
     StartPosition,
     invalid_request,
 )
 from multiclouddb_spi.batch import Segment
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.session import Finished, Session
-from multiclouddb_spi.continuation.snapshots import cut_all, resolve_snapshot, segment_lineage
+from multiclouddb_spi.continuation.snapshots import (
+    cut_all,
+    resolve_backfill,
+    resolve_snapshot,
+    segment_lineage,
+)
 from multiclouddb_spi.continuation.starting import resolve_start
 from multiclouddb_spi.continuation.state import FeedOver, end_from_json, state_from_json
 from multiclouddb_spi.continuation.token import Envelope, decode_token, scope_text
 from multiclouddb_spi.contract import Feed, FeedSpec, FeedStart, Provider
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.deadline import Deadline
-from multiclouddb_spi.faults import unwritten
+from multiclouddb_spi.faults import unsupported, unwritten
 from multiclouddb_spi.open_feed import OpenFeed, check_resumes
 from multiclouddb_spi.partition import PartitionId, decode_partition_id
 from multiclouddb_spi.reading.feeds import FeedCache
 from multiclouddb_spi.reading.fetcher import Fetcher
-from multiclouddb_spi.scan import SupportsSnapshot
+from multiclouddb_spi.scan import SupportsBackfill, SupportsSnapshot
 
 __all__ = ["SessionOpener"]
 
@@ -40,7 +46,7 @@ class SessionOpener:
     """Checks a request's token and ids in the cheapest order, then opens the feed.
 
     Args:
-        provider: Whose feed.
+        provider: The provider of the feed.
         feeds: Opened feeds.
         fetcher: Runs calls.
     """
@@ -98,16 +104,22 @@ class SessionOpener:
         """Start a snapshot.
 
         Args:
-            feed: Of what.
-            wanted: How.
+            feed: The feed.
+            wanted: The requested snapshot.
             deadline: When it has to be over.
 
         Raises:
-            Exception: What the provider raised.
+            Exception: The error of the provider.
         """
         asked = feed.for_one_call()
+        has_own_floors = isinstance(asked, SupportsBackfill)
         if not isinstance(asked, SupportsSnapshot):
             raise unwritten(type(feed), "snapshot", "how to scan its collection")
+        if has_own_floors and wanted.order is SnapshotOrder.INTERLEAVED:
+            raise unsupported(
+                "Snapshot(order=INTERLEAVED) is not available: a row has no floor here",
+                "pass SnapshotOrder.ORDERED or AUTO",
+            )
         return resolve_snapshot(
             feed,
             wanted,
@@ -119,12 +131,12 @@ class SessionOpener:
         """Each segment of a lineage's scan, with a lineage that reads it alone.
 
         Args:
-            feed: Whose lineage.
+            feed: The feed of the lineage.
             lineage: It may have no scan.
             deadline: When it has to be over.
 
         Raises:
-            Exception: What the provider raised.
+            Exception: The error of the provider.
         """
         plan = lineage.plan
         if plan is None or not isinstance(feed, SupportsSnapshot):
@@ -163,6 +175,14 @@ class SessionOpener:
     ) -> Lineage:
         clock = self._feeds.asked_now if isinstance(position, Now) else self._feeds.now
         asked = feed.for_one_call()
+        if isinstance(asked, SupportsBackfill) and not isinstance(position, Now):
+            return resolve_backfill(
+                feed,
+                position,
+                lambda: self._feeds.asked_now(feed, deadline),
+                lambda: opened.call("start", lambda until: asked.backfill(position, only, until)),
+                only=only,
+            )
         return resolve_start(
             feed,
             position,
@@ -173,7 +193,7 @@ class SessionOpener:
 
 
 _CUT: Final = 1000
-_RECREATED: Final = "start again: what the old one held is gone"
+_RECREATED: Final = "start again: the old one's changes are gone"
 _SAME_KIND: Final = "pass it to the same kind of request that it came from, or start again"
 
 

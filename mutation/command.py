@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
@@ -18,6 +18,16 @@ from mutation.tracing import FailingTestsError, Traces, trace
 __all__ = ["app"]
 
 ROOT: Final = FOLDER.parent
+_SETTINGS: Final = "mutation.toml"
+_Chosen: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--settings", metavar="FILE", help="Settings in this folder: spanner.toml plants elsewhere."
+    ),
+]
+_Equivalents: TypeAlias = Annotated[
+    bool, typer.Option("--equivalents", help="Try only the defects that are listed as equivalent.")
+]
 
 app = typer.Typer(
     add_completion=False,
@@ -39,20 +49,19 @@ def mutate(
         list[str] | None, typer.Option(metavar="TEXT", help="Only defects whose name or file has this text.")
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Print the defects and try none.")] = False,
-    equivalents: Annotated[
-        bool, typer.Option("--equivalents", help="Try only the defects that are listed as equivalent.")
-    ] = False,
+    chosen: _Chosen = _SETTINGS,
+    equivalents: _Equivalents = False,
 ) -> None:
     """Plant defects in the engine, the iterator, the stores and the embedded reader; count those found.
 
     The exit code is 0 when at least the required share is killed. It is 1 when less is killed, when too few
     ran, or when an entry of equivalents.toml is stale.
     """
-    settings = Settings.read(FOLDER / "mutation.toml", ROOT)
+    settings = Settings.read(FOLDER / chosen, ROOT)
     began = time.monotonic()
     until = began + 60 * (settings.minutes if minutes is None else minutes)
     possible = [mutant for file in settings.modules for mutant in mutants_of(ROOT, file)]
-    known = read_equivalents(FOLDER / "equivalents.toml")
+    known = _known(settings, chosen)
     same = {entry.identity for entry in known}
     mutants = sample(possible, settings.seed if seed is None else seed, number or settings.number)
     if equivalents:
@@ -69,6 +78,12 @@ def mutate(
         passed = _sound(outcomes)
     console().print(f"{time.monotonic() - began:.0f} seconds with {jobs} processes")
     raise typer.Exit(not (_fresh(known, possible) and passed))
+
+
+def _known(settings: Settings, chosen: str) -> list[Equivalent]:
+    """The listed equivalents; with other settings those of its modules only."""
+    listed = read_equivalents(FOLDER / "equivalents.toml")
+    return [entry for entry in listed if chosen == _SETTINGS or entry.file in settings.modules]
 
 
 def _list(mutants: list[Mutant]) -> None:

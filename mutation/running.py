@@ -67,7 +67,7 @@ class Runner:
     """Starts pytest with one module replaced.
 
     Args:
-        root: Where the tests are.
+        root: The folder of the tests.
         tests: Node id → seconds that the test takes.
     """
 

@@ -26,10 +26,10 @@ class Tally:
 
     Attributes:
         planted: Mutants that were chosen.
-        compile: Of these, valid programs.
-        equivalent: Of these, listed as equivalent.
+        compile: The number of planted mutants that are valid programs.
+        equivalent: The number of planted mutants that are listed as equivalent.
         killed: Found by a test.
-        late: Of the killed, by a time limit.
+        late: The number of killed mutants that a time limit ended.
         survived: Found by none.
         not_run: Not started when the time was over.
     """

@@ -1,4 +1,4 @@
-"""What only `FileCheckpointStore` does.
+"""The behaviour of `FileCheckpointStore` only.
 
 The promises of every store are tested in `test_checkpoint_stores.py`.
 """

@@ -33,7 +33,7 @@ class TestReading:
             seen.append(left[0])
             at, name, *mark = left[0]
             # The position goes through a token each time.
-            cut = Cut.from_json(json.loads(json.dumps(cut.behind(at, name, tuple(mark)).to_json())))
+            cut = Cut.from_json(json.loads(json.dumps(cut.advanced(at, name, tuple(mark)).to_json())))
         assert seen == changes
 
     @given(CHANGES)
@@ -46,7 +46,7 @@ class TestReading:
             turn += 1
             chosen = mine[turn % len(mine)]
             seen.append(chosen)
-            cut = cut.behind(first, str(chosen))
+            cut = cut.advanced(first, str(chosen))
         assert sorted(seen) == sorted(changes)
 
     def test_what_lies_before_the_commit_was_delivered_and_what_lies_behind_was_not(self):
@@ -57,8 +57,8 @@ class TestReading:
         assert not cut.has(5, "b", ("00", 0))
 
     def test_another_commit_forgets_the_one_before(self):
-        assert Cut(5, {"a": (1,)}).behind(6, "b", (0,)) == Cut(6, {"b": (0,)})
-        assert Cut(5, {"a": (1,)}).behind(5, "b", (0,)) == Cut(5, {"a": (1,), "b": (0,)})
+        assert Cut(5, {"a": (1,)}).advanced(6, "b", (0,)) == Cut(6, {"b": (0,)})
+        assert Cut(5, {"a": (1,)}).advanced(5, "b", (0,)) == Cut(5, {"a": (1,), "b": (0,)})
 
 
 class TestOrder:

@@ -245,11 +245,11 @@ class TestShown:
         assert redact_url(url) == url
 
     @given(text_around(SECRET), st.sampled_from(["host", "a:1,b:2/db?replicaSet=rs", "[::1]/db?key=x"]))
-    def test_nothing_before_the_last_at_is_shown(self, front, behind):
+    def test_nothing_before_the_last_at_is_shown(self, front, tail):
         for scheme in ("mongodb", "mongodb+srv", "dynamo", "cosmos", "spanner", "MONGODB", "embedded"):
             if scheme == "embedded" and front.startswith("/"):
                 continue
-            shown = redact_url(f"{scheme}://{front}@{behind}")
+            shown = redact_url(f"{scheme}://{front}@{tail}")
             assert SECRET not in shown
             assert shown.startswith(f"{scheme}://***")
 

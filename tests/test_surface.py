@@ -130,7 +130,7 @@ def class_lines(owner):
 
 
 def lines_of(name, element):
-    """What users can rely on in one exported name."""
+    """The lines of the surface for one exported name."""
     if inspect.isclass(element):
         return [name, *(f"{name}.{line}" for line in class_lines(element))]
     if inspect.isfunction(element):

@@ -176,7 +176,7 @@ def ideal(server: Scripted, address: ResourceAddress) -> Done:
     about=(
         "The client reads 32,000 events from 64 shards of a scripted server, all at once "
         "(`max_concurrency=64`), about 100 per call. The server runs in another process, on another core, "
-        "and"
+        "and "
         "takes 20 ms for each call."
     ),
     against=(

@@ -237,7 +237,7 @@ def cursors(changes: Backlog, calls: int) -> Done:
     about=(
         "Change streams that 100 calls of `read_changes` open, one after the other, each with the token of "
         "the previous call, in one process: pages of 10, the second half of them after the last change. "
-        "The"
+        "The "
         "server counts the `aggregate` commands; each opens one stream. The number for the start, which "
         "got the first token, is given separately."
     ),

@@ -45,21 +45,6 @@ _LOOP: Final = (
     "A loop over the library's own query of the change stream (`execute_sql` on `READ_…`), partition by "
     "partition, that makes a dict for each record and one for each change in it, but no event."
 )
-_FIELDS: Final = (
-    "commit_timestamp",
-    "record_sequence",
-    "server_transaction_id",
-    "is_last_record_in_transaction_in_partition",
-    "table_name",
-    "column_types",
-    "mods",
-    "mod_type",
-    "value_capture_type",
-    "number_of_records_in_transaction",
-    "number_of_partitions_in_transaction",
-    "transaction_tag",
-    "is_system_transaction",
-)
 
 
 # -- The library by hand
@@ -71,7 +56,7 @@ def dict_loop(changes: Backlog) -> Done:
     for token in changes.partitions():
         for data, _, _ in changes.query(token, end=end):
             for fields in data:
-                record = dict(zip(_FIELDS, fields, strict=True))
+                record = dict(zip(changes.fields, fields, strict=True))
                 for keys, new, old in record["mods"]:
                     _ = {"keys": keys, "new_values": new, "old_values": old}
                     count += 1

@@ -1,4 +1,4 @@
-"""Rows that only count."""
+"""A factory of rows whose sides only count, without real work."""
 
 import sys
 from contextlib import contextmanager

@@ -25,6 +25,8 @@ from multiclouddb_api import (
     Now,
     PhysicalPartition,
     ResourceAddress,
+    Snapshot,
+    SnapshotOrder,
     StartPosition,
     decode_json,
 )
@@ -39,6 +41,9 @@ _MODES: Final = {
     "require": NewItemStateMode.REQUIRE,
 }
 
+_SNAPSHOTS: Final = {"snapshot": SnapshotOrder.AUTO} | {
+    f"snapshot:{order.value}": order for order in SnapshotOrder
+}
 _WHOLE: Final[dict[str, FeedScope]] = {
     "collection": EntireCollection(),
     "database": EntireDatabase(),
@@ -69,7 +74,7 @@ def to_address(text: str) -> ResourceAddress:
 
 
 def to_target(where: str | None, scope: str) -> tuple[ResourceAddress, FeedScope]:
-    """What to follow, and how much of it: a collection, or with `--scope` a database or a cluster."""
+    """The target and the scope: a collection, or with `--scope` a database or a cluster."""
     kind = _to_scope(scope)
     match kind:
         case EntireCluster():
@@ -85,8 +90,12 @@ def to_target(where: str | None, scope: str) -> tuple[ResourceAddress, FeedScope
             return to_address(where or ""), kind
 
 
-def to_start(text: str) -> StartPosition:
-    """`beginning`, `now`, a time, or `@FILE` with a token."""
+def to_start(text: str, *, snapshots: bool = False) -> StartPosition:
+    """`beginning`, `now`, a time, `@FILE` with a token, or `snapshot` where snapshots are read."""
+    if text in _SNAPSHOTS:
+        if not snapshots:
+            raise _wrong("--from", f"{text!r} is only for tail: it reads every row")
+        return Snapshot(_SNAPSHOTS[text])
     if text == "beginning":
         return Beginning()
     if text == "now":
@@ -97,7 +106,8 @@ def to_start(text: str) -> StartPosition:
         time = datetime.fromisoformat(text)
     except ValueError as error:
         raise _wrong(
-            "--from", f"{text!r} is none of beginning, now, @FILE and a time like 2026-01-31T12:00:00Z"
+            "--from",
+            f"{text!r} is not beginning, now, snapshot, @FILE or a time like 2026-01-31T12:00:00Z",
         ) from error
     if time.utcoffset() is None:
         raise _wrong("--from", f"{text} has no time zone: add Z, or an offset like +02:00")
@@ -143,7 +153,7 @@ def _to_scope(text: str) -> FeedScope:
         return PhysicalPartition(value, with_descendants=kind == "descendants")
     if kind == "key" and value:
         return LogicalPartition(to_key(value, "--scope"))
-    raise _wrong("--scope", f"{text!r} is none of {_SCOPES}")
+    raise _wrong("--scope", f"{text!r} is not one of {_SCOPES}")
 
 
 def to_key(text: str, option: str) -> MulticloudDbKey:
@@ -160,5 +170,5 @@ def to_key(text: str, option: str) -> MulticloudDbKey:
 def to_state(text: str) -> NewItemStateMode:
     """`omit`, `include` or `require`."""
     if text not in _MODES:
-        raise _wrong("--state", f"{text!r} is none of {', '.join(_MODES)}")
+        raise _wrong("--state", f"{text!r} is not one of {', '.join(_MODES)}")
     return _MODES[text]

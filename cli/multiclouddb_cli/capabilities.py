@@ -32,7 +32,7 @@ class TellsCapabilities(Protocol):
     """A plugin that reports what its provider can do without a configuration."""
 
     def capabilities(self) -> CapabilitySet:
-        """What the service can do when provisioned as documented; no I/O."""
+        """The capabilities of the service when provisioned as documented; no I/O."""
         ...
 
 
@@ -42,7 +42,7 @@ class Column:
 
     Attributes:
         provider: Its id.
-        known: What it can do, or None.
+        known: Its capabilities, or None.
         problem: Why its capabilities are not known.
     """
 

@@ -79,7 +79,7 @@ class Answer:
 
 @attrs.frozen
 class Verdict:
-    """What is known about the token.
+    """The result of the check of a token.
 
     Attributes:
         envelope: The token.
@@ -142,7 +142,7 @@ def check(config: ClientConfig, token: str, key: MulticloudDbKey | None, *, as_j
     """Print whether the token resumes.
 
     Raises:
-        MulticloudDbError: What reading from it would raise; `INVALID_REQUEST` for a foreign token.
+        MulticloudDbError: The error of a read from it; `INVALID_REQUEST` for a foreign token.
         typer.BadParameter: The token is of one partition key, and `key` is another key.
     """
     envelope = decode_token(token)

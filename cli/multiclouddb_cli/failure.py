@@ -28,7 +28,7 @@ def report(error: Exception, *, debug: bool) -> int:
     """Print the error for the user, and return the exit code.
 
     Args:
-        error: What a command raised.
+        error: The error of the command.
         debug: True to print the traceback too, without local variables.
     """
     code, line = _line(error)

@@ -1,4 +1,4 @@
-"""`multiclouddb token inspect`: what a token contains.
+"""`multiclouddb token inspect`: the content of a token.
 
 Cursors are opaque without their provider and may hold a document's key. So only their size and a digest are
 shown, which is enough to see whether two tokens have the same position.

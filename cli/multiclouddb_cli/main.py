@@ -115,6 +115,14 @@ _From = Annotated[
     str,
     typer.Option("--from", metavar="START", help="beginning, now, a time (2026-01-31T12:00Z), or @FILE."),
 ]
+_FromAny = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        metavar="START",
+        help="beginning, now, a time (2026-01-31T12:00Z), @FILE, or snapshot: all rows, then changes.",
+    ),
+]
 _Token = Annotated[
     str, typer.Argument(metavar="TOKEN", help="A token, @FILE with one or with a checkpoint, or - (stdin).")
 ]
@@ -144,7 +152,7 @@ def _options(
 def tail(
     url: _Url,
     collection: _Target = None,
-    start: _From = "now",
+    start: _FromAny = "now",
     checkpoint: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Resume from this file if it exists, and save to it."),
@@ -172,7 +180,7 @@ def tail(
     command.tail(
         to_config(url),
         command.Wish(
-            address, to_start(start), kind, to_state(state), checkpoint,
+            address, to_start(start, snapshots=True), kind, to_state(state), checkpoint,
             as_json=as_json, until_idle=until_idle, max_events=max_events, skip_poison=skip_poison,
         ),
     )  # fmt: skip

@@ -40,7 +40,7 @@ class Family:
     """The partitions of a feed and their lineage; with merges it is not a tree.
 
     Args:
-        listed: What the service lists, in any order.
+        listed: The partitions that the service lists, in any order.
     """
 
     def __init__(self, listed: list[Partition]) -> None:

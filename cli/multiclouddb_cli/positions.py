@@ -9,7 +9,7 @@ import attrs
 
 from multiclouddb_api import MulticloudDbError, PhysicalPartition, invalid_request
 from multiclouddb_spi import Cursor, Feed, InvalidCursor, Lineage
-from multiclouddb_spi.continuation.entry import Active, AwaitingChildren, Entry
+from multiclouddb_spi.continuation.entry import Active, AwaitingChildren, Entry, Plan
 from multiclouddb_spi.continuation.state import FeedOver, Retired, state_from_json
 from multiclouddb_spi.continuation.token import Envelope, encode_token, scope_text
 
@@ -106,6 +106,8 @@ def _standing(entry: Entry) -> Standing:
     if isinstance(entry, AwaitingChildren):
         state = "watched" if entry.children else "drained"
         return Standing(entry.partition_id, state, (entry.cursor,), entry=entry)
+    if isinstance(entry, Plan):
+        return Standing(entry.partition_id, "scan", (), entry=entry)
     return Standing(entry.partition_id, "waiting", entry.said, entry.parents, entry)
 
 

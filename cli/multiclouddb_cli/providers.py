@@ -22,8 +22,8 @@ class Installed:
 
     Attributes:
         provider: Its id.
-        distribution: What to install or remove with pip.
-        version: Of the distribution.
+        distribution: The name of the package for pip.
+        version: The version of the distribution.
         problem: Why it cannot be imported, or None.
     """
 

@@ -118,7 +118,7 @@ def emit(data: bytes) -> None:
     that, and the rest would be lost.
 
     Raises:
-        BrokenPipeError: Nobody reads it.
+        BrokenPipeError: The output has no reader.
     """
     sys.stdout.flush()
     stream, rest = sys.stdout.buffer, memoryview(data)

@@ -28,6 +28,7 @@ from multiclouddb_api import (
 from multiclouddb_cli.bookmark import Bookmark
 from multiclouddb_cli.failure import scrub
 from multiclouddb_cli.interrupt import Interrupt, InterruptibleReader
+from multiclouddb_cli.progress import ScanProgress
 from multiclouddb_cli.rendering import event_line, notice_line
 from multiclouddb_cli.screen import check_reader, emit, is_terminal, printable, width, with_colour
 
@@ -41,12 +42,12 @@ _PIPE_COLUMNS: Final = 160
 
 @attrs.frozen
 class Wish:
-    """What to follow and how to print it.
+    """The settings of a tail: the target and the output.
 
     Attributes:
         address: The collection, database or cluster.
-        start: Where to start when there is no checkpoint.
-        scope: How much of it.
+        start: The start position when there is no checkpoint.
+        scope: The part of the target to follow.
         state: Whether events carry documents.
         checkpoint: The file that keeps the position, or None.
         as_json: Print one JSON event per line.
@@ -66,7 +67,7 @@ class Wish:
     skip_poison: bool = False
 
     def request(self) -> ChangeFeedRequest:
-        """What to read."""
+        """The request for the read."""
         return ChangeFeedRequest(
             self.address,
             self.start,
@@ -81,7 +82,7 @@ def tail(config: ClientConfig, wish: Wish) -> None:
 
     Raises:
         MulticloudDbError: A read or the checkpoint failed.
-        BrokenPipeError: Nobody reads the output.
+        BrokenPipeError: The output has no reader.
         typer.Exit: A signal ended it.
     """
     request, grumbler = wish.request(), _Grumbler()
@@ -143,9 +144,11 @@ class _Printer:
         self._as_json, self._address = as_json, address
         self._colour = with_colour()
         self._troubles: dict[str, str] = {}
+        self._progress = ScanProgress()
 
     def print(self, page: ChangeFeedPage) -> None:
         """Events to stdout, everything else to stderr."""
+        self._progress.clear()
         if not page.events:
             check_reader()
         elif self._as_json:
@@ -160,6 +163,7 @@ class _Printer:
         for notice in page.notices:
             typer.echo(f"notice: {notice_line(notice)}", err=True)
         self._complain(page)
+        self._progress.show(page.diagnostics.snapshot)
 
     def _complain(self, page: ChangeFeedPage) -> None:
         """Report each error of a partition once, not with every page."""

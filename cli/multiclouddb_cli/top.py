@@ -74,7 +74,7 @@ class Meter(Observer):
 
 
 class Board:
-    """What is known about the feed so far.
+    """The state of the feed so far.
 
     Args:
         session: The database.
@@ -195,14 +195,14 @@ def top(
 
     Args:
         config: How to reach the database.
-        target: What to follow, and how much of it.
-        start: Where to begin.
+        target: The target and the scope.
+        start: The start position.
         interval: Seconds between two tables.
         once: One table only.
 
     Raises:
         MulticloudDbError: A retry does not fix it.
-        BrokenPipeError: Nobody reads the output.
+        BrokenPipeError: The output has no reader.
     """
     address, scope = target
     request = ChangeFeedRequest(address, start, scope, new_item_state_mode=NewItemStateMode.OMIT)

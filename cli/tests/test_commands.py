@@ -235,8 +235,8 @@ class TestCheck:
             scope = PhysicalPartition(parts["p0"]["partition_id"])
             ahead = client.read_changes(ChangeFeedRequest(ORDERS, Beginning(), scope)).continuation_token
         old, new = decode_token(token), decode_token(ahead)
-        behind = [entry for entry in old.state["p"] if entry[0] == "p1"]
-        mixed = encode_token(attrs.evolve(old, state={"p": [*new.state["p"], *behind]}))
+        mixed_in = [entry for entry in old.state["p"] if entry[0] == "p1"]
+        mixed = encode_token(attrs.evolve(old, state={"p": [*new.state["p"], *mixed_in]}))
         store.trim("orders", max_count=0)
         for number in range(100, 110):
             store.put("orders", f"o-{number}", {})

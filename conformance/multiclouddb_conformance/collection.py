@@ -234,7 +234,7 @@ def feed_request(
     Args:
         harness: The harness of the provider.
         address: The collection's address.
-        start: Where to start.
+        start: The start position.
         size: `max_page_size`.
         settings: Other fields.
     """

@@ -284,14 +284,14 @@ class WrappedProvider(Provider):
         return feed.inner.heads(cursors, max_records, deadline)
 
     def snapshot(self, feed: WrappedFeed, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """What `SupportsSnapshot.snapshot` answers, for a feed that has it."""
+        """The answer of `SupportsSnapshot.snapshot`, for a feed that has it."""
         assert isinstance(feed.inner, SupportsSnapshot)
         return feed.inner.snapshot(segments, deadline)
 
     def cut_segments(
         self, feed: WrappedFeed, cursor: Cursor, count: int, deadline: Deadline
     ) -> tuple[list[Segment], Cursor | None]:
-        """What `SupportsSnapshot.segments` answers, for a feed that has it."""
+        """The answer of `SupportsSnapshot.segments`, for a feed that has it."""
         assert isinstance(feed.inner, SupportsSnapshot)
         return feed.inner.segments(cursor, count, deadline)
 

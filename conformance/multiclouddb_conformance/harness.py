@@ -83,7 +83,7 @@ ABILITIES: Final[Mapping[str, str]] = {
     "poison": "no poison records",
     "keys_only": "no feed of keys only",
     "idle_moves": "an idle position does not move",
-    "read_past_trim": "a position behind all that was trimmed expires with it",
+    "read_past_trim": "a position after all trimmed changes expires with them",
     "fork": "no fork",
     "watermarks": "no watermarks",
     "other_options": "no options that change positions",
@@ -96,6 +96,8 @@ ABILITIES: Final[Mapping[str, str]] = {
     "silence": "no fault in the reader: silence",
     "key_order": "no order of a key across partitions",
     "still": "splits by itself",
+    "high_floor": "a snapshot's floor lies below older changes",
+    "interleaved": "no interleaved scan",
 }
 """Abilities that a harness may lack: name → its text in the summary. `can_NAME = False` declares the lack."""
 
@@ -116,7 +118,7 @@ class Harness(ABC):
         rounding: The unit to which the service rounds event times down.
         expiry_updates: The number of changes that `expire` makes before the delete.
         value_types: The values of `multiclouddb_conformance.values` that documents keep exactly.
-        key_types: Those that may be keys.
+        key_types: The values that may be keys.
         secrets: Texts of `config()` that must not be shown.
         folder: An empty folder for this test.
     """
@@ -157,6 +159,8 @@ class Harness(ABC):
     can_silence: ClassVar[bool] = True
     can_key_order: ClassVar[bool] = True
     can_still: ClassVar[bool] = True
+    can_high_floor: ClassVar[bool] = True
+    can_interleaved: ClassVar[bool] = True
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

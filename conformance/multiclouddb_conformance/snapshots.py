@@ -1,4 +1,4 @@
-"""What tests of snapshots share: a source that knows its rows, and a walk over the pages."""
+"""Shared code for tests of snapshots: a source that knows its rows, and a walk over the pages."""
 
 from __future__ import annotations
 

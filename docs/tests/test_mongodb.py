@@ -590,8 +590,8 @@ class TestScopes:
         with connect(one.uri()) as client:
             (event,) = events_of(client, address, Beginning())
             second = event.timestamp.replace(microsecond=0)
-            behind = event.timestamp + timedelta(seconds=1.15)
-            found = [events_of(client, address, AtTime(at)) for at in (second, event.timestamp, behind)]
+            after = event.timestamp + timedelta(seconds=1.15)
+            found = [events_of(client, address, AtTime(at)) for at in (second, event.timestamp, after)]
         assert "up to 1.1 seconds" in PAGE.text
         assert [len(events) for events in found] == [1, 1, 0]
 

@@ -16,7 +16,7 @@ PAGE = (DOCS / "configuration.md").read_text(encoding="utf-8")
 CONCERNED = {
     1: [MulticloudDbClient.read_changes, api.ChangeType],
     2: [api.AtTime],
-    3: [api.Beginning, api.FromContinuationToken, api.SkipToOldest, api.Gap],
+    3: [api.Beginning, api.FromContinuationToken, api.SkipToOldest, api.Resnapshot, api.Gap],
     4: [MulticloudDbClient.read_changes, api.NewItemStateMode],
     5: [MulticloudDbClient.read_changes, api.NewItemStateMode],
     6: [api.LogicalPartition, api.PhysicalPartition],
@@ -48,6 +48,8 @@ CONCERNED = {
     20: [api.FromContinuationToken, api.EntireDatabase, api.EntireCluster],
     21: [api.MulticloudDbKey, api.ResourceAddress],
     22: [MulticloudDbClient.plan_partitions, api.PartitionFoundLate, api.PhysicalPartition],
+    23: [api.Snapshot, api.Resnapshot, api.SnapshotStarted, api.BackfillDone, api.ChangeEvent],
+    24: [api.Snapshot, api.SnapshotOrder],
 }
 PLAN = {
     1: "Cosmos DB: the mode must be all versions and deletes",

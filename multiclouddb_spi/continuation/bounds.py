@@ -21,7 +21,7 @@ _MARKS: Final = b',:"'
 
 
 def beyond_bounds(text: bytes) -> str | None:
-    """Which bound a JSON text exceeds; None when it exceeds none.
+    """The bound that a JSON text exceeds; None when it exceeds none.
 
     For a text that is no JSON the answer holds up to the place where a parser stops.
 

@@ -33,11 +33,11 @@ __all__ = [
 
 
 def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | None:
-    """What the token of a new feed keeps for audits; None for a feed of one partition key.
+    """The audit data of a new feed's token; None for a feed of one partition key.
 
     Args:
         feed: The feed.
-        position: Where it starts.
+        position: The start position.
         now: The service's time before it starts, or None where the service does not say.
     """
     if isinstance(feed.spec.scope, LogicalPartition):
@@ -56,7 +56,7 @@ def is_audit_due(audited: Audited | None, every: float) -> bool:
     """Whether to audit now; by the clock of this machine, which decides nothing else.
 
     Args:
-        audited: What the token keeps, or None for a feed that is not audited.
+        audited: The audit data of the token, or None for a feed that is not audited.
         every: Seconds from one audit to the next.
     """
     if audited is None:
@@ -139,7 +139,7 @@ def missed_by_parents(
 
     Args:
         tracked: Every partition of the token.
-        listed: What the service lists. It may be incomplete, and its pages may be of different moments.
+        listed: The listing of the service. It may be incomplete, and its pages may be of different moments.
         is_gone: Asks the service whether a partition that is not listed is gone. If it still exists, it is
             not listed yet, and its descendants cannot be judged now. It is asked only when something seems to
             be missed.

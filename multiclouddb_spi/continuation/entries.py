@@ -26,10 +26,10 @@ class Entries:
 
     Args:
         entries: The partitions in that order.
-        audited: What is kept for audits; None for a feed that is not audited.
+        audited: The data for audits; None for a feed that is not audited.
 
     Attributes:
-        audited: The same.
+        audited: The audit data, as in the arguments.
     """
 
     def __init__(self, entries: Iterable[Entry], audited: Audited | None) -> None:
@@ -148,7 +148,7 @@ class Entries:
 
         Args:
             partition_id: The partition.
-            children: What it names.
+            children: The children that it names.
         """
         entry = self._entries[partition_id]
         named = entry.children if type(entry) is AwaitingChildren else ()
@@ -161,7 +161,7 @@ class Entries:
 
         Args:
             partition_id: The service's own id.
-            children: What it names.
+            children: The children that it names.
         """
         fresh = [child for child in children if child.partition_id not in self._entries]
         return {parent for child in fresh for parent in child.parents} - self._entries.keys() - {partition_id}

@@ -77,7 +77,7 @@ class AwaitingChildren:
 
     Attributes:
         partition_id: The service's own id.
-        cursor: Where it ended.
+        cursor: The position of its end.
         children: The children that were named so far, also ones that have been drained since; none = not even
             one is known.
         watched: How long the engine has looked for children, in tenths of a second of running time.

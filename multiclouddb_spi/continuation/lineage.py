@@ -52,11 +52,11 @@ class Lineage(ScanEntries):
 
     Args:
         entries: The partitions in the order of the queue.
-        join: Where a child starts, from what its parents said (`Feed.join`).
-        audited: What is kept for audits; None for the lineage of one partition, which is not audited.
+        join: Decides where a child starts, from the positions that its parents gave (`Feed.join`).
+        audited: The data for audits; None for the lineage of one partition, which is not audited.
 
     Attributes:
-        audited: The same.
+        audited: The audit data, as in the arguments.
     """
 
     def __init__(self, entries: Iterable[Entry], join: Join, audited: Audited | None = None) -> None:
@@ -74,7 +74,7 @@ class Lineage(ScanEntries):
         Args:
             seeds: The result of `Feed.start`.
             join: `Feed.join`.
-            audited: What is kept for audits.
+            audited: The data for audits.
         """
         present = {seed.partition_id for seed in seeds}
         return cls((seeded(seed, present) for seed in seeds), join, audited)
@@ -168,7 +168,7 @@ class Lineage(ScanEntries):
 
         Args:
             partition_id: The service's own id.
-            watched: How long in all, in tenths of a second of running time.
+            watched: The total time of the search, in tenths of a second of running time.
         """
         entry = self._entries[partition_id]
         assert type(entry) is AwaitingChildren

@@ -47,7 +47,7 @@ class Moved:
 
 @attrs.frozen
 class Waits:
-    """What the children of a partition wait for.
+    """The waits of a partition's children.
 
     Attributes:
         fresh: Its children that are not known yet.
@@ -66,7 +66,7 @@ class Waits:
 
 @attrs.frozen
 class Coming:
-    """What others wait for when a partition is lost to retention.
+    """The waits for the descendants of a partition that was lost to retention.
 
     Attributes:
         partitions: The partitions that are discovered later.
@@ -79,13 +79,13 @@ class Coming:
 
 @attrs.frozen
 class Audit:
-    """What an audit of coverage has found.
+    """The result of an audit of coverage.
 
     Attributes:
         late: The partitions that were missed, now in the lineage, with the notice for each.
         seeds: Ids of all that the feed named.
         stranded: Partitions that others wait for, and that were lost before they were listed.
-        error: Why the service did not say which are stranded, or None.
+        error: The reason why the service did not name the stranded ones, or None.
     """
 
     late: tuple[PartitionFoundLate, ...]
@@ -117,7 +117,7 @@ class Mover:
 
         Args:
             name: The partition.
-            outcome: How it continues.
+            outcome: The outcome of the partition.
 
         Raises:
             Exception: The error of the provider.
@@ -139,7 +139,7 @@ class Mover:
 
         Args:
             name: The partition.
-            outcome: How it continues.
+            outcome: The outcome of the partition.
             waits: From `ask_waits`.
 
         Returns:
@@ -176,7 +176,7 @@ class Mover:
         """Ask once for more children of partitions that have ended.
 
         Args:
-            entries: Those that are due; at least one.
+            entries: The entries that are due; at least one.
             end: Applies an answer to the lineage, and returns what starts.
 
         Returns:

@@ -37,19 +37,19 @@ class Plan:
 
     Attributes:
         partition_id: Names it among the entries of a lineage.
-        cursor: What is not cut into segments yet; None when all is cut.
+        cursor: The part that is not cut into segments yet; None when all is cut.
         floor: The `order_key` of every row.
-        moment: When the snapshot began, in µs since 1970.
+        moment: The start of the snapshot, in µs since 1970.
         holds: True while the stream waits for the end of the scan.
         announced: True once a page had its `SnapshotStarted`.
         auto: True when the stream may be released before the end.
         rate: `Snapshot.max_scan_rate`.
         retention: For how many seconds the stream's positions were kept when they were new; None while that
             is not known.
-        done: How many segments are read.
-        segments: How many there will be, or None.
-        rows: How many rows were delivered.
-        records: About how many there were at the start, or None.
+        done: The number of segments that were read.
+        segments: The expected number of segments, or None.
+        rows: The number of delivered rows.
+        records: The approximate number at the start, or None.
         credit: Quarters of a place that the scan is owed from earlier pages, 0 to 3.
     """
 
@@ -69,7 +69,7 @@ class Plan:
     credit: int = 0
 
     def progress(self) -> SnapshotProgress:
-        """How far the scan is, for the application."""
+        """The progress of the scan, for the application."""
         order = SnapshotOrder.ORDERED if self.holds else SnapshotOrder.INTERLEAVED
         return SnapshotProgress(order, self.done, self.segments, self.rows, self.records)
 

@@ -15,7 +15,7 @@ def reach(
     """All partitions that can be reached from some, these included; pure.
 
     Args:
-        starts: Where to begin.
+        starts: The partitions to begin at.
         edges: Partition → the next ones: its parents, its children, or what it waits for.
         ends: Partitions that are reached, but whose edges are not followed.
     """

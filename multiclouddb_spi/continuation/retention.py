@@ -42,7 +42,7 @@ def stranded_fault(public_id: str) -> ProviderFault:
 
 
 class Retention:
-    """What a service still has; made for one call.
+    """The partitions that a service still has; made for one call.
 
     Args:
         partitions: `Feed.partitions`.
@@ -60,7 +60,7 @@ class Retention:
         self._left: set[str] = set()
 
     def lost(self, lineage: Lineage, name: str, seeds: Sequence[Seed]) -> tuple[set[str], dict[str, str]]:
-        """What others wait for when a partition is lost; for `Lineage.replace`.
+        """The waits after the loss of a partition, for `Lineage.replace`.
 
         Args:
             lineage: It still holds the partition.
@@ -87,7 +87,7 @@ class Retention:
         return coming, _holds(parents, left & parents.keys(), gone)
 
     def named(self, lineage: Lineage, name: str, children: Sequence[Child]) -> tuple[list[Child], set[str]]:
-        """What the children of a drained partition wait for; for `Lineage.retire`.
+        """The waits of a drained partition's children, for `Lineage.retire`.
 
         Args:
             lineage: It still holds the partition.

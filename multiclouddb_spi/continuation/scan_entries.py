@@ -68,7 +68,7 @@ class ScanEntries(Entries):
 
         Args:
             segments: The parts.
-            rest: What is not cut yet, or None.
+            rest: The part that is not cut yet, or None.
         """
         self.change_plan(cursor=rest)
         started = []
@@ -83,7 +83,7 @@ class ScanEntries(Entries):
 
         Args:
             segment_id: The part.
-            pieces: What is read instead of its rest.
+            pieces: The segments that are read instead of its rest.
         """
         del self._entries[segment_id]
         self._segments.pop(segment_id, None)

@@ -22,7 +22,7 @@ class Finished:
 
     Attributes:
         token: The request's token.
-        over: How the feed ended.
+        over: The end of the feed, with its reason.
         skipped: Poison records that the token skips.
     """
 
@@ -94,7 +94,7 @@ class Session:
 
         Args:
             partition_id: The service's own id, or a segment's.
-            lineage: What is read.
+            lineage: The lineage that is read.
             with_descendants: As in `PhysicalPartition`.
         """
         public_id = self.feed.public_id(partition_id)

@@ -7,17 +7,18 @@ from datetime import datetime
 
 import attrs
 
-from multiclouddb_api import Now, Snapshot
+from multiclouddb_api import AtTime, Beginning, Now, Snapshot, SnapshotOrder
 from multiclouddb_spi.batch import Segment
 from multiclouddb_spi.continuation.coverage import begun
 from multiclouddb_spi.continuation.entry import Active
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.continuation.plan import Plan, plan_of
+from multiclouddb_spi.continuation.starting import check_not_ahead, not_startable
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.scan import ScanPlan
 
-__all__ = ["cut_all", "resolve_snapshot", "segment_lineage"]
+__all__ = ["cut_all", "resolve_backfill", "resolve_snapshot", "segment_lineage"]
 
 
 def resolve_snapshot(
@@ -29,13 +30,13 @@ def resolve_snapshot(
     """Start a snapshot.
 
     Args:
-        feed: What is started.
-        wanted: How.
+        feed: The feed to start.
+        wanted: The requested snapshot.
         clock: Asks for the service's time, before the start; as `Feed.clock`.
         snapshot: Asks for the plan; as `SupportsSnapshot.snapshot`.
 
     Raises:
-        Exception: What `clock` or `snapshot` raised.
+        Exception: The error of `clock` or `snapshot`.
     """
     now = clock()
     audited = begun(feed, Now(), now)
@@ -45,6 +46,40 @@ def resolve_snapshot(
     retention = min((int(seconds) for seconds in kept if seconds is not None), default=None)
     plan = attrs.evolve(plan_of(scan, wanted), retention=None if retention is None else max(0, retention))
     lineage.begin_scan(plan)
+    return lineage
+
+
+def resolve_backfill(
+    feed: Feed,
+    position: Beginning | AtTime,
+    clock: Callable[[], datetime | None],
+    backfill: Callable[[], ScanPlan | None],
+    *,
+    only: str | None,
+) -> Lineage:
+    """Start a feed that begins with an ordered scan, because its service starts at now only.
+
+    Args:
+        feed: What is started.
+        position: Where.
+        clock: Asks for the service's time, before the start; as `Feed.clock`.
+        backfill: Asks for the plan; as `SupportsBackfill.backfill`.
+        only: The one partition that is started, or None for all of the feed's scope.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` for a time in the future, or for a partition that cannot be
+            started.
+        Exception: What `clock` or `backfill` raised.
+    """
+    now = clock()
+    if isinstance(position, AtTime):
+        check_not_ahead(position.utc, now, "AtTime.utc", "pass a moment that has been, or start now")
+    scan = backfill()
+    if scan is None:
+        raise not_startable()
+    audited = None if only is not None else begun(feed, Now(), now)
+    lineage = Lineage.from_seeds(scan.seeds, feed.join, audited)
+    lineage.begin_scan(plan_of(scan, Snapshot(SnapshotOrder.ORDERED)))
     return lineage
 
 
@@ -65,7 +100,7 @@ def segment_lineage(feed: Feed, plan: Plan, segment: Segment, count: int) -> Lin
     """A lineage that reads one segment alone, and says when it is read.
 
     Args:
-        feed: Whose snapshot.
+        feed: The feed of the snapshot.
         plan: The plan of all of it.
         segment: The segment.
         count: How many segments share the plan's rate.

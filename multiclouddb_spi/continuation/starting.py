@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from multiclouddb_api import AtTime, Beginning, invalid_request
+from multiclouddb_api import AtTime, Beginning, MulticloudDbError, invalid_request
 from multiclouddb_spi.continuation.coverage import begun
 from multiclouddb_spi.continuation.entry import Active
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed, FeedStart, Seed
 
-__all__ = ["check_not_ahead", "resolve_start"]
+__all__ = ["check_not_ahead", "not_startable", "resolve_start"]
 
 _AHEAD: Final = timedelta(seconds=60)
 
@@ -50,12 +50,17 @@ def resolve_start(
         return Lineage.from_seeds(seeds, feed.join, audited)
     mine = [Active(seed.partition_id, seed.cursor) for seed in seeds if seed.partition_id == only]
     if not mine:
-        raise invalid_request(
-            "PhysicalPartition.partition_id",
-            "names no partition that can be started there",
-            "list the open ones with client.list_physical_partitions(address)",
-        )
+        raise not_startable()
     return Lineage(mine, feed.join)
+
+
+def not_startable() -> MulticloudDbError:
+    """The error for a partition that cannot be started."""
+    return invalid_request(
+        "PhysicalPartition.partition_id",
+        "names no partition that can be started there",
+        "list the open ones with client.list_physical_partitions(address)",
+    )
 
 
 def check_not_ahead(
@@ -68,7 +73,7 @@ def check_not_ahead(
         now: The service's time, or None where the service does not say; such a service checks the time
             itself.
         field: The caller's name for the time, for the error.
-        way_out: What to do instead.
+        way_out: The alternative for the user.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for more than 60 s ahead of the service's clock.

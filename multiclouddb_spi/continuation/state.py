@@ -31,7 +31,7 @@ class Retired:
 
     Attributes:
         partition_id: The service's own id.
-        children: Where to continue, as far as it is known.
+        children: The children to continue with, as far as they are known.
         watch: Where it ended, and how long the engine has looked for more children; None when there are no
             others, or the engine has looked long enough.
     """
@@ -42,7 +42,7 @@ class Retired:
 
 
 def retired(lineage: Lineage, partition_id: str, children: Sequence[Child], *, complete: bool) -> Retired:
-    """How the one partition that was read has ended.
+    """The end of the one partition that was read.
 
     Args:
         lineage: Holds the partition.
@@ -63,7 +63,7 @@ class FeedOver:
     """Every partition has ended and nothing follows.
 
     Attributes:
-        reason: Why; one line.
+        reason: The reason, on one line.
     """
 
     reason: str

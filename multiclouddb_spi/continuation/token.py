@@ -58,7 +58,7 @@ class Envelope:
     Attributes:
         provider_id: The provider that made it.
         address: The resource.
-        incarnation: Which incarnation of it, or None where the service names none.
+        incarnation: The incarnation of the resource, or None where the service names none.
         scope: `scope_text` of the request that made it.
         options_digest: `ProviderOptions.position_digest` of that request.
         state: The lineage, or how the feed ended; see `multiclouddb_spi.continuation.state`.

@@ -1,4 +1,4 @@
-"""What heads mean for a step; pure."""
+"""Uses heads to plan a step; pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_news(head: Head, moved: bool) -> bool:
 
 
 def records_before(head: Head, asked: Cursor, share: int) -> int:
-    """How many records lie before a head at most."""
+    """The maximum number of records before a head."""
     if head.records is not None:
         return head.records
     return 0 if head.cursor == asked else share

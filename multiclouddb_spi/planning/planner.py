@@ -82,7 +82,7 @@ class Planner:
         """Resolve a start.
 
         Args:
-            position: Where.
+            position: The start position.
             deadline: The time limit.
             field: The caller's name for the time of `AtTime`, for the error.
 
@@ -122,7 +122,7 @@ class Planner:
         Args:
             before: The lineage to continue from; it is not changed.
             max_records: Hard bound on the records of the step; None = up to the present end.
-            deadline: When planning has to be over.
+            deadline: The time limit of planning.
             target: Read not further than this.
             allow_empty: True when positions that moved without a record are worth a step too. Without it, a
                 position that is kept for a long time falls out of the service's log.
@@ -138,7 +138,7 @@ class Planner:
         Args:
             before: The lineage to continue from.
             deadline: The time limit.
-            target: Where to stop, or None for the present end.
+            target: The position to stop at, or None for the present end.
         """
         asked: set[str] = set()
         while True:

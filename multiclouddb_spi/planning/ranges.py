@@ -45,7 +45,7 @@ class Range:
     Attributes:
         partition_id: The service's own id.
         start: Read after this.
-        until: Up to and including this; None = to the end, wherever that is. The end has to come: the
+        until: The last position, included. None means up to the end, which has to come: the
             partition has ended, or it is a part of a scan.
     """
 
@@ -62,7 +62,7 @@ def read_range(
     Args:
         provider: Classifies failures.
         feed: The opened feed.
-        part: What to read.
+        part: The range to read.
         on_expired: `SkipToOldest()` to continue after what was lost to retention in the range; `Fail()` by
             default.
 
@@ -83,7 +83,7 @@ class RangeReading:
     Args:
         provider: Classifies failures.
         feed: The opened feed.
-        part: What to read.
+        part: The range to read.
     """
 
     def __init__(self, provider: Provider, feed: Feed, part: Range) -> None:
@@ -136,11 +136,11 @@ class RangeReading:
         match outcome:
             case Continue():
                 return False
-            case Reached() | Scanned(pieces=()):
+            case Reached():
                 return True
-            case Scanned():
+            case Scanned(pieces) if pieces:
                 raise self._fault(_CUT)
-            case Drained() | Awaiting() | Ended():
+            case Drained() | Awaiting() | Ended() | Scanned():
                 if self._is_short():
                     raise self._fault(_ENDED)
                 return True

@@ -45,11 +45,11 @@ class Answers(Generic[T]):
         limit: Bound on returned records.
         view: Makes what the caller wants from a batch's records `[i, j)`.
         deadline: The time limit of the call.
-        on_expired: What to do about a position older than retention.
+        on_expired: The reaction to a position that is older than retention.
         single: True to report the end of a partition instead of continuing with its children.
 
     Attributes:
-        result: What was found so far.
+        result: The result so far.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Answers(Generic[T]):
         """The batch of a fetch; its cost is counted.
 
         Raises:
-            Exception: What ended the fetch.
+            Exception: The error that ended the fetch.
         """
         batch, result = reader.land(), self.result
         result.moved = True
@@ -126,7 +126,7 @@ class Answers(Generic[T]):
         return self.result.moved and not unnamed <= self._discovered
 
     def discover(self) -> list[str]:
-        """Ask once for more children of the partitions that have ended, as far as that is due."""
+        """Ask once for more children of the ended partitions for which it is time to ask."""
         entries = self._mover.due()
         if not entries:
             return []

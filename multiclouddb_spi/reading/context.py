@@ -29,7 +29,7 @@ class ReadContext:
         page_records: The provider's own page size.
         watch_seconds: How long to look for more children of a drained partition.
         audit_seconds: How often the coverage of a collection is audited.
-        rates: When scans with a rate may read again.
+        rates: The times at which scans with a rate may read again.
     """
 
     fetcher: Fetcher

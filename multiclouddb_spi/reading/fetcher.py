@@ -29,7 +29,7 @@ _REST_SECONDS: Final = 0.05
 
 @attrs.frozen
 class Ask:
-    """How much one fetch asks for.
+    """The limits of one fetch.
 
     Attributes:
         records: Hard bound on records.
@@ -70,8 +70,8 @@ class Fetcher:
 
     Args:
         provider: Classifies failures.
-        executor: Where blocking calls run.
-        watch: Notified of retries.
+        executor: Runs the blocking calls.
+        watch: Gets notifications of retries.
         closed: Set when the client is closed: ends every pause.
         attempts: Tries of one call; 1 with the application's own vendor client.
         pause: Waits between tries; by default at most until the client is closed.
@@ -166,7 +166,7 @@ class Fetcher:
         return Tries(self._provider, self._attempts, self._pause, on_retry)
 
     def fault(self, error: Exception) -> Fault:
-        """What a failure means."""
+        """The category and message of a failure."""
         return fault_of(self._provider, error)
 
 

@@ -1,4 +1,7 @@
-"""The fetches of one call: started as threads and bytes allow, landed, and kept for the next call."""
+"""The fetches of one call. They start when threads and bytes are free.
+
+Unfinished ones are kept for the next call.
+"""
 
 from __future__ import annotations
 

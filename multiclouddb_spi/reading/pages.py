@@ -55,7 +55,7 @@ class Reading(Generic[T]):
     """One page, with records as the caller's view made them.
 
     Attributes:
-        values: What the view made, in the page's order.
+        values: The results of the view, in the page's order.
         page: The page that they belong to; its `events` are empty here.
     """
 
@@ -127,7 +127,7 @@ class Pages:
             session: The feed.
             lineage: The one that has expired.
             fresh: The snapshot's; changed in place.
-            result: How the call ended.
+            result: The result of the call.
         """
         assert result.failure is not None
         gap = lost(session.feed, lineage, result.failure[0])

@@ -23,7 +23,7 @@ class Budget:
 
     Attributes:
         limit: Bound in bytes.
-        used: How many there are at present.
+        used: The present number of bytes.
         expected: Bytes that a fetch is likely to return although it asks for less: a service returns at least
             one record, however large it is.
         lock: Held while `used` changes together with what a partition holds.
@@ -48,9 +48,9 @@ class PartitionReader:
     """One partition: a reader, at most one batch of it, and at most one fetch in flight.
 
     Attributes:
-        cursor: Where reading continues after what was returned.
+        cursor: The position after the returned records.
         position: The reader's position, after the batch.
-        batch: What was fetched, or None.
+        batch: The fetched records, or None.
         taken: How many records of the batch were returned.
         future: The fetch in flight, or None.
         fetches: How many fetches have landed.
@@ -159,7 +159,7 @@ class PartitionReader:
         """Take over the batch of the fetch.
 
         Raises:
-            Exception: What ended the fetch.
+            Exception: The error that ended the fetch.
         """
         assert self.future is not None
         future, self.future = self.future, None

@@ -56,7 +56,7 @@ class Poll(Generic[T]):
         view: Makes what the caller wants from a batch's records `[i, j)`.
         deadline: The time limit of the call.
         wait: Seconds to wait for a first record.
-        on_expired: What to do about a position older than retention.
+        on_expired: The reaction to a position that is older than retention.
         single: True to report the end of a partition instead of continuing with its children.
         now: Asks for the service's time; only for a snapshot.
     """
@@ -93,7 +93,7 @@ class Poll(Generic[T]):
         """Read one page.
 
         Raises:
-            Exception: What the provider raised for a call that does not concern a single partition.
+            Exception: The error of the provider for a call that does not concern a single partition.
         """
         result, turns = self._result, self._turns
         first = [turn for turn in turns if turn.failed_last]
@@ -320,6 +320,7 @@ class Poll(Generic[T]):
             turn.silent = True
         elif not (len(batch) and batch.caught_up):
             self._turns.ask([turn.partition_id])
+            self._scanning.asks_again(turn)
 
     # -- The end
 

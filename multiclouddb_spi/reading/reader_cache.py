@@ -42,8 +42,8 @@ class ReaderCache:
 
     Args:
         budget: Counts the bytes that the readers hold.
-        capacity: How many readers at most.
-        most_of_one: How many readers of one partition at most.
+        capacity: The maximum number of readers.
+        most_of_one: The maximum number of readers of one partition.
     """
 
     def __init__(self, budget: Budget, capacity: int, most_of_one: int = 64) -> None:

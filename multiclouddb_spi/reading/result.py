@@ -22,10 +22,10 @@ class PollResult(Generic[T]):
     """The result of a poll, which has also changed its lineage.
 
     Attributes:
-        turns: What each partition has answered.
+        turns: The answers of the partitions.
         limit: Bound on returned records.
-        values: What the view made of the records that are returned, in order.
-        count: How many records these are.
+        values: The results of the view for the returned records, in order.
+        count: The number of returned records.
         notices: Facts found while reading.
         moved: A partition answered or a position moved.
         idle: Every active partition answered that it has nothing.
@@ -37,7 +37,7 @@ class PollResult(Generic[T]):
         found_late: Partitions that an audit found.
         requests: Calls to the service.
         retries: Calls that were retried.
-        charge: What the service charged, or None.
+        charge: The service's charge, or None.
     """
 
     turns: Turns

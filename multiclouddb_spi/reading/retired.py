@@ -21,9 +21,9 @@ class Look:
     """How reading ended, and the result of this call's question.
 
     Attributes:
-        state: How reading ended.
+        state: The end of the read.
         requests: Calls to the service.
-        error: Why the service could not say more, or None.
+        error: The reason why the service could not say more, or None.
     """
 
     state: Retired | FeedOver
@@ -40,7 +40,7 @@ def look_again(
         session: The feed.
         state: The token's content.
         fetcher: Makes the call.
-        watch_seconds: How long to look for them.
+        watch_seconds: The time to look for more children, in seconds.
         deadline: The time limit.
 
     Returns:

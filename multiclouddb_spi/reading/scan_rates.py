@@ -29,7 +29,7 @@ class ScanRates:
 
         Args:
             plan_id: The entry of its plan.
-            seconds: How much; less than 0 when a read was cheaper than expected.
+            seconds: The time to add; less than 0 when a read was cheaper than expected.
         """
         last = self._not_before.get(plan_id, 0.0)
         self._not_before[plan_id] = max(last, time.monotonic() if seconds > 0 else 0.0) + seconds

@@ -43,14 +43,14 @@ _LATE: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class Scanning:
-    """What one call does for a scan; without a plan in the lineage it changes nothing.
+    """The work of one call for a scan; without a plan in the lineage it changes nothing.
 
     Args:
-        context: What all calls share.
+        context: The objects that all calls share.
         feed: The opened feed.
         lineage: Changed in place.
-        result: What the call finds.
-        deadline: When the call has to be over.
+        result: The result of the call.
+        deadline: The time limit of the call.
         now: Asks for the service's time; None where it does not say.
         single: True when one segment is read alone, as a physical partition.
 
@@ -73,6 +73,7 @@ class Scanning:
         self._result, self._deadline, self._single = result, deadline, single
         self._rows = self._kept = 0
         self._unasked = set[str]()
+        self._stream_first = False
         self.active = lineage.active()
         plan = lineage.plan
         if plan is not None:
@@ -93,6 +94,7 @@ class Scanning:
         stream = sorted((entry for entry in lineage.active() if entry.listed), key=self._age)
         self.active = [*stream, *(entry for entry in lineage.active() if not entry.listed)]
         if stream:
+            self._stream_first = True
             self._unasked = {entry.partition_id for entry in stream}
             self._kept, credit = divmod(0 if worn else self._result.limit + plan.credit, _SHARE)
             lineage.change_plan(credit=credit)
@@ -121,7 +123,7 @@ class Scanning:
 
         Args:
             turn: The partition or segment.
-            places: How many are left.
+            places: The number of places left.
         """
         if self._lineage.plan is None:
             return places
@@ -137,13 +139,18 @@ class Scanning:
         self._unasked.discard(turn.partition_id)
         return not self._unasked
 
+    def asks_again(self, turn: Turn) -> None:
+        """A partition has more: the scan does not take its places yet."""
+        if self._stream_first and not self._lineage.is_segment(turn.partition_id):
+            self._unasked.add(turn.partition_id)
+
     def is_sharing(self) -> bool:
         """Whether places are kept for the stream or the scan."""
         return bool(self._unasked) or self._kept > self._rows
 
     def share_no_more(self) -> bool:
         """Give every place to whoever has records; False when that was so before."""
-        shared = self.is_sharing()
+        shared, self._stream_first = self.is_sharing(), False
         self._unasked.clear()
         self._kept = 0
         return shared
@@ -186,8 +193,8 @@ class Scanning:
         """Records are handed out.
 
         Args:
-            turn: Of this partition or segment.
-            count: How many.
+            turn: The partition or segment.
+            count: The number.
         """
         plan = self._lineage.plan
         if plan is not None and count and self._lineage.is_segment(turn.partition_id):

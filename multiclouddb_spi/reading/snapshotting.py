@@ -17,7 +17,7 @@ def announced(feed: Feed, lineage: Lineage) -> PollResult[Any] | None:
     """The result of a call that only reports that a snapshot begins; None when there is nothing to report.
 
     Args:
-        feed: Whose lineage.
+        feed: The feed of the lineage.
         lineage: Changed in place: the start is reported once.
     """
     plan = lineage.plan
@@ -34,7 +34,7 @@ def lost(feed: Feed, lineage: Lineage, name: str) -> Gap:
     """The notice for a position that is older than retention, where a snapshot follows it.
 
     Args:
-        feed: Whose lineage.
+        feed: The feed of the lineage.
         lineage: The lineage before the snapshot.
         name: The partition.
     """

@@ -165,7 +165,7 @@ class Turns:
         self._move(turn, Stage.PACED)
 
     def ask_paced(self) -> None:
-        """Ask those whose time has come."""
+        """Make the paced partitions due whose time has come."""
         now = time.monotonic()
         self.ask([name for name, turn in self.paced.items() if turn.not_before <= now])
 

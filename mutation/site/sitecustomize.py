@@ -20,7 +20,7 @@ _MOST_BYTES = 4 << 30
 
 
 class _Loader(SourceFileLoader):
-    """Compiles another source; everything else is that of the original module."""
+    """Compiles another source under the name of the original module."""
 
     def __init__(self, fullname: str, path: str, source: str) -> None:
         super().__init__(fullname, path)

@@ -1,4 +1,4 @@
-"""What the operators change, and what they do not change."""
+"""The changes of the operators, and the code that they leave alone."""
 
 import textwrap
 

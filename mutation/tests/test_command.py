@@ -52,6 +52,19 @@ class TestExit:
         assert "and killed" in output
 
 
+class TestSettings:
+    def test_another_file_plants_elsewhere(self, run):
+        code, output = run("--settings", "spanner.toml", "--list")
+        assert code == 0
+        assert "providers/spanner/multiclouddb_spanner/reader.py" in output
+        assert "multiclouddb_spi" not in output
+
+    def test_what_is_listed_as_equivalent_elsewhere_is_not_stale(self, run):
+        code, output = run("--settings", "spanner.toml")
+        assert code == 0
+        assert "stale" not in output
+
+
 class TestList:
     def test_is_the_same_each_time(self, run):
         first, second = run("--list", "--number", "20"), run("--list", "--number", "20")

@@ -43,7 +43,7 @@ def error_from_query(error: BaseException | None) -> ErrorCategory | None:
         ...     query.awaitTermination()
         ... except StreamingQueryException as error:
         ...     if error_from_query(error) == ErrorCategory.CHECKPOINT_EXPIRED:
-        ...         start_anew()
+        ...         restart()
     """
     found = _MARKER.search(str(error)) if error is not None else None
     return ErrorCategory(found[1]) if found else None

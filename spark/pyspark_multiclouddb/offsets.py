@@ -37,7 +37,7 @@ class Symbolic:
     """The start of a new query, not resolved.
 
     Attributes:
-        position: Where.
+        position: The start position.
     """
 
     position: FeedStart
@@ -50,7 +50,7 @@ class Pinned:
     Attributes:
         incarnation: The incarnation of the resource.
         cursors: The lineage as JSON.
-        ends: Where partitions ended in the step to this offset.
+        ends: The ends of the partitions that ended in the step to this offset.
         empty: True when that step has no record.
     """
 
@@ -68,7 +68,7 @@ class Pinned:
         Raises:
             MulticloudDbError: `INVALID_REQUEST` when the resource was recreated since.
         """
-        way_out = f"what the old one held is gone; {_NEW_CHECKPOINT}"
+        way_out = f"the old one's changes are gone; {_NEW_CHECKPOINT}"
         opened.check_resumes(self.incarnation, "checkpoint", way_out)
 
 

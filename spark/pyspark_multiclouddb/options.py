@@ -114,8 +114,8 @@ class Settings:
     Attributes:
         config: How to reach the database.
         address: The collection.
-        start: Where a new query or a batch starts.
-        end: Where a batch ends; None = at the current end.
+        start: The start of a new query or a batch.
+        end: The end of a batch; None means the current end.
         max_records: Hard bound on the rows of a micro-batch, or None.
         max_tasks: Maximum number of tasks of a batch, or None for the driver's cores.
         fail_on_data_loss: False to skip changes that have expired.
@@ -141,7 +141,7 @@ class Settings:
 
     @property
     def on_expired(self) -> OnExpired:
-        """What to do about a position older than retention."""
+        """The reaction to a position that is older than retention."""
         return Fail() if self.fail_on_data_loss else SkipToOldest()
 
     @property

@@ -48,7 +48,7 @@ class Work:
 
     Attributes:
         incarnation: The incarnation of the resource that it was planned for.
-        ranges: What to read, in this order.
+        ranges: The ranges to read, in this order.
     """
 
     incarnation: str | None

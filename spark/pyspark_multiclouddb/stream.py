@@ -59,7 +59,7 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return type(self), (self._settings,)
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query starts; not resolved here, because Spark asks again on a replay."""
+        """The start of a new query; it is not resolved here, because Spark asks again on a replay."""
         return offset_to_json(self._settings, Symbolic(self._settings.start))
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -76,10 +76,10 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._ends_by_itself = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the next micro-batch ends.
+        """The end of the next micro-batch.
 
         Args:
-            start: Where it starts.
+            start: The start of the micro-batch.
             limit: The bound on its rows.
 
         Returns:

@@ -3,7 +3,7 @@ end.
 
     python follower.py FOLDER [DIE_AT]
 
-DIE_AT is `before-sink:N` or `after-sink:N`: what to kill itself at, driver and JVM, in batch N.
+DIE_AT is `before-sink:N` or `after-sink:N`: in batch N the program kills itself and its JVM there.
 """
 
 import os

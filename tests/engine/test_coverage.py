@@ -16,7 +16,7 @@ from multiclouddb_api import (
 )
 from multiclouddb_conformance.delegating import WrappedProvider
 from multiclouddb_conformance.simulation import ServerError, SimulationFeed, SimulationProvider
-from multiclouddb_conformance.simulation.position import behind, to_cursor
+from multiclouddb_conformance.simulation.position import place_after, to_cursor
 from multiclouddb_spi import (
     Awaiting,
     Child,
@@ -253,7 +253,7 @@ class TestWatch:
         later."""
         bench = split("p2")
         ended = bench.sim.partitions["p0"].closed
-        bench.provider_of.ended = [Seed("p0", (), to_cursor(behind(ended)), ("p1", "p2"))]
+        bench.provider_of.ended = [Seed("p0", (), to_cursor(place_after(ended)), ("p1", "p2"))]
         page = bench.page(Now())
         after = bench.fill_partition("p1", 2)
         assert page.diagnostics.open_watches == 1

@@ -427,7 +427,7 @@ class TestTokens:
             for name, scope in scopes.items()
         }
 
-    def test_tokens_of_the_two_forms_are_told_apart(self, make_bench):
+    def test_tokens_of_the_two_forms_are_distinguished(self, make_bench):
         bench = grown(make_bench, 2)
         made = self.tokens(bench)
         scopes = {name: decode_token(token).scope for name, (token, _) in made.items()}

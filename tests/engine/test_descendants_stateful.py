@@ -33,7 +33,7 @@ class Follower:
     """Reads a partition and its descendants.
 
     Attributes:
-        sim: What is read.
+        sim: The simulation that is read.
         root: The partition that it starts from.
         engine: The engine; a crash replaces it.
         position: The last token.

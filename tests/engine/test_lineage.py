@@ -13,7 +13,7 @@ from multiclouddb_spi.continuation.entry import Active, Audited, AwaitingChildre
 
 
 def join(child_id, cursors):
-    """Where a merged child starts, written so that the test sees which parent said what."""
+    """The start of a merged child, written so that the test sees which parent said what."""
     return f"{child_id} from {' '.join(sorted(cursors))}"
 
 

@@ -119,7 +119,7 @@ class Life:
         return shard.missed or (shard.parent is not None and self.was_missed(shard.parent))
 
     def token(self, now):
-        """What the reader reads at a moment: partitions that it knows and has not read to the end."""
+        """Partitions read at a moment: those that the reader knows and has not read to the end."""
         found = {}
         for name, shard in enumerate(self.shards):
             above = None if shard.parent is None else self.shards[shard.parent]

@@ -318,7 +318,7 @@ class TestAtTime:
 
 
 class TestEvents:
-    def test_carries_what_the_service_told(self, bench):
+    def test_carries_what_the_service_reported(self, bench):
         sim = bench.sim
         sim.write("a", {"n": 1})
         sim.write("a", {"n": 2})
@@ -498,8 +498,8 @@ class TestDiagnostics:
     def test_lag_is_0_when_idle_and_the_distance_to_the_service_else(self, bench):
         bench.fill(10)
         bench.sim.advance(60)
-        behind = bench.page(size=2).diagnostics
-        assert behind.lag_seconds == pytest.approx(60, abs=5)
+        lagging = bench.page(size=2).diagnostics
+        assert lagging.lag_seconds == pytest.approx(60, abs=5)
         assert list(bench.walk())[-1].diagnostics.lag_seconds == 0
 
     def test_watermark_never_goes_back_and_no_later_event_is_older(self, make_bench):

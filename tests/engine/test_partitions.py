@@ -54,7 +54,7 @@ def follow(bench, tokens, size=3, most=500):
 
 
 def truth(bench, after=0):
-    """What `follow` must return."""
+    """The expected result of `follow`."""
     found = {bench.sim.public_id(name): [] for name in bench.sim.partitions}
     for item in bench.sim.truth:
         if item.commit > after:

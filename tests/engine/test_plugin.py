@@ -1,4 +1,4 @@
-"""What the entry point of a provider may name."""
+"""The objects that a provider's entry point may name."""
 
 import pytest
 

@@ -80,7 +80,7 @@ class TestTries:
     def test_it_is_made_so_often_and_the_last_failure_is_raised(self, bench, pauses):
         told = []
         with pytest.raises(ServerError):
-            self.call(bench.sim, failing(ServerError("503")), told=lambda *facts: told.append(facts))
+            self.call(bench.sim, failing(ServerError("503")), on_retry=lambda *facts: told.append(facts))
         assert [number for number, *_ in told] == list(range(1, ATTEMPTS))
         assert [seconds for _, seconds, _ in told] == pauses
         assert all(isinstance(error, ServerError) for *_, error in told)

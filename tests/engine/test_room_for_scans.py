@@ -23,6 +23,7 @@ from multiclouddb_spi import (
     FeedSpec,
     Lineage,
     Reached,
+    Scanned,
     read_range,
 )
 from multiclouddb_spi.batch import Outcome, children_of, goes_on
@@ -157,12 +158,12 @@ class TestAudits:
 
 class TestOutcomes:
     NAMED = Drained((Child("b", ("a",), 1),))
-    ALL = (Continue(), Reached(), NAMED, Awaiting(), Ended(None), Ended(FeedEnded("over")))
+    ALL = (Continue(), Reached(), NAMED, Awaiting(), Ended(None), Ended(FeedEnded("over")), Scanned())
 
     def test_every_outcome_is_told_apart(self):
         assert {type(outcome) for outcome in self.ALL} == set(get_args(Outcome))
-        assert [goes_on(outcome) for outcome in self.ALL] == [True] + [False] * 5
-        assert [len(children_of(outcome)) for outcome in self.ALL] == [0, 0, 1, 0, 0, 0]
+        assert [goes_on(outcome) for outcome in self.ALL] == [True] + [False] * 6
+        assert [len(children_of(outcome)) for outcome in self.ALL] == [0, 0, 1, 0, 0, 0, 0]
 
     @pytest.mark.parametrize("question", [goes_on, children_of])
     def test_what_is_no_outcome_is_refused(self, question):

@@ -28,7 +28,7 @@ class Scenario(Generic[W]):
         request: The consumer's request, or a function that makes it at the first read.
         life: The script. After it the consumer reads until the feed is idle.
         consumer: The application; `page_consumer` by default.
-        marker: Where an event's marker is; the field `n` of its document by default.
+        marker: Returns an event's marker; the field `n` of its document by default.
         lineage: Partition id in events → parents, for all partitions that a world ever had. None when it is
             unknown: then only keys can show that a child was read too early.
         written_before: The number of changes that the script writes before the start (`AtTime`, a token).

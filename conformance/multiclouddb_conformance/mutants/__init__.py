@@ -1,7 +1,7 @@
 """Deliberately broken readers with one defect each: they prove that the suite finds defects.
 
 `python -m multiclouddb_conformance.mutants` prints which tests catch which mutant. No list has to name a
-mutant: every public class of `ending`, `reading` and `telling` is one.
+mutant: every public class of `ending`, `reading`, `scanning` and `telling` is one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Final
 
-from multiclouddb_conformance.mutants import ending, reading, telling
+from multiclouddb_conformance.mutants import ending, reading, scanning, telling
 from multiclouddb_conformance.mutants.mutant import Mutant, harness_of
 
 __all__ = ["MUTANTS", "Mutant", "harness_of", "mutant_table"]
@@ -26,6 +26,7 @@ def _defined_in(module: ModuleType) -> list[type[Mutant]]:
 MUTANTS: Final[tuple[type[Mutant], ...]] = (
     *_defined_in(ending),
     *_defined_in(reading),
+    *_defined_in(scanning),
     *_defined_in(telling),
 )
 """All mutants; those about partitions first."""

@@ -52,7 +52,7 @@ class _Ahead(WrappedMapper):
 class MovesTokenPastUnreadEvents(Mutant):
     """The token moves past events that are fetched but not returned yet."""
 
-    caught_by = ("TestCheckpoint::test_resuming_behind_every_page_loses_nothing[3]",)
+    caught_by = ("TestCheckpoint::test_resuming_after_every_page_loses_nothing[3]",)
 
     def fetch(
         self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
@@ -108,7 +108,7 @@ class RetriesDeadIteratorForEver(Mutant):
 
     caught_by = (
         "TestExpiry::test_a_token_that_was_trimmed_has_expired",
-        "TestExpiry::test_skipping_tells_of_the_gap_and_goes_on",
+        "TestExpiry::test_skipping_reports_the_gap_and_continues",
     )
 
     def classify(self, error: Exception) -> Fault:
@@ -123,8 +123,8 @@ class JumpsOverExpiredGap(Mutant):
 
     caught_by = (
         "TestExpiry::test_a_token_that_was_trimmed_has_expired",
-        "TestExpiry::test_skipping_tells_of_the_gap_and_goes_on",
-        "TestTrimmedOnTheWay::test_it_is_told_and_not_jumped_over",
+        "TestExpiry::test_skipping_reports_the_gap_and_continues",
+        "TestTrimmedOnTheWay::test_it_is_reported_and_not_jumped_over",
     )
 
     def fetch(
@@ -166,8 +166,8 @@ class ReadsOnBehindNotice(Mutant):
 
     caught_by = (
         "TestNotices::test_a_notice_comes_between_the_events_around_it[0-one client]",
-        "TestNotices::test_what_is_read_behind_a_gap_comes_on_a_later_page[0]",
-        "TestNotices::test_a_skipped_record_is_told_before_anything_behind_it_is_read",
+        "TestNotices::test_what_is_read_after_a_gap_comes_on_a_later_page[0]",
+        "TestNotices::test_a_skipped_record_is_reported_before_anything_after_it_is_read",
     )
 
     def answer(
@@ -180,8 +180,8 @@ class ReadsOnBehindNotice(Mutant):
         page = read(request, options)
         if not page.notices:
             return page
-        behind = FromContinuationToken(page.continuation_token)
-        more = read(attrs.evolve(request, start_position=behind), options)
+        after = FromContinuationToken(page.continuation_token)
+        more = read(attrs.evolve(request, start_position=after), options)
         return attrs.evolve(more, events=page.events + more.events, notices=page.notices + more.notices)
 
 
@@ -201,7 +201,7 @@ class DropsPoison(Mutant):
 
     caught_by = (
         "TestPoison::test_what_lies_before_comes_first_and_then_the_error[0]",
-        "TestPoison::test_without_the_skip_token_it_is_told_again",
+        "TestPoison::test_without_the_skip_token_it_is_reported_again",
     )
 
     def fetch(
@@ -215,7 +215,7 @@ class DropsPoison(Mutant):
 class LeaksReaders(Mutant):
     """Readers are never closed."""
 
-    caught_by = ("TestReleasing::test_a_thousand_pages_leave_no_reader_behind",)
+    caught_by = ("TestReleasing::test_a_thousand_pages_leave_no_reader_open",)
 
     def close_reader(self, reader: WrappedReader) -> None:
         """Do not close the reader."""
@@ -298,7 +298,7 @@ class AcceptsUndeclaredCapability(Mutant):
 
     caught_by = (
         "TestAtTime::test_a_moment_is_refused",
-        "TestCapabilities::test_a_client_tells_what_the_harness_says",
+        "TestCapabilities::test_a_client_reports_what_the_harness_says",
     )
     declared = CapabilitySet(
         {**SIMULATED.notes, **capabilities_without(Capability.CHANGE_FEED_POINT_IN_TIME).notes}

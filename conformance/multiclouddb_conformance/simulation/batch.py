@@ -65,10 +65,10 @@ def to_event(written: Written, spec: FeedSpec, public_id: str) -> ChangeEvent:
     )
 
 
-def poison_fault(index: int, written: Written, behind: Place) -> RecordFault:
+def poison_fault(index: int, written: Written, after: Place) -> RecordFault:
     """The fault of a record that cannot be decoded."""
     position = place_text((written.commit, written.index + 1))
-    return RecordFault(index, position, "it is poison", to_cursor(behind))
+    return RecordFault(index, position, "it is poison", to_cursor(after))
 
 
 @attrs.frozen(eq=False)

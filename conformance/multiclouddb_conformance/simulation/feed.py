@@ -11,7 +11,7 @@ from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.errors import MissingError, TrimmedError
 from multiclouddb_conformance.simulation.listing import kept, listed, missed, shown, topmost, with_ancestors
 from multiclouddb_conformance.simulation.partition_log import PartitionLog
-from multiclouddb_conformance.simulation.position import Place, behind, place_text, to_cursor, to_place
+from multiclouddb_conformance.simulation.position import Place, place_after, place_text, to_cursor, to_place
 from multiclouddb_conformance.simulation.reader import SimulationReader
 from multiclouddb_conformance.simulation.segments import (
     SegmentReader,
@@ -137,7 +137,7 @@ class SimulationFeed(Feed):
             # A partition that ended before the start would also name children that began before it.
             ends = {name: self.sim.partitions[name].closed for name in found}
             return [
-                Seed(name, parents, to_cursor(behind(max(oldest, self.sim.partitions[name].oldest))))
+                Seed(name, parents, to_cursor(place_after(max(oldest, self.sim.partitions[name].oldest))))
                 for name, parents in found.items()
                 if (end := ends[name]) is None or end > oldest
             ]
@@ -215,7 +215,9 @@ class SimulationFeed(Feed):
 
     def _seed(self, partition: PartitionLog, commit: int) -> Seed:
         tells = self.sim.behaviour.listing is not Listing.OPEN
-        return Seed(partition.id, self.view.parents(partition) if tells else (), to_cursor(behind(commit)))
+        return Seed(
+            partition.id, self.view.parents(partition) if tells else (), to_cursor(place_after(commit))
+        )
 
     def _jumbled(self, items: list[_Item], what: str) -> list[_Item]:
         return Dice(self.sim.behaviour.seed, what).jumbled(items) if self.sim.behaviour.jumble else items
@@ -295,7 +297,7 @@ class SimulationFeed(Feed):
         partition = self.sim.partitions[partition_id]
         if not partition.keeps(place[0], strict=self.sim.behaviour.strict_retention):
             raise TrimmedError(f"{place_text(place)} of {partition_id} is no longer kept")
-        end = behind(self.sim.head if partition.closed is None else partition.closed)
+        end = place_after(self.sim.head if partition.closed is None else partition.closed)
         known = self.view.whole
         first = self._records_before(partition, place)
         records = self._records_before(partition, end) - first
@@ -306,7 +308,7 @@ class SimulationFeed(Feed):
         commit = partition.commit(index)
         assert commit is not None
         done = first + max_records - partition.records_before(index)
-        stop = behind(commit.number) if done == len(commit.records) else (commit.number, done)
+        stop = place_after(commit.number) if done == len(commit.records) else (commit.number, done)
         return Head(to_cursor(stop), max_records if known else None, Continue())
 
     def _records_before(self, partition: PartitionLog, place: Place) -> int:

@@ -87,7 +87,7 @@ def _missed_by_ranges(view: View, tracked: Mapping[str, Tracked]) -> list[str]:
 
 
 def _missed_at_a_moment(view: View, tracked: Mapping[str, Tracked]) -> list[str] | None:
-    """What is alive at the latest position of the token and is not in it.
+    """The partitions that exist at the latest position of the token but are not in it.
 
     It cannot have been read: what follows it would stand after that moment. And nothing leads to it when
     each partition of the token is alive then itself.

@@ -12,13 +12,13 @@ from typing import TypeAlias
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import InvalidCursor
 
-__all__ = ["Place", "behind", "place_text", "to_cursor", "to_place"]
+__all__ = ["Place", "place_after", "place_text", "to_cursor", "to_place"]
 
 Place: TypeAlias = tuple[int, int]
 """The next read: its commit, and how many of the commit's records to skip. Tuples give the order."""
 
 
-def behind(commit: int) -> Place:
+def place_after(commit: int) -> Place:
     """The position after a whole commit."""
     return (commit + 1, 0)
 
@@ -36,7 +36,7 @@ def to_place(cursor: Cursor) -> Place:
         InvalidCursor: No position has this cursor.
     """
     if type(cursor) is int and cursor >= 0:
-        return behind(cursor)
+        return place_after(cursor)
     if type(cursor) is list and len(cursor) == 2:
         commit, done = cursor
         if type(commit) is int and type(done) is int and commit > 0 and done > 0:

@@ -105,6 +105,10 @@ class SimulationProvider(Provider):
             self._feeds.append(feed)
         return feed
 
+    def has_split(self) -> bool:
+        """Whether a partition of any collection has ended."""
+        return any(part.closed is not None for sim in self._sims.values() for part in sim.partitions.values())
+
     def classify(self, error: Exception) -> Fault:
         """See `Provider.classify`."""
         return classify(error)

@@ -19,7 +19,7 @@ from multiclouddb_conformance.simulation.errors import (
     TrimmedError,
 )
 from multiclouddb_conformance.simulation.partition_log import PartitionLog, Written
-from multiclouddb_conformance.simulation.position import Place, behind, place_text, to_cursor
+from multiclouddb_conformance.simulation.position import Place, place_after, place_text, to_cursor
 from multiclouddb_conformance.simulation.scan import Bounds, earlier, scan
 from multiclouddb_conformance.simulation.service_behaviour import CaughtUp
 from multiclouddb_conformance.simulation.simulation import FETCH
@@ -208,7 +208,7 @@ class SimulationReader(Reader):
     def _check_position(self, partition: PartitionLog) -> None:
         if not partition.keeps(self._place[0], strict=self._sim.behaviour.strict_retention):
             raise TrimmedError(f"{place_text(self._place)} of {self._id} is no longer kept")
-        if self._place > behind(self._sim.head):
+        if self._place > place_after(self._sim.head):
             raise BadPositionError(f"{place_text(self._place)} of {self._id} has not been reached yet")
 
     def _again(self, partition: PartitionLog, limit: int) -> list[Written]:

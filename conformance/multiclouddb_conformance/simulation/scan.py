@@ -8,7 +8,7 @@ import attrs
 
 from multiclouddb_conformance.simulation.batch import Slice, poison_fault
 from multiclouddb_conformance.simulation.partition_log import Commit, PartitionLog, Written
-from multiclouddb_conformance.simulation.position import Place, behind
+from multiclouddb_conformance.simulation.position import Place, place_after
 from multiclouddb_spi import Reached
 
 __all__ = ["Bounds", "earlier", "scan"]
@@ -48,7 +48,7 @@ def scan(
     Raises:
         RecordFault: The first record is poison, with `stop_at_poison`.
     """
-    available = behind(head if partition.closed is None else partition.closed)
+    available = place_after(head if partition.closed is None else partition.closed)
     stop = available if bounds.until is None else min(available, bounds.until)
     found = Slice(begin=place, end=place)
     if not _take(partition, found, stop, wanted, bounds):
@@ -74,7 +74,9 @@ def _take(
             if (commit.number, index) >= stop:
                 return True
             written = commit.records[index]
-            after = behind(commit.number) if index + 1 == len(commit.records) else (commit.number, index + 1)
+            after = (
+                place_after(commit.number) if index + 1 == len(commit.records) else (commit.number, index + 1)
+            )
             if wanted(written):
                 size += written.size
                 if _full(found, size, bounds):
@@ -87,7 +89,7 @@ def _take(
                 found.places.append(after)
             found.end = after
         found.notices.extend(commit.notices)
-        found.end = max(found.end, behind(commit.number))
+        found.end = max(found.end, place_after(commit.number))
         if commit.notices:
             return False
     return True

@@ -140,10 +140,10 @@ class SegmentReader(Reader):
     """Reads one segment, row after row in the order of their hashes.
 
     Args:
-        view: What the feed sees.
+        view: The feed's view.
         segment_id: The segment.
         public_id: As applications see it.
-        cursor: Where to begin.
+        cursor: The start position.
 
     Raises:
         InvalidCursor: It is no segment of the simulation.

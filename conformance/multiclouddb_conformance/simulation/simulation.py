@@ -298,8 +298,8 @@ class Simulation(ScannedLog):
         """Seconds until the position after a commit expires."""
         if self.retention_seconds is None:
             return None
-        behind = self.commit_time(commit) or self.commit_time(1) or self.now
-        return self.retention_seconds - (self.now - behind).total_seconds()
+        committed = self.commit_time(commit) or self.commit_time(1) or self.now
+        return self.retention_seconds - (self.now - committed).total_seconds()
 
     def waiting(self) -> Mapping[str | None, int]:
         """Partition id → the number of fetches that are held."""

@@ -8,7 +8,7 @@ from multiclouddb_api import LogicalPartition, MulticloudDbKey
 from multiclouddb_conformance.simulation.calls import Calls
 from multiclouddb_conformance.simulation.log import PROVIDER_ID
 from multiclouddb_conformance.simulation.partition_log import PartitionLog, Written, key_hash
-from multiclouddb_conformance.simulation.position import behind, to_cursor
+from multiclouddb_conformance.simulation.position import place_after, to_cursor
 from multiclouddb_conformance.simulation.service_behaviour import Dice
 from multiclouddb_conformance.simulation.simulation import Simulation
 from multiclouddb_spi import Awaiting, Child, Continue, Drained, FeedIdentity, FeedSpec, Outcome, Reader
@@ -74,7 +74,7 @@ class View:
         return Drained(tuple(dice.jumbled(children) if behaviour.jumble else children), complete)
 
     def _child(self, partition: PartitionLog) -> Child:
-        return Child(partition.id, self.parents(partition), to_cursor(behind(partition.born)))
+        return Child(partition.id, self.parents(partition), to_cursor(place_after(partition.born)))
 
     # -- The readers
 

@@ -26,7 +26,9 @@ _COMMAND = Capability.RUN_COMMAND
 class TestCapabilities:
     """The capability set that a client reports."""
 
-    def test_a_client_tells_what_the_harness_says(self, harness: Harness, client: MulticloudDbClient) -> None:
+    def test_a_client_reports_what_the_harness_says(
+        self, harness: Harness, client: MulticloudDbClient
+    ) -> None:
         told = client.capabilities()
         assert told == harness.plugin.capabilities()
         assert {each: told[each].support for each in Capability} == {

@@ -15,7 +15,7 @@ __all__ = ["TestCheckpoint", "TestPageSize"]
 class TestCheckpoint:
     """A token delivers everything after it."""
 
-    def test_resuming_behind_every_single_event_loses_nothing(self, collection: Collection) -> None:
+    def test_resuming_after_every_single_event_loses_nothing(self, collection: Collection) -> None:
         collection.fill(12)
         everything = set(ids(collection.read(collection.begin, 12)))
         token, before = collection.begin, set[str]()
@@ -26,7 +26,7 @@ class TestCheckpoint:
             assert not before & rest
 
     @pytest.mark.parametrize("size", [1, 3, 5])
-    def test_resuming_behind_every_page_loses_nothing(self, collection: Collection, size: int) -> None:
+    def test_resuming_after_every_page_loses_nothing(self, collection: Collection, size: int) -> None:
         """A new client resumes, because the client that read the page may still hold further records."""
         collection.fill(16)
         everything = set(ids(collection.read(collection.begin, 16)))
@@ -96,7 +96,7 @@ class TestCheckpoint:
         events += collection.drain(token)
         assert len(events) == len(set(ids(events))) == 20
 
-    def test_writes_behind_a_token_do_not_change_what_is_before(self, collection: Collection) -> None:
+    def test_writes_after_a_token_do_not_change_what_is_before(self, collection: Collection) -> None:
         collection.fill(6)
         page = collection.page(collection.begin, 4)
         collection.fill(6, start=6)

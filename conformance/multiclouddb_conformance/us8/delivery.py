@@ -59,7 +59,7 @@ class TestPropagation:
         assert len(events) == len(set(ids(events))) == 50
         assert {event.key for event in events} == {collection.harness.key(name) for name in names}
 
-    def test_what_is_written_between_pages_arrives_behind_them(self, collection: Collection) -> None:
+    def test_what_is_written_between_pages_arrives_after_them(self, collection: Collection) -> None:
         token = collection.begin
         for number in range(5):
             collection.put("a", n=number)

@@ -36,7 +36,7 @@ class TestExpiry:
         collection.restart()
         collection.refused(ErrorCategory.CHECKPOINT_EXPIRED, token)
 
-    def test_expiry_is_told_every_time(self, collection: Collection) -> None:
+    def test_expiry_is_reported_every_time(self, collection: Collection) -> None:
         collection.fill(10)
         collection.trim()
         for _ in range(3):
@@ -61,7 +61,7 @@ class TestExpiry:
         assert len(collection.read(token, 10)) == 10
 
     @pytest.mark.needs("alone", "still")
-    def test_skipping_tells_of_the_gap_and_goes_on(self, collection: Collection) -> None:
+    def test_skipping_reports_the_gap_and_continues(self, collection: Collection) -> None:
         collection.fill(10)
         partitions = set(collection.partitions())
         collection.trim()
@@ -75,7 +75,7 @@ class TestExpiry:
         assert len(events) == len(set(ids(events))) == 10
 
     @pytest.mark.needs("alone", "still")
-    def test_skipping_goes_on_in_every_partition_alone(self, collection: Collection) -> None:
+    def test_skipping_continues_in_every_partition_alone(self, collection: Collection) -> None:
         plan = dict(collection.client.plan_partitions(collection.request(collection.begin)))
         collection.fill(20)
         collection.trim()
@@ -93,7 +93,7 @@ class TestExpiry:
         assert [notice for page in pages for notice in page.notices] == []
         assert sum(len(page.events) for page in pages) == 10
 
-    def test_a_token_behind_a_gap_is_good(self, collection: Collection) -> None:
+    def test_a_token_after_a_gap_is_good(self, collection: Collection) -> None:
         collection.fill(10)
         collection.trim()
         token = collection.last(collection.begin, on_expired=SkipToOldest()).continuation_token
@@ -102,7 +102,7 @@ class TestExpiry:
         assert len(collection.read(token, 5)) == 5
 
     @pytest.mark.needs("split")
-    def test_a_branch_that_was_trimmed_goes_on_in_its_descendants(self, collection: Collection) -> None:
+    def test_a_branch_that_was_trimmed_continues_in_its_descendants(self, collection: Collection) -> None:
         collection.fill(10)
         collection.split(collection.split()[0])
         collection.trim()
@@ -141,7 +141,7 @@ class TestPoison:
         assert not error.retryable
 
     @pytest.mark.needs("key_order")
-    def test_the_skip_token_goes_on_behind_it_and_says_so(self, collection: Collection) -> None:
+    def test_the_skip_token_continues_after_it_and_says_so(self, collection: Collection) -> None:
         collection.put("a", n=0)
         collection.harness.poison(collection.address, "a")
         collection.put("a", n=1)
@@ -153,7 +153,7 @@ class TestPoison:
         assert len(skipped) == 1
         assert len(seen) == sum(len(page.events) for page in pages) == 1
 
-    def test_without_the_skip_token_it_is_told_again(self, collection: Collection) -> None:
+    def test_without_the_skip_token_it_is_reported_again(self, collection: Collection) -> None:
         collection.harness.poison(collection.address, "a")
         for _ in range(3):
             _, error = self._until_poison(collection, 0)

@@ -108,7 +108,7 @@ class TestTrouble:
                         last[str(event.key)] = event.order_key
                         seen.add(event.event_id)
 
-    def test_a_consumer_that_is_killed_goes_on_without_the_trouble(
+    def test_a_consumer_that_is_killed_continues_without_the_trouble(
         self, collection: Collection, script: FaultScript
     ) -> None:
         act = _act(collection, script)
@@ -122,7 +122,7 @@ class TestTrouble:
 class TestEndlessTrouble:
     """A trouble that does not end, and its effect."""
 
-    def test_a_service_that_fails_for_ever_is_told_and_the_token_stays_good(
+    def test_a_service_that_fails_for_ever_is_reported_and_the_token_stays_good(
         self, collection: Collection
     ) -> None:
         collection.fill(5)
@@ -168,7 +168,7 @@ class TestEndlessTrouble:
         assert sum(page.diagnostics.retries for page in pages) >= 1
         assert took >= 0.4
 
-    def test_retries_are_told(self, collection: Collection) -> None:
+    def test_retries_are_reported(self, collection: Collection) -> None:
         collection.fill(5)
         with collection.harness.troubled(ServerFailure(times=1), lambda: None) as client:
             retries, token, idle = 0, collection.begin, False
@@ -188,7 +188,7 @@ class TestEndlessTrouble:
 class TestTrimmedOnTheWay:
     """Retention removes records before a reader gets to them."""
 
-    def test_it_is_told_and_not_jumped_over(self, collection: Collection) -> None:
+    def test_it_is_reported_and_not_jumped_over(self, collection: Collection) -> None:
         act = _act(collection, Trimmed())
         collection.fill(40)
         client = collection.harness.troubled(Trimmed(), act)
@@ -196,7 +196,7 @@ class TestTrimmedOnTheWay:
             _read(collection, client, 3, 40)
         assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
 
-    def test_skipping_tells_of_the_gap(self, collection: Collection) -> None:
+    def test_skipping_reports_the_gap(self, collection: Collection) -> None:
         act = _act(collection, Trimmed())
         collection.fill(40)
         with collection.harness.troubled(Trimmed(), act) as client:

@@ -223,7 +223,7 @@ class TestEventIdentity:
         assert collection.drain(start, scope=scope) == collection.read(collection.begin, 5)
 
     @pytest.mark.needs("split")
-    def test_ids_are_the_same_behind_a_split(self, collection: Collection) -> None:
+    def test_ids_are_the_same_after_a_split(self, collection: Collection) -> None:
         collection.fill(20)
         before = {event.event_id: event for event in collection.read(collection.begin, 20)}
         collection.split()

@@ -39,7 +39,7 @@ class TestIdle:
         collection.put("a", n=1)
         assert len(collection.read(token, 1)) == 1
 
-    def test_an_idle_feed_is_not_behind(self, collection: Collection) -> None:
+    def test_an_idle_feed_does_not_lag(self, collection: Collection) -> None:
         collection.fill(3)
         assert collection.last(collection.begin).diagnostics.lag_seconds == 0
 

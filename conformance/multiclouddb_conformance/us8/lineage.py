@@ -72,7 +72,7 @@ class TestRetirement:
         assert [page.partition_retired for page in pages] == [*(False for _ in pages[1:]), True]
 
     @pytest.mark.parametrize("size", [1, 3])
-    def test_small_pages_retire_behind_the_last_event(self, collection: Collection, size: int) -> None:
+    def test_small_pages_retire_after_the_last_event(self, collection: Collection, size: int) -> None:
         name = collection.partitions()[0]
         token = collection.now(scope=PhysicalPartition(name))
         collection.fill(30)
@@ -124,7 +124,7 @@ class TestDescendants:
     """`PhysicalPartition(…, with_descendants=True)`: one token for a partition and all its descendants."""
 
     @pytest.mark.parametrize("size", [1, 3, 0])
-    def test_a_partition_is_read_on_in_its_children(self, collection: Collection, size: int) -> None:
+    def test_a_partition_is_continued_in_its_children(self, collection: Collection, size: int) -> None:
         name = collection.partitions()[0]
         scope = PhysicalPartition(name, with_descendants=True)
         token, alone = collection.now(scope=scope), collection.now(scope=PhysicalPartition(name))
@@ -142,7 +142,7 @@ class TestDescendants:
         }
         assert all(event.partition_id == name for event in got[: places.get(name, -1) + 1])
 
-    def test_it_may_be_ended_behind_every_page(self, collection: Collection) -> None:
+    def test_it_may_be_ended_after_every_page(self, collection: Collection) -> None:
         name = collection.partitions()[0]
         scope = PhysicalPartition(name, with_descendants=True)
         token = collection.now(scope=scope)
@@ -170,7 +170,7 @@ class TestDescendants:
         ]
         assert len(set(ids(events))) == 40
 
-    def test_tokens_of_the_two_forms_are_told_apart(self, collection: Collection) -> None:
+    def test_tokens_of_the_two_forms_are_distinguished(self, collection: Collection) -> None:
         name = collection.partitions()[0]
         alone, whole = (PhysicalPartition(name, with_descendants=form) for form in (False, True))
         for mine, other in ((alone, whole), (whole, alone)):
@@ -197,7 +197,7 @@ class TestSplit:
 
     @pytest.mark.needs("key_order")
     @pytest.mark.parametrize("size", [1, 4, 0])
-    def test_a_child_comes_behind_its_parent(self, collection: Collection, size: int) -> None:
+    def test_a_child_comes_after_its_parent(self, collection: Collection, size: int) -> None:
         for number in range(40):
             collection.put(f"k{number % 8}", n=number)
             if number in (12, 24):
@@ -206,7 +206,7 @@ class TestSplit:
         assert len(events) == 40
         _in_order(events)
 
-    def test_a_token_from_before_a_split_is_good_behind_it(self, collection: Collection) -> None:
+    def test_a_token_from_before_a_split_is_good_after_it(self, collection: Collection) -> None:
         collection.fill(20)
         token = collection.last(collection.begin).continuation_token
         collection.split()
@@ -257,7 +257,7 @@ class TestMerge:
 
     @pytest.mark.needs("key_order")
     @pytest.mark.parametrize("size", [1, 4, 0])
-    def test_a_merged_child_comes_behind_both_parents(self, collection: Collection, size: int) -> None:
+    def test_a_merged_child_comes_after_both_parents(self, collection: Collection, size: int) -> None:
         children = collection.split()
         for number in range(40):
             collection.put(f"k{number % 8}", n=number)
@@ -290,7 +290,7 @@ class TestMerge:
             child = [event.partition_id == merged for event in events]
             assert child == sorted(child)
 
-    def test_a_token_from_before_a_merge_is_good_behind_it(self, collection: Collection) -> None:
+    def test_a_token_from_before_a_merge_is_good_after_it(self, collection: Collection) -> None:
         pair = collection.split()
         collection.fill(20)
         first = collection.page(collection.begin, 5)

@@ -81,7 +81,7 @@ class TestNotices:
 
     @pytest.mark.needs("trim")
     @pytest.mark.parametrize("size", [1, 0])
-    def test_what_is_read_behind_a_gap_comes_on_a_later_page(self, collection: Collection, size: int) -> None:
+    def test_what_is_read_after_a_gap_comes_on_a_later_page(self, collection: Collection, size: int) -> None:
         collection.fill(10)
         collection.trim()
         collection.fill(10, start=10)
@@ -92,7 +92,7 @@ class TestNotices:
             assert not _gaps(page) & {event.partition_id for event in page.events}
 
     @pytest.mark.needs("trim")
-    def test_every_token_in_front_of_a_gap_tells_of_it_and_none_behind_it_does(
+    def test_every_token_in_front_of_a_gap_reports_it_and_none_after_it_does(
         self, collection: Collection
     ) -> None:
         collection.fill(10)
@@ -105,11 +105,13 @@ class TestNotices:
             before = [_gaps(each) for each in collection.pages(token, on_expired=SkipToOldest())]
             assert set().union(*before) >= _gaps(page)
             rest = collection.pages(page.continuation_token, on_expired=SkipToOldest())
-            behind = [_gaps(each) for each in rest]
-            assert not set().union(*behind) & _gaps(page)
+            later = [_gaps(each) for each in rest]
+            assert not set().union(*later) & _gaps(page)
 
     @pytest.mark.needs("poison", "key_order")
-    def test_a_skipped_record_is_told_before_anything_behind_it_is_read(self, collection: Collection) -> None:
+    def test_a_skipped_record_is_reported_before_anything_after_it_is_read(
+        self, collection: Collection
+    ) -> None:
         token = _skip_token(collection)
         told = []
         for _ in range(2):  # a consumer that crashes with the page gets it again

@@ -30,7 +30,14 @@ from multiclouddb_conformance.snapshots import (
 __all__ = ["TestResnapshot", "TestSnapshotUnderLoad"]
 
 _SNAPSHOT: Final = Capability.CHANGE_FEED_SNAPSHOT
-_ORDERS: Final = [pytest.param(order, id=order.value) for order in SnapshotOrder]
+_ORDERS: Final = [
+    pytest.param(
+        order,
+        id=order.value,
+        marks=[pytest.mark.needs("interleaved")] if order is SnapshotOrder.INTERLEAVED else [],
+    )
+    for order in SnapshotOrder
+]
 _ORDERED: Final = Snapshot(SnapshotOrder.ORDERED)
 _INTERLEAVED: Final = Snapshot(SnapshotOrder.INTERLEAVED)
 
@@ -130,6 +137,7 @@ class TestResnapshot:
             source.delete(f"k{number + 5}")
         _heal(source, sink, Snapshot())
 
+    @pytest.mark.needs("interleaved")
     def test_a_target_that_had_later_changes_is_healed(self, collection: Collection) -> None:
         source, sink = Source(collection), Sink()
         source.fill(6)
@@ -155,6 +163,9 @@ class TestResnapshot:
         collection.trim()
         source.put("k2", 100)
         first = collection.page(page.continuation_token, on_expired=Resnapshot())
+        while first.events:  # partitions that have not expired may be first
+            sink.apply(first.events)
+            first = collection.page(first.continuation_token, on_expired=Resnapshot())
         gap, started = first.notices
         assert isinstance(gap, Gap)
         assert isinstance(started, SnapshotStarted)

@@ -97,7 +97,7 @@ class TestDeadline:
             ):
                 assert_prompt(_SOON, partial(_failing_takes, call), at_most=_STUCK)
 
-    def test_the_token_stays_good_behind_a_deadline(self, collection: Collection) -> None:
+    def test_the_token_stays_good_after_a_deadline(self, collection: Collection) -> None:
         collection.fill(3)
         with collection.harness.troubled(Silent(), _nothing) as client:
             collection.refused(ErrorCategory.TRANSIENT_FAILURE, collection.begin, client=client, timeout=0.2)
@@ -333,7 +333,7 @@ class _Counting(Observer):
 class TestReleasing:
     """Repeated use leaves no resources open."""
 
-    def test_a_thousand_pages_leave_no_reader_behind(self, collection: Collection) -> None:
+    def test_a_thousand_pages_leave_no_reader_open(self, collection: Collection) -> None:
         observer = _Counting()
         collection.fill(20)
         collection.client.close()

@@ -39,7 +39,14 @@ __all__ = ["TestNoSnapshot", "TestSnapshot"]
 
 _SNAPSHOT: Final = Capability.CHANGE_FEED_SNAPSHOT
 _KEY: Final = Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE
-_ORDERS: Final = [pytest.param(order, id=order.value) for order in SnapshotOrder]
+_ORDERS: Final = [
+    pytest.param(
+        order,
+        id=order.value,
+        marks=[pytest.mark.needs("interleaved")] if order is SnapshotOrder.INTERLEAVED else [],
+    )
+    for order in SnapshotOrder
+]
 _ORDERED: Final = Snapshot(SnapshotOrder.ORDERED)
 _INTERLEAVED: Final = Snapshot(SnapshotOrder.INTERLEAVED)
 
@@ -88,6 +95,13 @@ class TestSnapshot:
             assert (event.old_item_state, event.by_expiry) == (None, False)
             assert event.address == collection.address
         assert len({event.timestamp for event in rows}) == 1
+
+    @pytest.mark.needs("high_floor")
+    def test_the_floor_lies_above_every_earlier_change(self, collection: Collection) -> None:
+        collection.fill(5)
+        earlier = collection.read(collection.begin, 5)
+        floor = started_of(collection.page(_ORDERED)).floor
+        assert all(event.order_key < floor for event in earlier)
 
     def test_the_floor_lies_below_every_later_change(self, collection: Collection) -> None:
         collection.fill(5)
@@ -161,6 +175,7 @@ class TestSnapshot:
         assert kinds == sorted(kinds, reverse=True)
         assert False in kinds
 
+    @pytest.mark.needs("interleaved")
     def test_interleaved_has_changes_before_the_last_row(self, collection: Collection) -> None:
         source = Source(collection)
         source.fill(40)
@@ -236,6 +251,7 @@ class TestSnapshot:
         _refused(collection, scope=EntireDatabase(), start=Snapshot(), address=database)
         _refused(collection, scope=EntireCluster(), start=Snapshot(), address=ResourceAddress())
 
+    @pytest.mark.needs("interleaved")
     def test_a_plan_spreads_the_scan_over_processes(self, collection: Collection) -> None:
         source, sink = Source(collection), Sink()
         source.fill(20)

@@ -179,7 +179,7 @@ class TestAtTime:
         )
 
     @pytest.mark.requires(_TIME)
-    def test_a_moment_behind_everything_gives_what_comes(self, collection: Collection) -> None:
+    def test_a_moment_after_everything_gives_what_comes(self, collection: Collection) -> None:
         collection.fill(4)
         last = max(event.timestamp for event in collection.drain(collection.begin))
         token = collection.last(AtTime(last + timedelta(microseconds=1))).continuation_token
@@ -220,7 +220,7 @@ class TestEveryStart:
 
     @pytest.mark.parametrize("scope", _SCOPES)
     @pytest.mark.parametrize("start", _STARTS)
-    def test_a_start_in_a_scope_gives_what_comes_behind_it(
+    def test_a_start_in_a_scope_gives_what_comes_after_it(
         self, collection: Collection, start: str, scope: str
     ) -> None:
         key = collection.harness.key("mine")

@@ -100,7 +100,7 @@ class Container:
         return self.logical.get(key.name, {}).get(item_id)
 
     def partition(self, range_id: str) -> Partition:
-        """A live partition; the service's 410 for any other."""
+        """A live partition; for any other id it raises the service's 410."""
         for partition in self.partitions:
             if partition.range_id == range_id:
                 partition.check()

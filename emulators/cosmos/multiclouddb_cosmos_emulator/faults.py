@@ -78,7 +78,7 @@ class Fault:
     """A requested fault.
 
     Attributes:
-        action: What happens.
+        action: The action.
         operation: The operation that it affects, such as `ReadChangeFeed`; None for all.
         container: The id of the container whose requests it affects; None for all.
         partition: The id of the partition whose requests it affects; None for all.

@@ -98,7 +98,7 @@ class HttpServer:
         handler: Answers the requests.
 
     Attributes:
-        url: Where it listens.
+        url: Its URL.
         crashes: The exceptions of the handler; for each the connection was broken off.
     """
 

@@ -83,7 +83,7 @@ class ScriptedStreams:
         habits: The settings of the server; they may be changed at any time.
 
     Attributes:
-        endpoint_url: Where it listens: a free port of 127.0.0.1.
+        endpoint_url: Its URL, with a free port of 127.0.0.1.
         habits: The settings of the server.
         clock: The server's clock; `advance` moves it.
         troubles: Failures on demand.

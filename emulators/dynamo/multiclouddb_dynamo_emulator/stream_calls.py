@@ -158,7 +158,7 @@ def get_records(store: Store, arguments: Arguments, empty: bool = False) -> tupl
     """A page of records as JSON, and how many there are.
 
     Args:
-        store: Where to read.
+        store: The store to read.
         arguments: The arguments of the call.
         empty: True to return no records even if there are some.
     """

@@ -63,7 +63,7 @@ class Trouble:
     """A requested trouble.
 
     Attributes:
-        action: What happens.
+        action: The action.
         operation: The calls that it affects; None for all.
         shard: The shard whose calls it affects; None for all.
         times: How often; None for ever.

@@ -23,7 +23,7 @@ class Change:
         before: The row before it.
         after: The row after it.
         touched: The columns that were written, those of the key aside.
-        replaced: True when the row was written anew, or deleted, on the way.
+        replaced: True when the row was replaced or deleted inside the transaction.
     """
 
     before: Row | None

@@ -9,7 +9,7 @@ from google.protobuf.struct_pb2 import Value
 __all__ = ["messages"]
 
 Message = tuple[list[Value], bool]
-"""The values of a message, and True when the last of them goes on in the next."""
+"""The values of a message, and True when the last of them continues in the next."""
 
 
 def _cut(value: Value, room: int) -> tuple[Value, Value | None, int]:

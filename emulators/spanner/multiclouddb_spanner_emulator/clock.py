@@ -57,7 +57,7 @@ class Clock:
         return datetime.fromtimestamp(self.nanoseconds() / SECOND, UTC)
 
     def read(self) -> int:
-        """The timestamp of a strong read: every commit behind it is later."""
+        """The timestamp of a strong read: every commit after it is later."""
         self._last = self.nanoseconds() // MICROSECOND * MICROSECOND
         return self._last
 

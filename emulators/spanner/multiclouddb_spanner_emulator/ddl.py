@@ -116,7 +116,7 @@ class _Parser:
 
     def create_table(self, name: str, body: str, rest: str) -> Statement:
         if not self.postgres:
-            # The last "PRIMARY KEY (…)" stands behind the columns: cut the body at its own end.
+            # The last "PRIMARY KEY (…)" stands after the columns: cut the body at its own end.
             body, rest = _balanced(f"({body}){rest}")
         pieces = _pieces(body)
         columns, key = list[Column](), _key(rest)
@@ -220,7 +220,7 @@ def _key(text: str) -> list[tuple[str, str]]:
 
 
 def _balanced(text: str) -> tuple[str, str]:
-    """What stands in the first parentheses, and what stands behind them."""
+    """The text in the first parentheses, and the text after them."""
     depth = 0
     for place, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")

@@ -1,4 +1,4 @@
-"""What a scripted Cloud Spanner does in its own way, without being asked for trouble."""
+"""The ways in which a scripted Cloud Spanner behaves, beside the troubles that a test asks for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Habits:
             of Cloud Spanner does: a key's next change need not be in a descendant of its partition.
         first_partition_only: True when all changes go to the oldest open partition.
         mods_per_record: How many mods a data change record has at most; None for any number.
-        sequence_step: How far the record sequence of a transaction goes on with each record.
+        sequence_step: By how much the record sequence of a transaction grows with each record.
         children_per_record: How many children a child partitions record names at most; None for all.
         repeat_children: How often each child partitions record comes again.
         children_first: True when partitions and children are named in reverse order.

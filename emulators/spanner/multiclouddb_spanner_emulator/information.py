@@ -1,6 +1,6 @@
 """INFORMATION_SCHEMA: what a database says of itself, and the queries on it.
 
-The queries are run by SQLite on tables that are filled anew for each: joins, parameters and order work.
+The queries are run by SQLite on tables that are filled again for each: joins, parameters and order work.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def ask(database: Database, sql: str, params: Mapping[str, Any]) -> Answer:
                 raise invalid(f"Table not found: INFORMATION_SCHEMA.{name}, or the scripted server has none")
             _fill(connection, database, name)
         bound = {re.sub(r"^p(?=\d+$)", "", key) if database.postgres else key: params[key] for key in params}
-        # ALL is a reserved word of SQLite behind a dot, too.
+        # ALL is a reserved word of SQLite also after a dot.
         spelled = re.sub(r"\.ALL\b", '."ALL"', sql, flags=re.IGNORECASE)
         cursor = connection.execute(spelled, bound)
         return _answer([each[0] for each in cursor.description], [list(row) for row in cursor])

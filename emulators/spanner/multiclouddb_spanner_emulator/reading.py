@@ -148,7 +148,7 @@ class Reading:
                 return
 
     def _step(self, partition: Partition, at: int) -> tuple[list[Record], int, bool]:
-        """What there is by now, where it goes on, and whether that was all."""
+        """The records up to now, the place of the next one, and whether the answer ends."""
         now, end = self._clock.nanoseconds(), self._query.end
         bound = now if end is None else min(now, end)
         stop = at

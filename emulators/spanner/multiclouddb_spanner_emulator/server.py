@@ -230,11 +230,11 @@ class ScriptedSpanner:
         return self._world.reshape(tokens, 1)[0]
 
     def move(self, token: str) -> str:
-        """End a partition and go on in another one with the same keys; its token."""
+        """End a partition and continue in a new one with the same keys; its token."""
         return self._world.reshape([token], 1)[0]
 
     def reshape(self, tokens: Sequence[str], count: int) -> list[str]:
-        """End partitions and go on in so many others, each a child of all of them."""
+        """End partitions and continue in so many new ones, each a child of all of them."""
         return self._world.reshape(tokens, count)
 
     def hide_end(self, token: str, *, hidden: bool = True) -> None:

@@ -98,7 +98,7 @@ class ChangeStream:
         return self.partitions[token]
 
     def reshape(self, tokens: Sequence[str], count: int, moment: int) -> list[str]:
-        """End open partitions and go on in so many others, each a child of all of them."""
+        """End open partitions and continue in so many new ones, each a child of all of them."""
         parents = [self.partitions[token] for token in tokens]
         if len(set(tokens)) != len(tokens) or not tokens or any(each.end is not None for each in parents):
             raise ValueError("name open partitions, each once")

@@ -22,14 +22,14 @@ class Fail:
 
 @attrs.frozen
 class Delay:
-    """Goes on late."""
+    """Continues late."""
 
     seconds: float
 
 
 @attrs.frozen
 class Hang:
-    """Does not go on until the trouble is over."""
+    """Waits until the trouble is over."""
 
 
 @attrs.frozen
@@ -69,7 +69,7 @@ class Trouble:
     _asked: int = attrs.field(default=0, init=False)
 
     def end(self) -> None:
-        """No more of it; what hangs goes on."""
+        """End the trouble; calls that hang continue."""
         self.over.set()
 
     def strikes(self, methods: tuple[str, ...], token: str | None, rows: int | None) -> bool:
@@ -125,7 +125,7 @@ class Troubles:
         token: str | None = None,
         after_rows: int | None = None,
     ) -> Trouble:
-        """Answer late, or go on late."""
+        """Answer late, or continue late."""
         return self._add(Trouble(Delay(seconds), method, token, after_rows, times))
 
     def hang(

@@ -114,7 +114,7 @@ class World:
         raise ValueError(f"no change stream has all of these partitions: {', '.join(tokens)}")
 
     def reshape(self, tokens: Sequence[str], count: int) -> list[str]:
-        """End partitions and go on in others; their tokens."""
+        """End partitions and continue in new ones; their tokens."""
         with self.changed:
             stream = self.stream_of(*tokens)
             moment = self.clock.step()

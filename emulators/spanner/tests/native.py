@@ -3,12 +3,9 @@
 import contextlib
 import itertools
 import os
-import shutil
 import socket
 import subprocess
 from datetime import datetime, timedelta
-from functools import cache
-from pathlib import Path
 
 import grpc
 from google.api_core.exceptions import GoogleAPICallError
@@ -27,6 +24,8 @@ from google.cloud.spanner_v1.types import (
 from google.protobuf import struct_pb2
 from google.protobuf.json_format import MessageToDict
 
+from multiclouddb_spanner_emulator.google import google_emulator as program
+
 PROJECT, INSTANCE = "tests", "parity"
 COUNTER = itertools.count()
 _TYPES = {
@@ -36,18 +35,6 @@ _TYPES = {
     "h": Type(code=TypeCode.INT64),
 }
 _STRONG = TransactionOptions.ReadOnly(strong=True, return_read_timestamp=True)
-
-
-@cache
-def program():
-    """Google's emulator of the Cloud SDK that is installed here, or None."""
-    gcloud = shutil.which("gcloud")
-    if gcloud is None:
-        return None
-    asked = [gcloud, "info", "--format=value(installation.sdk_root)"]
-    root = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False).stdout.strip()
-    found = Path(root, "bin", "cloud_spanner_emulator", "emulator_main")
-    return found if found.is_file() else None
 
 
 @contextlib.contextmanager

@@ -284,7 +284,7 @@ class TestRecords:
             ["id", "n", "s", "more"],
         ]
 
-    def test_a_stream_made_anew_knows_no_token_of_the_old_one(self, world):
+    def test_a_stream_recreated_knows_no_token_of_the_old_one(self, world):
         (token, *_) = world.open()
         world.put(("a", 1))
         world.native.ddl("DROP CHANGE STREAM s", STREAM)
@@ -302,7 +302,7 @@ class TestTroubles:
         assert world.read(token)
 
     @pytest.mark.parametrize("after", [0, 1, 3])
-    def test_a_stream_breaks_off_behind_so_many_rows(self, make, after):
+    def test_a_stream_breaks_off_after_so_many_rows(self, make, after):
         world = make(initial_partitions=1, mods_per_record=1)
         world.put(*((f"k{number}", number) for number in range(5)))
         (token,) = world.open()

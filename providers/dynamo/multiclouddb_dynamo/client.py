@@ -31,12 +31,12 @@ _JSON: Final = "application/x-amz-json"
 
 @attrs.frozen
 class Table:
-    """What DescribeTable says.
+    """The answer of DescribeTable.
 
     Attributes:
         arn: The latest stream's ARN; None when the table never had one.
         enabled: True while the stream takes records.
-        view_type: What its records hold, or None when it is disabled.
+        view_type: The stream's view type, or None when it is disabled.
         key_names: Partition key, then sort key if there is one.
     """
 
@@ -47,7 +47,7 @@ class Table:
 
 
 class RateLimiter:
-    """Limits calls to a number in any second; for several threads.
+    """Limits the number of calls in any second; several threads can use it.
 
     Args:
         a_second: The number of calls.
@@ -83,7 +83,7 @@ class Calls:
 
     Args:
         clients: boto3's clients.
-        ours: True when we made them: only then is botocore's response parser replaced.
+        ours: True when we made them. Only then botocore's response parser is replaced.
         vendor_retried: True when botocore retries by itself.
     """
 
@@ -113,22 +113,22 @@ class Calls:
         )
 
     def describe_stream(
-        self, arn: str, deadline: Deadline, *, behind: str | None = None, parent: str | None = None
+        self, arn: str, deadline: Deadline, *, after: str | None = None, parent: str | None = None
     ) -> dict[str, Any]:
         """One page of a stream's shards, at most ten calls a second.
 
         Args:
             arn: The stream.
             deadline: The time limit.
-            behind: Continue after this shard.
+            after: Continue after this shard.
             parent: Only children of this shard; some servers ignore it.
         """
         with self._lock:
             limiter = self._limiters.setdefault(arn, RateLimiter(_DESCRIBES_A_SECOND))
         limiter.wait(deadline)
         asked: dict[str, Any] = {"StreamArn": arn}
-        if behind is not None:
-            asked["ExclusiveStartShardId"] = behind
+        if after is not None:
+            asked["ExclusiveStartShardId"] = after
         if parent is not None:
             asked["ShardFilter"] = {"Type": "CHILD_SHARDS", "ShardId": parent}
         answer = self._told(self._clients.streams.describe_stream(**asked))
@@ -157,7 +157,7 @@ class Calls:
         return self._told(answer)
 
     def is_passing(self, error: Exception, *, at_once: bool = False) -> bool:
-        """Whether a failed call may work a moment later and nobody has retried it.
+        """True when a failed call may work a moment later and was not retried yet.
 
         Args:
             error: The error of the call.
@@ -170,7 +170,9 @@ class Calls:
         return found.retryable and not found.vendor_retried and not (at_once and found.retry_after)
 
     def now(self) -> datetime | None:
-        """The service's time: that of its last answer, advanced since; None while no answer had a time.
+        """The service's time: that of its last answer plus the time since then.
+
+        None until an answer had a time.
 
         This machine's wall clock is not used: it may be wrong, and it may be changed in the meantime.
         """
@@ -189,11 +191,11 @@ class Calls:
             self._clients.streams.close()
 
     def hear(self, answer: Mapping[str, Any]) -> None:
-        """Set the clock by the `Date` of an answer, also of a refusal."""
+        """Set the clock from the `Date` header of an answer, also of an error."""
         date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
         if date is not None and date != self._date:
             self._date = date
-            with contextlib.suppress(ValueError):  # a proxy's, perhaps
+            with contextlib.suppress(ValueError):  # it may come from a proxy
                 self._told_at = parsedate_to_datetime(date).astimezone(UTC), time.monotonic()
 
     def _told(self, answer: dict[str, Any]) -> dict[str, Any]:
@@ -221,7 +223,7 @@ class Calls:
 
 
 def _whole(answer: Mapping[str, Any], name: str) -> Any:
-    """A part that every answer has.
+    """A member that every complete answer has.
 
     botocore takes an answer that was cut off for a success: it does not compare the length, and it reads a
     JSON text that ends early as an empty object. For a page of records that would mean the end of the shard.
@@ -240,20 +242,20 @@ def _whole(answer: Mapping[str, Any], name: str) -> Any:
 
 
 class Series:
-    """A sequence of calls in which one throttled call does not fail all of them.
+    """A sequence of calls in which one throttled call does not make all calls fail.
 
     A throttled call is made again at once if the call before it has worked. Waiting and retrying is the
     engine's part: a service that throttles everything gets no more calls than without this class.
 
     Args:
-        calls: Says which failures pass.
+        calls: Decides which failures are temporary.
     """
 
     def __init__(self, calls: Calls) -> None:
         self._calls, self._moved = calls, False
 
     def make(self, call: Callable[[], T]) -> T:
-        """Make the next one."""
+        """Make the next call."""
         try:
             found = call()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""How an application names a region, and the boto3 clients that are made from it."""
+"""The configuration of a region, and the boto3 clients that are made from it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class DynamoConfig:
 
     Attributes:
         region: The region, or None to leave it to boto3.
-        endpoint_url: Where to call instead of the region's endpoint, or None.
+        endpoint_url: The URL to call instead of the region's endpoint, or None.
         session: The application's own `boto3.Session`, or None for the default chain.
         config: The application's own `botocore.config.Config`, or None.
     """

@@ -1,4 +1,4 @@
-"""What a failure of boto3 or of the service means; pure."""
+"""The category of each failure of boto3 or of the service; pure."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _THROTTLED: Final = Row(ErrorCategory.THROTTLED, _SLOWER)
 _REFUSED: Final = Row(ErrorCategory.INVALID_REQUEST, _ASKED)
 _BROKEN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
 
-# The service's code → what it means.
+# The service's code → its meaning.
 _CODES: Final[dict[str, Row]] = {
     "ResourceNotFoundException": Row(
         ErrorCategory.NOT_FOUND, "check the table's name, the region and the account"
@@ -108,7 +108,10 @@ def expired_records(what: str) -> ProviderFault:
 
 
 def code_of(error: BaseException) -> str:
-    """The service's code; `ParamValidation` for what botocore itself refuses; empty for anything else."""
+    """The service's code; `ParamValidation` for a call that botocore itself refuses.
+
+    Empty for any other error.
+    """
     if isinstance(error, ParamValidationError):
         return "ParamValidation"
     if isinstance(error, ClientError):
@@ -117,7 +120,7 @@ def code_of(error: BaseException) -> str:
 
 
 def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
-    """Say what an exception means; raises nothing, also for unknown exceptions.
+    """Classify an exception; raises nothing, also for unknown exceptions.
 
     Args:
         error: The exception.

@@ -54,11 +54,11 @@ __all__ = ["DynamoFeed"]
 
 @attrs.define
 class _Learned:
-    """What the tries of one call have learned.
+    """The partial results that the attempts of one call share.
 
     Attributes:
-        resolution: What was learned for a start.
-        listing: What was learned for a listing of the shards.
+        resolution: The partial result of a start.
+        listing: The partial listing of the shards.
     """
 
     resolution: Resolution
@@ -69,7 +69,7 @@ class DynamoFeed(Feed):
     """The stream of one table.
 
     Args:
-        source: What its readers share.
+        source: The objects that its readers share.
     """
 
     def __init__(self, source: Source) -> None:
@@ -80,19 +80,19 @@ class DynamoFeed(Feed):
         self._audits: list[Listing] = []
 
     def for_one_call(self) -> DynamoFeed:
-        """A feed that does not ask again what an earlier try of a start or a listing has learned."""
+        """A feed that reuses the partial results of earlier attempts of the same call."""
         feed = copy(self)
         feed._learned = _Learned(Resolution(self._source))
         return feed
 
     def clock(self, deadline: Deadline) -> datetime | None:
-        """The `Date` of the service's last answer, advanced since; None where it sends none."""
+        """The `Date` of the service's last answer plus the time since then; None if it sends no `Date`."""
         return self._source.calls.now()
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
         """List the shards, and for `Now` take an iterator at the end of each open one.
 
-        Another try of the same call asks only for what is missing.
+        A later attempt of the same call asks only for missing results.
         """
         table, arn = find_table(self._source.calls, self.spec.address)
         if arn != self._source.arn:
@@ -153,7 +153,10 @@ class DynamoFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed] | None:
-        """By parents, from a new listing; the next audit continues a listing that a deadline has cut off."""
+        """Find missed shards by their parents, from a new listing.
+
+        The next audit continues a listing that a deadline has ended.
+        """
         try:
             listing = self._audits.pop()
         except IndexError:
@@ -172,7 +175,7 @@ class DynamoFeed(Feed):
         return seeds
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        """24 hours, counted from a time that no record after the position is older than."""
+        """24 hours minus the age of the position. No record after the position is older than that age."""
         return headroom(place_of(cursor), now)
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
@@ -188,7 +191,7 @@ class DynamoFeed(Feed):
         return without_trail(cursor)
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """What is left of these shards, or of their descendants."""
+        """The remaining shards among these, or their descendants."""
         shards, now = self._shards.read(deadline).shards, self._source.seconds()
         # A listing may be incomplete, so the shards that it lacks are asked for.
         hidden = {name for name in partition_ids if name not in shards and not self._shards.is_gone(name)}
@@ -201,5 +204,5 @@ class DynamoFeed(Feed):
         )
 
     def describe(self, cursor: Cursor) -> Position:
-        """`sequence 4711`, and a time that no record after it is older than."""
+        """`sequence 4711`, and a time; no record after the position is older than this time."""
         return describe(place_of(cursor))

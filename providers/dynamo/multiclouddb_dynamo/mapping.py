@@ -27,8 +27,8 @@ __all__ = [
     "DynamoMapper",
     "Record",
     "View",
-    "behind",
     "order_key",
+    "place_after",
     "seconds_of",
     "seq_of",
     "to_arrow",
@@ -42,16 +42,16 @@ _TYPE_TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST_DIGITS: Final = 40
 _LENGTHS: Final = tuple(f"{length:02}" for length in range(100))
-# What the code below raises for a damaged record.
+# The exceptions of the code below for a damaged record.
 _DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
 
 
 @attrs.frozen
 class View:
-    """What all events of one shard share.
+    """The properties that all events of one shard share.
 
     Attributes:
-        address: Where the items are.
+        address: The table of the items.
         partition_id: The public id of the shard.
         shard_id: The service's own id.
         key_names: The attributes of the table's key: the partition key, then the sort key if there is one.
@@ -73,11 +73,11 @@ def seq_of(record: Record) -> str:
     """The record's sequence number.
 
     Raises:
-        ValueError: It is none (or `LookupError`, `TypeError`).
+        ValueError: It is not valid (or `LookupError`, `TypeError`).
     """
     seq = record["dynamodb"]["SequenceNumber"]
     if not (seq.isascii() and seq.isdecimal() and len(seq) <= _MOST_DIGITS):
-        raise ValueError("its sequence number is none")
+        raise ValueError("its sequence number is not valid")
     return str(seq)
 
 
@@ -157,7 +157,7 @@ def _keys(datas: Sequence[Record], names: tuple[str, ...]) -> list[dict[str, Any
 
 
 def _times(datas: Sequence[Record]) -> list[datetime]:
-    """The times; records of one second share one object."""
+    """The times of the records; records of one second share one object."""
     previous, moment, moments = None, _EPOCH, []
     for data in datas:
         value = data["ApproximateCreationDateTime"]
@@ -183,7 +183,7 @@ def _expiries(records: Sequence[Record], types: Sequence[ChangeType]) -> list[bo
 
 
 def _by_service(identity: Any) -> bool:
-    """True for the identity with which time-to-live deletes; its fields occur in both spellings."""
+    """True for the identity that time-to-live uses for deletes; its fields have two spellings."""
     fields = {name.lower(): value for name, value in (identity or {}).items()}
     return fields.get("principalid") == "dynamodb.amazonaws.com" and fields.get("type") == "Service"
 
@@ -246,11 +246,11 @@ def _fault(records: Sequence[Record], index: int, reason: str) -> RecordFault:
     seconds = seconds_of(records[index])
     where = cursor_of(After(seq, None if seconds is None else int(seconds)))
     return RecordFault(
-        index, f"sequence {seq}", f"it is no stream record that can be decoded ({reason})", where
+        index, f"sequence {seq}", f"it is not a stream record that can be decoded ({reason})", where
     )
 
 
-def behind(record: Record) -> After:
+def place_after(record: Record) -> After:
     """The position after a record."""
     seconds = seconds_of(record)
     return After(seq_of(record), None if seconds is None else int(seconds))
@@ -261,14 +261,14 @@ class DynamoMapper(Mapper):
     """Maps the records of one shard.
 
     Attributes:
-        view: What their events share.
+        view: The properties that their events share.
     """
 
     view: View
 
     def cursor_behind(self, records: Sequence[Record], count: int) -> Cursor:
         """The position after the first `count` records."""
-        return cursor_of(behind(records[count - 1]))
+        return cursor_of(place_after(records[count - 1]))
 
     def events(self, records: Sequence[Record], start: int, stop: int) -> list[ChangeEvent]:
         """Map records to events."""

@@ -79,7 +79,7 @@ def end_of(children: Iterable[Shard], place: Place, *, settled: bool = False) ->
 
     Args:
         children: Its children as far as they are known.
-        place: Where reading of it has ended.
+        place: The position where reading ended.
         settled: True when the stream takes no more records and no more children are listed.
     """
     found = tuple(
@@ -93,7 +93,10 @@ def end_of(children: Iterable[Shard], place: Place, *, settled: bool = False) ->
 
 
 def _start_of(shard: Shard, place: Place) -> Place:
-    """The start of a shard, with the age of its records: they are younger than its parent, or it is open."""
+    """The start of a shard.
+
+    The age of its records is limited by its parent's age, or by the shard being open.
+    """
     ages = [seconds for seconds in (seconds_at(place), _age(shard)) if seconds is not None]
     if isinstance(place, Horizon) and not ages:
         # A parent without a record at `Beginning` gives no time, and its iterator cannot be used here.
@@ -110,7 +113,7 @@ def _age(shard: Shard) -> int | None:
 
 
 def lost(shard_id: str, shards: Mapping[str, Shard]) -> Drained:
-    """How a drained shard continues that is no longer listed and whose children nobody has named.
+    """The outcome of a drained shard that is no longer listed and whose children are unknown.
 
     Its descendants may be gone as well: then reading what is left reports that the position has expired.
     """
@@ -132,7 +135,7 @@ def seeds_at_oldest(
     """A start at the oldest record of every shard, parents first.
 
     Args:
-        shards: What the service lists.
+        shards: The shards that the service lists.
         since: The service's time, or None.
         unlisted: Parents of these that exist although the service does not list them at present.
     """
@@ -153,7 +156,7 @@ def oldest_left(
     since: int | None,
     can_be_read: Callable[[Shard], bool],
 ) -> list[Seed]:
-    """Where reading of shards whose positions have expired can resume.
+    """The seeds where expired shards can be resumed.
 
     The descendants of a shard that is no longer listed are not known, because its children may be gone as
     well: every shard whose parent is not listed may be a descendant. Some of these belong to other branches.
@@ -161,7 +164,7 @@ def oldest_left(
     them repeats events, but leaving them out would lose events.
 
     Args:
-        shards: What the service lists.
+        shards: The shards that the service lists.
         shard_ids: The shards.
         since: The service's time, or None.
         can_be_read: Asks the service about a shard that it still lists. A shard that cannot be read is
@@ -186,7 +189,7 @@ def seed_at_end(shard: Shard, since: int | None, children: tuple[str, ...] = ())
 
     Args:
         shard: The shard.
-        since: Nothing older is wanted.
+        since: Records older than this time are not wanted.
         children: Its children that have a seed of their own.
     """
     assert shard.last is not None
@@ -218,7 +221,7 @@ def _is_reached(shard: Shard, shards: Mapping[str, Shard], later: Mapping[str, S
 
 
 def seeds_of_late(shards: Mapping[str, Shard], later: Mapping[str, Shard], since: int | None) -> list[Seed]:
-    """The shards of a second listing that no shard of the first leads to: children of a split in between."""
+    """Seeds for the children of a split between two listings, which no shard of the first leads to."""
     return [
         Seed(shard.shard_id, (), cursor_of(Latest(since)))
         for shard in later.values()
@@ -232,12 +235,12 @@ def seeds_of_missed(
     since: int | None,
     is_trimmed: Callable[[Shard], bool],
 ) -> list[Seed]:
-    """Where to start shards that an audit has found.
+    """The seeds of shards that an audit has found.
 
     Args:
         missed: Shard → its parents among them.
-        shards: What the service lists.
-        since: Nothing older is wanted; None = no bound is known.
+        shards: The shards that the service lists.
+        since: Records older than this time are not wanted; None means that no bound is known.
         is_trimmed: Asks whether the oldest records of a shard are gone. It is asked only for a shard that has
             so many generations of descendants that its records may be a day old.
     """
@@ -343,10 +346,10 @@ def check_table(table: Table, spec: FeedSpec) -> None:
 
 
 def gone(calls: Calls, address: ResourceAddress, arn: str, shard_id: str) -> ProviderFault:
-    """Why a shard or a record in it is gone: the table, the stream, or 24 hours.
+    """The reason why a shard or a record in it is gone: the table, the stream, or the 24 hours.
 
     Raises:
-        Exception: What boto3 raised for the question.
+        Exception: The error of boto3.
     """
     try:
         table = calls.describe_table(str(address.collection))
@@ -355,13 +358,13 @@ def gone(calls: Calls, address: ResourceAddress, arn: str, shard_id: str) -> Pro
             raise
         return ProviderFault.of(
             ErrorCategory.NOT_FOUND,
-            f"table {address.collection!r} was deleted; a table created since under the same name "
-            "is another one: start again",
+            f"table {address.collection!r} was deleted; a table created later under the same name is "
+            f"another table: start again",
         )
     if table.arn != arn:
         return ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
             f"the stream of table {address.collection!r} was replaced: the table was recreated, or its "
-            "stream disabled and enabled again; start again: what the old one held is gone",
+            "stream disabled and enabled again; start again, because the old stream's changes are gone",
         )
     return expired_records(f"records after this position in {shard_id} were trimmed")

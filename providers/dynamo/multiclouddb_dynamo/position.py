@@ -1,14 +1,14 @@
 """Positions in a shard, and their form in a token; pure.
 
     [seq, t]               after the record `seq`, whose time was `t`
-    ["s", t]               at the start of a child shard that nobody has read: no record in it is older
+    ["s", t]               at the start of an unread child shard: no record in it is older
     ["h", t]               at the oldest record: `Beginning` at time `t`
     [.., t, it, looks]     each of these, and the iterator `it` of an answer without records after it
     ["n", t]               at the end as of time `t`: `Now`
     ["n", t, it]           the same, and the iterator `it` points there until it expires
     ["n", t, it, looks]    the same, with answers without records so far
     ["n", t, null, seq]    the same, with everything up to `seq` scanned without an iterator
-    ["w", t, it, looks]    as `["n", t]`, and `it` is where a scan from the oldest record has come to
+    ["w", t, it, looks]    as `["n", t]`, and `it` is the progress of a scan from the oldest record
     ["w", t, it, looks, seq]    as `["n", t, null, seq]`, in the same way
 
 `t` is in whole seconds since 1970 (None where the service gave no time), sequence numbers are text of digits.
@@ -63,7 +63,7 @@ _MOST_ITERATOR: Final = 2048  # the service model's bound
 
 @attrs.frozen
 class Trail:
-    """Where a search for a record has come to without finding one; it only saves calls.
+    """How far a search for a record has come without finding one; it only saves calls.
 
     Attributes:
         iterator: The iterator of the last answer; it lives for 15 minutes.
@@ -81,7 +81,7 @@ class After:
     Attributes:
         seq: The record's sequence number.
         time: Its time, or None.
-        trail: Where the search from here has come to, or None.
+        trail: How far the search from here has come, or None.
     """
 
     seq: str
@@ -94,8 +94,8 @@ class Start:
     """At the first record of a shard that has a parent which was read.
 
     Attributes:
-        time: No record in the shard is older, or None.
-        trail: Where the search from here has come to, or None.
+        time: A time; no record in the shard is older. None if unknown.
+        trail: How far the search from here has come, or None.
     """
 
     time: int | None
@@ -107,8 +107,8 @@ class Horizon:
     """At the oldest record that a shard held at some time.
 
     Attributes:
-        since: That time, or None.
-        trail: Where the search from here has come to, or None.
+        since: The time, or None.
+        trail: How far the search from here has come, or None.
     """
 
     since: int | None
@@ -120,11 +120,11 @@ class Latest:
     """After everything that a shard held at some time, without a record to name that place.
 
     Attributes:
-        since: That time, or None.
+        since: The time, or None.
         iterator: An iterator that points there, or None.
         seq: Everything up to this number was already scanned without the iterator, or None.
         looks: How many readers with that iterator have found nothing; less than 10.
-        trail: Where a search without the iterator has come to, or None.
+        trail: How far a search without the iterator has come, or None.
     """
 
     since: int | None
@@ -164,7 +164,7 @@ def place_of(cursor: Cursor) -> Place:
     """The inverse of `cursor_of`.
 
     Raises:
-        InvalidCursor: It is none.
+        InvalidCursor: It is not a valid cursor.
     """
     match cursor:
         case ["s" | "h" | "n" | "w" as kind, (int() | None) as time, *rest] if _is_time(time):
@@ -174,7 +174,7 @@ def place_of(cursor: Cursor) -> Place:
         case _:
             place = None
     if place is None:
-        raise InvalidCursor(f"{reprlib.repr(cursor)[:60]} is no sequence number and time")
+        raise InvalidCursor(f"{reprlib.repr(cursor)[:60]} is not a sequence number and time")
     return place
 
 
@@ -212,7 +212,7 @@ def _trail_of(rest: list[Any]) -> Trail | None:
 
 
 def looks_at(place: Place) -> int:
-    """How many readers at a position have found nothing."""
+    """The number of readers at a position that have found nothing."""
     if place.trail is not None:
         return place.trail.looks
     return place.looks if isinstance(place, Latest) else 0
@@ -228,7 +228,7 @@ def without_iterator(place: Place) -> Place:
 def without_trail(cursor: Cursor) -> Cursor:
     """The cursor without the parts that only save calls; cheap, and pure.
 
-    A `Now` keeps them: two of the same second differ in nothing else.
+    A `Now` keeps them, because two positions of the same second differ only in these parts.
     """
     match cursor:
         case [str() as kind, time, _, _] if kind not in ("n", "w"):
@@ -277,12 +277,12 @@ def compare(a: Place, b: Place) -> int | None:
 
 
 def join(places: Iterable[Place]) -> Place:
-    """Where a child starts, from its seed and its parent: the one that knows more about its age counts."""
+    """The start of a child. Of its seed and its parent, the one that knows more about its age decides."""
     return max(places, key=lambda place: (isinstance(place, Start), seconds_at(place) or 0))
 
 
 def seconds_at(place: Place) -> int | None:
-    """A time that no record after this position is older than, in seconds since 1970; None when unknown."""
+    """A time in seconds since 1970; no record after this position is older. None when unknown."""
     match place:
         case After(_, time) | Start(time):
             return time

@@ -56,7 +56,7 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.RUN_COMMAND: CapabilityNote(_UNSUPPORTED, "call boto3 for anything but the feed"),
     }
 )
-"""What a table with an enabled stream can do."""
+"""The capabilities of a table with an enabled stream."""
 
 
 class DynamoProvider(Provider):
@@ -75,7 +75,7 @@ class DynamoProvider(Provider):
         self._vendor_retried = vendor_retried
 
     def capabilities(self) -> CapabilitySet:
-        """What a table can do whose stream is enabled."""
+        """The capabilities of a table whose stream is enabled."""
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> DynamoFeed:
@@ -85,7 +85,7 @@ class DynamoProvider(Provider):
         return DynamoFeed(Source(self._calls, spec, table, arn, ShardMap(self._calls, arn)))
 
     def classify(self, error: Exception) -> Fault:
-        """What an exception of boto3 means."""
+        """Classify an exception of boto3."""
         return classify(error, vendor_retried=self._vendor_retried)
 
     def close(self) -> None:
@@ -94,12 +94,12 @@ class DynamoProvider(Provider):
 
 
 class DynamoPlugin(ProviderPlugin):
-    """What the entry point names."""
+    """The plugin that the entry point names."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
     def capabilities(self) -> CapabilitySet:
-        """What a table can do whose stream is enabled."""
+        """The capabilities of a table whose stream is enabled."""
         return CAPABILITIES
 
     def connect(self, config: ClientConfig, native_client: object | None) -> DynamoProvider:

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError, ParamValidationError
 
 from multiclouddb_api import ErrorCategory
 from multiclouddb_dynamo.errors import BROKEN, EXPIRED_ITERATOR, GONE, REJECTED, code_of, expired_records
-from multiclouddb_dynamo.mapping import DynamoMapper, Record, View, behind, seconds_of, seq_of
+from multiclouddb_dynamo.mapping import DynamoMapper, Record, View, place_after, seconds_of, seq_of
 from multiclouddb_dynamo.partitions import end_of, gone
 from multiclouddb_dynamo.position import (
     EARLY_SECONDS,
@@ -42,7 +42,7 @@ from multiclouddb_spi import (
 
 __all__ = ["DynamoReader"]
 
-_MOST_RECORDS: Final = 1000  # the service's bound on Limit
+_MOST_RECORDS: Final = 1000  # the service's maximum for Limit
 _RETENTION_SECONDS: Final = 24 * 3600
 # An answer without records may be followed by one with records. So a new reader at once makes a few more
 # calls, and more when the readers before it have found nothing. From the fourth reader on, only some readers
@@ -74,10 +74,10 @@ class DynamoReader(Reader):
     """Reads one shard forward, one GetRecords per fetch.
 
     Args:
-        source: What the readers of the feed share.
-        view: What the shard's events share.
-        place: Where to read from.
-        until: Stop after this, or None.
+        source: The objects that the readers of the feed share.
+        view: The properties that the shard's events share.
+        place: The start position.
+        until: The position after which to stop, or None.
     """
 
     def __init__(self, source: Source, view: View, place: Place, until: Place | None) -> None:
@@ -96,7 +96,8 @@ class DynamoReader(Reader):
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
         """The next records; there is no long poll, so it never blocks for news.
 
-        An expired iterator is renewed from the position. That is no retry: the position is still valid.
+        An expired iterator is renewed from the position. This is not a retry, because the position is still
+        valid.
         """
         if self._cancelled.is_set():
             raise cancelled()
@@ -134,7 +135,7 @@ class DynamoReader(Reader):
 
         Raises:
             ProviderFault: Records after the position were trimmed, or the stream is another one.
-            Exception: What boto3 raised.
+            Exception: The error of boto3.
         """
         while True:
             try:
@@ -168,7 +169,7 @@ class DynamoReader(Reader):
         """An iterator at the position.
 
         Raises:
-            ProviderFault: `CHECKPOINT_EXPIRED` when records may have been trimmed that nobody has read.
+            ProviderFault: `CHECKPOINT_EXPIRED` when unread records may have been trimmed.
         """
         shard_id = self._view.shard_id
         kind, seq = "TRIM_HORIZON", None
@@ -211,13 +212,13 @@ class DynamoReader(Reader):
                 return age is not None and age > _RETENTION_SECONDS
 
     def _is_missed(self, place: Horizon) -> bool:
-        """Whether missing records are a loss; they are none for a start that was just made."""
+        """True when missing records are a loss; for a start that was just made they are not."""
         if self._source.age_of(place.since) is None:
             return not self._source.has_started()
         return self._is_old(place)
 
     def _is_hinted(self) -> bool:
-        """Whether the refused iterator came from the position and not from the service just now."""
+        """True when the refused iterator came from the position and not from a new call to the service."""
         return not self._fresh and without_iterator(self._place) != self._place
 
     def _translated(self, code: str, deadline: Deadline) -> ProviderFault | None:
@@ -233,11 +234,12 @@ class DynamoReader(Reader):
             if shard is not None and seq > _most_of(shard):
                 return ProviderFault.of(
                     ErrorCategory.INVALID_REQUEST,
-                    f"sequence {seq} is none of {shard_id}; pass a token as it was returned, or start again",
+                    f"sequence {seq} does not belong to {shard_id}; pass a token as it was returned, or "
+                    f"start again",
                 )
         return None
 
-    # -- What an answer means
+    # -- Processing an answer
 
     def _taken(self, answer: Mapping[str, Any], deadline: Deadline) -> Batch:
         found: list[Record] = answer.get("Records") or []
@@ -251,7 +253,7 @@ class DynamoReader(Reader):
             records, cut = kept, len(kept) < len(records)
         else:
             cut = False
-        self._place = behind(records[-1]) if records else self._moved(begin)
+        self._place = place_after(records[-1]) if records else self._moved(begin)
         if cut or (self._until is not None and _reached(self._place, self._until)):
             self._outcome = Reached()
         elif self._iterator is None:
@@ -298,7 +300,7 @@ class DynamoReader(Reader):
         return attrs.evolve(begin, trail=Trail(self._iterator, looks))
 
     def _far(self, readers: int) -> int:
-        """How many answers without records do not prove yet that there are none."""
+        """The number of answers without records that still prove nothing."""
         looks = _LOOKS[readers]
         if isinstance(self._place, Latest) and not readers:
             return 0  # an iterator that was just made points to the end
@@ -331,7 +333,7 @@ class DynamoReader(Reader):
         )
 
     def _left(self, seconds: int | None) -> float | None:
-        """Seconds until a position of that time expires."""
+        """The seconds until a position of that time expires."""
         now = self._source.calls.now()
         if seconds is None or now is None:
             return None
@@ -344,7 +346,7 @@ class DynamoReader(Reader):
 
 
 def _most_of(shard: Shard) -> int:
-    """A number that no sequence number of the shard exceeds: its last one, or one far out of its reach."""
+    """A number that no sequence number of the shard exceeds: its last number, or a very large one."""
     if shard.last is not None:
         return int(shard.last)
     return _GROWTH * max(int(shard.first), _LEAST_NUMBER)

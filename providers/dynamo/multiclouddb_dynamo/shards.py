@@ -39,9 +39,9 @@ class Shard:
     Attributes:
         shard_id: Its id.
         parent: The shard that it descends from, listed or not, or None.
-        last: The sequence number that it ended with; None while it is open.
-        first: The sequence number that it begins with.
-        seen: When it was listed, in seconds since 1970; None where the service gives no time.
+        last: Its last sequence number; None while it is open.
+        first: Its first sequence number.
+        seen: The time of its listing, in seconds since 1970; None if the service gives no time.
     """
 
     shard_id: str
@@ -58,17 +58,17 @@ class Listing:
     Pages show different moments: if a shard splits between two of them, one child may be left out.
 
     Attributes:
-        shards: What its pages have so far.
+        shards: The shards of its pages so far.
         pages: How many there were.
-        behind: The shard after which the next page begins; None before the first and after the last page.
-        number: Higher for one that began later.
+        after: The shard after which the next page begins; None before the first and after the last page.
+        number: A number that is higher for a later listing.
         began: When it began, by `time.monotonic`.
         enabled: False when the stream took no more records when the first page was read.
     """
 
     shards: dict[str, Shard] = attrs.field(factory=dict)
     pages: int = 0
-    behind: str | None = None
+    after: str | None = None
     number: int = 0
     began: float = 0.0
     enabled: bool = True
@@ -76,23 +76,23 @@ class Listing:
     @property
     def is_whole(self) -> bool:
         """True when its last page was read."""
-        return self.pages > 0 and self.behind is None
+        return self.pages > 0 and self.after is None
 
 
 class Looks:
-    """Decides which drained shards to ask for now, so that a stream does not get too many calls.
+    """Decides for which drained shards to ask for children now, so that a stream does not get too many calls.
 
     A shard that has just ended is asked for at once. A shard without children is asked for after growing
     pauses, which begin again when another shard ends. All repeated calls share an allowance.
     """
 
     def __init__(self) -> None:
-        self._asked: OrderedDict[str, None] = OrderedDict()  # the last one was asked last
+        self._asked: OrderedDict[str, None] = OrderedDict()  # the shard that was asked most recently is last
         self._credit, self._filled = _LOOKS_AT_ONCE, time.monotonic()
         self._pause, self._next = 0.0, 0.0
 
     def choose(self, shard_ids: Sequence[str], childless: Iterable[str]) -> list[str]:
-        """Those to ask for now.
+        """The shards to ask for now.
 
         Args:
             shard_ids: All that may be asked for.
@@ -114,7 +114,7 @@ class Looks:
         return fresh + order[:most]
 
     def note(self, shard_ids: Iterable[str], childless: Iterable[str]) -> None:
-        """Note that these have been asked for.
+        """Record that these shards were asked for.
 
         Args:
             shard_ids: All of them.
@@ -130,7 +130,7 @@ class Looks:
             self._next = time.monotonic() + self._pause
 
     def pay(self, calls: int) -> None:
-        """Note how many calls were made."""
+        """Record how many calls were made."""
         self._credit -= calls
 
 
@@ -172,11 +172,11 @@ class ShardMap:
         return listing
 
     def _go_on(self, listing: Listing, deadline: Deadline, seconds: float | None = None) -> None:
-        """Read pages up to the last one, and then remember them.
+        """Read pages up to the last one, and then store the listing.
 
         Args:
             listing: Changed in place.
-            deadline: When a page has to be there.
+            deadline: The time limit of each page.
             seconds: No page is begun after this many seconds; None = all pages are read.
         """
         until = None if seconds is None else time.monotonic() + seconds
@@ -186,7 +186,7 @@ class ShardMap:
                 break
             except ClientError as error:
                 # The shard after which the page begins may be gone in the meantime.
-                if code_of(error) not in GONE or attempt == _LISTINGS or listing.behind is None:
+                if code_of(error) not in GONE or attempt == _LISTINGS or listing.after is None:
                     raise
                 listing.pages = 0
         if listing.is_whole:
@@ -196,15 +196,15 @@ class ShardMap:
         if listing.pages == 0:
             with self._lock:
                 self._begun += 1
-                listing.shards, listing.behind, listing.number = {}, None, self._begun
+                listing.shards, listing.after, listing.number = {}, None, self._begun
                 listing.began = time.monotonic()
         series = Series(self._calls)
         while not listing.is_whole and (until is None or time.monotonic() < until):
-            page = series.make(partial(self._page, deadline, behind=listing.behind))
+            page = series.make(partial(self._page, deadline, after=listing.after))
             if listing.pages == 0:
                 listing.enabled = page["StreamStatus"] != "DISABLED"
             listing.shards |= {shard.shard_id: shard for shard in self._shards_on(page)}
-            listing.behind, listing.pages = page.get("LastEvaluatedShardId"), listing.pages + 1
+            listing.after, listing.pages = page.get("LastEvaluatedShardId"), listing.pages + 1
 
     def _remember(self, listing: Listing) -> None:
         with self._lock:
@@ -239,17 +239,17 @@ class ShardMap:
         ]
 
     def age(self) -> float:
-        """Seconds since the last whole listing."""
+        """The seconds since the last complete listing."""
         return time.monotonic() - self._read_at
 
     def listed(self) -> Mapping[str, Shard]:
-        """What the last whole listing had."""
+        """The shards of the last complete listing."""
         return self._listed
 
     def has_settled(self) -> bool:
         """Whether the stream has taken no records for so long that no more children will be listed.
 
-        As of the last whole listing.
+        The last complete listing decides this.
         """
         with self._lock:
             return self._settled
@@ -312,7 +312,7 @@ class ShardMap:
             yet.
         """
         if not self._looking.acquire(blocking=False):
-            return {}  # another thread asks
+            return {}  # another thread is asking
         try:
             names = list(shard_ids)
             asked = self._look(names, deadline)
@@ -352,12 +352,12 @@ class ShardMap:
         """Ask for the children of each; False when the service does not know the filter, or not the shard."""
         series = Series(self._calls)
         for name in shard_ids:
-            behind, first = None, True
-            while first or behind is not None:
+            after, first = None, True
+            while first or after is not None:
                 self._looks.pay(1)
                 self._filtered += 1
                 try:
-                    page = series.make(partial(self._page, deadline, behind=behind, parent=name))
+                    page = series.make(partial(self._page, deadline, after=after, parent=name))
                 except (ClientError, ParamValidationError) as error:
                     code = code_of(error)
                     if code not in REJECTED | GONE:
@@ -371,7 +371,7 @@ class ShardMap:
                     self._filters = False  # it was ignored: one listing answers for all
                     return False
                 self._add(shards)
-                behind, first = page.get("LastEvaluatedShardId"), False
+                after, first = page.get("LastEvaluatedShardId"), False
         return True
 
     def _add(self, shards: Iterable[Shard]) -> None:

@@ -1,4 +1,4 @@
-"""What the readers of one stream share."""
+"""The objects that the readers of one stream share."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["MOST_ITERATORS", "START_SECONDS", "KeptIterators", "Source"]
 MOST_ITERATORS: Final = 64
 """With more open shards than this, a token holds no iterators: each has hundreds of bytes."""
 
-_ITERATOR_SECONDS: Final = 15 * 60  # an iterator's life
+_ITERATOR_SECONDS: Final = 15 * 60  # the lifetime of an iterator
 START_SECONDS: Final = 3600
 """A start at Beginning has to reach each shard in this time: records trimmed meanwhile are no gap."""
-_LIFE_SECONDS: Final = 4 * 3600  # a shard's, about
+_LIFE_SECONDS: Final = 4 * 3600  # about the lifetime of a shard
 _LISTED_SECONDS: Final = 600.0
 _LOOK_SECONDS: Final = 600.0
 
@@ -51,7 +51,7 @@ class KeptIterators:
         return since
 
     def put(self, shard_id: str, since: int, iterator: str) -> None:
-        """Keep one."""
+        """Keep an iterator."""
         with self._lock:
             self._iterators[shard_id, since] = (iterator, time.monotonic())
             oldest = time.monotonic() - _ITERATOR_SECONDS
@@ -66,11 +66,11 @@ class KeptIterators:
 
 @attrs.frozen(eq=False)
 class Source:
-    """What the readers of one feed share.
+    """The objects that the readers of one feed share.
 
     Attributes:
         calls: Makes the calls.
-        spec: What was asked for.
+        spec: The spec of the feed.
         table: The table.
         arn: Its stream; another stream of the table, made before or after it, has another ARN.
         shards: The stream's shards.
@@ -114,7 +114,7 @@ class Source:
                     self.shards.read(deadline)
 
     def is_closed(self, shard_id: str, since: int | None, deadline: Deadline) -> bool:
-        """Whether a shard is known to have ended: then its end can be found.
+        """True when a shard is known to have ended, so that its end can be found.
 
         If the position is older than a shard lives, the service is asked, at most every ten minutes.
 

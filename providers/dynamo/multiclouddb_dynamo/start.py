@@ -25,15 +25,14 @@ _LATEST_AT_ONCE: Final = 16
 
 
 class Resolution:
-    """One start, over all tries that the engine makes.
+    """One start, over all attempts of the engine.
 
-    It takes a call for each hundred shards and, for `Now`, one for each open shard. A try does not ask again
-    what an earlier try has learned, so a throttled call costs one more call and not the whole start.
-    Everything was asked since the call began: a position may be earlier than the end of the call, but never
-    later.
+    It takes a call for each hundred shards and, for `Now`, one for each open shard. An attempt reuses the
+    results of earlier attempts, so a throttled call costs one more call and not the whole start. Everything
+    was asked since the call began: a position may be earlier than the end of the call, but never later.
 
     Args:
-        source: What the readers of the feed share.
+        source: The objects that the readers of the feed share.
     """
 
     def __init__(self, source: Source) -> None:
@@ -44,20 +43,20 @@ class Resolution:
         self._iterators: dict[str, str] = {}
 
     def seeds(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """Where to read from.
+        """The seeds to read from.
 
         The seeds of `Now` include a shard that has ended and whose children are not listed yet, because
         nothing else would lead to these children. If there are not too many, they also include a shard that
         has ended and whose children are all open, because another child may be listed later.
 
         Args:
-            position: Where to start.
+            position: The start position.
             partition_id: Only this shard, or None for all.
             deadline: The time limit.
 
         Raises:
-            TimeoutError: It was not over by the deadline.
-            Exception: What boto3 raised; another try continues from here.
+            TimeoutError: The deadline has passed.
+            Exception: The error of boto3; the next attempt continues from here.
         """
         self._source.shards.read(deadline, self._first)
         shards: Mapping[str, Shard] = self._first.shards
@@ -126,12 +125,12 @@ class Resolution:
     def _ask(self, shards: Sequence[Shard], deadline: Deadline) -> None:
         """Take an iterator at the end of each shard; one call each, several at a time.
 
-        A shard whose call failed is left to the next try, and the others are still asked; but not after a
-        refusal, and not while more calls fail than work.
+        A shard whose call failed is left to the next attempt, and the other shards are still asked. No more
+        shards are asked after a refusal, or while more calls fail than succeed.
 
         Raises:
-            TimeoutError: It was not over by the deadline, and nothing had failed.
-            Exception: What boto3 raised; a refusal takes precedence over what may work a moment later.
+            TimeoutError: The deadline has passed, and no call had failed.
+            Exception: The error of boto3; a refusal takes precedence over a temporary error.
         """
         failures: list[Exception] = []
         stop = threading.Event()

@@ -31,7 +31,7 @@ def decode(value: Mapping[str, Any]) -> Any:
     An integral number is an int, any other a Decimal. It is never a float, so that all 38 digits are kept.
 
     Raises:
-        ValueError: It is no attribute value (or `KeyError`, `TypeError`, `ArithmeticError`).
+        ValueError: It is not an attribute value (or `KeyError`, `TypeError`, `ArithmeticError`).
     """
     (tag,) = value
     return _DECODERS[tag](value[tag])
@@ -115,7 +115,7 @@ _DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def json_map(attributes: Mapping[str, Any]) -> dict[str, JsonValue]:
-    """What `orjson.loads(encode_json(decode_map(attributes)))` gives, made directly."""
+    """The result of `orjson.loads(encode_json(decode_map(attributes)))`, made directly."""
     found = {}
     marked = False
     for name, value in attributes.items():

@@ -308,7 +308,7 @@ class TestOthers:
     def test_a_stream(self, service, ours):
         service.answer = (200, JSON, orjson.dumps({"StreamDescription": {"StreamArn": ARN, "Shards": []}}))
         ours.describe_stream(ARN, FAR)
-        ours.describe_stream(ARN, FAR, behind=SHARD)
+        ours.describe_stream(ARN, FAR, after=SHARD)
         ours.describe_stream(ARN, FAR, parent=SHARD)
         assert [asked for _, asked in service.asked] == [
             {"StreamArn": ARN},

@@ -228,11 +228,11 @@ class Service:
     def is_passing(self, error, *, at_once=False):
         return False
 
-    def describe_stream(self, arn, deadline, *, behind=None, parent=None):
+    def describe_stream(self, arn, deadline, *, after=None, parent=None):
         self.calls.append(self.clock)
         self.clock += 0.1
         found = [each for each in self.shards if parent is None or each.get("ParentShardId") == parent]
-        begin = 0 if behind is None else next(i for i, s in enumerate(found) if s["ShardId"] == behind) + 1
+        begin = 0 if after is None else next(i for i, s in enumerate(found) if s["ShardId"] == after) + 1
         page = found[begin : begin + 100]
         more = {"LastEvaluatedShardId": page[-1]["ShardId"]} if len(found) > begin + 100 else {}
         return {"StreamStatus": "ENABLED", "Shards": page, **more}

@@ -70,10 +70,10 @@ def refuse_at_random(world, share, seed):
     return refused
 
 
-def refuse_twice(world, behind):
+def refuse_twice(world, after):
     """Refuse two page calls in a row, this many calls from now."""
     for _ in range(2):
-        world.troubles.fail(LISTING, REFUSAL, every=behind + 1)
+        world.troubles.fail(LISTING, REFUSAL, every=after + 1)
 
 
 def counts(world):
@@ -315,7 +315,7 @@ class Script:
     def __init__(self, *answers):
         self.answers = deque(answers)
 
-    def describe_stream(self, arn, deadline, *, behind=None, parent=None):
+    def describe_stream(self, arn, deadline, *, after=None, parent=None):
         shards, more = self.answers.popleft() or (None, None)
         if shards is None:
             raise ClientError({"Error": {"Code": REFUSAL}}, LISTING)

@@ -90,7 +90,7 @@ documents = st.dictionaries(texts, values, max_size=4).map(mapped)
 
 
 def plain(value):
-    """What boto3's deserializer gives, with our three differences."""
+    """The result of boto3's deserializer, with our three differences."""
     match value:
         case Binary():
             return bytes(value)

@@ -152,9 +152,9 @@ class Consumer:
     """Reads on from its token; `restart` is another process.
 
     Attributes:
-        world: Where.
+        world: The stream.
         client: The client.
-        start: Where the next read starts.
+        start: The start of the next read.
         request: Other fields of the requests.
         events: Everything delivered so far.
         notices: Everything told so far.
@@ -187,7 +187,7 @@ class Consumer:
         raise AssertionError(f"not idle after {most} pages")
 
     def until_found(self, wanted, at_most=30):
-        """Pages until all these markers are there; what a service lists late comes behind an idle page."""
+        """Pages until all these markers are there; what a service lists late comes after an idle page."""
         until = time.monotonic() + at_most
         while not set(wanted) <= set(self.markers):
             assert time.monotonic() < until, f"{sorted(set(wanted) - set(self.markers))} are missing"

@@ -52,7 +52,7 @@ class SqliteCheckpointStore:
     file of an `EmbeddedStore`.
 
     Args:
-        path: The file; made by the first `save`, with its folder.
+        path: The file; the first `save` creates it and its folder.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -67,7 +67,7 @@ class SqliteCheckpointStore:
         """The checkpoint, or None when there is none of that name, or no file yet.
 
         Args:
-            name: Which checkpoint.
+            name: The name of the checkpoint.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a file that is damaged, empty, something else or of a
@@ -85,13 +85,14 @@ class SqliteCheckpointStore:
         """Replace the checkpoint if its version is still the expected one; durable when it returns.
 
         Args:
-            name: Which checkpoint.
+            name: The name of the checkpoint.
             token: The token to keep.
-            expected: The version that `load` or the last `save` gave; None = there must be none.
+            expected: The version that `load` or the last `save` returned; None means that none may exist.
 
         Raises:
-            MulticloudDbError: `CONFLICT` when somebody else has written it; what `load` raises for a file
-                that cannot be used; `PERMANENT_FAILURE` when the disk refuses, and nothing is changed then.
+            MulticloudDbError: `CONFLICT` when another worker has written it; the errors of `load` for a file
+            that
+                cannot be used; `PERMANENT_FAILURE` when the disk refuses, and then nothing has changed.
         """
         check_name(name)
         _check_token(token)
@@ -111,7 +112,7 @@ class SqliteCheckpointStore:
         """Delete a checkpoint, also a damaged one; False if there is none. A `save` that expects it fails.
 
         Args:
-            name: Which checkpoint.
+            name: The name of the checkpoint.
         """
         check_name(name)
         with self._opened("written") as connection:
@@ -124,7 +125,7 @@ class SqliteCheckpointStore:
 
     @contextmanager
     def _opened(self, verb: str, *, create: bool = False) -> Iterator[sqlite3.Connection | None]:
-        """A connection for one call, in autocommit mode; None when there is no file and it is not made."""
+        """A connection for one call, in autocommit mode; None when there is no file and none is created."""
         with using_sqlite(), self._errors(verb):
             if not self._path.exists():
                 if not create:
@@ -140,7 +141,7 @@ class SqliteCheckpointStore:
 
     @contextmanager
     def _errors(self, verb: str) -> Iterator[None]:
-        """Raises a `MulticloudDbError` that names the file for whatever goes wrong inside."""
+        """Turns every error inside into a `MulticloudDbError` that names the file."""
         try:
             yield
         except OSError as error:
@@ -153,7 +154,7 @@ class SqliteCheckpointStore:
             raise broken(self._path, verb, error, str(error), name, busy=busy) from error
 
     def _make(self) -> None:
-        """Put a complete file there, unless somebody else has: an empty file always means damage."""
+        """Create a complete file, unless another process has: an empty file always means damage."""
         folder = self._path.parent
         make_folder(folder)
         draft = folder / f".{self._path.name}.{secrets.token_hex(4)}.tmp"
@@ -182,7 +183,7 @@ class SqliteCheckpointStore:
             raise newer(self._path, version, _VERSION, "multiclouddb-embedded")
 
     def _find(self, connection: sqlite3.Connection, name: str) -> Checkpoint | None:
-        """The row of a name, inside a transaction: nobody else changes the file meanwhile."""
+        """The row of a name, inside a transaction, so that no other process changes the file meanwhile."""
         row = connection.execute(
             "SELECT version, token, sha256 FROM checkpoints WHERE name = ?", (name,)
         ).fetchone()
@@ -228,7 +229,7 @@ def _to_text(raw: bytes) -> str:
 
 
 def _matches(name: object, version: object, token: object, checksum: object) -> bool:
-    """Whether a row is as it was written: damage can change types too."""
+    """True when a row is as it was written; damage can change types too."""
     if not (isinstance(name, str) and isinstance(version, str) and isinstance(token, str)):
         return False
     return checksum == _checksum(name, version, token)

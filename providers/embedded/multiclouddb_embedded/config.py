@@ -1,4 +1,4 @@
-"""How an application names a store."""
+"""The configuration of a store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EMULATED: Final = (Capability.CHANGE_FEED_BEGINNING, Capability.CHANGE_FEED_POI
 
 @attrs.frozen
 class EmbeddedOptions(ProviderOptions):
-    """What a request can ask of the embedded store.
+    """The options of a request to the embedded store.
 
     Attributes:
         poll_seconds: How often a waiting read (`OperationOptions.wait_seconds`) looks for new
@@ -51,7 +51,7 @@ class EmbeddedOptions(ProviderOptions):
         """True for a start in the past when `backfill` is set.
 
         Args:
-            capability: Which one.
+            capability: The capability.
         """
         return self.backfill and capability in _EMULATED
 
@@ -62,7 +62,7 @@ class EmbeddedConfig:
 
     Attributes:
         path: The file, absolute.
-        profile: What the store pretends to be.
+        profile: The service whose limits the store has.
     """
 
     path: str
@@ -72,7 +72,7 @@ class EmbeddedConfig:
     def from_client(
         cls, config: ClientConfig, *, path: str | None = None, profile: Profile = PLAIN
     ) -> EmbeddedConfig:
-        """Check what a client was configured with.
+        """Check the configuration of a client.
 
         Args:
             config: Its `connection` has a `url`, or a `path` and maybe a `profile`.

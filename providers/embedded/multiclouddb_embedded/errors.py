@@ -1,4 +1,4 @@
-"""What a failure of SQLite or of the file means."""
+"""The category of each failure of SQLite or of the file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _passing(why: str) -> Row:
     return Row(ErrorCategory.TRANSIENT_FAILURE, why)
 
 
-# Primary result code → what it means.
+# Primary result code → its meaning.
 _CODES: Final[dict[int, Row]] = {
     sqlite3.SQLITE_BUSY: _passing(f"another process holds the store; {_RETRY}"),
     sqlite3.SQLITE_LOCKED: _passing(f"another thread holds the store; {_RETRY}"),
@@ -55,7 +55,7 @@ _CODES: Final[dict[int, Row]] = {
     sqlite3.SQLITE_FULL: Row(ErrorCategory.PERMANENT_FAILURE, _FULL),
     sqlite3.SQLITE_CORRUPT: _SPOILT,
     sqlite3.SQLITE_FORMAT: _SPOILT,
-    sqlite3.SQLITE_NOTADB: Row(ErrorCategory.INVALID_REQUEST, "the file is no store; name another one"),
+    sqlite3.SQLITE_NOTADB: Row(ErrorCategory.INVALID_REQUEST, "the file is not a store; name another one"),
     sqlite3.SQLITE_CANTOPEN: _MISSING,
     sqlite3.SQLITE_NOTFOUND: _MISSING,
     sqlite3.SQLITE_PERM: _DENIED,
@@ -66,12 +66,12 @@ _CODES: Final[dict[int, Row]] = {
 
 
 def classify(error: Exception, path: str = "") -> Fault:
-    """Say what an exception means; raises nothing, also for unknown exceptions.
+    """Classify an exception; raises nothing, also for unknown exceptions.
 
     Args:
         error: The exception.
-        path: The file that it is about. It goes into the message, and it is looked at where SQLite does not
-            say why it cannot be opened; without it this is pure.
+        path: The file, for the message. If SQLite does not say why it cannot open the file, this function
+            examines the file; without a path it is pure.
     """
     match error:
         case sqlite3.Error():
@@ -124,7 +124,7 @@ def failure(category: ErrorCategory, message: str) -> MulticloudDbError:
 
 
 def missing_file(path: str) -> ProviderFault:
-    """The fault for a store that nobody has created yet."""
+    """The fault for a store that was not created yet."""
     return ProviderFault.of(
         ErrorCategory.NOT_FOUND, f"there is no store at {path}; EmbeddedStore(path) creates it"
     )
@@ -132,7 +132,7 @@ def missing_file(path: str) -> ProviderFault:
 
 @contextmanager
 def store_errors(operation: str, path: str = "") -> Iterator[None]:
-    """Raises a `MulticloudDbError` that names the file for whatever goes wrong inside."""
+    """Turns every error inside into a `MulticloudDbError` that names the file."""
     try:
         yield
     except MulticloudDbError:

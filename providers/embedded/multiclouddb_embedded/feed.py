@@ -8,7 +8,7 @@ from datetime import datetime
 
 from multiclouddb_api import AtTime, Beginning, Now
 from multiclouddb_embedded.errors import PROVIDER_ID
-from multiclouddb_embedded.mapping import View, describe, from_micros, position_of, to_micros
+from multiclouddb_embedded.mapping import View, describe, from_micros, is_scan, position_of, to_micros
 from multiclouddb_embedded.partitions import (
     Family,
     find_head,
@@ -20,6 +20,7 @@ from multiclouddb_embedded.partitions import (
 )
 from multiclouddb_embedded.profile import check_start
 from multiclouddb_embedded.reader import EmbeddedReader
+from multiclouddb_embedded.snapshots import SegmentReader, cut, plan_scan
 from multiclouddb_embedded.source import Source
 from multiclouddb_embedded.store.retention import seq_before
 from multiclouddb_spi import (
@@ -32,10 +33,14 @@ from multiclouddb_spi import (
     Outcome,
     Partition,
     Position,
+    Reader,
+    ScanPlan,
     Seed,
+    Segment,
     Tracked,
     expired,
     missed_by_parents,
+    plan_id_of,
 )
 
 __all__ = ["EmbeddedFeed"]
@@ -45,7 +50,7 @@ class EmbeddedFeed(Feed):
     """The log of one collection.
 
     Args:
-        source: What its readers share.
+        source: The objects that its readers share.
     """
 
     def __init__(self, source: Source) -> None:
@@ -54,7 +59,7 @@ class EmbeddedFeed(Feed):
         self._source, self._scope, self._store = source, source.scope, source.store
 
     def clock(self, deadline: Deadline) -> datetime:
-        """The store's time: a commit made now would have it."""
+        """The store's time, which a commit would have now."""
         with self._store.reading(deadline) as connection:
             return from_micros(max(self._store.now(), read_head(connection)[1]))
 
@@ -80,8 +85,8 @@ class EmbeddedFeed(Feed):
         with self._store.reading(deadline) as connection:
             return [to_partition(row) for row in read_family(connection, self._scope).all()]
 
-    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> EmbeddedReader:
-        """A reader of one partition."""
+    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
+        """A reader of one partition, or of one segment of a snapshot."""
         spec = self.spec
         view = View(
             spec.address,
@@ -91,6 +96,8 @@ class EmbeddedFeed(Feed):
             with_new=spec.with_new,
             with_old=spec.with_old,
         )
+        if plan_id_of(partition_id) is not None:
+            return SegmentReader(self._source, view, cursor)
         bound = position_of(until) if until is not None else None
         return EmbeddedReader(self._source, partition_id, view, position_of(cursor), bound)
 
@@ -108,7 +115,7 @@ class EmbeddedFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed]:
-        """By parents: the store knows every partition that ever existed, and when it was made."""
+        """Find missed partitions by their parents. The store knows every partition that ever existed."""
         with self._store.reading(deadline) as connection:
             family = read_family(connection, self._scope)
             listed = [to_partition(row) for row in family.all()]
@@ -120,18 +127,39 @@ class EmbeddedFeed(Feed):
         """The last of them: all parents end where the child starts."""
         return max(cursors, key=position_of)
 
-    def compare(self, a: Cursor, b: Cursor) -> int:
-        """By sequence number."""
+    def compare(self, a: Cursor, b: Cursor) -> int | None:
+        """By sequence number; positions in a scan cannot be compared."""
+        if is_scan(a) or is_scan(b):
+            return 0 if a == b else None
         left, right = position_of(a)[0], position_of(b)[0]
         return (left > right) - (left < right)
 
+    def headroom(self, cursor: Cursor, now: datetime) -> float | None:
+        """The collection's retention less the age of the position."""
+        retention = self._scope.collection.retention
+        if retention is None or is_scan(cursor):
+            return None
+        return max(0, retention - (to_micros(now) - position_of(cursor)[1])) / 1_000_000
+
+    def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
+        """Positions, floor and plan as of one moment."""
+        with self._store.reading(deadline) as connection:
+            family = read_family(connection, self._scope)
+            head = read_head(connection)
+            return plan_scan(connection, self._scope, head, family.at(*head), segments)
+
+    def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
+        """Cut by counting rows."""
+        with self._store.reading(deadline) as connection:
+            return cut(connection, self._scope, cursor, count)
+
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """What is left of these partitions, or of their descendants."""
+        """The partitions among these that still have changes, or their descendants."""
         with self._store.reading(deadline) as connection:
             return read_family(connection, self._scope).oldest(partition_ids)
 
     def describe(self, cursor: Cursor) -> Position:
-        """`sequence 4711`, and a time that no change after it is older than."""
+        """`sequence 4711`, and a time; no change after the position is older than this time."""
         return describe(cursor)
 
     def heads(

@@ -27,6 +27,7 @@ __all__ = [
     "cursor_of",
     "describe",
     "from_micros",
+    "is_scan",
     "position_of",
     "to_arrow",
     "to_events",
@@ -64,7 +65,7 @@ def position_of(cursor: Cursor) -> tuple[int, int]:
     """The inverse of `cursor_of`.
 
     Raises:
-        InvalidCursor: It is none.
+        InvalidCursor: It is not a valid cursor.
     """
     match cursor:
         case [seq, ts] if type(seq) is int and type(ts) is int:
@@ -73,18 +74,25 @@ def position_of(cursor: Cursor) -> tuple[int, int]:
     raise InvalidCursor(f"{str(cursor)[:60]} is not a sequence number and a time")
 
 
+def is_scan(cursor: Cursor) -> bool:
+    """Whether a cursor is one of a segment of a snapshot; `snapshots.py` makes and reads it."""
+    return type(cursor) is list and len(cursor) == 5
+
+
 def describe(cursor: Cursor) -> Position:
     """A cursor for a person."""
+    if is_scan(cursor):
+        return Position("part of a snapshot", None)
     seq, ts = position_of(cursor)
     return Position(f"sequence {seq}", from_micros(ts))
 
 
 @attrs.frozen
 class View:
-    """What all events of one partition share.
+    """The properties that all events of one partition share.
 
     Attributes:
-        address: Where the documents are.
+        address: The collection of the documents.
         partition_id: The public id of the partition.
         partition_components: How many leading components of a key are the partition key.
         native: True when events carry the row.
@@ -147,7 +155,7 @@ def _values(records: Records, name: Column, start: int, stop: int) -> Sequence[A
     """A column's values; all None when it was not read.
 
     Raises:
-        ValueError: One of them is no JSON object.
+        ValueError: One of them is not a JSON object.
         MulticloudDbError: One of them is damaged.
     """
     column = records.column(name)
@@ -282,7 +290,7 @@ def _fault(records: Records, index: int, reason: str) -> RecordFault:
 
 
 def _flaw(records: Records, index: int) -> str | None:
-    """What is wrong with one row, without its content."""
+    """The problem of one row, without the row's content."""
     names: Sequence[tuple[Column, str]] = (("keys", "key"), ("docs", "document"), ("olds", "old document"))
     for name, title in names:
         try:
@@ -301,7 +309,7 @@ class EmbeddedMapper(Mapper):
     """Maps the rows of one partition.
 
     Attributes:
-        view: What their events share.
+        view: The properties that their events share.
     """
 
     view: View

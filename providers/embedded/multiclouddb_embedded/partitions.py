@@ -1,4 +1,4 @@
-"""The partitions of a collection, where they start and what follows them."""
+"""The partitions of a collection, their starts and their children."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ __all__ = [
     "Family",
     "Standing",
     "check_images",
+    "check_there",
     "find_head",
     "outcome_of",
     "read_family",
@@ -57,7 +58,7 @@ class Standing:
     Attributes:
         head_seq: The store's last change.
         head_ts: The time of its last commit; no later one is older.
-        before: The last change of the store before the time that was asked for.
+        before: The last change of the store before the requested time.
         row: The partition.
     """
 
@@ -118,36 +119,48 @@ def standing(connection: sqlite3.Connection, scope: Scope, name: str, position: 
 
 
 def _missing(connection: sqlite3.Connection, collection: Collection, name: str) -> ProviderFault:
+    try:
+        check_there(connection, collection)
+    except ProviderFault as dropped:
+        return dropped
+    return ProviderFault.of(
+        ErrorCategory.INVALID_REQUEST,
+        f"{collection.name!r} never had a partition {name!r}; list them with "
+        "client.list_physical_partitions(address)",
+    )
+
+
+def check_there(connection: sqlite3.Connection, collection: Collection) -> None:
+    """Refuse a collection that was dropped.
+
+    Raises:
+        ProviderFault: `NOT_FOUND`.
+    """
     live = connection.execute(
         "SELECT 1 FROM collections WHERE id = ? AND incarnation = ?", (collection.id, collection.incarnation)
     ).fetchone()
-    if live is not None:
-        return ProviderFault.of(
-            ErrorCategory.INVALID_REQUEST,
-            f"{collection.name!r} never had a partition {name!r}; list them with "
-            "client.list_physical_partitions(address)",
-        )
-    return _dropped(collection)
+    if live is None:
+        raise _dropped(collection)
 
 
 def _dropped(collection: Collection) -> ProviderFault:
     return ProviderFault.of(
         ErrorCategory.NOT_FOUND,
-        f"the collection {collection.database}/{collection.name} was dropped; one created since under "
-        "the same name is another one: start again",
+        f"the collection {collection.database}/{collection.name} was dropped; a collection created later "
+        f"under the same name is another one: start again",
     )
 
 
 def outcome_of(
     connection: sqlite3.Connection, scope: Scope, row: PartitionRow, position: tuple[int, int]
 ) -> Outcome:
-    """What comes after a partition's last change.
+    """The outcome after a partition's last change.
 
     Args:
         connection: Inside the snapshot that `row` is from.
         scope: With a key, only the child that holds it counts, and only parents that held it.
         row: The partition.
-        position: Where reading of it ends; children are also read only after that.
+        position: The position where reading ends; children are also read only after that.
     """
     if row.is_open:
         return Continue()
@@ -227,7 +240,7 @@ class Family:
         return [self._oldest(row) if position is None else self._seed(row, *position)]
 
     def oldest(self, names: Iterable[str]) -> list[Seed]:
-        """Where reading of these can resume: there, or in the first unread descendants of a lost one."""
+        """Where these partitions can be resumed: there, or in a lost one's first unread descendants."""
         asked = set(names)
         unread = {row.name for row in self.unread()}
         found: dict[str, Seed] = {}
@@ -344,15 +357,15 @@ def _count(
 def _count_hash(
     connection: sqlite3.Connection, number: int, row: PartitionRow, first: int, most: int | None
 ) -> tuple[int, tuple[int, int] | None]:
-    behind = "FROM log INDEXED BY log_hash WHERE partition = ? AND hash = ? AND seq > ?"
+    later = "FROM log INDEXED BY log_hash WHERE partition = ? AND hash = ? AND seq > ?"
     place = (row.id, number, first)
     if most is not None:
         cut = connection.execute(
-            f"SELECT seq, ts {behind} ORDER BY seq LIMIT 2 OFFSET ?", (*place, most - 1)
+            f"SELECT seq, ts {later} ORDER BY seq LIMIT 2 OFFSET ?", (*place, most - 1)
         ).fetchall()
         if len(cut) == 2:
             return most, cut[0]
-    (count,) = connection.execute(f"SELECT count(*) {behind}", place).fetchone()
+    (count,) = connection.execute(f"SELECT count(*) {later}", place).fetchone()
     return count, None
 
 

@@ -47,6 +47,9 @@ _PLAIN: Final = {
     Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
         Support.NATIVE, "an index finds the changes of one partition key"
     ),
+    Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
+        Support.NATIVE, "convergent: a row is as it is when its page is read; costs one read of every row"
+    ),
     Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
         Support.NATIVE, 'for collections created with images="new_and_old"'
     ),
@@ -64,11 +67,11 @@ _PLAIN: Final = {
 
 @attrs.frozen
 class Profile:
-    """What may be read under one profile.
+    """The limits of one profile.
 
     Attributes:
-        name: The value of `profile=`; empty for everything that the store can do.
-        capabilities: What may be asked for.
+        name: The value of `profile=`; empty for no limits.
+        capabilities: The capabilities under the profile.
         precision: `AtTime` is rounded down to this many microseconds: it may be early by less than that, and
             is never late.
         whole: True when a collection is shown as one partition, `0`, whatever the store splits and merges.
@@ -104,7 +107,7 @@ _BACKFILL: Final = "an all-versions-and-deletes feed starts at now or a token; "
 _OPT_IN: Final = "ask with provider_options=EmbeddedOptions(backfill=True), or start at Now()"
 
 PLAIN: Final = Profile("", CapabilitySet(_PLAIN))
-"""Everything that the store can do."""
+"""The profile without limits."""
 
 _DYNAMO: Final = _profile(
     "dynamo",
@@ -151,6 +154,10 @@ _COSMOS: Final = _profile(
             _EMULATED,
             f"{_BACKFILL}{_OPT_IN}; in whole seconds, early by less than one",
         ),
+        Capability.CHANGE_FEED_SNAPSHOT: (
+            _UNSUPPORTED,
+            "start at Beginning() with the backfill, which reads the present items first",
+        ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: (
             _UNSUPPORTED,
             "its feed has no previous items; keep what you need of them from earlier events",
@@ -180,11 +187,11 @@ _MONGO: Final = _profile(
         ),
         Capability.CHANGE_FEED_DATABASE_SCOPE: (
             _UNSUPPORTED,
-            "MongoDB itself has it, a store has not; read each collection with EntireCollection()",
+            "MongoDB itself has it, but a store does not; read each collection with EntireCollection()",
         ),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: (
             _UNSUPPORTED,
-            "MongoDB itself has it, a store has not; read each collection with EntireCollection()",
+            "MongoDB itself has it, but a store does not; read each collection with EntireCollection()",
         ),
         Capability.RUN_COMMAND: (
             _UNSUPPORTED,
@@ -196,7 +203,7 @@ _MONGO: Final = _profile(
 )
 
 PROFILES: Final[Mapping[str, Profile]] = {each.name: each for each in (_COSMOS, _DYNAMO, _MONGO, _SPANNER)}
-"""By name; `PLAIN` has none."""
+"""The profiles by name; `PLAIN` has no name."""
 
 
 def check_spec(profile: Profile, spec: FeedSpec) -> None:

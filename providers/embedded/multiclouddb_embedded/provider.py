@@ -27,7 +27,7 @@ __all__ = ["CAPABILITIES", "PLUGIN", "EmbeddedPlugin", "EmbeddedProvider"]
 _CONNECTIONS: Final = 16
 
 CAPABILITIES: Final = PLAIN.capabilities
-"""What an embedded store can do without a profile."""
+"""The capabilities of an embedded store without a profile."""
 
 
 class EmbeddedProvider(Provider):
@@ -52,7 +52,7 @@ class EmbeddedProvider(Provider):
         )
 
     def capabilities(self) -> CapabilitySet:
-        """Everything but wider scopes and commands, as far as the profile goes."""
+        """Everything except wider scopes and commands, as far as the profile allows."""
         return self._store.profile.capabilities
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> EmbeddedFeed:
@@ -68,7 +68,7 @@ class EmbeddedProvider(Provider):
         return EmbeddedFeed(Source(store, spec, scope_of(collection, spec, store.profile)))
 
     def classify(self, error: Exception) -> Fault:
-        """What an exception of SQLite or the file system means."""
+        """Classify an exception of SQLite or the file system."""
         return classify(error, self._store.path)
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class EmbeddedProvider(Provider):
 
 
 class EmbeddedPlugin(ProviderPlugin):
-    """What the entry point names.
+    """The plugin that the entry point names.
 
     Args:
         profile: The profile of a store where the connection names none.

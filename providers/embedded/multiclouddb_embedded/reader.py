@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 from multiclouddb_api import MulticloudDbError, MulticloudDbKey, decode_json
@@ -13,7 +10,7 @@ from multiclouddb_embedded.mapping import EmbeddedMapper, View, cursor_of, from_
 from multiclouddb_embedded.partitions import Standing, outcome_of, standing
 from multiclouddb_embedded.records import Records
 from multiclouddb_embedded.source import Source
-from multiclouddb_embedded.store.connection import Version, snapshot
+from multiclouddb_embedded.store.connection import Interrupt, Version, snapshot
 from multiclouddb_embedded.whole import WHOLE_STATEMENTS
 from multiclouddb_spi import (
     Batch,
@@ -22,13 +19,12 @@ from multiclouddb_spi import (
     Outcome,
     Reached,
     Reader,
-    cancelled,
 )
 
 __all__ = ["EmbeddedReader"]
 
 
-# Which rows to read next: at least one, then as many as are wanted and fit into the bytes.
+# The rows to read next: at least one, then as many as are wanted and fit into the bytes.
 _BOUND: Final = """
 SELECT count(*), max(seq) FROM (
     SELECT seq, volume - size AS before FROM log
@@ -67,11 +63,11 @@ class EmbeddedReader(Reader):
     moment, so a split cannot come between "nothing more" and "closed".
 
     Args:
-        source: What the readers of the feed share.
+        source: The objects that the readers of the feed share.
         name: The partition.
-        view: What its events share.
+        view: The properties that its events share.
         position: Read after this seq and time.
-        until: Stop after this one, or None.
+        until: The position after which to stop, or None.
     """
 
     def __init__(
@@ -80,9 +76,7 @@ class EmbeddedReader(Reader):
         self._source, self._name, self._view = source, name, view
         self._mapper = EmbeddedMapper(view)
         self._position, self._until = position, until
-        self._cancelled = threading.Event()
-        self._lock = threading.Lock()
-        self._connection: sqlite3.Connection | None = None
+        self._interrupt = Interrupt()
         self._idle: tuple[Version, Batch] | None = None
         new, old = view.with_new, view.with_old
         every_key = source.scope.hash is None
@@ -112,10 +106,7 @@ class EmbeddedReader(Reader):
 
     def cancel(self) -> None:
         """Interrupt the running statement and wake a waiting fetch; it takes milliseconds."""
-        self._cancelled.set()
-        with self._lock:
-            if self._connection is not None:
-                self._connection.interrupt()
+        self._interrupt.cancel()
 
     def close(self) -> None:
         """Forget the last answer; connections belong to the pool."""
@@ -124,29 +115,17 @@ class EmbeddedReader(Reader):
     def _sleep(self, patience: Deadline) -> bool:
         """Wait a moment; False when the caller's time is over."""
         left = patience.remaining()
-        return left > 0 and not self._cancelled.wait(min(self._source.options.poll_seconds, left))
+        return left > 0 and not self._interrupt.cancelled.wait(min(self._source.options.poll_seconds, left))
 
     def _read(self, max_records: int, max_bytes: int, deadline: Deadline) -> Batch:
         source = self._source
         with (
             source.store.pool.borrow(deadline) as connection,
-            self._interruptible(connection),
+            self._interrupt.covers(connection),
             snapshot(connection),
         ):
             state = standing(connection, source.scope, self._name, self._position)
             return self._batch(connection, state, max_records, max_bytes)
-
-    @contextmanager
-    def _interruptible(self, connection: sqlite3.Connection) -> Iterator[None]:
-        with self._lock:
-            if self._cancelled.is_set():
-                raise cancelled()
-            self._connection = connection
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._connection = None
 
     def _batch(
         self, connection: sqlite3.Connection, state: Standing, max_records: int, max_bytes: int

@@ -30,7 +30,7 @@ class Records:
     """Rows of one partition by column; numbers are parsed when they are asked for.
 
     Args:
-        count: How many rows.
+        count: The number of rows.
         seqs: Sequence numbers, ascending, with commas between them.
         times: Commit times in microseconds since 1970, likewise.
         types: Numbers of change types, likewise.
@@ -39,7 +39,7 @@ class Records:
         olds: Old documents, as `docs`.
 
     Attributes:
-        arrow: All of them as Arrow, once somebody has asked for a part.
+        arrow: All rows as Arrow, once a part was requested.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Records:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that they hold, numbers as Python's integers included."""
+        """The size of the rows in bytes, including numbers as Python integers."""
         return len(self.keys) + len(self.docs or b"") + len(self.olds or b"") + 128 * self.count
 
     def column(self, name: Column) -> bytes | None:

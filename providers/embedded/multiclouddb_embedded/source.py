@@ -1,4 +1,4 @@
-"""What the readers of one feed share: the store, the part of it that is read, and the options."""
+"""The objects that the readers of one feed share: the store, the scope and the options."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Scope:
 
 
 def scope_of(collection: Collection, spec: FeedSpec, profile: Profile) -> Scope:
-    """What a feed covers."""
+    """The scope of a feed."""
     if not isinstance(spec.scope, LogicalPartition):
         return Scope(collection, whole=profile.whole)
     collection.check_key(spec.scope.key)
@@ -85,12 +85,12 @@ def scope_of(collection: Collection, spec: FeedSpec, profile: Profile) -> Scope:
 
 @attrs.frozen(eq=False)
 class Source:
-    """What the readers of one feed share.
+    """The objects that the readers of one feed share.
 
     Attributes:
         store: The store.
-        spec: What was asked for.
-        scope: What it covers.
+        spec: The spec of the feed.
+        scope: The part of the collection that it covers.
     """
 
     store: OpenStore

@@ -107,14 +107,14 @@ def _count_hash(
     connection: sqlite3.Connection, row: PartitionRow, number: int, first: int, most: int | None
 ) -> tuple[int, tuple[int, int] | None]:
     part = {"partition": row.id, "hash": number, "first": first, "most": most}
-    behind = (
+    later = (
         f"FROM log INDEXED BY log_hash WHERE hash = :hash AND partition IN ({_PARTITIONS}) AND seq > :first"
     )
     if most is not None:
         cut = connection.execute(
-            f"SELECT seq, ts {behind} ORDER BY seq LIMIT 2 OFFSET :most - 1", part
+            f"SELECT seq, ts {later} ORDER BY seq LIMIT 2 OFFSET :most - 1", part
         ).fetchall()
         if len(cut) == 2:
             return most, cut[0]
-    (count,) = connection.execute(f"SELECT count(*) {behind}", part).fetchone()
+    (count,) = connection.execute(f"SELECT count(*) {later}", part).fetchone()
     return count, None

@@ -1,4 +1,4 @@
-"""What only `SqliteCheckpointStore` does.
+"""The behaviour of `SqliteCheckpointStore` only.
 
 The promises of every store are tested in `test_checkpoint_store.py`.
 """

@@ -107,7 +107,7 @@ class TestWrongNames:
 
     def test_another_file_is_told_at_the_first_read(self, tmp_path):
         (tmp_path / "notes.txt").write_text("notes " * 1000)
-        with connect(config(path=tmp_path / "notes.txt")) as client, refused("no store"):
+        with connect(config(path=tmp_path / "notes.txt")) as client, refused("not a store"):
             client.read_changes(request())
 
     def test_a_later_schema_is_told_at_the_first_read(self, store):

@@ -222,7 +222,7 @@ class TestNoStore:
             connection.execute("CREATE TABLE log (x)")
         before = place.read_bytes()
         for call in (read, open_store):
-            told(refusal(call, place), INVALID, place, "no embedded store", "name another file")
+            told(refusal(call, place), INVALID, place, "not an embedded store", "name another file")
         assert place.read_bytes() == before
 
     def test_a_newer_schema_says_to_upgrade(self, path):

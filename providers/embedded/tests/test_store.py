@@ -448,7 +448,7 @@ class TestFile:
     def test_any_other_file_is_left_alone(self, tmp_path):
         path = tmp_path / "notes.txt"
         path.write_text("notes " * 1000)
-        with refused(INVALID, "no store"):
+        with refused(INVALID, "not a store"):
             EmbeddedStore(path)
         assert path.read_text() == "notes " * 1000
 
@@ -457,7 +457,7 @@ class TestFile:
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("CREATE TABLE t (x)")
         before = path.read_bytes()
-        with refused(INVALID, "no embedded store"):
+        with refused(INVALID, "not an embedded store"):
             EmbeddedStore(path)
         assert path.read_bytes() == before
 

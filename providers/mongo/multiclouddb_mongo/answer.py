@@ -1,4 +1,4 @@
-"""What one fetch takes from a stream: changes of documents, and everything else that the stream reports."""
+"""The content that one fetch takes from a stream: changes of documents, and notices."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _FULL_BYTES: Final = 8 * 1024 * 1024
 
 @attrs.define
 class Taken:
-    """What one fetch has found.
+    """The result of one fetch.
 
     Attributes:
         place: The position after it.
         changes: Changes of documents.
         notices: Notices about collections and databases; they stand after the last change.
-        gone: Why the stream is over, once it is.
+        gone: The reason why the stream has ended, or None.
         reached: True when the bound is reached.
         caught_up: True when the server had no more to send.
         at_end: True when the last answer was empty: the whole log was scanned.
@@ -70,12 +70,12 @@ class Taken:
         return bool(self.changes or self.notices) or self.over()
 
     def keep_up(self) -> None:
-        """Set the position after what was taken, when the next answer has failed."""
+        """Set the position after the taken changes when the next answer has failed."""
         if self.changes:
             self.place = place_of_change(self.changes[-1])
 
     def end(self, place: Place, reason: str) -> None:
-        """What was watched no longer exists; the position is after its end, whatever was set before."""
+        """Record that the watched resource no longer exists; the position is after its end in any case."""
         self.gone = reason
         self.place = After("i", place.data) if isinstance(place, After) else place
 
@@ -84,8 +84,8 @@ class Taker:
     """Takes changes from the streams of a reader, one stream after the other.
 
     Args:
-        source: What is watched.
-        until: Stop after this, or None.
+        source: The watched resource.
+        until: The position after which to stop, or None.
     """
 
     def __init__(self, source: Source, until: Place | None) -> None:
@@ -106,14 +106,14 @@ class Taker:
             stream: The stream.
             taken: Receives it.
             room: The most changes to take.
-            batch_size: What the stream was opened with.
+            batch_size: The batch size of the stream.
 
         Returns:
             False when the answer was empty.
 
         Raises:
-            PyMongoError: What the server refuses, or the network.
-            ProviderFault: The caller's pipeline has taken away what nobody can do without.
+            PyMongoError: A refusal of the server, or a network error.
+            ProviderFault: The caller's pipeline has removed a required field.
         """
         fresh = not buffered(stream)
         if fresh and not getattr(inner_cursor(stream), "alive", True):
@@ -154,7 +154,7 @@ class Taker:
         """Take one change, whatever kind it is; False when reading ends with it.
 
         Raises:
-            ProviderFault: The caller's pipeline has taken away what nobody can do without.
+            ProviderFault: The caller's pipeline has removed a required field.
         """
         place = place_of_change(change.raw)
         if self._until is not None:
@@ -203,7 +203,7 @@ class Taker:
         taken.end(place, "the pipeline hides how it ended")
 
     def _look_into(self, change: RawChange, place: After, taken: Taken) -> bool:
-        """Take what is no plain change of a document; False for the end of the stream."""
+        """Take anything that is not a plain change of a document; False for the end of the stream."""
         try:
             fields = decoded(change.raw)
         except BSONError:
@@ -255,7 +255,10 @@ def _altered(name: str) -> Exception:
 
 
 def _surely_before(until: Place) -> bytes:
-    """A text: a change whose token sorts before it is before the bound; none sorts before an empty text."""
+    """A text that decides about the bound: a change whose token sorts before it is before the bound.
+
+    No token sorts before an empty text.
+    """
     if isinstance(until, At):
         return f"82{until.seconds:08X}".encode()
     return until.data.partition(".")[0].encode() if until.data.startswith("82") else b""

@@ -57,7 +57,7 @@ _PAGE: Final = f"{DOCS_URL}how-to/mongodb/"
 
 @attrs.frozen
 class Row(error_table.Row):
-    """What one code means.
+    """The meaning of one code.
 
     It is confidential where the server's text may quote a document, a document's key, a whole command, or a
     resume token, which holds a key.
@@ -97,7 +97,7 @@ THROTTLED: Final = Row(
 )
 BAD_TOKEN: Final = Row(
     ErrorCategory.INVALID_REQUEST,
-    "the server cannot read this resume token; pass one that it gave out, unchanged",
+    "the server cannot read this resume token; pass one that it returned, unchanged",
     confidential=True,
 )
 NO_TOKEN: Final = Row(
@@ -120,7 +120,7 @@ _MISSING: Final = Row(
 )
 UNKNOWN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT, quoted=True)
 
-# The server's code → what it means.
+# The server's code → its meaning.
 CODES: Final[Mapping[int, Row]] = {
     HISTORY_LOST: Row(
         ErrorCategory.CHECKPOINT_EXPIRED,
@@ -196,7 +196,7 @@ CODES: Final[Mapping[int, Row]] = {
     ),
     121: Row(
         ErrorCategory.INVALID_REQUEST,
-        "the document does not pass the collection's validation; change the one or the other",
+        "the document does not pass the collection's validation; change the document or the validation",
         confidential=True,
     ),
     **dict.fromkeys(

@@ -79,7 +79,7 @@ class RunCommandOptions:
     into the command.
 
     Attributes:
-        read_preference: Which server to ask: `pymongo.ReadPreference.SECONDARY`, or an object like
+        read_preference: The server to ask: `pymongo.ReadPreference.SECONDARY`, or an object like
             `pymongo.read_preferences.Nearest(…)`. Every command counts as a read here. Without it:
             the primary, whatever the client's own preference is, or, in a transaction, the
             transaction's.
@@ -100,8 +100,8 @@ class RunCommandOptions:
 class RunCursorCommandOptions(RunCommandOptions):
     """Like `RunCommandOptions`, for `run_cursor_command`, and with these.
 
-    `batch_size`, `max_time_ms` and `comment` belong to the `getMore` commands that follow; what the
-    first command shall carry of them is written into the command.
+    `batch_size`, `max_time_ms` and `comment` belong to the `getMore` commands that follow; write the first
+    command's own values into the command.
 
     Attributes:
         timeout_mode: What `timeout_ms` limits. `"cursor_lifetime"`: the command and everything
@@ -160,7 +160,7 @@ def checked_options(kind: type[_Options], operation: str, options: Mapping[str, 
 
     Args:
         kind: The class of the options.
-        operation: What is called, for messages.
+        operation: The name of the call, for messages.
         options: Name → value.
 
     Raises:

@@ -42,7 +42,7 @@ __all__ = ["Commands", "RunCommandCursor", "RunCommandOptions", "RunCursorComman
 
 T = TypeVar("T")
 
-# pymongo takes 0 for "no limit" and refuses less; this is a limit that is over.
+# pymongo reads 0 as "no limit" and refuses less; this value is a limit that has passed.
 _OVER: Final = 1e-6
 _CLOSE_SECONDS: Final = 0.5
 
@@ -62,7 +62,7 @@ class RunCommandCursor(Iterator[Any]):
     Args:
         cursor: PyMongo's cursor.
         seconds: How long each step may take, or None.
-        ends: Monotonic time when the whole life of the cursor is over, or None.
+        ends: Monotonic time at which the cursor's whole lifetime ends, or None.
     """
 
     def __init__(self, cursor: CommandCursor[Any], seconds: float | None, ends: float | None) -> None:
@@ -95,7 +95,7 @@ class RunCommandCursor(Iterator[Any]):
         return self._step(self._cursor.try_next)
 
     def batch_size(self, size: int | None) -> None:
-        """Ask for other batches from the next `getMore` on; the other options stay what they were.
+        """Change the batch size from the next `getMore` on; the other options do not change.
 
         Args:
             size: As `RunCursorCommandOptions.batch_size`.
@@ -109,7 +109,7 @@ class RunCommandCursor(Iterator[Any]):
         return not self._closed and self._fault is None and self._cursor.alive
 
     def close(self) -> None:
-        """Have the server drop its cursor (`killCursors`) and give the session back; idempotent.
+        """Make the server close its cursor (`killCursors`), and release the session; idempotent.
 
         It raises nothing: a server that does not answer drops the cursor by itself later. The whole
         `timeout_ms` applies to it again.
@@ -174,7 +174,7 @@ class Commands:
         """Run one command, once.
 
         Args:
-            database: Where; it travels as the command's `$db`.
+            database: The database; it is sent as the command's `$db`.
             command: The command's document, its name first. It is not changed.
             options: Fields of `RunCommandOptions`.
 
@@ -183,9 +183,9 @@ class Commands:
             Decimal128 stays a Decimal128.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for what cannot be sent.
-            ProviderFault: The same.
-            Exception: What pymongo raises, for `classify`. A command is tried once, with one
+            MulticloudDbError: `INVALID_REQUEST` for a command that cannot be sent.
+            ProviderFault: As `MulticloudDbError`.
+            Exception: The error of pymongo, for `classify`. A command is tried once, with one
                 exception: if the server says that it is overloaded and that the command was not
                 run (labels `SystemOverloadedError` and `RetryableError`), pymongo asks it again,
                 unless the connection string says `maxAdaptiveRetries=0`.

@@ -1,4 +1,4 @@
-"""How an application names a MongoDB deployment, and the `MongoClient` that is made from it."""
+"""The configuration of a MongoDB deployment, and the `MongoClient` that is made from it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _shown(url: str) -> str:
 
 @attrs.frozen
 class MongoConfig:
-    """What a client was configured with, checked; its repr shows no secret.
+    """The checked configuration of a client; its repr shows no secret.
 
     Attributes:
         url: The connection string as it was given. PyMongo gets it unchanged, so that every option in it

@@ -1,4 +1,4 @@
-"""What a failure of PyMongo or of the server means; pure."""
+"""The category of each failure of PyMongo or of the server; pure."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def code_of(error: BaseException) -> int | None:
 
 
 def classify(error: Exception) -> Fault:
-    """Say what an exception means; raises nothing, also for unknown exceptions.
+    """Classify an exception; raises nothing, also for unknown exceptions.
 
     `vendor_retried` is always set: PyMongo itself retries a read once and resumes a change stream once, and
     our retries would multiply these.
@@ -145,7 +145,7 @@ def _of_connection(error: Exception, code: int | None) -> Fault | None:
 
 
 def _of_use(error: Exception, code: int | None) -> Fault | None:
-    """The fault of what PyMongo refuses to send or cannot read."""
+    """The fault for data that PyMongo refuses to send or cannot read."""
     match error:
         case InvalidBSON():
             return _plain(
@@ -186,7 +186,7 @@ def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> R
     row = CODES.get(code) if code is not None else None
     if code == NOT_AUTHORIZED and "requires authentication" in text:
         return attrs.evolve(
-            AUTHENTICATION, way_out="the server wants to know who we are; put a user into the connection"
+            AUTHENTICATION, way_out="the server requires a login; put a user into the connection"
         )
     if row is not None and code == NOT_AUTHORIZED and (denied := _DENIED.match(text)):
         database, command = denied.groups()
@@ -196,7 +196,7 @@ def _row(error: OperationFailure, code: int | None, labels: frozenset[str]) -> R
     if code == TOKEN_NOT_FOUND and "_id field" in text:
         return NO_TOKEN
     if code == _UNKNOWN_ERROR and "document_value" in text:
-        # What 6.0 says of a stream that is resumed with a pipeline without _id.
+        # The text of 6.0 for a stream that is resumed with a pipeline without _id.
         return NO_TOKEN
     if any(words in text for words in _TOKEN_WORDS):
         return BAD_TOKEN
@@ -275,12 +275,12 @@ def _backoff(error: BaseException) -> float | None:
 
 
 def _text(error: BaseException) -> str:
-    """What the server said, without the reply around it."""
+    """The server's message, without the rest of the reply."""
     text = _details(error).get("errmsg")
     return text if isinstance(text, str) else str(error)
 
 
 def _brief(error: Exception) -> str:
-    """What went wrong with the servers, without the table of all servers that follows."""
+    """The problem with the servers, without the table of all servers that follows."""
     text = str(error).partition(", Topology Description")[0]
     return one_line(re.sub(r" \(configured timeouts: [^)]*\)", "", text))

@@ -77,9 +77,9 @@ class MongoFeed(Feed):
     """The change stream of a collection, a database or a cluster.
 
     Args:
-        source: What is watched.
-        found: What existed at the address when it was opened.
-        readers: Where its readers are kept, for the provider to cancel.
+        source: The watched resource.
+        found: The resource at the address when the feed was opened.
+        readers: The set of its readers, which the provider can cancel.
     """
 
     def __init__(self, source: Source, found: Found, readers: WeakSet[MongoReader]) -> None:
@@ -147,7 +147,7 @@ class MongoFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed]:
-        """Nothing: there is one partition, and every token has it."""
+        """Nothing is uncovered: there is one partition, and every token has it."""
         return []
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
@@ -155,12 +155,15 @@ class MongoFeed(Feed):
         return compare(place_of(a), place_of(b))
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """The beginning of the log; a collection dropped in it was another one of the same name."""
+        """The beginning of the oplog.
+
+        A collection that was dropped there was an earlier one of the same name.
+        """
         now = self._source.now()
         return [Seed(PARTITION_ID, (), cursor_of(self._log.oldest(), ticks_at(now)))]
 
     def describe(self, cursor: Cursor) -> Position:
-        """Its cluster time and kind."""
+        """The cluster time and kind of a position."""
         return describe(place_of(cursor))
 
     def _reader(
@@ -191,15 +194,15 @@ class MongoFeed(Feed):
     def _head(self, name: str, cursor: Cursor, deadline: Deadline) -> Head | None:
         """The head of a partition; None where it has to be found by reading."""
         first = self._peek(name, cursor, deadline)
-        behind = first.cursor_after(len(first))
+        at_end = first.cursor_after(len(first))
         if not isinstance(first.outcome, Continue):
-            return Head(behind, len(first), first.outcome)
+            return Head(at_end, len(first), first.outcome)
         if not len(first):
-            return None if first.caught_up is False else Head(behind, 0, Continue())
+            return None if first.caught_up is False else Head(at_end, 0, Continue())
         now = self._source.now()
-        order = compare(place_of(behind), now)
+        order = compare(place_of(at_end), now)
         if order in (0, 1):
-            return Head(behind, len(first), Continue())
+            return Head(at_end, len(first), Continue())
         if order is None or not _is_far(place_of(cursor), now) or self._may_have_ended():
             return None
         return Head(cursor_of(now, start_of(cursor)), None, Continue())
@@ -252,7 +255,7 @@ class MongoFeed(Feed):
                 raise invalid_request(
                     "MongoOptions.start_at_operation_time",
                     "is more than 60 s ahead of the cluster's time",
-                    "pass a time that has been",
+                    "pass a time in the past",
                 )
             return At(stamp.time, stamp.inc)
         if options.start_after is not None:
@@ -262,7 +265,7 @@ class MongoFeed(Feed):
         return None
 
     def _goes_on(self) -> bool:
-        """After an invalidate: whether reading continues."""
+        """True when reading continues after an invalidate."""
         if self._options.after_invalidate != "follow":
             return False
         self._source.images = find(self._source.client, self.spec, self._source.address).images
@@ -308,13 +311,13 @@ class MongoFeed(Feed):
 
 
 def _is_far(start: Place, mark: Place) -> bool:
-    """Whether a reader that has come to one operation before a mark has moved: see `is_reached`."""
+    """True when a position is more than one operation before a mark: see `is_reached`."""
     begin, end = ticks_at(start), ticks_at(mark)
     return begin is not None and end is not None and end - begin > 1
 
 
 def _bound(start: Place, until: Place) -> Place:
-    """Where a reader stops.
+    """The position where a reader stops.
 
     At a mark it stops as soon as it has nothing more directly before the mark. A lagging member also has
     nothing at the start: there the server itself has to pass a mark directly after the start.

@@ -35,12 +35,12 @@ CHANGES: Final = {
     "replace": ChangeType.UPDATE,
     "delete": ChangeType.DELETE,
 }
-"""The operations that change a document; all others are facts about collections, or not known."""
+"""The operations that change a document. All others are facts about collections, or unknown."""
 
 _TEXTS_AT_ONCE: Final = 64
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TEXTS: Final = {name: kind.value for name, kind in CHANGES.items()}
-# What the code below raises for a damaged change.
+# The exceptions of the code below for a damaged change.
 _DAMAGED: Final = (
     BSONError,
     ValueError,
@@ -55,10 +55,10 @@ _DAMAGED: Final = (
 
 @attrs.frozen
 class View:
-    """What all events of one feed share.
+    """The properties that all events of one feed share.
 
     Attributes:
-        address: Where the documents are; its collection is None where each event names its own.
+        address: The resource of the documents; its collection is None when each event names its own.
         partition_id: The public id of the one partition.
         with_new: True when events have the new document.
         with_old: True when events have the old document.
@@ -79,7 +79,7 @@ def to_events(changes: Sequence[Raw], start: int, stop: int, view: View) -> list
     """Map change documents to events.
 
     Raises:
-        RecordFault: The first one that is no change document.
+        RecordFault: The first change that cannot be mapped.
     """
     try:
         return _events(_decoded(changes[start:stop]), view)
@@ -91,7 +91,7 @@ def to_arrow(changes: Sequence[Raw], start: int, stop: int, view: View) -> pa.Re
     """Map change documents to Arrow: documents become JSON text without an event in between.
 
     Raises:
-        RecordFault: The first one that is no change document.
+        RecordFault: The first change that cannot be mapped.
     """
     try:
         return _arrow(_decoded(changes[start:stop], TEXT_CODEC), view)
@@ -109,7 +109,7 @@ def _decoded(changes: Sequence[Raw], codec: CodecOptions[dict[str, Any]] = CODEC
 
 
 def time_of(change: Change) -> datetime:
-    """When it was written by the writing server's clock, to the millisecond; before 6.0 its cluster time."""
+    """The time of the write by the server's clock, to the millisecond; before 6.0 its cluster time."""
     moment = change.get("wallTime")
     if isinstance(moment, datetime):
         return moment.replace(tzinfo=UTC)  # it is in UTC; PyMongo has its own class for that
@@ -257,9 +257,9 @@ def _first_fault(
         try:
             mapped(_decoded(changes[index : index + 1]), view)
         except BSONError:
-            return _fault(changes, index, view, "it is no valid BSON, or holds text that is no UTF-8")
+            return _fault(changes, index, view, "it is not valid BSON, or holds text that is not UTF-8")
         except _DAMAGED as error:
-            reason = f"it is no change that can be mapped ({type(error).__name__})"
+            reason = f"it is not a change that can be mapped ({type(error).__name__})"
             return _fault(changes, index, view, reason)
     return _fault(changes, start, view, "it is not clear which change is damaged")
 
@@ -274,7 +274,7 @@ class MongoMapper(Mapper):
     """Maps the changes of one stream.
 
     Attributes:
-        view: What their events share.
+        view: The properties that their events share.
     """
 
     view: View

@@ -1,4 +1,4 @@
-"""Where the operation log begins: the oldest position that can still be read."""
+"""The beginning of the operation log: the oldest position that can still be read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Log:
     """The part of the operation log that a feed has to know: where it begins.
 
     Args:
-        source: What is watched.
+        source: The watched resource.
     """
 
     def __init__(self, source: Source) -> None:
@@ -54,7 +54,7 @@ class Log:
         exactly: with about sixty requests of at most 50 ms each.
 
         Raises:
-            PyMongoError: What the server refuses, or the network.
+            PyMongoError: A refusal of the server, or a network error.
             ProviderFault: Entries are removed faster than the search can follow.
         """
         for _ in range(_TRIES):
@@ -64,8 +64,8 @@ class Log:
                 return place
         raise ProviderFault.of(
             ErrorCategory.TRANSIENT_FAILURE,
-            "the operation log is cut off faster than its beginning can be read; try again, and give it more "
-            "room",
+            "the operation log removes entries faster than its beginning can be read; try again, and make "
+            "it larger",
             retryable=True,
             vendor_retried=True,
         )
@@ -84,7 +84,7 @@ class Log:
         except OperationFailure as error:
             self._readable = classified(
                 classify, error
-            ).retryable  # an election passes, a missing role does not
+            ).retryable  # an election is temporary, a missing role is not
             return None
         stamp = None if entry is None else entry.get("ts")
         if entry is None or not isinstance(stamp, Timestamp):

@@ -31,7 +31,10 @@ def _stages(value: object) -> Any:
 
 
 def _exact(value: object) -> object:
-    """A form that only equal values share; in Python, 1 equals True and the order of names does not count."""
+    """A form that only equal values share.
+
+    In Python, 1 equals True, and the order of names does not matter.
+    """
     if isinstance(value, Mapping):
         return dict, tuple((name, _exact(item)) for name, item in value.items())
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The one partition of a change stream: what it covers, and whether that is provisioned."""
+"""The one partition of a change stream: its scope, and the check of its provisioning."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _OTHERWISE: Final = {
 
 @attrs.frozen
 class Found:
-    """What exists at an address.
+    """The resource at an address.
 
     Attributes:
         there: False when it does not exist.
         uuid: The collection's own id, in hexadecimal; None for a wider scope.
         images: True when the collection keeps pre- and post-images.
-        kind: What it is: `collection`, `view`, `timeseries`.
+        kind: Its kind: `collection`, `view`, `timeseries`.
     """
 
     there: bool
@@ -60,7 +60,7 @@ def resolve(spec: FeedSpec, default_database: str | None) -> ResourceAddress:
     """The address, with the connection string's database if the request names none.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`: there is neither.
+        MulticloudDbError: `INVALID_REQUEST`: neither names a database.
     """
     address = spec.address
     if isinstance(spec.scope, EntireCluster) or address.database is not None:
@@ -78,7 +78,7 @@ def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> 
     """Look for a collection or database; the role `read` is enough.
 
     Raises:
-        PyMongoError: What the server refuses, or the network.
+        PyMongoError: A refusal of the server, or a network error.
     """
     if isinstance(spec.scope, EntireCluster):
         return Found(there=True)
@@ -104,7 +104,7 @@ def check_provisioned(spec: FeedSpec, address: ResourceAddress, found: Found) ->
     """Refuse a request that this collection cannot serve.
 
     Raises:
-        ProviderFault: It is no collection, or keeps no images where they are required.
+        ProviderFault: It is not a collection, or it keeps no images although they are required.
     """
     if not found.there or isinstance(spec.scope, EntireDatabase | EntireCluster):
         return

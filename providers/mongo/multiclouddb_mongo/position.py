@@ -6,7 +6,7 @@
     ["r", data]    a resume token of the application's own, for `resumeAfter`
     ["t", s, n]    at the cluster time `Timestamp(s, n)`, its changes included
 
-Each may have one more element as long as the position lies before it: the cluster time of the start (ticks).
+Each may have one more element: the cluster time of the start (ticks), while the position is before that time.
 What was dropped or renamed before that time was another collection, or database, of the same name.
 
 `data` is the text of a resume token `{"_data": …}`, then a point and its `_typeBits` in hexadecimal if the
@@ -64,10 +64,10 @@ _TEXT: Final = re.compile(r"[0-9A-Za-z]+(\.([0-9a-f]{2})*)?", re.ASCII)
 
 @attrs.frozen
 class After:
-    """After what a resume token names.
+    """After the event that a resume token names.
 
     Attributes:
-        kind: What it names.
+        kind: The kind of the event.
         data: The token's text.
     """
 
@@ -88,7 +88,7 @@ class At:
 
     Attributes:
         seconds: Since 1970.
-        ordinal: Of the operation within that second.
+        ordinal: The number of the operation within that second.
     """
 
     seconds: int
@@ -144,7 +144,7 @@ def place_of(cursor: Cursor) -> Place:
     """The position in a cursor.
 
     Raises:
-        InvalidCursor: There is none.
+        InvalidCursor: It contains no position.
     """
     return _parsed(cursor)[0]
 
@@ -153,7 +153,7 @@ def start_of(cursor: Cursor) -> int | None:
     """The cluster time of the start in a cursor, in ticks; None where it does not lie ahead.
 
     Raises:
-        InvalidCursor: It is no cursor.
+        InvalidCursor: It is not a cursor.
     """
     return _parsed(cursor)[1]
 
@@ -179,7 +179,7 @@ def _start(rest: list[JsonValue]) -> int | None:
 
 
 def _no_position(cursor: Cursor) -> InvalidCursor:
-    return InvalidCursor(f"{reprlib.repr(cursor)[:60]} is no position in a change stream")
+    return InvalidCursor(f"{reprlib.repr(cursor)[:60]} is not a position in a change stream")
 
 
 def _is_data(data: str) -> bool:
@@ -211,10 +211,10 @@ def compare(a: Place, b: Place) -> int | None:
             left, right = a.data.partition(_BITS)[0], b.data.partition(_BITS)[0]
             return (left > right) - (left < right)
         return 0 if a.data == b.data else None
-    before, behind = ticks_at(a), ticks_at(b)
-    if before is None or behind is None or (before == behind and type(a) is not type(b)):
+    before, later = ticks_at(a), ticks_at(b)
+    if before is None or later is None or (before == later and type(a) is not type(b)):
         return None
-    return (before > behind) - (before < behind)
+    return (before > later) - (before < later)
 
 
 def is_reached(place: Place, until: Place, *, at_end: bool) -> bool:

@@ -75,7 +75,7 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.RUN_COMMAND: CapabilityNote(_NATIVE, "passed through unmodified and never retried"),
     }
 )
-"""What a replica set can do."""
+"""The capabilities of a replica set."""
 
 _WIRE_OF_7_0: Final = 21
 _WIRE_OF_6_0: Final = 17
@@ -103,7 +103,7 @@ class MongoProvider(Provider):
         self._features: tuple[bool, bool] | None = None
 
     def capabilities(self) -> CapabilitySet:
-        """What a replica set can do."""
+        """The capabilities of a replica set."""
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> MongoFeed:
@@ -123,7 +123,7 @@ class MongoProvider(Provider):
         return MongoFeed(source, found, self._readers)
 
     def classify(self, error: Exception) -> Fault:
-        """What an exception of PyMongo means."""
+        """Classify an exception of PyMongo."""
         return classify(error)
 
     def run_command(self, database: str, command: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
@@ -158,7 +158,7 @@ class MongoProvider(Provider):
                 self._client.close()
 
     def _server(self) -> tuple[bool, bool]:
-        """Whether it splits large events, and whether it is a `mongos`; asked once."""
+        """True if the server splits large events, and True if it is a `mongos`; asked once."""
         if self._features is None:
             hello = retried(self._client, lambda: self._client.admin.command("hello"))
             wire = hello.get("maxWireVersion", 0)
@@ -177,12 +177,12 @@ class MongoProvider(Provider):
 
 
 class MongoPlugin(ProviderPlugin):
-    """What the entry point names."""
+    """The plugin that the entry point names."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
     def capabilities(self) -> CapabilitySet:
-        """What a replica set can do."""
+        """The capabilities of a replica set."""
         return CAPABILITIES
 
     def connect(self, config: ClientConfig, native_client: object | None) -> MongoProvider:

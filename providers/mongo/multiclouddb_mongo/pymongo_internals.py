@@ -68,7 +68,7 @@ class Closer:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Held while a stream is opened, read or closed: the client has to stay open that long."""
+        """Held while a stream is opened, read or closed: the client must stay open during that time."""
         with self._changed:
             self._at_work += 1
         try:
@@ -141,7 +141,7 @@ def retried(client: MongoClient[Any], ask: Callable[[], T]) -> T:
     """Call one of our commands as PyMongo calls its own reads: with one retry, unless `retryReads` is false.
 
     Raises:
-        PyMongoError: What the server refuses, or the network.
+        PyMongoError: A refusal of the server, or a network error.
     """
     try:
         return ask()
@@ -186,9 +186,9 @@ def watch_otherwise(
 
     Args:
         target: A collection, a database, or `admin` for the cluster.
-        scope: Which of them.
+        scope: The kind of the target.
         stages: The pipeline.
-        settings: What `watch` takes by name.
+        settings: The keyword arguments of `watch`.
     """
     kind: type[ChangeStream[RawChange]]
     match scope:
@@ -205,7 +205,7 @@ def watch_otherwise(
 
 
 def buffered(stream: Stream) -> int | None:
-    """How many changes of the last answer are left to take; None where this PyMongo does not say.
+    """The number of changes of the last answer that are left; None if this PyMongo does not report it.
 
     No public interface says so, and asking for one change too many waits for the server.
     """
@@ -214,7 +214,10 @@ def buffered(stream: Stream) -> int | None:
 
 
 def inner_cursor(stream: Stream) -> object:
-    """Another object once PyMongo has resumed the stream: an empty answer then is not the end of the log."""
+    """The stream's present cursor. It changes when PyMongo resumes the stream.
+
+    An empty answer is then not the end of the oplog.
+    """
     return getattr(stream, "_cursor", None)
 
 

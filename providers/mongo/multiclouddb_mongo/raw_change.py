@@ -116,7 +116,7 @@ def is_item_change(change: Raw) -> bool:
 
 
 def is_before(change: Raw, text: bytes) -> bool:
-    """True when the change's token is seen to sort before a text; False asks for a closer look."""
+    """True when the change's token surely sorts before a text; False asks for a closer look."""
     if change[_LENGTH:_TOKEN] != _HEAD or change[_DATA - len(_DATA_HEAD) : _DATA] != _DATA_HEAD:
         return False
     end = _DATA + _LENGTH + int.from_bytes(change[_DATA : _DATA + _LENGTH], "little") - 1

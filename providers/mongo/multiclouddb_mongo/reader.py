@@ -62,14 +62,14 @@ class MongoReader(Reader):
     """Reads a stream forward and keeps it open between fetches.
 
     Args:
-        source: What is watched.
-        view: What its events share.
-        place: Where to read from.
-        until: Stop after this, or None.
+        source: The watched resource.
+        view: The properties that its events share.
+        place: The start position.
+        until: The position after which to stop, or None.
         goes_on: Asked after an invalidate: whether reading continues with what has the name next.
-        headroom: Seconds until a position falls out of the log, or None.
-        check: Called when there is nothing: raises where nothing will ever come, because there is no such
-            collection.
+        headroom: Returns the seconds until a position expires, or None.
+        check: Called when nothing comes. It raises if nothing can ever come, because the collection does not
+            exist.
         batch_size: Changes in one answer of the server, or None for the fastest size.
     """
 
@@ -105,7 +105,7 @@ class MongoReader(Reader):
         return True
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next changes: what is left of the server's last answer, or one more answer.
+        """The next changes: the rest of the server's last answer, or one more answer.
 
         PyMongo resumes a broken stream once; nothing here retries. The deadline does not end a fetch: see
         `outlasts`. One answer has at most 16 MB, whatever `max_bytes` says.
@@ -147,7 +147,7 @@ class MongoReader(Reader):
 
     def _opened(self, taken: Taken, max_records: int) -> Stream:
         if self._stream is not None and not buffered(self._stream) and not self._source.answers(self._stream):
-            self.close()  # PyMongo would wait for exactly that server, although another may be primary now
+            self.close()  # PyMongo would wait for this server, but another may be primary now
         if self._stream is None:
             self._batch_size = self._wanted_size or min(_MOST_BATCH, max(_LEAST_BATCH, max_records))
             taken.requests += 1
@@ -155,7 +155,7 @@ class MongoReader(Reader):
                 self._look()
                 self._source.reach(self._deadline)
                 self._stream = self._source.open(taken.place, self._batch_size, self._await_ms)
-                if self._cancelled.is_set():  # while it was opened nobody could close it
+                if self._cancelled.is_set():  # it could not be closed while it was being opened
                     self.close()
             self._look()
             self._taker.begin()
@@ -214,7 +214,7 @@ class MongoReader(Reader):
                 self._exchange(_LONG_AWAIT_MS)
 
     def _answer(self, taken: Taken, max_records: int) -> tuple[bool, bool] | None:
-        """Take one answer, or what is left of one.
+        """Take one answer, or the rest of one.
 
         Returns:
             Whether there was anything in it, and whether PyMongo has resumed the stream for it; None for a
@@ -235,7 +235,7 @@ class MongoReader(Reader):
             if taken.changes:
                 return None
             if error.code == OVERTAKEN and not self._overtaken:
-                self._overtaken = True  # opening it again shows what that means: 286, or nothing
+                self._overtaken = True  # opening it again shows the reason: 286, or none
             elif error.code in (EVENT_TOO_LARGE, IMAGE_MISSING):
                 self._take_carefully(taken, error, max_records)
             else:
@@ -251,8 +251,8 @@ class MongoReader(Reader):
         """The server cannot send an answer because of one change: take the changes before it one by one.
 
         Raises:
-            RecordFault: It is the next one, and too large.
-            ProviderFault: It is the next one, and lacks its image.
+            RecordFault: The next change is too large.
+            ProviderFault: The next change lacks its image.
         """
         self._taker.begin()
         try:
@@ -304,7 +304,7 @@ class MongoReader(Reader):
             str(error.code),
         ) from None  # the server's text quotes the change's key
 
-    # -- What was found
+    # -- Processing the changes
 
     def _stop_at_bound(self, taken: Taken) -> None:
         """Stop at the bound, also where the feed ends there."""

@@ -1,4 +1,4 @@
-"""Opens the change streams for the readers of one feed: on what, and with which options."""
+"""Opens the change streams for the readers of one feed: the target and the options."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ _SHARDED_PROBE_MS: Final = 400
 
 
 class Source:
-    """What the readers of one feed share: where to watch, and with which options.
+    """The objects that the readers of one feed share: the target and the options of their streams.
 
     No call is made under `pymongo.timeout`: with it, the driver would retry again and again until that time
     is over. The engine itself stops waiting at its deadline.
 
     Args:
         client: The vendor's client.
-        spec: What was asked for; its options are `MongoOptions`.
-        address: Where, with the database filled in.
+        spec: The spec of the feed; its options are `MongoOptions`.
+        address: The address, with the database filled in.
         images: True when the collection keeps pre- and post-images; may be set again.
         closer: Closes the streams of this client.
         splits: True when the server has `$changeStreamSplitLargeEvent`.
-        sharded: True behind a `mongos`.
+        sharded: True for a `mongos`.
     """
 
     def __init__(
@@ -81,18 +81,18 @@ class Source:
         """Open a stream at a position.
 
         Args:
-            place: Where.
+            place: The position.
             batch_size: Changes in one answer, at most.
             await_ms: How long the server may delay an empty answer.
-            slim: True for changes without documents: to find out what is at a position.
+            slim: True for changes without documents, to find out which change is at a position.
 
         Raises:
-            PyMongoError: What the server refuses, or the network.
+            PyMongoError: A refusal of the server, or a network error.
         """
         return self._watch(batch_size, self._awaiting(await_ms), slim=slim, **_start(place))
 
     def reach(self, deadline: Deadline) -> None:
-        """Wait for a server no longer than a call may take; see `driver.reach`."""
+        """Wait for a server, but not longer than the call may take; see `pymongo_internals.reach`."""
         reach(self.client, deadline)
 
     def close(self, stream: Stream) -> None:
@@ -148,10 +148,11 @@ class Source:
         return True
 
     def pipeline(self, *, slim: bool = False) -> list[Stage]:
-        """The stages behind `$changeStream`: the scope's, the caller's, ours.
+        """The stages after `$changeStream`: the scope's, the caller's, ours.
 
-        What nobody reads here costs the time to send and decode it. And without what a change did to single
-        fields (a state is never partial) an event stays under the server's 16 MB that holds nearly so much.
+        Our stage removes unused fields, which would cost time to send and decode. It also removes the
+        description of the changed fields, because a state is never partial; so a nearly too large event stays
+        under the server's 16 MB.
         """
         stages: list[Stage] = []
         if isinstance(self.spec.scope, LogicalPartition):
@@ -167,7 +168,7 @@ class Source:
         return [*stages, {"$changeStreamSplitLargeEvent": {}}] if self.splits else stages
 
     def full_document(self) -> str | None:
-        """Where the new document of an update comes from."""
+        """The source of the new document of an update."""
         if self.options.full_document is not None:
             return self.options.full_document
         match self.spec.new_item_state_mode:
@@ -179,7 +180,7 @@ class Source:
                 return "whenAvailable" if self.images else "updateLookup"
 
     def full_document_before_change(self) -> str | None:
-        """Where the old document comes from."""
+        """The source of the old document."""
         if self.options.full_document_before_change is not None:
             return self.options.full_document_before_change
         match self.spec.old_item_state_mode:
@@ -193,7 +194,10 @@ class Source:
     # -- Inside
 
     def _awaiting(self, await_ms: int) -> int:
-        """Shorter than a time limit that the connection string has for each call: it would always pass."""
+        """A wait that is shorter than the connection string's time limit for each call.
+
+        Otherwise the limit would always pass.
+        """
         wanted = self.options.max_await_time_ms or await_ms
         return wanted if self._limit_ms is None else max(1, min(wanted, self._limit_ms // 4))
 
@@ -216,7 +220,7 @@ class Source:
         return target.watch(stages, **settings)
 
     def _target(self) -> Collection[RawChange] | Database[RawChange]:
-        # `MongoClient.watch` would take the client's own codec and read concern, which need not do.
+        # `MongoClient.watch` would use the client's own codec and read concern, which may not be suitable.
         database = self._database("admin" if self.address.database is None else self.address.database)
         if self.address.collection is None:
             return database

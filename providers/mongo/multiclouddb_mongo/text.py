@@ -39,7 +39,7 @@ def json_text(document: dict[str, Any] | DBRef) -> bytes:
     try:
         return orjson.dumps(_object(document, 0), option=orjson.OPT_UTC_Z | orjson.OPT_NAIVE_UTC)
     except (LookupError, TypeError, ValueError):
-        # Nested too deeply, or not what PyMongo decodes: encode_json knows more types, and what to say.
+        # Nested too deeply, or not from PyMongo: encode_json knows more types and raises the right error.
         return encode_json(portable(deepcopy(document)))
 
 

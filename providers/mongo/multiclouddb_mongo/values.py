@@ -45,14 +45,14 @@ CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
     uuid_representation=UuidRepresentation.STANDARD,
 )
-"""How events are decoded.
+"""The codec that decodes events.
 
 It has no type registry on purpose: with one, PyMongo's change stream decodes every event twice, the first
 time in Python. `portable` converts the decimals instead.
 """
 
 TEXT_CODEC: Final = CODEC.with_options(tz_aware=False)
-"""How events that become text are decoded: times have no zone, and are in UTC.
+"""The codec for events that become text: times are in UTC and have no zone.
 
 Adding the zone takes PyMongo longer than decoding the time, and `json_text` writes the same for both.
 """
@@ -138,7 +138,7 @@ def to_bson(value: Any) -> Any:
     """A value as PyMongo can send it, for a query that names a key.
 
     Args:
-        value: What an event's key or document holds, or what `decode_json` made of its JSON.
+        value: A value of an event's key or document, or a result of `decode_json`.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` when BSON has no such value.

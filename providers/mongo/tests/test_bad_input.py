@@ -535,8 +535,8 @@ class TestPoison:
         token = read(client, here, Now()).continuation_token
         native["c"].insert_one({"_id": "before"})
         self.damaged(native["c"], document)
-        native["c"].insert_one({"_id": "behind"})
-        assert self.walk(client, here, token)[0] == ["before", None, "behind"]
+        native["c"].insert_one({"_id": "after"})
+        assert self.walk(client, here, token)[0] == ["before", None, "after"]
 
     def test_a_document_that_is_not_asked_for_does_no_harm(self, client, here, native):
         token = read(client, here, Now()).continuation_token

@@ -107,7 +107,7 @@ class TestLife:
             found = [change["documentKey"]["_id"] for change in itertools.islice(stream, 2)]
         assert found == [1, 2]
 
-    def test_cs_29_every_token_goes_on_right_behind_its_page(self, one, app, ours, here, written):
+    def test_cs_29_every_token_continues_right_after_its_page(self, one, app, ours, here, written):
         client, _ = ours
         feed = Feed(client, here, max_page_size=1)
         feed.read()
@@ -304,7 +304,7 @@ class TestStarts:
         written.insert_one({"_id": 1})
         assert keys(feed.events()) == [1]
 
-    def test_cs_38_behind_a_document_it_uses_resumeafter(self, breaks, plain, ours, here, written):
+    def test_cs_38_after_a_document_it_uses_resumeafter(self, breaks, plain, ours, here, written):
         token = invalidated(plain[0], written)
         client, commands = ours
         feed = Feed(client, here, **asked(start_after=token))
@@ -513,7 +513,7 @@ class TestTokens:
             feed.by(other).read()
             assert seen.starts()[0] == {"resumeAfter": {"_data": token_of(last)}}
 
-    def test_cs_47_behind_a_document_it_is_its_own(self, one, app, ours, here, written):
+    def test_cs_47_after_a_document_it_is_its_own(self, one, app, ours, here, written):
         client, _ = ours
         feed = Feed(client, here, max_page_size=2, include_native=True)
         feed.read()
@@ -524,7 +524,7 @@ class TestTokens:
             assert keys(again.events()) == [3]
             assert seen.starts()[0] == {"resumeAfter": {"_data": second.event_id}}
 
-    def test_cs_47_behind_the_last_document_it_is_the_one_of_the_answer(self, plain, here, written):
+    def test_cs_47_after_the_last_document_it_is_the_one_of_the_answer(self, plain, here, written):
         client, commands = plain
         written.insert_one({"_id": 1})
         with client[here.database]["c"].watch(max_await_time_ms=500) as stream:
@@ -535,7 +535,7 @@ class TestTokens:
             next(stream)
             assert stream.resume_token == replies(commands, "getMore")[-1]["postBatchResumeToken"]
 
-    def test_cs_47_a_page_goes_on_behind_the_answer_that_it_came_with(self, one, app, warm, written):
+    def test_cs_47_a_page_continues_after_the_answer_that_it_came_with(self, one, app, warm, written):
         feed, commands = warm
         numbers = itertools.count(1)
 

@@ -72,7 +72,7 @@ def crowd(cluster, database):
     return [
         one("large pages", 0),
         one("small pages", 3),
-        one("small pages, always behind", 2, lagging(pages(CALL))),
+        one("small pages, always lagging", 2, lagging(pages(CALL))),
         one("pages of a secondary", 20, at=url(cluster, readPreference="secondary")),
         one("an iterator", 10, iterator()),
         one("pages, dies often", 5, deaths=0.004, far=10),

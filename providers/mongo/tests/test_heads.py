@@ -269,9 +269,9 @@ class TestHead:
         cursor = world.start()
         begin = ticks_at(place_of(cursor))
         mark = After("h", f"82{begin + far:016X}2B0229296E04")
-        behind = After("e", f"82{begin:016X}2B0000")  # sorts before the marks
+        late_place = After("e", f"82{begin:016X}2B0000")  # sorts before the marks
         first = mock.MagicMock(outcome=Continue(), **{"__len__.return_value": 1})
-        first.cursor_after.return_value = cursor_of(behind)
+        first.cursor_after.return_value = cursor_of(late_place)
         monkeypatch.setattr(type(world.feed), "_peek", lambda *_: first)
         monkeypatch.setattr(Source, "now", lambda _: mark)
         expected = {"0": Head(cursor_of(mark), None, Continue())} if far == 2 else {}

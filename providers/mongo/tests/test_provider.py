@@ -167,8 +167,8 @@ class TestStarts:
 
         number, moment = wait_until(in_a_second)
         wait_until(lambda: datetime.now(UTC) > moment)
-        collection.insert_one({"_id": "behind"})
-        assert all_ids(room.client(), room.address(), AtTime(moment)) == [number, "behind"]
+        collection.insert_one({"_id": "after"})
+        assert all_ids(room.client(), room.address(), AtTime(moment)) == [number, "after"]
 
     def test_the_time_to_come_is_one(self, room):
         collection = room.collection()

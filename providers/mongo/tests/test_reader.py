@@ -58,7 +58,7 @@ def mark_text(number):
     return f"82{SECONDS:08X}{number:08X}2B0229296E04"
 
 
-def behind(number, fragment=0):
+def place_after(number, fragment=0):
     return After("e", change_text(number, fragment))
 
 
@@ -425,7 +425,7 @@ class TestParts:
         reader = reader_of(server)
         batch = fetch(reader)
         assert keys_of(batch) == [1]
-        assert place_of(batch.cursor_after(1)) == behind(1)
+        assert place_of(batch.cursor_after(1)) == place_after(1)
         assert keys_of(fetch(reader)) == [2]
 
     def test_a_stream_that_breaks_between_two_parts_begins_with_the_first_again(self, log):
@@ -450,7 +450,7 @@ class TestParts:
         second = log.add(parts=3)
         batch = fetch(reader)
         assert keys_of(batch) == [1]
-        assert place_of(batch.cursor_after(1)) == behind(1, 2)
+        assert place_of(batch.cursor_after(1)) == place_after(1, 2)
         batch = fetch(reader)
         assert keys_of(batch) == [second]
         assert [event.old_item_state for event in batch.events(0, 1)] == [None]
@@ -485,8 +485,8 @@ class TestOtherOperations:
         first, second = fetch(reader), fetch(reader)
         assert (keys_of(first), first.notices) == ([1], (Dropped("shop/orders"),))
         assert (keys_of(second), second.notices) == ([3, 4], ())
-        assert place_of(first.cursor_after(1)) == behind(2)
-        again = fetch(reader_of(Server(log), place=behind(1)))
+        assert place_of(first.cursor_after(1)) == place_after(2)
+        again = fetch(reader_of(Server(log), place=place_after(1)))
         assert (keys_of(again), again.notices) == ([], (Dropped("shop/orders"),))
 
     @pytest.mark.parametrize("kind", ["zzz", "create", "createIndexes", "modify", "shardCollection", ""])
@@ -502,7 +502,7 @@ class TestOtherOperations:
         server = Server(log, sizes=[1] * 200)
         first = fetch(reader_of(server))
         assert (len(first), first.caught_up) == (0, False)
-        assert place_of(first.cursor_after(0)) == behind(50)
+        assert place_of(first.cursor_after(0)) == place_after(50)
         assert drained(reader_of(Server(log, sizes=[1] * 200))) == [number]
 
     def test_extra_fields_do_not_matter(self, log):
@@ -646,7 +646,7 @@ class TestRefused:
         assert caught.value.index == 0
         assert "16 MB" in str(caught.value)
         assert "shop/orders" in caught.value.position
-        assert place_of(caught.value.skip_cursor) == behind(large)
+        assert place_of(caught.value.skip_cursor) == place_after(large)
         reader.close()
         assert not server.living()
         assert drained(reader_of(Server(log), place_of(caught.value.skip_cursor))) == [behind_it]
@@ -659,7 +659,7 @@ class TestRefused:
             with pytest.raises(RecordFault) as caught:
                 fetch(reader_of(Server(log), place))
             place = place_of(caught.value.skip_cursor)
-            assert place == behind(number)
+            assert place == place_after(number)
 
     @pytest.mark.parametrize("eager", [False, True])
     def test_a_change_without_the_image_that_is_required(self, log, eager):
@@ -706,7 +706,7 @@ class TestRefused:
         reader = reader_of(server)
         batch = fetch(reader)
         assert keys_of(batch) == [1, 2]
-        assert place_of(batch.cursor_after(2)) == behind(2)
+        assert place_of(batch.cursor_after(2)) == place_after(2)
         assert keys_of(fetch(reader)) == [3]
 
 
@@ -862,9 +862,9 @@ class TestPosition:
         batch = fetch(reader, 3)
         assert [place_of(batch.cursor_after(count)) for count in range(4)] == [
             At(0),
-            behind(1),
-            behind(2),
-            behind(3),
+            place_after(1),
+            place_after(2),
+            place_after(3),
         ]
 
     def test_no_record_behind_it_is_older_than_the_watermark(self, log):

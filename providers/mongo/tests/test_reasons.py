@@ -172,7 +172,7 @@ class TestWaysOut:
             ).message
         assert "'series' is a timeseries" in message
         assert "ordinary collection" in message
-        assert "behind it" not in message
+        assert "after it" not in message
 
     def test_of_a_view_is_what_it_reads(self, one, here):
         one.client()[here.database].create_collection("view", viewOn="c", pipeline=[])

@@ -245,11 +245,11 @@ class TestLiveReader:
                     page = read(client, world.request(token, max_page_size=1, on_expired=SkipToOldest()))
                     found += [*page.notices, *keys(page)]
                     token = page.continuation_token
-            behind = world.request(token, max_page_size=1, on_expired=SkipToOldest())
-            self.to_the_end(client, behind, found)
-        for before, behind in itertools.pairwise(found):
-            if not isinstance(before, Gap) and not isinstance(behind, Gap):
-                assert behind == before + 1
+            later = world.request(token, max_page_size=1, on_expired=SkipToOldest())
+            self.to_the_end(client, later, found)
+        for before, later in itertools.pairwise(found):
+            if not isinstance(before, Gap) and not isinstance(later, Gap):
+                assert later == before + 1
         assert any(isinstance(each, Gap) for each in found)
         numbers = [each for each in found if not isinstance(each, Gap)]
         assert numbers == sorted(set(numbers))

@@ -258,7 +258,7 @@ class TestTailable:
     @pytest.mark.parametrize(
         ("command", "kind"), [(TAILABLE, "tailable"), (AWAITING, "tailable_await")], ids=["tailable", "await"]
     )
-    def test_rc_26_a_tailable_cursor_goes_on_after_an_empty_batch(self, one, db, database, command, kind):
+    def test_rc_26_a_tailable_cursor_continues_after_an_empty_batch(self, one, db, database, command, kind):
         with db.cursor(database, command, cursor_type=kind) as cursor:
             assert [next(cursor), next(cursor)] == [{"_id": 0}, {"_id": 1}]
             assert cursor.try_next() is None
@@ -327,7 +327,7 @@ class TestClose:
         # The session is returned, but not used again after a lost connection.
         assert (db.body("ping")["lsid"] == db.body("find")["lsid"]) is ("errorCode" in failure)
 
-    def test_rc_27_the_timeout_counts_anew_for_a_close(self, db, database):
+    def test_rc_27_the_timeout_counts_again_for_a_close(self, db, database):
         cursor = patient(lambda: db.cursor(database, {"find": "c", "batchSize": 2}, timeout_ms=1000))
         time.sleep(1.05)
         cursor.close()

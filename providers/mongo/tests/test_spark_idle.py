@@ -49,13 +49,13 @@ def fill(world, megabytes):
         world.others.insert_one({"note": NOTE})
 
 
-def cut(world, behind):
+def cut(world, moment):
     """Fill the oplog slowly until it is cut after a moment; the server checks once a second."""
-    while world.ends()[0] <= behind:
+    while world.ends()[0] <= moment:
         fill(world, 0.1)
         world.admin.command("fsync")
         until = time.monotonic() + 2
-        while world.ends()[0] <= behind and time.monotonic() < until:
+        while world.ends()[0] <= moment and time.monotonic() < until:
             time.sleep(0.01)
 
 

@@ -385,9 +385,9 @@ class TestRealServer:
         for number in range(3):
             collection.insert_one({"_id": number})
             place = source.now()
-            collection.insert_one({"_id": f"behind {number}"})
+            collection.insert_one({"_id": f"after {number}"})
             stream = source.open(place, 10, 10)
-            assert stream.next()["documentKey"] == {"_id": f"behind {number}"}
+            assert stream.next()["documentKey"] == {"_id": f"after {number}"}
             source.close(stream)
             assert place.kind == "h"
 

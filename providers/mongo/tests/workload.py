@@ -220,7 +220,7 @@ class Application:
             if self.place > place:
                 place, until = self.place, time.monotonic() + STUCK
             if time.monotonic() > until:
-                self.error = TimeoutError(f"stuck behind {place} of {self.goal} changes")
+                self.error = TimeoutError(f"stuck after {place} of {self.goal} changes")
                 break
 
     def resumed(self, count):

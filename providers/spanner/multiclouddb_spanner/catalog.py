@@ -1,4 +1,4 @@
-"""Which change stream watches a table, and what it is provisioned with."""
+"""Finds the change stream that watches a table, and checks its options."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class Found:
 
     Attributes:
         stream: The name of the change stream.
-        table: The table as its records name it.
+        table: The table, as the records name it.
         key_names: The columns of its primary key, in order.
         postgres: True for a database with PostgreSQL's dialect.
         whole: True when the stream watches all columns.
         capture: Its value capture type.
-        retention: For how many seconds it keeps changes.
+        retention: How many seconds it keeps changes.
     """
 
     stream: str
@@ -74,19 +74,19 @@ class Found:
 def find(
     calls: Calls, address: ResourceAddress, configured: str | None, deadline: Deadline, hold: Hold
 ) -> Found:
-    """Look for the table of an address and for its change stream.
+    """Find the table of an address and its change stream.
 
     Args:
         calls: The database.
         address: The table.
         configured: The change stream that the configuration names, or None.
         deadline: When it has to be over.
-        hold: Who asks.
+        hold: The caller.
 
     Raises:
         ProviderFault: `NOT_FOUND` when there is no such table or stream, `INVALID_REQUEST` when several
-            streams watch it or the one leaves something out, `UNSUPPORTED_CAPABILITY` for a stream of
-            another kind.
+            streams watch it or the only one leaves changes out, `UNSUPPORTED_CAPABILITY` for a stream in
+            the mode MUTABLE_KEY_RANGE.
     """
     table = str(address.collection)
     schema, _, name = table.rpartition(".")
@@ -123,13 +123,13 @@ def _no_table(address: ResourceAddress) -> ProviderFault:
 def _check_mode(stream: str, settings: Mapping[str, str]) -> None:
     if settings.get("partition_mode", "").upper() == "MUTABLE_KEY_RANGE":
         raise unsupported(
-            f"change stream {stream!r} has partition_mode = 'MUTABLE_KEY_RANGE', with other records",
-            "create one without that option beside it, and name it by change_stream in the configuration",
+            f"change stream {stream!r} has partition_mode = 'MUTABLE_KEY_RANGE': other records",
+            "create another one without that option, and name it by change_stream in the configuration",
         )
 
 
 def is_whole(calls: Calls, found: Found, deadline: Deadline, hold: Hold) -> bool:
-    """Whether a change stream watches all columns of its table at present."""
+    """Whether a change stream now watches all columns of its table."""
     schema, _, name = found.table.rpartition(".")
     watching = _watching(calls, schema, name, deadline, hold, postgres=found.postgres)
     return watching.get(found.stream, False)
@@ -160,19 +160,19 @@ def columns_at(calls: Calls, found: Found, at: int, deadline: Deadline, hold: Ho
 
 
 def how_to_create(table: str, *, postgres: bool) -> str:
-    """The statement that makes a change stream of a table."""
+    """The statement that creates a change stream of a table."""
     return f"CREATE CHANGE STREAM {_plain(table)}_stream FOR {table} {_images(postgres=postgres)}"
 
 
 def how_to_alter(stream: str, *, postgres: bool) -> str:
-    """The statement after which a change stream has whole rows."""
+    """The statement that gives a change stream whole rows."""
     if postgres:
         return f"ALTER CHANGE STREAM {stream} SET (value_capture_type = 'NEW_ROW_AND_OLD_VALUES')"
     return f"ALTER CHANGE STREAM {stream} SET OPTIONS (value_capture_type = 'NEW_ROW_AND_OLD_VALUES')"
 
 
 def check_provisioned(found: Found, spec: FeedSpec) -> None:
-    """Refuse to promise rows that the stream's records do not have.
+    """Refuse a request for rows that the records of the stream do not have.
 
     Raises:
         ProviderFault: `UNSUPPORTED_CAPABILITY` that names the statement to run.
@@ -198,7 +198,7 @@ def check_provisioned(found: Found, spec: FeedSpec) -> None:
             )
 
 
-# -- What the database says about itself
+# -- The information schema
 
 
 def _is_postgres(calls: Calls, deadline: Deadline, hold: Hold) -> bool:
@@ -310,7 +310,7 @@ def _chosen(
 def _check_complete(
     table: str, name: str, whole: bool, options: Mapping[str, str], *, postgres: bool
 ) -> None:
-    """Nobody reads a stream that leaves something out without knowing it."""
+    """Refuse a stream that leaves changes out, unless it is named: then the user knows."""
     left_out = [option for option in _EXCLUDES if options.get(option, "").lower() == "true"]
     if not whole:
         left_out.append("some columns")
@@ -319,7 +319,7 @@ def _check_complete(
             ErrorCategory.INVALID_REQUEST,
             f"change stream {name!r} leaves changes of {table!r} out ({', '.join(left_out)}); "
             f"{how_to_create(table, postgres=postgres)}, or name {name!r} in the configuration "
-            "(change_stream) to read it as it is",
+            "(change_stream) to read it all the same",
         )
 
 
@@ -340,7 +340,7 @@ def check_address(address: ResourceAddress) -> str:
     """The database of an address.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` when it names none.
+        MulticloudDbError: `INVALID_REQUEST` when it names no database.
     """
     if address.database is None:
         raise invalid_request(

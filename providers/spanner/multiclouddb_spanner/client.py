@@ -1,7 +1,7 @@
-"""The calls to one database, each one call of gRPC: no restart and no retry of the vendor's is in between.
+"""The calls to one database: each is one gRPC call, without the vendor's restarts and retries.
 
-The library's own `execute_sql` restarts a broken stream for ever, and without a pause. So queries are made on
-the transport of the library's client: its channel, credentials and interceptors are the same.
+The library's own `execute_sql` restarts a broken stream without end and without a pause. So queries use the
+transport of the library's client directly, with the same channel, credentials and interceptors.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Parameter:
 
 
 class Answer:
-    """The answer of a query, message by message.
+    """The answer to a query, message by message.
 
     Args:
-        calls: Made the query.
-        call: The call of gRPC.
+        calls: The database.
+        call: The gRPC call.
         session: The session that it runs in.
         expires: `time.monotonic()` at which gRPC ends it.
     """
@@ -76,7 +76,7 @@ class Answer:
             self._calls.over(self._call)
 
     def cancel(self) -> None:
-        """End it; idempotent, from any thread."""
+        """Cancel the call; idempotent, from any thread."""
         self._call.cancel()
         self._calls.over(self._call)
 
@@ -86,7 +86,7 @@ class Calls:
 
     Args:
         database: The library's `Database`.
-        ours: True when its client was made by us: then its channel is closed at the end.
+        ours: True when we made its client: then `close` closes its channel.
     """
 
     def __init__(self, database: Any, *, ours: bool) -> None:
@@ -116,14 +116,14 @@ class Calls:
         read_timestamp: bool = False,
         at: int | None = None,
     ) -> Answer:
-        """Begin a read of its own, a strong one by default; nothing is waited for but a session.
+        """Start a single-use read, a strong one by default; it waits for a session only.
 
         Args:
             sql: The query.
             parameters: Name → value.
             deadline: When gRPC ends it.
-            hold: Who makes the call.
-            read_timestamp: True to be told the moment that is read.
+            hold: The caller.
+            read_timestamp: True when the answer has to name the moment that is read.
             at: Read what was there at this moment, in microseconds since 1970.
         """
         session = self._open_session(deadline, hold)
@@ -148,7 +148,7 @@ class Calls:
         Args:
             request: A `ReadRequest` of protobuf, without a session.
             deadline: When gRPC ends it.
-            hold: Who makes the call.
+            hold: The caller.
         """
         request.session = self._open_session(deadline, hold)
         hold.check()
@@ -160,7 +160,7 @@ class Calls:
         Args:
             request: A `PartitionReadRequest` of protobuf, without a session.
             deadline: When it has to be over.
-            hold: Who makes the call.
+            hold: The caller.
         """
         request.session = self._open_session(deadline, hold)
         metadata = self._metadata("session", request.session)
@@ -182,7 +182,7 @@ class Calls:
 
     def _answer(self, method: Callable[..., Any], request: Any, deadline: Deadline, hold: Hold) -> Answer:
         session = request.session
-        # A call whose deadline has passed is sent all the same: gRPC says so in its own way.
+        # A call whose deadline has passed is sent, too: gRPC raises its own error for it.
         call = method(request, timeout=deadline.remaining(), metadata=self._metadata("session", session))
         self._begun(call)
         hold.take(call)
@@ -197,13 +197,13 @@ class Calls:
         parameters: Mapping[str, Parameter] | None = None,
         at: int | None = None,
     ) -> list[list[Any]]:
-        """All rows of a query; a value is a text, a truth value or None.
+        """All rows of a query; a value is a text, a bool or None.
 
         Args:
             sql: The query.
             columns: How many columns a row has.
             deadline: When it has to be over.
-            hold: Who makes the call.
+            hold: The caller.
             parameters: Name → value.
             at: As in `query`.
         """
@@ -218,13 +218,13 @@ class Calls:
         return found
 
     def forget(self, session: str) -> None:
-        """The service does not know a session any more."""
+        """Forget a session that the service no longer knows."""
         with self._lock:
             if self._session is not None and self._session[0] == session:
                 self._session = None
 
     def over(self, call: Any) -> None:
-        """A call has ended."""
+        """Note that a call has ended."""
         with self._lock:
             self._active.discard(call)
 
@@ -273,7 +273,7 @@ class Calls:
             self._creating.release()
 
     def _create(self, deadline: Deadline, hold: Hold) -> tuple[str, bool, float]:
-        """A multiplexed session, where the server has them: it runs any number of queries at a time."""
+        """Create a session: a multiplexed one where the server has them, for many queries at once."""
         request = CreateSessionRequest.pb()(database=self._name)
         request.session.multiplexed = True
         metadata = self._metadata("database", self._name)
@@ -281,7 +281,7 @@ class Calls:
         return made.name, bool(made.multiplexed), time.monotonic()
 
     def _delete(self, session: str) -> None:
-        """Delete a session that the server would keep for an hour; what does not work is not missed."""
+        """Delete a session, which the server would keep for an hour; a failure does no harm."""
         request = DeleteSessionRequest.pb()(name=session)
         call = self._transport.delete_session.future(
             request, timeout=_DELETE_SECONDS, metadata=self._metadata("name", session)
@@ -299,7 +299,7 @@ class Calls:
             call.cancel()
 
     def _metadata(self, name: str, value: str) -> list[tuple[str, str]]:
-        # The second one is what the library's own client adds: the service finds its way by it.
+        # The library's own client adds the second one: the service uses it for routing.
         return [
             ("google-cloud-resource-prefix", self._name),
             ("x-goog-request-params", f"{name}={quote(value, safe='')}"),

@@ -1,4 +1,4 @@
-"""The service's clock, asked as seldom as will do."""
+"""The service's clock, asked as rarely as possible."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ class _Turn:
 
 
 class Clock:
-    """The service's clock: every commit that was acknowledged before it is asked is at or before its answer.
+    """The service's clock: no commit that was acknowledged before the question is later than the answer.
 
     Threads that ask while a call is in flight share the next one.
 
     Args:
-        asked: Asks the service, in microseconds since 1970.
+        asked: Asks the service; returns microseconds since 1970.
     """
 
     def __init__(self, asked: Callable[[Deadline, Hold], int]) -> None:
         self._asked = asked
         self._lock, self._busy = threading.Lock(), threading.Lock()
         self._waiting: _Turn | None = None
-        self._told: tuple[int, float] | None = None
+        self._answer: tuple[int, float] | None = None
 
     def now(self, deadline: Deadline, hold: Hold) -> int:
-        """The service's time, in microseconds since 1970; asked now.
+        """Ask for the service's time, in microseconds since 1970.
 
         Args:
             deadline: When it has to be over.
-            hold: Who asks.
+            hold: The caller.
         """
         with self._lock:
             turn, leads = self._waiting, self._waiting is None
@@ -88,25 +88,25 @@ class Clock:
     def _ask(self, deadline: Deadline, hold: Hold) -> int:
         sent = time.monotonic()
         found = self._asked(deadline, hold)
-        self._told = (found, sent)
+        self._answer = (found, sent)
         return found
 
     def passed(self) -> int:
-        """A moment that the service's clock has passed, as far as that is known; 0 when nothing is known."""
-        told = self._told
-        return 0 if told is None else told[0]
+        """The latest moment that the service's clock is known to have passed; 0 when none is known."""
+        answer = self._answer
+        return 0 if answer is None else answer[0]
 
     def ahead(self) -> int | None:
-        """A moment a little ahead of the service's clock, without a call; None when it was not asked lately.
+        """A moment a little ahead of the service's clock, without a call; None when the last answer is old.
 
-        A call that was just answered says what the clock was at some time after it was sent. A clock that
-        stood still meanwhile, in a machine that slept, is found out by who waits for this moment.
+        The answer of a call is the service's time at some moment after the call was sent. This machine's
+        clock stands still while the machine sleeps; whoever waits for the returned moment notices it.
         """
-        told = self._told
-        if told is None or time.monotonic() - told[1] > _KEPT_SECONDS:
+        answer = self._answer
+        if answer is None or time.monotonic() - answer[1] > _KEPT_SECONDS:
             return None
-        return told[0] + int((time.monotonic() - told[1]) * 1_000_000 * _DRIFT) + _AHEAD
+        return answer[0] + int((time.monotonic() - answer[1]) * 1_000_000 * _DRIFT) + _AHEAD
 
     def forget(self) -> None:
-        """What was told is not right any more."""
-        self._told = None
+        """Forget the last answer: it is no longer right."""
+        self._answer = None

@@ -1,4 +1,4 @@
-"""How a client names a Spanner instance, and the vendor's client that is made for it."""
+"""The configuration of a Spanner instance, and the vendor's client that it makes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SECRET: Final = ("key", "secret", "token", "password", "credential")
 _CHAIN: Final = "credentials come from Google's own chain (gcloud auth application-default login)"
 
 STREAM_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
-"""What Spanner allows as the name of a change stream; it becomes part of a query's text."""
+"""The names that Spanner allows for a change stream; the name becomes part of a query's text."""
 
 _PATTERNS: Final = {
     "project": (re.compile(r"[a-z][a-z0-9.:-]*", re.ASCII), "my-project"),
@@ -36,13 +36,13 @@ _PATTERNS: Final = {
 
 @attrs.frozen
 class SpannerConfig:
-    """What a client was configured with, checked.
+    """The checked configuration of a client.
 
     Attributes:
         project: The project.
         instance: The instance.
         change_stream: The change stream to read, or None to find the one that watches a table.
-        emulator_host: Host and port of an emulator, or None to leave that to `SPANNER_EMULATOR_HOST`.
+        emulator_host: Host and port of an emulator; None to use `SPANNER_EMULATOR_HOST`, if it is set.
     """
 
     project: str
@@ -60,7 +60,7 @@ class SpannerConfig:
         return settled(_checked, cls, config)
 
     def client(self) -> Any:
-        """Make the vendor's client; no I/O but what it does to find credentials."""
+        """Make the vendor's client; it does no I/O except to find credentials."""
         if self.emulator_host is None:
             return spanner.Client(project=self.project, disable_builtin_metrics=True)
         return spanner.Client(

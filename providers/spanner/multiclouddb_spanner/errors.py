@@ -1,4 +1,4 @@
-"""What a failure of gRPC, of Google's libraries or of the service means; pure."""
+"""The meaning of an error of gRPC, of Google's libraries or of the service; pure."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _RETRY_INFO: Final = "google.rpc.retryinfo-bin"
 
 _OUT_OF_TIME: Final = Row(
     ErrorCategory.TRANSIENT_FAILURE,
-    "the service gave no answer in time; try again, with a longer timeout_seconds if that goes on",
+    "the service gave no answer in time; try again, with a longer timeout_seconds if it happens again",
 )
-_BROKEN_OFF: Final = Row(ErrorCategory.TRANSIENT_FAILURE, "the call was broken off; try again")
+_INTERRUPTED: Final = Row(ErrorCategory.TRANSIENT_FAILURE, "the call was interrupted; try again")
 _AUTHENTICATION: Final = Row(
     ErrorCategory.AUTHENTICATION_FAILED,
     "check what Google's credential chain finds (gcloud auth application-default print-access-token)",
@@ -55,8 +55,8 @@ _BAD_REQUEST: Final = Row(
 )
 _EXPIRED: Final = Row(
     ErrorCategory.CHECKPOINT_EXPIRED,
-    "the change stream does not reach back to this position any more; start again, or read with "
-    "on_expired=SkipToOldest() to go on behind the gap; a longer retention_period keeps more",
+    "the change stream no longer keeps the changes after this position; start again, or read with "
+    "on_expired=SkipToOldest() to continue after the gap; a longer retention_period keeps more",
 )
 _NO_STREAM: Final = Row(
     ErrorCategory.NOT_FOUND,
@@ -65,7 +65,7 @@ _NO_STREAM: Final = Row(
 _UNKNOWN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
 
 STATUSES: Final[Mapping[grpc.StatusCode, Row]] = {
-    _Code.CANCELLED: _BROKEN_OFF,
+    _Code.CANCELLED: _INTERRUPTED,
     _Code.UNKNOWN: _UNKNOWN,
     _Code.INVALID_ARGUMENT: _BAD_REQUEST,
     _Code.DEADLINE_EXCEEDED: _OUT_OF_TIME,
@@ -84,30 +84,30 @@ STATUSES: Final[Mapping[grpc.StatusCode, Row]] = {
     _Code.FAILED_PRECONDITION: Row(
         ErrorCategory.INVALID_REQUEST, "change what the service names and try again"
     ),
-    _Code.ABORTED: _BROKEN_OFF,
+    _Code.ABORTED: _INTERRUPTED,
     _Code.OUT_OF_RANGE: Row(
         ErrorCategory.INVALID_REQUEST,
         "pass a token or partition id as it was returned, and a time that the change stream holds",
     ),
     _Code.UNIMPLEMENTED: Row(
         ErrorCategory.UNSUPPORTED_CAPABILITY,
-        "this server has no such thing; use Cloud Spanner or its emulator",
+        "this server cannot do it; use Cloud Spanner or its emulator",
     ),
     _Code.INTERNAL: _UNKNOWN,
     _Code.UNAVAILABLE: UNAVAILABLE,
     _Code.DATA_LOSS: _UNKNOWN,
 }
-"""Every status that a call can end with but OK."""
+"""Every status that a call can end with, except OK."""
 
-# Status, words of its text → what it means then.
+# Status and words of its text → its meaning.
 _TEXTS: Final[tuple[tuple[grpc.StatusCode, str, Row], ...]] = (
     (_Code.INVALID_ARGUMENT, "Table-valued function not found", _NO_STREAM),
     (_Code.INVALID_ARGUMENT, "read_json_", _NO_STREAM),
     (_Code.OUT_OF_RANGE, "too far in the past", _EXPIRED),
-    (_Code.NOT_FOUND, "Session not found", _BROKEN_OFF),
-    (_Code.INTERNAL, "RST_STREAM", _BROKEN_OFF),
-    (_Code.INTERNAL, "EOS", _BROKEN_OFF),
-    (_Code.UNKNOWN, "Stream removed", _BROKEN_OFF),
+    (_Code.NOT_FOUND, "Session not found", _INTERRUPTED),
+    (_Code.INTERNAL, "RST_STREAM", _INTERRUPTED),
+    (_Code.INTERNAL, "EOS", _INTERRUPTED),
+    (_Code.UNKNOWN, "Stream removed", _INTERRUPTED),
     (_Code.UNAVAILABLE, "Getting metadata from plugin failed", _AUTHENTICATION),
 )
 _EARLIEST: Final = re.compile(r"earliest read timestamp: ([0-9T:.+Z-]+?)\.?(?:\s|$)")
@@ -116,7 +116,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def status_of(error: BaseException) -> grpc.StatusCode | None:
-    """The status of a call that failed; None for a failure that is of no call."""
+    """The status of a failed call; None for an error that no call raised."""
     if isinstance(error, GoogleAPICallError):
         status = error.grpc_status_code
         return status if isinstance(status, grpc.StatusCode) else None
@@ -127,7 +127,7 @@ def status_of(error: BaseException) -> grpc.StatusCode | None:
 
 
 def text_of(error: BaseException) -> str:
-    """What the service said."""
+    """The text that the service sent with an error."""
     if isinstance(error, GoogleAPICallError):
         return str(error.message or "")
     if isinstance(error, grpc.RpcError):
@@ -136,22 +136,22 @@ def text_of(error: BaseException) -> str:
 
 
 def is_past(error: BaseException) -> bool:
-    """Whether a query began before what the change stream holds."""
+    """Whether a query started before the oldest change that the stream keeps."""
     return status_of(error) is _Code.OUT_OF_RANGE and "too far in the past" in text_of(error)
 
 
 def is_outside_partition(error: BaseException) -> bool:
-    """Whether a query began before its partition did, or after it had ended."""
+    """Whether a query started before its partition started, or after it ended."""
     return status_of(error) is _Code.OUT_OF_RANGE and "invalid for the partition" in text_of(error)
 
 
 def is_foreign_partition(error: BaseException) -> bool:
-    """Whether a partition token is none of this change stream."""
+    """Whether a partition token does not belong to this change stream."""
     return status_of(error) is _Code.INVALID_ARGUMENT and "partition_token" in text_of(error)
 
 
 def is_without_stream(error: BaseException) -> bool:
-    """Whether the change stream of a query is not there."""
+    """Whether the change stream of a query does not exist."""
     return _row(status_of(error), text_of(error)) is _NO_STREAM
 
 
@@ -166,19 +166,19 @@ def is_lost_version(error: BaseException) -> bool:
 
 
 def earliest_of(error: BaseException) -> str | None:
-    """The oldest moment that can be read, in RFC 3339, where the text of an error tells it."""
+    """The oldest moment that can be read, in RFC 3339, where the text of an error names it."""
     found = _EARLIEST.search(text_of(error))
     return found.group(1) if found else None
 
 
 def interval_of(error: BaseException) -> tuple[str, str] | None:
-    """When a partition began and ended, or how far it has come, where the text of an error tells it."""
+    """The start and the end of a partition, where the text of an error names them."""
     found = _INTERVAL.search(text_of(error))
     return (found.group(1), found.group(2)) if found else None
 
 
 def classify(error: Exception) -> Fault:
-    """Say what an exception means; raises nothing, also for unknown exceptions."""
+    """The meaning of an exception; raises nothing, also for unknown exceptions."""
     status = status_of(error)
     if status is not None:
         return _said(error, status)
@@ -192,7 +192,7 @@ def classify(error: Exception) -> Fault:
         case grpc.RpcError() | OSError():
             return _plain_fault(UNAVAILABLE, error)
         case ValueError() if "closed channel" in str(error):
-            return _plain_fault(_BROKEN_OFF, error)
+            return _plain_fault(_INTERRUPTED, error)
         case _:
             return _plain_fault(_UNKNOWN, error)
 
@@ -216,7 +216,7 @@ def _plain_fault(row: Row, error: Exception) -> Fault:
 
 
 def _retry_after(error: Exception) -> float | None:
-    """Seconds that the service asked to wait."""
+    """The seconds that the service asks to wait."""
     call: Any = error
     if isinstance(error, GoogleAPICallError):
         call = next((each for each in error.errors if isinstance(each, grpc.RpcError)), None)

@@ -1,4 +1,4 @@
-"""One opened change stream: where it starts, its partitions, and their readers."""
+"""One opened change stream: its starts, its partitions and their readers."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class SpannerFeed(Feed):
     """The change stream of one table.
 
     Args:
-        source: What its readers share.
-        spec: What was asked for.
+        source: What all its readers share.
+        spec: The request.
     """
 
     def __init__(self, source: Source, spec: FeedSpec) -> None:
@@ -65,16 +65,16 @@ class SpannerFeed(Feed):
         return moment_of(self._now(deadline))
 
     def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
-        """The partitions that are alive at the start, each from there on; what follows them, they name.
+        """The partitions that are alive at the start, each from there on; they name their children later.
 
-        A partition that is asked for alone and begins later starts with itself.
+        A single partition that begins later starts at its own beginning.
         """
         now = self._now(deadline)
         at, names = now, None
         try:
             match position:
                 case Now():
-                    # This moment is behind every change that was acknowledged; what comes is later.
+                    # Every acknowledged change is at or before this moment; later changes are after it.
                     place = Place.at(now, now + 1)
                 case AtTime(utc):
                     wanted = micros(utc)
@@ -104,25 +104,25 @@ class SpannerFeed(Feed):
             return None
 
     def _alone(self, name: str, place: Place, now: int, deadline: Deadline) -> list[Seed]:
-        """The seed of a partition that is not alive at a start: it begins later, or has ended."""
+        """The seed of a partition that is not alive at the start: it begins later, or has ended."""
         interval = self._source.interval(name, now, deadline, self._hold)
         if interval is None:
             raise ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
-                f"partition {name[:12]}… is none of change stream {self._source.found.stream!r}: it is of "
-                "another one, or of an earlier one that was recreated under the same name; list the open "
-                "ones with client.list_physical_partitions(address)",
+                f"partition {name[:12]}… does not belong to change stream {self._source.found.stream!r}: it "
+                "belongs to another one, or to an earlier one that was recreated under the same name; list "
+                "the open ones with client.list_physical_partitions(address)",
             )
         begin, _ = interval
         return [Seed(name, (), cursor_of(Place.at(begin, place.since)))] if begin > place.cut.at else []
 
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """The ones that are alive now; the service does not tell their parents, nor which have ended."""
+        """The partitions that are alive now; the service names neither their parents nor ended partitions."""
         names = self._listed(self._now(deadline), deadline)
         return [Partition(name, (), PartitionState.OPEN) for name in names]
 
     def longest_wait(self) -> float:
-        """A query waits in the service for as long as its window lies ahead: few of them, at no cost."""
+        """A query waits in the service until its window ends: so few queries are needed, at no cost."""
         return 5.0
 
     def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
@@ -163,9 +163,10 @@ class SpannerFeed(Feed):
     ) -> dict[str, Head]:
         """The present end of each partition that is alive now.
 
-        The service counts nothing. So a head with a bound on its records, and the end of a partition, are
-        left to be found by reading. Without a bound, partitions are asked one after the other whether they
-        have a change, and no further than to the first that has one: of the others nobody knows how many.
+        The service cannot count or limit records. So a head with a bound on its records, and the end of a
+        partition, can only be found by reading: the planner does that. Without a bound, the partitions are
+        asked one after the other for a change. After the first change that is found, no other partition is
+        asked: the step is worth reading, and the numbers of the others stay unknown.
         """
         if max_records is not None:
             return {}
@@ -183,10 +184,10 @@ class SpannerFeed(Feed):
     def uncovered(
         self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
     ) -> list[Seed] | None:
-        """By the partitions of a moment that every partition of the token has been read to.
+        """Compare with the listing as of a moment up to which every partition of the token has been read.
 
-        The service does not tell parents. So this asks only where all partitions of the token are alive at
-        that moment: together they hold all keys then, and any other that is alive was missed.
+        The service does not name parents. So this gives an answer only when all partitions of the token are
+        alive at that moment: then they hold all keys, and any other partition that is alive was missed.
         """
         bound = 0 if since is None else micros(since)
         places = [place_of(cursor) for entry in tracked.values() for cursor in entry.cursors]
@@ -200,34 +201,34 @@ class SpannerFeed(Feed):
         return seeds_of_missed(self._source, missed, at, bound, deadline, self._hold) if missed else []
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
-        """The stream's retention period from the position on."""
+        """The time until the position is older than the retention period."""
         if is_segment(cursor):
             return None
         left = place_of(cursor).first / _SECOND + self._source.found.retention - now.timestamp()
         return max(0.0, left)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """By commit timestamp, and inside one by what was delivered."""
+        """By commit timestamp, and at the same one by what was delivered."""
         if is_segment(a) or is_segment(b):
             return 0 if a == b else None
         return compare(place_of(a), place_of(b))
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """What is left of these partitions; of one that is gone, all that are alive at the oldest moment.
+        """What is left of these partitions; for one that is gone, all that are alive at the oldest moment.
 
-        The service does not tell which of those came of it. Some did not: that repeats changes, where to
-        leave them out would lose some.
+        The service does not say which of those descend from it. Reading one that does not descend from it
+        repeats changes; leaving out one that does would lose changes.
         """
         return oldest_left(self._source, partition_ids, self._now(deadline), deadline, self._hold)
 
     def describe(self, cursor: Cursor) -> Position:
-        """Its commit timestamp."""
+        """The commit timestamp of a position."""
         if is_segment(cursor):
             return Position("a part of the table", None)
         return describe(place_of(cursor))
 
     def close(self) -> None:
-        """End what is asked for this feed."""
+        """Cancel the calls of this feed."""
         self._hold.cancel()
 
     def _now(self, deadline: Deadline) -> int:
@@ -258,7 +259,7 @@ class SpannerFeed(Feed):
         window = self._source.window(name, start, end, deadline, Hold())
         try:
             while (items := window.next()) is not None:
-                if any(isinstance(item, DataRecord) and _is_behind(item, place) for item in items):
+                if any(isinstance(item, DataRecord) and _is_after(item, place) for item in items):
                     return True
         except Exception as error:
             raise self._refused(error, start, deadline) or error from error
@@ -267,7 +268,7 @@ class SpannerFeed(Feed):
         return False
 
 
-def _is_behind(record: DataRecord, place: Place) -> bool:
+def _is_after(record: DataRecord, place: Place) -> bool:
     if record.at < place.since:
         return False
     mark = (record.sequence, len(record.mods))

@@ -1,4 +1,4 @@
-"""What a caller has in flight, and what is said when it was given up."""
+"""The call that a caller has in flight, and the error when no answer came in time."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ __all__ = ["Hold", "late"]
 
 
 class Hold:
-    """What a caller has in flight, for another thread to cancel."""
+    """The call that a caller has in flight; another thread can cancel it."""
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
         self._call: Any = None
 
     def take(self, call: Any) -> None:
-        """This call is in flight now.
+        """Remember the call that is in flight now.
 
         Args:
-            call: The call of gRPC.
+            call: The gRPC call.
         """
         self._call = call
         if self._cancelled.is_set():
             call.cancel()
 
     def cancel(self) -> None:
-        """End what is in flight, and let nothing begin."""
+        """Cancel the call in flight, and every later one."""
         self._cancelled.set()
         call = self._call
         if call is not None:
             call.cancel()
 
     def check(self) -> None:
-        """Raise when it was cancelled.
+        """Raise if it was cancelled.
 
         Raises:
             ProviderFault: `TRANSIENT_FAILURE`.
@@ -46,9 +46,9 @@ class Hold:
 
 
 def late() -> ProviderFault:
-    """What to raise when the service has not answered by the deadline."""
+    """The fault when the service has not answered by the deadline."""
     return ProviderFault.of(
         ErrorCategory.TRANSIENT_FAILURE,
-        "the service gave no answer in time; try again, with a longer timeout_seconds if that goes on",
+        "the service gave no answer in time; try again, with a longer timeout_seconds if it happens again",
         retryable=True,
     )

@@ -1,4 +1,4 @@
-"""Changes of rows as events and as Arrow; pure."""
+"""Maps changes of rows to events and to Arrow; pure."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from multiclouddb_spi.cut import Cut
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Change", "Changes", "SpannerMapper", "View", "has_new", "has_old", "place_behind"]
+__all__ = ["Change", "Changes", "SpannerMapper", "View", "has_new", "has_old", "place_after"]
 
 _TYPES: Final = {"INSERT": ChangeType.CREATE, "UPDATE": ChangeType.UPDATE, "DELETE": ChangeType.DELETE}
 _TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
 _WITH_ROW: Final = frozenset({"NEW_ROW", "NEW_ROW_AND_OLD_VALUES"})
 _WITH_OLD: Final = frozenset({"OLD_AND_NEW_VALUES", "NEW_ROW_AND_OLD_VALUES"})
-# What a record that is none makes of the code below.
+# What the code below raises for a damaged record.
 _DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
 
 
@@ -37,8 +37,8 @@ class Change(NamedTuple):
     """One change: a record of the contract.
 
     Attributes:
-        record: What it is in.
-        nth: Its place there.
+        record: The record that has it.
+        nth: Its place in the record.
     """
 
     record: DataRecord
@@ -50,7 +50,7 @@ class Changes(Sequence[Change]):
     """The changes of one batch.
 
     Attributes:
-        begin: The position in front of them.
+        begin: The position before them.
         items: The changes.
     """
 
@@ -69,13 +69,13 @@ class View:
     """What all events of one partition share.
 
     Attributes:
-        address: Where the rows are.
+        address: The table.
         partition_id: The public id of the partition.
         key_names: The columns of the primary key, in its order.
         with_new: True when events have the new row.
         with_old: True when events have the old row.
         native: True when events carry the record.
-        whole: False when the stream does not watch all columns: no row is complete then.
+        whole: False when the stream does not watch all columns: then no row is complete.
     """
 
     address: ResourceAddress
@@ -88,39 +88,39 @@ class View:
 
 
 def has_new(record: DataRecord) -> bool:
-    """Whether a record has its rows as they are now, all columns of them; a delete has none to have."""
+    """Whether a record has the whole new rows; True for a delete, which has no new row."""
     return record.kind != "UPDATE" or record.capture in _WITH_ROW
 
 
 def has_old(record: DataRecord) -> bool:
-    """Whether a record has its rows as they were, all columns of them; an insert has none to have."""
+    """Whether a record has the whole old rows; True for an insert, which has no old row."""
     if record.kind == "UPDATE":
         return record.capture == "NEW_ROW_AND_OLD_VALUES"
     return record.kind == "INSERT" or record.capture in _WITH_OLD
 
 
-def place_behind(begin: Place, changes: Sequence[Change], count: int) -> Place:
-    """The position behind some changes, when reading began at another.
+def place_after(begin: Place, changes: Sequence[Change], count: int) -> Place:
+    """The position after the first `count` changes.
 
     Args:
-        begin: Where reading began.
-        changes: What was read from there.
-        count: Behind so many of them, at least one.
+        begin: The position before the first change.
+        changes: The changes that follow it.
+        count: At least one.
     """
     at = changes[count - 1].record.at
     delivered = dict(begin.cut.delivered) if begin.cut.at == at else {}
-    behind: dict[str, tuple[str, int]] = {}
+    marks: dict[str, tuple[str, int]] = {}
     index = count - 1
     while index >= 0 and changes[index].record.at == at:
         record, last = changes[index]
         mark = (record.sequence, last + 1)
-        behind[record.transaction] = max(mark, behind.get(record.transaction, mark))
+        marks[record.transaction] = max(mark, marks.get(record.transaction, mark))
         index = _first_of(changes, index) - 1
-    return Place(Cut(at, {**delivered, **behind}))
+    return Place(Cut(at, {**delivered, **marks}))
 
 
 def _first_of(changes: Sequence[Change], index: int) -> int:
-    """The first change here of a change's record, of which some may have been delivered before."""
+    """The first of these changes that is in the same record; earlier ones may have been delivered before."""
     record, nth = changes[index]
     return bisect_left(changes, True, max(0, index - nth), index, key=lambda each: each.record is record)
 
@@ -129,7 +129,7 @@ def _first_of(changes: Sequence[Change], index: int) -> int:
 
 
 def _loaded(texts: Any) -> dict[str, Any]:
-    """The values of a row, by column; a copy where the service sent them parsed."""
+    """The values of a row by column; a copy where the service sent them parsed."""
     found = orjson.loads(texts) if type(texts) is str else dict(texts or {})
     if type(found) is not dict:
         raise TypeError("no row")
@@ -165,7 +165,7 @@ def _old_row(
     old = _converted(_loaded(mod.old), converters)
     if record.kind == "DELETE":
         return {**key, **old}
-    # What has not changed is as it is in the new row.
+    # A column that has not changed has its value in the new row.
     return {**key, **_converted(_loaded(mod.new), converters), **old}
 
 
@@ -177,7 +177,7 @@ def _mods(changes: Iterable[Change]) -> Iterator[tuple[DataRecord, Mod]]:
 
 
 def _names(changes: Sequence[Change]) -> tuple[list[str], list[str]]:
-    """Ids and order keys: a commit timestamp, transaction, record and change together name a change."""
+    """Ids and order keys: commit timestamp, transaction, record and place together identify a change."""
     ids, orders = [], []
     previous: DataRecord | None = None
     head = order = ""
@@ -192,7 +192,7 @@ def _names(changes: Sequence[Change]) -> tuple[list[str], list[str]]:
 
 
 def _moments(changes: Iterable[Change]) -> list[datetime]:
-    """Times; changes of one record share theirs."""
+    """Times; the changes of a record share one."""
     previous: int | None = None
     moments: list[datetime] = []
     for record, _ in changes:
@@ -206,7 +206,7 @@ def _moments(changes: Iterable[Change]) -> list[datetime]:
 
 
 def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
-    # By column: one call an event, and none for what a request leaves out.
+    # Column by column: one call for each event, and none for what the request omits.
     ids, orders = _names(changes)
     mods = list(_mods(changes))
     keys = [_key(mod, view, record.shape.python) for record, mod in mods]
@@ -235,7 +235,7 @@ def _events(changes: Sequence[Change], view: View) -> list[ChangeEvent]:
 
 
 def _native(record: DataRecord, mod: Mod) -> dict[str, Any]:
-    """The service's record, with this change of those that it has."""
+    """The service's record with this change only."""
     return {
         **record.native(),
         "mods": [{"keys": _loaded(mod.keys), "new_values": _loaded(mod.new), "old_values": _loaded(mod.old)}],
@@ -289,14 +289,14 @@ class SpannerMapper(Mapper):
     """Maps the changes of one partition.
 
     Attributes:
-        view: What their events share.
+        view: What all their events share.
     """
 
     view: View
 
     def cursor_behind(self, records: Changes, count: int) -> Cursor:
-        """The position behind the first `count` changes."""
-        return cursor_of(place_behind(records.begin, records.items, count))
+        """The position after the first `count` changes."""
+        return cursor_of(place_after(records.begin, records.items, count))
 
     def events(self, records: Changes, start: int, stop: int) -> list[ChangeEvent]:
         """Map changes to events."""
@@ -306,24 +306,24 @@ class SpannerMapper(Mapper):
             raise self._first_fault(records, start, stop) from None
 
     def arrow(self, records: Changes, start: int, stop: int) -> pa.RecordBatch:
-        """Map changes to Arrow: rows become JSON text without an event in between."""
+        """Map changes to Arrow: rows become JSON text, and no event is built."""
         try:
             return _arrow(records.items[start:stop], self.view)
         except _DAMAGED:
             raise self._first_fault(records, start, stop) from None
 
     def _first_fault(self, records: Changes, start: int, stop: int) -> RecordFault:
-        """The fault of the first change that cannot be mapped by itself."""
+        """The fault of the first change that cannot be mapped."""
         for index in range(start, stop):
             try:
                 _events(records.items[index : index + 1], self.view)
             except _DAMAGED as error:
                 return self._fault(records, index, type(error).__name__)
-        return self._fault(records, start, "the changes behind it cannot be told apart")
+        return self._fault(records, start, "one of the changes from here on; which one is unknown")
 
     def _fault(self, records: Changes, index: int, reason: str) -> RecordFault:
         record = records.items[index].record
-        problem = record.shape.problem or f"it is no change of a row that can be decoded ({reason})"
+        problem = record.shape.problem or f"it is not a change of a row that can be decoded ({reason})"
         where = f"{record.commit}, transaction {record.transaction}, record {record.sequence}"
-        behind = place_behind(records.begin, records.items, index + 1)
-        return RecordFault(index, where, problem, cursor_of(behind))
+        after = place_after(records.begin, records.items, index + 1)
+        return RecordFault(index, where, problem, cursor_of(after))

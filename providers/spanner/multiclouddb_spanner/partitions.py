@@ -1,4 +1,4 @@
-"""Partitions that are not known from their parents: missed ones, and what retention has left."""
+"""Partitions that no parent has named: missed ones, and those that retention has left."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ _MOST_ANCESTORS: Final = 10_000
 def seeds_of_missed(
     source: Source, missed: Sequence[str], at: int, since: int, deadline: Deadline, hold: Hold
 ) -> list[Seed]:
-    """Where to start partitions that an audit has found, with all that they came from since the feed began.
+    """Where to start the partitions that an audit found, and their ancestors since the feed started.
 
-    A partition that came from one that was read would have been named by it. So what it came from was missed
-    as well.
+    A parent that was read would have named them. So their ancestors were missed, too.
 
     Args:
-        source: Whose.
+        source: The change stream.
         missed: The partitions.
         at: A moment at which they are alive.
-        since: Nothing older is wanted.
+        since: Older changes are not wanted.
         deadline: When it has to be over.
-        hold: Who asks.
+        hold: The caller.
     """
     now = source.calls.now(deadline, hold)
     bound = max(since, source.earliest(now, deadline, hold))
@@ -49,7 +48,7 @@ def seeds_of_missed(
 
 
 def _parents(source: Source, name: str, begin: int, deadline: Deadline, hold: Hold) -> tuple[str, ...]:
-    """The parents of a partition: those that ended where it began say it, unless that is out of retention."""
+    """The parents of a partition, named by one that ended where it started; none where that has expired."""
     try:
         before = source.partitions(begin - 1, deadline, hold)
     except Exception as error:
@@ -72,17 +71,17 @@ def _parents(source: Source, name: str, begin: int, deadline: Deadline, hold: Ho
 
 
 def oldest_left(source: Source, names: Sequence[str], now: int, deadline: Deadline, hold: Hold) -> list[Seed]:
-    """Where partitions can be read on whose positions have expired.
+    """Where the partitions whose positions have expired can be read again.
 
     Args:
-        source: Whose.
+        source: The change stream.
         names: The partitions.
         now: The service's time.
         deadline: When it has to be over.
-        hold: Who asks.
+        hold: The caller.
     """
     earliest, alive = source.oldest(now, deadline, hold)
-    # What falls out of retention behind this is a gap again, which is told.
+    # Changes after this that expire before they are read are a new gap, which is reported.
     start = cursor_of(Place.at(earliest))
     seeds = {name: Seed(name, (), start) for name in names if name in alive}
     gone = False

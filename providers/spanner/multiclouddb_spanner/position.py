@@ -1,12 +1,13 @@
 """Positions in a partition, and their form in a token; pure.
 
     [at]                    at a commit timestamp, its changes included
-    [at, {name: mark}]      the same, behind some of the changes at it (`multiclouddb_spi.cut`)
-    [at, since]             at a moment `at`, and what was committed before `since` is not wanted
+    [at, {name: mark}]      the same, after some of the changes at it (`multiclouddb_spi.cut`)
+    [at, since]             at a moment `at`; changes committed before `since` are not wanted
 
-`at` and `since` are in whole microseconds since 1970, which is how fine Spanner's commit timestamps are. The
-changes at one commit timestamp are named by their transaction; the mark is the record's sequence, and how
-many of its modifications were delivered. `Now` has a `since`: its partitions are those of the moment before.
+`at` and `since` are whole microseconds since 1970, the precision of Spanner's commit timestamps. The changes
+at one commit timestamp are named by their transaction. The mark is the sequence of a record and the number of
+its modifications that were delivered. `Now` and `AtTime` have a `since`: their partitions are those of the
+moment before.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Place:
 
     Attributes:
         cut: Where to read from.
-        since: Nothing that was committed earlier is wanted; 0 where that lies behind.
+        since: Changes committed earlier are not wanted; 0 where this is not later than the position.
     """
 
     cut: Cut
@@ -53,12 +54,12 @@ class Place:
 
     @classmethod
     def at(cls, at: int, since: int = 0) -> Place:
-        """At a moment, and from another one on."""
+        """At a moment, without the changes committed before `since`."""
         return cls(Cut(at), since if since > at else 0)
 
     @property
     def first(self) -> int:
-        """No change behind this position was committed earlier."""
+        """No change after this position was committed earlier."""
         return max(self.cut.at, self.since)
 
 
@@ -71,7 +72,7 @@ def place_of(cursor: Cursor) -> Place:
     """The inverse of `cursor_of`.
 
     Raises:
-        InvalidCursor: It is none.
+        InvalidCursor: It is not a position of a change stream.
     """
     match cursor:
         case [int() as at, int() as since] if _is_moment(at) and _is_moment(since) and since > at:
@@ -79,7 +80,7 @@ def place_of(cursor: Cursor) -> Place:
         case _:
             cut = Cut.from_json(cursor)
             if not _is_moment(cut.at) or not all(map(_is_mark, cut.delivered.values())):
-                raise InvalidCursor(f"{reprlib.repr(cursor)[:60]} is no position in a change stream")
+                raise InvalidCursor(f"{reprlib.repr(cursor)[:60]} is not a position in a change stream")
             return Place(cut)
 
 
@@ -105,7 +106,7 @@ def describe(place: Place) -> Position:
     moment = moment_of(place.first)
     text = f"commit timestamp {text_at(place.first)}"
     if place.cut.delivered:
-        text += ", behind a part of what was committed then"
+        text += ", after a part of what was committed then"
     return Position(text, moment)
 
 
@@ -118,24 +119,24 @@ def _seconds(text: str) -> int:
 
 
 def micros_of(text: str, *, up: bool = False) -> int:
-    """A moment in RFC 3339 and UTC, as the service writes it, in microseconds since 1970.
+    """Microseconds since 1970 of a moment that the service wrote in RFC 3339 and UTC.
 
     Args:
-        text: With up to nine digits behind the point.
-        up: True to round up what is finer; else it is rounded down.
+        text: It has up to nine digits after the point.
+        up: True to round up to the next microsecond; otherwise it is rounded down.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not such a moment.
     """
     whole, rest = text[:_WHOLE], text[_WHOLE:]
     if len(whole) < _WHOLE:
-        raise ValueError(f"{text[:40]!r} is no moment")
+        raise ValueError(f"{text[:40]!r} is not a moment")
     rest = rest.removesuffix("Z").removesuffix("+00:00")
     if not rest:
         return _seconds(whole) * 1_000_000
     digits = rest[1:]
     if rest[0] != "." or not (digits.isascii() and digits.isdecimal()):
-        raise ValueError(f"{text[:40]!r} is no moment in UTC")
+        raise ValueError(f"{text[:40]!r} is not a moment in UTC")
     found = _seconds(whole) * 1_000_000 + int(digits[:6].ljust(6, "0"))
     return found + 1 if up and digits[6:].strip("0") else found
 
@@ -147,11 +148,11 @@ def moment_of(micros: int) -> datetime:
 
 @lru_cache(maxsize=256)
 def text_at(micros: int) -> str:
-    """A moment as the service takes it, always as long: texts sort as the moments do."""
+    """A moment as the service accepts it. All texts have one length, so they sort as the moments do."""
     return f"{moment_of(micros):%Y-%m-%dT%H:%M:%S.%f}Z"
 
 
 def fixed_text(text: str) -> str:
-    """A moment of the service's as `text_at` writes it."""
+    """A moment that the service wrote, in the form of `text_at`."""
     whole, rest = text[:_WHOLE], text[_WHOLE:]
     return f"{whole}.{rest.removesuffix('Z').removesuffix('+00:00')[1:7].ljust(6, '0')}Z"

@@ -30,7 +30,8 @@ __all__ = ["CAPABILITIES", "PLUGIN", "SpannerPlugin", "SpannerProvider"]
 
 _NATIVE, _UNSUPPORTED = Support.NATIVE, Support.UNSUPPORTED
 _NO_WIDER: Final = "read each table with EntireCollection(); one change stream may watch all of them"
-# Answers that stay open between two reads, beside those in flight: a connection carries a hundred streams.
+# Answers that may stay open between two reads, beside those in flight: a connection carries a hundred
+# streams.
 _KEPT_ANSWERS: Final = 32
 
 CAPABILITIES: Final = CapabilitySet(
@@ -42,13 +43,13 @@ CAPABILITIES: Final = CapabilitySet(
         ),
         Capability.CHANGE_FEED_BEGINNING: CapabilityNote(
             _NATIVE,
-            "the oldest change that the stream's retention_period keeps, a day by default; of a stream that "
-            "is older, from a minute later on: what it keeps moves on while first reads are made",
+            "the oldest change that the stream's retention_period keeps, a day by default; for a stream that "
+            "is older than that, a minute later, because changes expire while the first reads are made",
         ),
         Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(_NATIVE, "exact, to the microsecond"),
         Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
             _UNSUPPORTED,
-            "a change stream knows no partition keys; read EntireCollection() and keep the events whose "
+            "a change stream has no partition keys; read EntireCollection() and keep the events whose "
             "event.key is wanted",
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
@@ -65,11 +66,11 @@ CAPABILITIES: Final = CapabilitySet(
         Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
         Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
         Capability.RUN_COMMAND: CapabilityNote(
-            _UNSUPPORTED, "use google-cloud-spanner for anything but the feed"
+            _UNSUPPORTED, "use google-cloud-spanner for everything except the feed"
         ),
     }
 )
-"""What a database can do that has a change stream."""
+"""What a database with a change stream can do."""
 
 
 class SpannerProvider(Provider):
@@ -92,7 +93,7 @@ class SpannerProvider(Provider):
         self._closed = False
 
     def capabilities(self) -> CapabilitySet:
-        """What a database can do that has a change stream."""
+        """What a database with a change stream can do."""
         return CAPABILITIES
 
     def open_feed(self, spec: FeedSpec, deadline: Deadline) -> SpannerFeed:
@@ -105,7 +106,7 @@ class SpannerProvider(Provider):
         return SpannerFeed(source, spec)
 
     def classify(self, error: Exception) -> Fault:
-        """What an exception of gRPC or of Google's libraries means."""
+        """The meaning of an exception of gRPC or of Google's libraries."""
         return classify(error)
 
     def close(self) -> None:
@@ -135,12 +136,12 @@ class SpannerProvider(Provider):
 
 
 class SpannerPlugin(ProviderPlugin):
-    """What the entry point names."""
+    """The plugin that the entry point names."""
 
     provider_id: ClassVar[str] = PROVIDER_ID
 
     def capabilities(self) -> CapabilitySet:
-        """What a database can do that has a change stream."""
+        """What a database with a change stream can do."""
         return CAPABILITIES
 
     def connect(self, config: ClientConfig, native_client: object | None) -> SpannerProvider:

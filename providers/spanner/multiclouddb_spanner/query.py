@@ -13,13 +13,13 @@ from multiclouddb_spanner.position import text_at
 from multiclouddb_spanner.records import Children, Item, Shapes, parse_rows, rows_of
 from multiclouddb_spi import Deadline
 
-__all__ = ["Window", "list_partitions", "open_window"]
+__all__ = ["Window", "begin_query", "list_partitions"]
 
-# How often the service says that there was nothing. Windows end by themselves, so it is seldom of use.
+# How often the service sends a heartbeat. Windows end by themselves, so heartbeats are rarely needed.
 _HEARTBEAT_MS: Final = "60000"
 
 
-def _begin(
+def begin_query(
     calls: Calls,
     found: Found,
     token: str | None,
@@ -28,6 +28,17 @@ def _begin(
     deadline: Deadline,
     hold: Hold,
 ) -> Answer:
+    """Start the query of a partition, or of the list of partitions.
+
+    Args:
+        calls: The database.
+        found: The change stream.
+        token: The partition; None for the list of those that are alive at `start`.
+        start: From this moment on.
+        end: Up to this moment.
+        deadline: When gRPC ends the call.
+        hold: The caller.
+    """
     values = [
         Parameter(TIMESTAMP, text_at(start)),
         Parameter(TIMESTAMP, None if end is None else text_at(end)),
@@ -50,9 +61,9 @@ def list_partitions(calls: Calls, found: Found, at: int, deadline: Deadline, hol
     """The tokens of the partitions that are alive at a moment.
 
     Raises:
-        Exception: What gRPC raised; `is_past` for a moment that the stream does not hold.
+        Exception: What gRPC raised; `is_past` for a moment that the stream no longer keeps.
     """
-    answer = _begin(calls, found, None, at, None, deadline, hold)
+    answer = begin_query(calls, found, None, at, None, deadline, hold)
     shapes = Shapes()
     tokens: dict[str, None] = {}
     for rows in rows_of(answer):
@@ -68,10 +79,10 @@ class Window:
     Args:
         answer: Its answer.
         table: The table whose changes are wanted.
-        shapes: The feed's.
-        end: The moment up to which everything comes.
-        waits: Seconds that this moment was ahead; 0.0 when it had passed.
-        current: True when the service's clock was asked for that moment for this very read.
+        shapes: Those of the feed.
+        end: All changes up to this moment come.
+        waits: By how many seconds this moment was ahead of the clock; 0.0 when it had passed.
+        current: True when the moment is what the service's clock answered for this read.
     """
 
     def __init__(
@@ -90,7 +101,7 @@ class Window:
         return self._answer.expires
 
     def next(self) -> list[Item] | None:
-        """What the next message says; None behind the last one. It blocks until there is one.
+        """The records of the next message; None after the last one. It blocks until there is one.
 
         Raises:
             Exception: What gRPC raised.
@@ -100,34 +111,3 @@ class Window:
     def cancel(self) -> None:
         """End the call; idempotent."""
         self._answer.cancel()
-
-
-def open_window(
-    calls: Calls,
-    found: Found,
-    token: str,
-    start: int,
-    end: int,
-    deadline: Deadline,
-    hold: Hold,
-    shapes: Shapes,
-    *,
-    waits: float = 0.0,
-    current: bool = False,
-) -> Window:
-    """Begin to read a partition.
-
-    Args:
-        calls: The database.
-        found: The change stream.
-        token: The partition.
-        start: From this moment on.
-        end: Up to this moment.
-        deadline: When gRPC ends the call.
-        hold: Who reads.
-        shapes: The feed's.
-        waits: As in `Window`.
-        current: As in `Window`.
-    """
-    answer = _begin(calls, found, token, start, end, deadline, hold)
-    return Window(answer, found.table, shapes, end, waits=waits, current=current)

@@ -10,7 +10,7 @@ import attrs
 
 from multiclouddb_spanner.catalog import how_to_alter
 from multiclouddb_spanner.hold import Hold
-from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, View, has_new, has_old, place_behind
+from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, View, has_new, has_old, place_after
 from multiclouddb_spanner.position import Place, cursor_of, moment_of
 from multiclouddb_spanner.query import Window
 from multiclouddb_spanner.records import Children, DataRecord, Heartbeat, Item
@@ -32,29 +32,30 @@ __all__ = ["SpannerReader"]
 
 _SECOND: Final = 1_000_000
 _WAIT: Final = 5 * _SECOND
-# How much of the past one query reads: what the service has evaluated and nobody has read is lost work.
+# How much of the past one query reads: what the service evaluates and nobody reads is wasted work.
 _SPAN: Final = 3600 * _SECOND
 _LEAST_SPAN: Final = _SECOND
 _MOST_SPAN: Final = 24 * 3600 * _SECOND
 _FEW: Final = 256
 _SPARE_SECONDS: Final = 0.25
-# Small pages of one partition would ask all the others for each: an idle one rests ten times as long.
+# Each small page of one partition would ask all others again. So an idle one pauses ten times as long as its
+# query took.
 _LEAST_PAUSE: Final = 0.05
 _MOST_PAUSE: Final = 1.0
 _REST: Final = 10
 
 
 class SpannerReader(Reader):
-    """Reads a partition forward by windows, each a query that ends by itself.
+    """Reads a partition forward in windows: each is a query that ends by itself.
 
     Args:
         source: What the readers of the feed share.
-        view: What the partition's events share.
+        view: What all events of the partition share.
         token: The partition.
-        place: Where to read from.
-        until: Stop behind this, or None.
-        require_new: True when every event needs its new row.
-        require_old: True when every event needs its old row.
+        place: The position to read from.
+        until: Stop after this, or None.
+        require_new: True when every event must have its new row.
+        require_old: True when every event must have its old row.
     """
 
     def __init__(
@@ -76,7 +77,8 @@ class SpannerReader(Reader):
         self._hold = Hold()
         self._window: Window | None = None
         self._kept = False
-        # The window's: where it began, what has come and is not taken, and what of the first of these is.
+        # Of the window: its start, the items that have come and are not taken, and how many changes of the
+        # first of them are taken.
         self._from = place
         self._items: deque[Item] = deque()
         self._used = 0
@@ -88,9 +90,9 @@ class SpannerReader(Reader):
         source.readers.add(self)
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
-        """The next changes, up to the service's present time, or as long as it may wait behind that.
+        """The next changes up to the service's present time, or up to `wait` seconds later.
 
-        An answer that has more than asked for stays open for the next call, as far as its deadline allows.
+        An answer with more changes than asked for stays open for the next call, as its deadline allows.
         """
         self._hold.check()
         begin, began = self._place, time.monotonic()
@@ -107,7 +109,8 @@ class SpannerReader(Reader):
         except Exception as error:
             self._end_window()
             if taken or self._place != begin:
-                return self._batch(begin, taken, 0, caught_up=False)  # what is wrong is told next time
+                # The next fetch raises the error if it persists.
+                return self._batch(begin, taken, 0, caught_up=False)
             ours = self._source.translated(error, begin.cut.at, deadline, self._hold, self._token)
             if ours is None:
                 raise
@@ -119,18 +122,18 @@ class SpannerReader(Reader):
         return self._batch(begin, taken, nbytes, caught_up=caught_up, pause=pause)
 
     def cancel(self) -> None:
-        """End the call in flight; the fetch ends at once."""
+        """Cancel the call in flight; the fetch ends at once."""
         self._hold.cancel()
 
     def close(self) -> None:
-        """End the answer that is open."""
+        """Cancel the answer that is open."""
         self._end_window()
         self._source.readers.discard(self)
 
     # -- Windows
 
     def _check_window(self, wait: float, deadline: Deadline) -> None:
-        """Leave a window that this fetch cannot go on with: it may last longer than the fetch."""
+        """End a window that this fetch cannot continue, because it may last longer than the fetch."""
         window = self._window
         if window is None:
             return
@@ -140,7 +143,7 @@ class SpannerReader(Reader):
             self._end_window()
 
     def _end_window(self) -> None:
-        """What was not taken of the window is asked for again."""
+        """End the window; what was not taken of it is asked for again."""
         window, self._window = self._window, None
         if window is not None:
             window.cancel()
@@ -152,7 +155,7 @@ class SpannerReader(Reader):
         self._used = 0
 
     def _keep_window(self) -> None:
-        """A window that has more stays open, if there is a place for it."""
+        """Keep a window with more changes open, if a slot is free."""
         if self._window is None or self._kept:
             return
         self._kept = self._source.slots.take()
@@ -190,7 +193,7 @@ class SpannerReader(Reader):
     def _read(
         self, taken: list[Change], max_records: int, max_bytes: int, wait: float, deadline: Deadline
     ) -> tuple[int, bool | None]:
-        """Take what there is; returns its size, and whether there is nothing behind it."""
+        """Take what there is; returns its size, and whether nothing is left."""
         nbytes, begin = 0, self._place
         while True:
             window = self._window or self._open_window(wait, deadline)
@@ -208,7 +211,7 @@ class SpannerReader(Reader):
     def _take(
         self, taken: list[Change], begin: Place, max_records: int, max_bytes: int, deadline: Deadline
     ) -> int:
-        """Take of what has come as much as there is room for; returns its size."""
+        """Take as much of what has come as there is room for; returns its size."""
         nbytes = 0
         while self._items:
             item = self._items[0]
@@ -239,16 +242,16 @@ class SpannerReader(Reader):
             self._used = 0
             self._count += 1
         if taken:
-            self._place = place_behind(begin, taken, len(taken))
+            self._place = place_after(begin, taken, len(taken))
         return nbytes
 
     def _move(self, taken: list[Change], begin: Place, at: int) -> None:
-        """Everything before a moment was sent."""
+        """Move to a moment: everything before it was sent."""
         if not taken and self._place.cut.at < at:
             self._place = Place.at(at, self._since)
 
     def _wanted(self, record: DataRecord) -> tuple[int, int]:
-        """Which changes of a record are wanted: not those delivered before, nor those behind the bound."""
+        """Which changes of a record are wanted: not those delivered before, and not those after the bound."""
         start, stop = 0, len(record.mods)
         if record.at < self._since:
             return stop, stop
@@ -260,10 +263,10 @@ class SpannerReader(Reader):
         return start, stop
 
     def _lacks(self, record: DataRecord, taken: list[Change], deadline: Deadline) -> bool:
-        """Whether a record lacks a row that is required: then the changes before it are delivered first.
+        """Whether a record lacks a required row; then the changes before it are delivered first.
 
         Raises:
-            ProviderFault: There are none.
+            ProviderFault: It lacks one, and there are no changes before it.
         """
         new = has_new(record) or not self._require_new
         old = has_old(record) or not self._require_old
@@ -278,7 +281,7 @@ class SpannerReader(Reader):
             f"the change at {record.commit} was captured with value_capture_type {record.capture}, without "
             "the whole row"
             if whole
-            else f"change stream {found.stream!r} does not watch all columns of {found.table!r} any more"
+            else f"change stream {found.stream!r} no longer watches all columns of {found.table!r}"
         )
         raise unsupported(
             f"{field}=REQUIRE: {problem}",
@@ -287,7 +290,7 @@ class SpannerReader(Reader):
         )
 
     def _is_whole(self, record: DataRecord, deadline: Deadline) -> bool:
-        """Whether the stream watches all columns; where it does not any more, events have no rows."""
+        """Whether the stream watches all columns; if it no longer does, events have no rows."""
         view = self._view
         if not (view.with_new or view.with_old) or not (has_new(record) or has_old(record)):
             return True
@@ -298,7 +301,7 @@ class SpannerReader(Reader):
         return whole
 
     def _finish(self, window: Window, taken: list[Change]) -> bool | None:
-        """A window has ended; returns whether there is nothing behind it."""
+        """Handle the end of a window; returns whether nothing is left."""
         children = tuple(self._children.values())
         few, took = self._count < _FEW, time.monotonic() - window.began
         self._end_window()
@@ -306,14 +309,14 @@ class SpannerReader(Reader):
             self._place, self._outcome = self._bound, Reached()
             return None
         if children:
-            # The place stays: reading again from it says the same.
+            # The position stays: reading from it again gives the same children.
             self._outcome = Drained(children)
             return None
         if self._place.cut.at <= window.end:
             self._place = Place.at(window.end + 1, self._since)
         self._span = min(_MOST_SPAN, 2 * self._span) if few else self._span
         if not taken and took < window.waits / 2:
-            self._source.calls.forget_clock()  # the moment had passed: this machine has slept, perhaps
+            self._source.calls.forget_clock()  # the moment had passed: this machine may have slept
             return False
         return window.current
 
@@ -347,7 +350,7 @@ def _from(place: Place) -> Cut:
 
 
 def _last_of(until: Cut) -> int:
-    """The last moment that has something before a bound."""
+    """The last moment with changes before a bound."""
     return until.at if until.delivered else until.at - 1
 
 

@@ -1,7 +1,7 @@
-"""Change records as a query returns them; pure.
+"""Parses change records as a query returns them; pure.
 
-A query of a change stream has one column. In GoogleSQL it is a list of structs, in which one of three lists
-has the record; in PostgreSQL it is an object of JSON. Both become the same here.
+A query of a change stream has one column. In GoogleSQL it is a list of structs with three lists, and one of
+them has the record. In PostgreSQL it is a JSON object. Both give the same items here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOD_BYTES: Final = 400
 
 
 class Mod(NamedTuple):
-    """One change of one row: texts of JSON, or what they hold where the service sent it parsed.
+    """One change of one row: JSON texts, or their values where the service sent them parsed.
 
     Attributes:
         keys: The primary key.
@@ -54,8 +54,8 @@ class Shape:
 
     Attributes:
         names: Their names.
-        python: Column → what makes a Python value of it, where it is none yet.
-        json: Column → the same for our JSON.
+        python: Column → what converts its value to a Python value, where it has to be converted.
+        json: Column → the same for our JSON format.
         problem: Why the columns cannot be read, or None.
     """
 
@@ -71,18 +71,18 @@ class DataRecord:
 
     Attributes:
         at: The commit timestamp, in microseconds since 1970.
-        commit: The same as the service wrote it.
+        commit: The commit timestamp as the service wrote it.
         sequence: The record's place in its transaction in its partition.
         transaction: The transaction's id.
         table: The table.
         shape: Its columns.
         mods: The changes.
         kind: `INSERT`, `UPDATE` or `DELETE`.
-        capture: What the changes hold: the stream's value capture type when they were made.
-        by_expiry: True when the service deleted the rows by a row deletion policy, None when it deleted them
-            and does not say why.
-        native: The record as the service sent it, by field, without the changes.
-        nbytes: Memory that it holds, about.
+        capture: The value capture type that the stream had when the changes were made.
+        by_expiry: True when a row deletion policy deleted the rows; None when the service deleted them and
+            does not say why.
+        native: Gives the fields of the record as the service sent them, without the changes.
+        nbytes: About how much memory it holds.
     """
 
     at: int
@@ -101,7 +101,7 @@ class DataRecord:
 
 @attrs.frozen
 class Heartbeat:
-    """Everything up to a moment was sent.
+    """All changes up to a moment were sent.
 
     Attributes:
         at: The moment, in microseconds since 1970.
@@ -112,7 +112,7 @@ class Heartbeat:
 
 @attrs.frozen
 class Children:
-    """The partition ends, and these follow.
+    """The partition ends, and these partitions follow.
 
     Attributes:
         at: Where they start, in microseconds since 1970.
@@ -145,7 +145,7 @@ _EXPIRY_TAG: Final = "RowDeletionPolicy"
 
 
 class Shapes:
-    """The columns of records, each read once; for one feed, from several threads."""
+    """The columns of records, each parsed once; shared by the threads of one feed."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, Shape] = {}
@@ -154,8 +154,8 @@ class Shapes:
         """The shape of some columns.
 
         Args:
-            key: What they are as bytes, in any form.
-            columns: Reads them: name and type.
+            key: The columns as bytes, in any form.
+            columns: Parses them: name and type.
         """
         shape = self._known.get(key)
         if shape is None:
@@ -188,7 +188,7 @@ def shape_of(columns: Iterable[tuple[str, Any]]) -> Shape:
 def rows_of(messages: Iterable[PartialResultSet], columns: int = 1) -> Iterator[list[list[Any]]]:
     """The rows of a query's answer, message by message, undecoded.
 
-    A value that is cut off at the end of a message goes on at the beginning of the next.
+    A value that is cut at the end of a message continues at the beginning of the next.
 
     Args:
         messages: The answer.
@@ -210,15 +210,15 @@ def rows_of(messages: Iterable[PartialResultSet], columns: int = 1) -> Iterator[
 
 
 def _merged(first: Any, second: Any) -> Any:
-    """One value of two parts: texts are joined; of lists the last and the first element are parts, too."""
+    """Join two texts, or two lists and then also the last and the first element."""
     made = type(first)()
     if first.HasField("string_value"):
         made.string_value = first.string_value + second.string_value
         return made
-    before, behind = list(first.list_value.values), list(second.list_value.values)
-    if before and behind and _is_mergeable(before[-1], behind[0]):
-        before[-1:] = [_merged(before[-1], behind.pop(0))]
-    made.list_value.values.extend(before + behind)
+    start, rest = list(first.list_value.values), list(second.list_value.values)
+    if start and rest and _is_mergeable(start[-1], rest[0]):
+        start[-1:] = [_merged(start[-1], rest.pop(0))]
+    made.list_value.values.extend(start + rest)
     return made
 
 
@@ -228,12 +228,12 @@ def _is_mergeable(first: Any, second: Any) -> bool:
 
 
 def parse_rows(rows: Iterable[Sequence[Any]], table: str, shapes: Shapes) -> Iterator[Item]:
-    """What the rows of a change stream say, without the changes of other tables.
+    """The items in the rows of a change stream, without the changes of other tables.
 
     Args:
         rows: The rows; each has one column.
         table: The table whose changes are wanted.
-        shapes: The feed's.
+        shapes: Those of the feed.
     """
     for (value,) in rows:
         if value.HasField("string_value"):

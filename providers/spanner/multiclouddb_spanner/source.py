@@ -1,4 +1,4 @@
-"""What the readers of one change stream share."""
+"""What all readers of one change stream share."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ from multiclouddb_spanner.errors import (
 )
 from multiclouddb_spanner.hold import Hold
 from multiclouddb_spanner.position import micros_of, text_at
-from multiclouddb_spanner.query import Window, list_partitions, open_window
+from multiclouddb_spanner.query import Window, begin_query, list_partitions
 from multiclouddb_spanner.records import Shape, Shapes
 from multiclouddb_spi import Deadline, ProviderFault, Reader
 
 __all__ = ["Slots", "Source"]
 
 _SECOND = 1_000_000
-# What the oldest moment may differ from now less the retention, when it is that which bounds it.
+# By how much the oldest moment may differ from now minus the retention period, where that decides it.
 _SLACK = 60 * _SECOND
-# A start at the oldest change keeps so far away from the edge of retention at least: the edge moves on while
-# partitions are read for the first time. And twice as far as the call may take.
+# The least distance between a start at the oldest change and the edge of retention. The edge moves while the
+# partitions are read for the first time, so the distance is also twice the time that the call may take.
 _MARGIN = 60 * _SECOND
 _MOST_MOVES = 3
 
 
 class Slots:
-    """How many answers may stay open between two reads: each holds a stream of the one connection.
+    """A bound on the answers that stay open between two reads: each holds a stream of the connection.
 
-    A connection carries a hundred streams at a time; a hundred and first would wait for another to end.
+    A connection carries a hundred streams at a time; the next one would wait until another ends.
 
     Args:
-        most: How many.
+        most: How many answers.
     """
 
     def __init__(self, most: int) -> None:
         self._free = threading.Semaphore(most)
 
     def take(self) -> bool:
-        """Take one, if one is free."""
+        """Take a slot; False when none is free."""
         return self._free.acquire(blocking=False)
 
     def give(self) -> None:
-        """Give it back."""
+        """Give a slot back."""
         self._free.release()
 
 
 class Source:
-    """One change stream, and the table that is wanted of it.
+    """One change stream, and the table in it that is read.
 
     Args:
         calls: The database.
         found: The stream.
-        slots: The client's.
+        slots: Those of the client.
     """
 
     def __init__(self, calls: Calls, found: Found, slots: Slots) -> None:
@@ -85,11 +85,19 @@ class Source:
         waits: float = 0.0,
         current: bool = False,
     ) -> Window:
-        """Begin to read a partition; see `open_window`."""
-        calls, found, shapes = self.calls, self.found, self.shapes
-        return open_window(
-            calls, found, token, start, end, deadline, hold, shapes, waits=waits, current=current
-        )
+        """Start to read a partition.
+
+        Args:
+            token: The partition.
+            start: From this moment on.
+            end: Up to this moment.
+            deadline: When gRPC ends the call.
+            hold: The caller.
+            waits: As in `Window`.
+            current: As in `Window`.
+        """
+        answer = begin_query(self.calls, self.found, token, start, end, deadline, hold)
+        return Window(answer, self.found.table, self.shapes, end, waits=waits, current=current)
 
     def earliest(self, now: int, deadline: Deadline, hold: Hold) -> int:
         """The oldest moment that can be read.
@@ -97,7 +105,7 @@ class Source:
         Args:
             now: The service's time.
             deadline: When it has to be over.
-            hold: Who asks.
+            hold: The caller.
         """
         bound = now - self.found.retention * _SECOND
         try:
@@ -105,20 +113,20 @@ class Source:
         except Exception as error:
             if not is_past(error):
                 raise
-            told = earliest_of(error)
-            return self._search(bound, now, deadline, hold) if told is None else micros_of(told, up=True)
+            named = earliest_of(error)
+            return self._search(bound, now, deadline, hold) if named is None else micros_of(named, up=True)
         return bound
 
     def oldest(self, now: int, deadline: Deadline, hold: Hold) -> tuple[int, list[str]]:
         """The oldest moment that a start can read every partition at, and the partitions alive then.
 
-        Where retention bounds what can be read, that is a margin later: the bound moves on meanwhile. Where
-        the stream's creation does, it stands still, and nothing is left out.
+        Where retention decides, it is later by a margin, because the edge of retention moves. Where the
+        creation of the stream decides, nothing is left out.
 
         Args:
             now: The service's time.
             deadline: When it has to be over.
-            hold: Who asks.
+            hold: The caller.
         """
         kept = self.found.retention * _SECOND
         margin = round(min(max(_MARGIN, 2 * deadline.remaining() * _SECOND), kept / 10))
@@ -130,41 +138,42 @@ class Source:
                 if not is_past(error):
                     raise
                 # The retention period was made shorter.
-                told = earliest_of(error)
-                at = (at if told is None else micros_of(told, up=True)) + margin
+                named = earliest_of(error)
+                at = (at if named is None else micros_of(named, up=True)) + margin
         return at, self.partitions(at, deadline, hold)
 
-    def _search(self, before: int, behind: int, deadline: Deadline, hold: Hold) -> int:
-        """The same where the service does not say it: by halves, to the microsecond."""
-        while behind - before > 1:
-            middle = (before + behind) // 2
+    def _search(self, before: int, after: int, deadline: Deadline, hold: Hold) -> int:
+        """The oldest moment where the service does not name it: a binary search, to the microsecond."""
+        while after - before > 1:
+            middle = (before + after) // 2
             try:
                 self.partitions(middle, deadline, hold)
-                behind = middle
+                after = middle
             except Exception as error:
                 if not is_past(error):
                     raise
                 before = middle
-        return behind
+        return after
 
     def is_recreated(self, earliest: int, now: int) -> bool:
-        """Whether a position before the oldest moment is of an earlier stream of the same name.
+        """Whether a position before the oldest moment belongs to an earlier stream of the same name.
 
-        Retention moves the oldest moment to now less its length. Where it lies later, the stream began there.
+        Retention puts the oldest moment at now minus the retention period. Where it is later than that, the
+        stream was created at that moment.
         """
         return earliest > now - self.found.retention * _SECOND + _SLACK
 
     def interval(self, token: str, now: int, deadline: Deadline, hold: Hold) -> tuple[int, int] | None:
-        """When a partition began and how far it has come; None for what is none of this stream.
+        """The start and the end of a partition, or now for an open one; None for one of another stream.
 
-        The service says it when a partition is read at a moment that it does not have. Where it says nothing,
-        the beginning is searched for in what the stream holds.
+        The service names them when a partition is read at a moment outside its life. Where it does not, the
+        start is searched for in what the stream keeps.
 
         Args:
             token: The partition.
             now: The service's time.
             deadline: When it has to be over.
-            hold: Who asks.
+            hold: The caller.
         """
         earliest = self.earliest(now, deadline, hold)
         for at in (earliest, now):
@@ -173,19 +182,19 @@ class Source:
                 return earliest, now
             if error is not None and is_foreign_partition(error):
                 return None
-            told = interval_of(error) if error is not None else None
-            if told is not None:
-                return micros_of(told[0], up=True), micros_of(told[1])
+            named = interval_of(error) if error is not None else None
+            if named is not None:
+                return micros_of(named[0], up=True), micros_of(named[1])
         if error is not None:
             return None
-        before, behind = earliest, now
-        while behind - before > 1:
-            middle = (before + behind) // 2
+        before, after = earliest, now
+        while after - before > 1:
+            middle = (before + after) // 2
             if self._refusal(token, middle, deadline, hold) is None:
-                behind = middle
+                after = middle
             else:
                 before = middle
-        return behind, now
+        return after, now
 
     def _refusal(self, token: str, at: int, deadline: Deadline, hold: Hold) -> Exception | None:
         """Why a partition cannot be read at a moment; None when it can."""
@@ -202,9 +211,9 @@ class Source:
         return None
 
     def watches_whole(self, shape: Shape, deadline: Deadline, hold: Hold) -> bool:
-        """Whether rows with these columns are whole: a stream may be altered while it is read.
+        """Whether the stream watches all columns: it may be altered while it is read.
 
-        It is asked again at each shape that is new, but for the first.
+        The service is asked again when a record has new columns, except for the first record.
         """
         if shape not in self._checked:
             if self._checked and self.whole:
@@ -217,14 +226,14 @@ class Source:
     def translated(
         self, error: Exception, at: int, deadline: Deadline, hold: Hold, token: str | None = None
     ) -> ProviderFault | None:
-        """What an error of a read means; None for what `classify` says.
+        """The fault for an error of a read; None where `classify` knows the meaning.
 
         Args:
             error: What gRPC raised.
-            at: Where the read began.
+            at: Where the read started.
             deadline: When it has to be over.
-            hold: Who reads.
-            token: The partition that a position is of; None for a start.
+            hold: The caller.
+            token: The partition that a position belongs to; None for a start.
         """
         name = self.found.stream
         if is_without_stream(error):
@@ -236,16 +245,16 @@ class Source:
         if is_foreign_partition(error):
             return ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
-                f"partition {_short(token)} is none of change stream {name!r}: it is of another one, or of "
-                "an earlier one that was recreated under the same name; start again",
+                f"partition {_short(token)} does not belong to change stream {name!r}: it belongs to another "
+                "one, or to an earlier one that was recreated under the same name; start again",
             )
         if is_past(error):
             return self._past(error, at, deadline, hold, resumes=token is not None)
         if is_outside_partition(error):
             return ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
-                f"partition {_short(token)} of change stream {name!r} has nothing at {text_at(at)}: it began "
-                "later or had ended; pass a token as it was returned, or start again",
+                f"partition {_short(token)} of change stream {name!r} has nothing at {text_at(at)}: it "
+                "started later or had ended; pass a token as it was returned, or start again",
             )
         return None
 
@@ -254,20 +263,20 @@ class Source:
     ) -> ProviderFault:
         name = self.found.stream
         now = self.calls.now(deadline, hold)
-        told = earliest_of(error)
-        earliest = self.earliest(now, deadline, hold) if told is None else micros_of(told, up=True)
+        named = earliest_of(error)
+        earliest = self.earliest(now, deadline, hold) if named is None else micros_of(named, up=True)
         if resumes and self.is_recreated(earliest, now):
             return ProviderFault.of(
                 ErrorCategory.INVALID_REQUEST,
-                f"change stream {name!r} holds nothing before {text_at(earliest)}, when it was created, and "
-                f"this position is of {text_at(at)}: it is of an earlier stream that was recreated under the "
-                "same name; start again: what the old one held is gone",
+                f"change stream {name!r} was created at {text_at(earliest)}, and this position is at "
+                f"{text_at(at)}: it belongs to an earlier stream that was recreated under the same name; "
+                "start again: the changes of the earlier one are gone",
             )
         return ProviderFault.of(
             ErrorCategory.CHECKPOINT_EXPIRED,
-            f"change stream {name!r} holds nothing before {text_at(earliest)}, and this position is of "
-            f"{text_at(at)}; start again, or read with on_expired=SkipToOldest() to go on behind the gap; a "
-            "longer retention_period keeps more",
+            f"change stream {name!r} keeps nothing before {text_at(earliest)}, and this position is at "
+            f"{text_at(at)}; start again, or read with on_expired=SkipToOldest() to continue after the gap; "
+            "a longer retention_period keeps more",
         )
 
 

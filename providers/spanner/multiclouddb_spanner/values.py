@@ -1,8 +1,8 @@
-"""Spanner's values as Python's, and as our JSON; pure.
+"""Converts Spanner's values to Python values and to our JSON format; pure.
 
-In a change record a value is JSON of the service's own: INT64 and NUMERIC are texts, BYTES are base64, JSON
-is a text that has to be parsed again. What Python has is `int`, `Decimal`, `bytes`, and so on. TIMESTAMP,
-DATE and INTERVAL stay the texts that they are: a timestamp has nine digits behind the point, a datetime six.
+In a change record a value is JSON in a form of the service: INT64 and NUMERIC are texts, BYTES are base64,
+JSON is a text that has to be parsed again. In Python they are `int`, `Decimal`, `bytes` and so on. TIMESTAMP,
+DATE and INTERVAL stay texts: a timestamp has nine digits after the point, and a datetime has six.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _MOST_DIGITS: Final = 150_000  # PostgreSQL's numeric has 147,455 digits
 
 
 def converter(kind: Mapping[str, Any]) -> Converter | None:
-    """What makes a Python value of a column's; None where it is one already.
+    """The function that converts a column's value to a Python value; None where it need not be converted.
 
     Args:
         kind: The column's type, as the record has it: `{"code": "ARRAY", "array_element_type": {…}}`.
 
     Raises:
-        ValueError: Nobody knows the type.
+        ValueError: The type is unknown.
     """
     return _of(kind, _PYTHON)
 
 
 def json_converter(kind: Mapping[str, Any]) -> Converter | None:
-    """The same for what `encode_json` would write of that Python value."""
+    """The same for the JSON that `encode_json` writes for that Python value."""
     return _of(kind, _JSON)
 
 
@@ -62,7 +62,7 @@ def _each(element: Converter) -> Converter:
 
 
 def _is_null(value: Any, element: Converter) -> bool:
-    """The emulator writes a null inside an array as the text NULL, which none of these has as a value."""
+    """The emulator writes a null inside an array as the text NULL, which is no value of these types."""
     return value is None or (value == "NULL" and element in _NEVER_TEXT)
 
 
@@ -122,7 +122,7 @@ _PYTHON: Final[Mapping[str, Converter | None]] = {
 
 def _json_float(raw: Any) -> JsonValue:
     number = _float(raw)
-    # Only of a finite number is the difference a number.
+    # The difference is a number only for a finite number.
     if number - number == 0:
         return number
     value: JsonValue = orjson.loads(encode_json(number))

@@ -2,8 +2,8 @@
 
     python lives.py URL DATABASE TABLE FOLDER PAGES SIZE
 
-It forks a process for each life, which goes on at the token in FOLDER, appends what it reads to
-FOLDER/events, and stores its token behind that. It ends when FOLDER/stop is there and a life was idle.
+It forks a process for each life. A life continues from the token in FOLDER, appends what it reads to
+FOLDER/events, and then stores its token. It ends when FOLDER/stop exists and a life was idle.
 """
 
 import json

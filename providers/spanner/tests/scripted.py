@@ -80,7 +80,7 @@ class ScriptedHarness(Harness):
     capabilities = CAPABILITIES
     plugin = PLUGIN
     rounding = timedelta(microseconds=1)
-    can_read_past_trim = False  # a position before the earliest timestamp is refused, whatever is behind it
+    can_read_past_trim = False  # a position before the earliest timestamp is refused, whatever follows it
     can_keys_only = can_notices = can_other_options = can_secrets = False
     can_late_children = False  # a partition ends with the names of its children, and not before
     can_fork = False  # a server of gRPC in the same process does not live through a fork

@@ -28,7 +28,7 @@ class TestBeginning:
             once(items.drain(Beginning()), 4)
 
     @STATES
-    def test_an_old_one_begins_a_minute_behind_its_oldest_change(self, told):
+    def test_an_old_one_begins_a_minute_after_its_oldest_change(self, told):
         with feed(horizon_is_told=told) as items:
             items.fill(2)
             items.server.advance(40)  # these will be kept for less than the margin
@@ -87,7 +87,7 @@ class TestMoment:
 
 
 class TestPositions:
-    """A position behind a first read, and a moment that was asked for, are never moved."""
+    """A position and a moment that was asked for are never moved."""
 
     def test_a_moment_before_the_oldest_change_is_told(self):
         with feed() as items:
@@ -108,7 +108,7 @@ class TestPositions:
             items.restart()
             expired(lambda: items.drain(token))
 
-    def test_what_expires_behind_a_gap_is_a_gap_again(self):
+    def test_what_expires_after_a_gap_is_a_gap_again(self):
         with feed(initial_partitions=4) as items:
             token = items.token()
             items.server.advance(2 * DAY)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiclouddb_api import ChangeType, canonical_json
-from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, place_behind
+from multiclouddb_spanner.mapping import Change, Changes, SpannerMapper, place_after
 from multiclouddb_spanner.position import Place, cursor_of
 from multiclouddb_spanner.records import Mod, Shapes
 from multiclouddb_spi import RecordFault
@@ -196,7 +196,7 @@ class TestPoison:
         with pytest.raises(RecordFault) as caught:
             getattr(mapper, form)(damaged, 0, 3)
         assert caught.value.index == 1
-        assert caught.value.skip_cursor == cursor_of(place_behind(Place(Cut(ORIGIN)), damaged.items, 2))
+        assert caught.value.skip_cursor == cursor_of(place_after(Place(Cut(ORIGIN)), damaged.items, 2))
         assert "transaction u" in caught.value.position
         assert len(mapper.events(damaged, 0, 1)) == len(mapper.events(damaged, 2, 3)) == 1
 

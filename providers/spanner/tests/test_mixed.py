@@ -14,7 +14,7 @@ SIZES = st.integers(1, 5)
 
 
 class MixedStream(FakeStream):
-    """A partition whose transactions of one commit timestamp come mixed anew with each query.
+    """A partition whose transactions of one commit timestamp come in another order with each query.
 
     The records of a transaction stay in order.
 
@@ -67,7 +67,7 @@ def stored(cursor):
 
 
 def drained(stream, cursor, sizes):
-    """What lies behind a position, by a new reader for each page."""
+    """The changes after a position, by a new reader for each page."""
     seen = []
     for _ in range(200):
         reader = stream.reader(stored(cursor))
@@ -101,8 +101,8 @@ class TestMixedOrders:
             batch = fetch(reader, size)
             reader.close()
             for count in range(len(batch) + 1):
-                behind = drained(stream, batch.cursor_after(count), lambda: 3)
-                assert sorted(seen + names(batch)[:count] + behind) == every_change(records)
+                rest = drained(stream, batch.cursor_after(count), lambda: 3)
+                assert sorted(seen + names(batch)[:count] + rest) == every_change(records)
             seen += names(batch)
             cursor = batch.cursor_after(len(batch))
 
@@ -121,7 +121,7 @@ class TestMixedOrders:
 @example(1)
 @given(st.integers(1, 4))
 def test_a_record_that_began_on_the_page_before_leaves_the_marks_of_others(taken):
-    """t5 was delivered in part; behind it, on the page that has t1 and the rest of t5, t1 keeps its mark."""
+    """t5 was delivered in part. After the page with t1 and the rest of t5, t1 keeps its mark."""
     records = [record(1, "t1", 0, 5), record(1, "t5", 0, 5)]
     turns = iter([1, 0] + [0] * 50)
     stream = MixedStream(lambda: next(turns), records, 1)

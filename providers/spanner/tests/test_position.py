@@ -33,7 +33,7 @@ class TestCursor:
     def test_it_survives(self, place):
         assert place_of(cursor_of(place)) == place
 
-    def test_a_start_that_lies_behind_is_left_out(self):
+    def test_a_start_that_is_earlier_is_left_out(self):
         assert cursor_of(Place.at(T, T)) == cursor_of(Place.at(T, T - 5)) == [T]
 
     @pytest.mark.parametrize(

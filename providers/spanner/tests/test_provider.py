@@ -167,7 +167,7 @@ class TestEveryPlace:
             feed = provider.open_feed(FeedSpec(here), deadline)
             batch = feed.open(seed.partition_id, seed.cursor).fetch(1000, 1 << 20, 0.0, deadline)
             everything += [event.event_id for event in batch.events(0, len(batch))]
-            for count in range(len(batch) + 1):  # the rest behind each place of one answer
+            for count in range(len(batch) + 1):  # the rest after each place of one answer
                 cursor = json.loads(json.dumps(batch.cursor_after(count)))
                 rest = feed.open(seed.partition_id, cursor).fetch(1000, 1 << 20, 0.0, deadline)
                 assert rest.events(0, len(rest)) == batch.events(count, len(batch))
@@ -360,9 +360,9 @@ class TestStarts:
         table.put(["a", 1, ""])
         (event,) = drained(ours, here, Beginning())
         start = AtTime(event.timestamp.replace(year=event.timestamp.year - 1))
-        assert "holds nothing before" in refused(ErrorCategory.CHECKPOINT_EXPIRED, page, ours, here, start)
+        assert "keeps nothing before" in refused(ErrorCategory.CHECKPOINT_EXPIRED, page, ours, here, start)
 
-    def test_now_is_behind_what_was_just_acknowledged(self, table, ours, here):
+    def test_now_is_after_what_was_just_acknowledged(self, table, ours, here):
         for number in range(20):
             table.put([f"k{number}", number, ""])
             token = page(ours, here, Now()).continuation_token
@@ -380,7 +380,7 @@ class TestWaiting:
         writer.join()
         assert len(got.events) == 1
 
-    def test_nothing_stays_open_behind_a_thousand_pages(self, table, here):
+    def test_nothing_stays_open_after_a_thousand_pages(self, table, here):
         table.put(*([f"k{number}", number, "x"] for number in range(50)))
         for number in range(50):
             table.put([f"s{number}", number, "x"])
@@ -400,7 +400,7 @@ class TestWaiting:
         assert before - len(sessions_of(table)) == 1
 
 
-def test_a_session_that_the_service_forgets_is_made_anew(table, ours, here):
+def test_a_session_that_the_service_forgets_is_recreated(table, ours, here):
     token = page(ours, here, Now()).continuation_token
     for session in sessions_of(table):
         table.database.spanner_api.delete_session(name=session.name)

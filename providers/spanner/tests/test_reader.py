@@ -202,7 +202,7 @@ class TestWindows:
 
 
 class TestEnds:
-    def test_children_come_with_the_last_changes_and_again_behind_them(self):
+    def test_children_come_with_the_last_changes_and_again_after_them(self):
         stream = FakeStream([record(5, "t", 0, 3)], ends=9)
         stream.calls.time = 30
         batch = fetch(stream.reader(BEGIN))
@@ -252,7 +252,7 @@ class TestRequired:
             ("require_old", "NEW_ROW", "DELETE"),
         ],
     )
-    def test_what_lacks_its_row_is_refused_behind_what_has_it(self, field, capture, kind):
+    def test_what_lacks_its_row_is_refused_after_what_has_it(self, field, capture, kind):
         good = record(5, "t", 0, 2, kind="UPDATE", capture="NEW_ROW_AND_OLD_VALUES")
         stream = FakeStream([good, record(7, "u", 0, 1, kind=kind, capture=capture)])
         reader = stream.reader(BEGIN, **{field: True})

@@ -160,7 +160,7 @@ class TestRetention:
                 items.drain(token, 3)
             assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
 
-    def test_a_stream_made_anew_is_not_skipped_into(self):
+    def test_a_stream_recreated_is_not_skipped_into(self):
         with feed() as items:
             token = items.token()
             items.fill(5)
@@ -177,7 +177,7 @@ class TestClock:
     """Time that passes while the client sleeps: `time.monotonic` of a suspended machine stands still."""
 
     @pytest.mark.parametrize("slept", [60, 3600, 20 * 3600])
-    def test_now_behind_a_sleep_leaves_out_what_was(self, slept):
+    def test_now_after_a_sleep_leaves_out_what_was(self, slept):
         with feed() as items:
             items.token()
             items.fill(3)
@@ -188,7 +188,7 @@ class TestClock:
             assert sorted(numbers(items.drain(token))) == [6, 7, 8]
 
     @pytest.mark.parametrize("slept", [60, 3600, 20 * 3600])
-    def test_no_page_behind_a_sleep_is_idle_while_there_is_more(self, slept):
+    def test_no_page_after_a_sleep_is_idle_while_there_is_more(self, slept):
         with feed() as items:
             token = items.token()
             items.fill(3)

@@ -30,7 +30,7 @@ TICK = timedelta(microseconds=1)
 class TestNeighbours:
     """Commits, splits and merges that are one microsecond apart."""
 
-    def test_every_start_between_them_has_what_comes_behind_it(self):
+    def test_every_start_between_them_has_what_comes_after_it(self):
         with feed() as items:
             items.token()
             starts = {}
@@ -49,7 +49,7 @@ class TestNeighbours:
                 assert sorted(numbers(events)) == list(range(number, 16))
                 in_order(events)
 
-    def test_every_moment_between_them_has_what_comes_behind_it(self):
+    def test_every_moment_between_them_has_what_comes_after_it(self):
         with feed() as items:
             token = items.token()
             items.server.crowd(1.0)
@@ -106,7 +106,7 @@ class TestBounded:
     """A range of a partition, from a cursor to a head, is the same whenever it is read."""
 
     @pytest.mark.parametrize("habits", [{}, {"mods_per_record": 1, "mixes_equal_timestamps": True}], ids=str)
-    def test_a_range_is_the_same_behind_splits_and_breaks(self, habits):
+    def test_a_range_is_the_same_after_splits_and_breaks(self, habits):
         with feed(**habits) as items:
             provider = PLUGIN.connect(ClientConfig("spanner", {"url": items.scripted.url}), None)
             soon = Deadline.after(60)

@@ -57,7 +57,7 @@ class EncodedChange:
 
     Attributes:
         identity: The key's canonical JSON.
-        hash: Where it belongs.
+        hash: The hash of its partition key.
         key: The key's components as JSON.
         doc: The document as JSON, or None for a delete.
         size: Bytes of the two.
@@ -99,7 +99,7 @@ def to_key(key: Key, collection: Collection) -> MulticloudDbKey:
     """The key that a caller means, checked against the collection's partition key.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that says what does not fit.
+        MulticloudDbError: `INVALID_REQUEST` that names the mismatch.
     """
     if isinstance(key, Mapping):
         key = MulticloudDbKey(key, collection.partition_components)
@@ -125,6 +125,6 @@ def _encode_document(document: object) -> bytes:
         raise invalid_request(
             "document",
             f"is {len(text):,} bytes of JSON",
-            f"keep it to {MAX_DOCUMENT_BYTES:,} bytes, and store a reference to what is larger",
+            f"keep it to {MAX_DOCUMENT_BYTES:,} bytes, and store a reference to larger data",
         )
     return text

@@ -1,4 +1,4 @@
-"""Collections: what was fixed when they were created, and how they are found."""
+"""Collections: their fixed properties, and how to find them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAIN: Final = "main"
 """The database of a store when none is named."""
 
 Images: TypeAlias = Literal["keys", "new", "new_and_old"]
-"""What the log keeps of a change: only the key, the new document, or the old one as well."""
+"""The content of a change in the log: only the key, the new document, or also the old one."""
 
 IMAGES: Final = get_args(Images)
 MAX_PARTITIONS: Final = 100_000
@@ -37,7 +37,7 @@ class Collection:
         database: Its database.
         name: Its name.
         incarnation: Differs when it is recreated under the same name.
-        images: What the log keeps.
+        images: The content of a change in the log.
         partition_key: Names of the components that make up the partition key, or None for the
             first one, whatever its name.
         retention: How many microseconds changes are meant to be kept, or None for ever.

@@ -17,9 +17,9 @@ from multiclouddb_embedded.store.forking import (
     file_identity,
     using_sqlite,
 )
-from multiclouddb_spi import Deadline, ProviderFault
+from multiclouddb_spi import Deadline, ProviderFault, cancelled
 
-__all__ = ["ConnectionPool", "Monitor", "Version", "connect", "snapshot"]
+__all__ = ["ConnectionPool", "Interrupt", "Monitor", "Version", "connect", "snapshot"]
 
 _READ_BUSY_SECONDS: Final = 0.8
 _READ_CACHE_KIB: Final = 4096
@@ -55,9 +55,42 @@ def connect(
     )
 
 
+class Interrupt:
+    """Ends the statement that a reader runs, from any thread."""
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+
+    def cancel(self) -> None:
+        """End the running statement, and every later one before it begins."""
+        self.cancelled.set()
+        with self._lock:
+            if self._connection is not None:
+                self._connection.interrupt()
+
+    @contextmanager
+    def covers(self, connection: sqlite3.Connection) -> Iterator[None]:
+        """Statements of this connection can be ended inside.
+
+        Raises:
+            ProviderFault: The reader was cancelled.
+        """
+        with self._lock:
+            if self.cancelled.is_set():
+                raise cancelled()
+            self._connection = connection
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._connection = None
+
+
 @contextmanager
 def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
-    """Everything that is read inside shows one moment."""
+    """All reads inside see the state of one moment."""
     connection.execute("BEGIN")
     try:
         yield
@@ -74,7 +107,7 @@ class ConnectionPool(Holder):
     Args:
         path: The store.
         size: Bound on open connections; further borrowers wait.
-        check: Refuses a file that is no store; called once per connection.
+        check: Refuses a file that is not a store; called once per connection.
     """
 
     def __init__(self, path: str, size: int, check: Callable[[sqlite3.Connection, str], None]) -> None:
@@ -132,7 +165,7 @@ class ConnectionPool(Holder):
             connection.close()
 
     def begin_anew(self) -> list[object]:
-        """Locks of our own, and no connection yet."""
+        """Make new locks, and drop all connections."""
         self._slots = threading.BoundedSemaphore(self._size)
         self._lock = threading.Lock()
         kept: list[object] = [*self._used, *self._idle]
@@ -187,7 +220,7 @@ class Monitor(Holder):
         super().__init__()
 
     def version(self) -> Version:
-        """Another value after every commit of any process; costs a few microseconds.
+        """A value that changes after every commit of any process; it costs a few microseconds.
 
         Raises:
             FileNotFoundError: The file is gone.
@@ -218,7 +251,7 @@ class Monitor(Holder):
                 self._lock.release()
 
     def begin_anew(self) -> list[object]:
-        """A lock of our own, and no connection yet."""
+        """Make a new lock, and drop the connection."""
         self._lock = threading.Lock()
         connection, self._connection = self._connection, None
         return [connection]

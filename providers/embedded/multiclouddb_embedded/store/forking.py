@@ -24,7 +24,7 @@ __all__ = ["Holder", "Identity", "check_inherited", "file_identity", "inherited"
 _PATIENCE_SECONDS: Final = 10.0
 
 Identity = tuple[int, int]
-"""Device and inode of a file."""
+"""The device and inode of a file."""
 
 
 class Holder(ABC):
@@ -41,7 +41,8 @@ class Holder(ABC):
     def begin_anew(self) -> list[object]:
         """In the child: make new locks, and return the connections that the parent still used.
 
-        Nobody uses these again. They are kept, because closing one could remove what the parent needs.
+        The child never uses these connections. They are kept, because closing one could remove what the
+        parent needs.
         """
 
 
@@ -164,7 +165,7 @@ def check_inherited(path: str) -> None:
 
 
 def file_identity(path: str) -> Identity:
-    """What distinguishes a file from another of the same name.
+    """The identity of a file, which another file of the same name does not have.
 
     Raises:
         FileNotFoundError: There is none.

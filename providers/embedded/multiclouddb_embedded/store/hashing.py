@@ -1,4 +1,4 @@
-"""Where a key belongs: partitions are ranges of the hash of the partition key."""
+"""The partition of a key: partitions are ranges of the hash of the partition key."""
 
 from __future__ import annotations
 

@@ -47,12 +47,12 @@ class PartitionRow:
         parents: Names of the partitions that it comes from.
         children: Names of the partitions that follow.
         start_seq: The head of the store when it was made.
-        start_ts: The time then.
+        start_ts: The time of that moment.
         end_seq: The head when it was closed, or None while it is open.
-        end_ts: The time then.
+        end_ts: The time of that moment.
         last_seq: Its last change, or `start_seq`.
-        written: Changes ever.
-        volume: Bytes of changes ever.
+        written: The number of changes so far.
+        volume: The bytes of all changes so far.
         removed: Changes that were trimmed.
         trimmed: The highest seq that was trimmed, or 0.
     """
@@ -125,7 +125,7 @@ def open_partition(connection: sqlite3.Connection, collection: Collection, name:
     if not row.is_open:
         raise invalid_request(
             "partition_id",
-            f"{name!r} was closed, {', '.join(row.children)} went on",
+            f"{name!r} was closed and continues in {', '.join(row.children)}",
             "name an open partition",
         )
     return row
@@ -171,7 +171,7 @@ def add_partitions(
 
 
 def native_id(partition_id: str, collection: Collection) -> str:
-    """The partition that an id means: `p0` itself, or what a client lists for it.
+    """The partition of an id: either `p0` or the public id that a client lists.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for an id of another resource.

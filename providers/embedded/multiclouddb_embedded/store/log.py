@@ -32,13 +32,13 @@ class Moment:
 
     @property
     def end(self) -> tuple[int, int]:
-        """Both, as a position."""
+        """The position of both."""
         return self.seq, self.ts
 
 
 @contextmanager
 def write_transaction(connection: sqlite3.Connection, now: int) -> Iterator[Moment]:
-    """Everything inside is committed together, or nothing is.
+    """A transaction: all changes inside are committed together, or none.
 
     One writer runs at a time, so that the order of seqs is the order of commits.
     """
@@ -89,7 +89,7 @@ class LogWriter:
         )
 
     def write(self, change: EncodedChange) -> ChangeType | None:
-        """Apply one change to the documents and log it; None for a delete of nothing."""
+        """Apply one change to the documents and log it; None for a delete of a missing document."""
         place = (self._collection.id, change.identity)
         found = self._connection.execute(self._read, place).fetchone()
         if change.doc is None:

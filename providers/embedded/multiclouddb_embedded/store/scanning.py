@@ -77,7 +77,7 @@ class Scan(Holder):
             self._lock.release()
 
     def begin_anew(self) -> list[object]:
-        """A scan that was not let go is read up to what is in memory."""
+        """After a fork without `let_go`, only the rows in memory can still be read."""
         self._lock = threading.RLock()
         if self._connection is None:
             return []

@@ -88,7 +88,7 @@ CREATE TABLE commits (
 
 
 def create_store(connection: sqlite3.Connection, path: str, patience: float) -> None:
-    """Make the tables in an empty file; does nothing in a store. Several processes may try at once.
+    """Create the tables in an empty file; in a store it does nothing. Several processes may call it at once.
 
     Args:
         connection: To the file, which may be empty.
@@ -96,7 +96,7 @@ def create_store(connection: sqlite3.Connection, path: str, patience: float) -> 
         patience: Seconds to wait for another process that is doing the same.
 
     Raises:
-        ProviderFault: The file is something else.
+        ProviderFault: The file is not empty and not a store.
     """
     if not _is_empty(connection, path):
         check_store(connection, path)
@@ -118,21 +118,22 @@ def create_store(connection: sqlite3.Connection, path: str, patience: float) -> 
 
 
 def check_store(connection: sqlite3.Connection, path: str) -> None:
-    """Refuse a file that is no store, or one of a later version.
+    """Refuse a file that is not a store, or a store of a later version.
 
     Raises:
         ProviderFault: `NOT_FOUND` for an empty file, else `INVALID_REQUEST`.
-        sqlite3.DatabaseError: It is no SQLite file.
+        sqlite3.DatabaseError: It is not an SQLite file.
     """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != _APPLICATION_ID:
         if _is_empty(connection, path):
             raise ProviderFault.of(
-                ErrorCategory.NOT_FOUND, f"the file {path} is empty; EmbeddedStore(path) makes a store of it"
+                ErrorCategory.NOT_FOUND,
+                f"the file {path} is empty; EmbeddedStore(path) turns it into a store",
             )
         raise ProviderFault.of(
             ErrorCategory.INVALID_REQUEST,
-            f"the file {path} holds something else and is no embedded store; name another file",
+            f"the file {path} holds other data and is not an embedded store; name another file",
         )
     (version,) = connection.execute("SELECT version FROM store").fetchone()
     if version > SCHEMA_VERSION:

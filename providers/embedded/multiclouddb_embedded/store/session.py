@@ -27,7 +27,7 @@ class Session(Holder):
     """The one connection that a store writes over.
 
     Args:
-        path: The file, made when it is not there.
+        path: The file, which is created if it does not exist.
         clock: Gives the time of commits, or None for the system's clock.
         durable: True to sync each commit to the disk.
         busy_seconds: How long to wait for other writers.
@@ -88,7 +88,7 @@ class Session(Holder):
                 self._lock.release()
 
     def begin_anew(self) -> list[object]:
-        """A lock of our own, and no connection yet."""
+        """Make a new lock, and drop the connection."""
         self._lock = threading.RLock()
         connection, self._connection = self._connection, None
         return [connection]

@@ -1,4 +1,4 @@
-"""The store itself: create collections, write documents, shape partitions."""
+"""The store itself: it creates collections, writes documents, and splits and merges partitions."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ class PartitionRange:
 
 
 class EmbeddedStore:
-    """A document store with a change feed in one SQLite file; made when it is not there.
+    """A document store with a change feed in one SQLite file, which is created if it does not exist.
 
     It writes; `connect("embedded:///…")` reads the feed. Any number of stores in any number of processes may
-    have the same file open: writers queue up, readers wait for nobody. Safe for several threads. Parent
-    and child can continue after a fork, which waits up to ten seconds for calls that run in other threads. If
-    one is still running then, or if the application has a SQLite connection of its own to the file, the child
-    is refused with `INVALID_REQUEST`.
+    have the same file open: writers wait for each other, and readers never wait. Safe for several threads.
+    Parent and child can continue after a fork, which waits up to ten seconds for calls that run in other
+    threads. If one is still running then, or if the application has a SQLite connection of its own to the
+    file, the child is refused with `INVALID_REQUEST`.
 
     Args:
         path: The file; its folder has to exist.
@@ -83,7 +83,7 @@ class EmbeddedStore:
         busy_seconds: How long a write waits for other writers before it fails as `TRANSIENT_FAILURE`.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` when the folder is missing or the file is something else.
+        MulticloudDbError: `INVALID_REQUEST` when the folder is missing or the file is not a store.
 
     Examples:
         >>> with EmbeddedStore("/tmp/store.db") as store:
@@ -132,11 +132,11 @@ class EmbeddedStore:
         Args:
             name: Its name.
             partitions: How many partitions it starts with; their ids are `p0`, `p1`, ….
-            database: Its database; nothing else has to be done for one.
-            images: What the log keeps of a change: `"keys"`, the `"new"` document, or `"new_and_old"`.
+            database: Its database, which need not be created before.
+            images: The content of a change in the log: `"keys"`, the `"new"` document, or `"new_and_old"`.
             partition_key: Names of the leading components of every key that make up the partition
                 key; None = the first component, whatever its name.
-            retention: How long changes are meant to be kept; `trim(name)` uses it.
+            retention: The time for which changes should be kept; `trim(name)` uses it.
             recreate: True to drop one of the same name; tokens of the old one are refused then.
 
         Raises:
@@ -171,7 +171,7 @@ class EmbeddedStore:
 
         Args:
             name: Its name.
-            database: The database that it is in; `main` by default.
+            database: The database of the collection; `main` by default.
         """
         with self._session.writing("drop_collection") as (connection, _):
             remove_collection(connection, find_collection(connection, database, name).id)
@@ -210,7 +210,7 @@ class EmbeddedStore:
 
         Args:
             collection: Name of the collection.
-            operations: What to write, in this order.
+            operations: The operations, in this order.
             database: The database that it is in; `main` by default.
 
         Returns:

@@ -99,7 +99,7 @@ class ReplicaSet:
 
         Args:
             folder: An empty folder, for data and logs.
-            members: How many.
+            members: The number of members.
             oplog_mb: The size of the oplog, so that it rolls over soon; None for the server's default.
             auth: True to require a user and a password: `USER` and `PASSWORD`, with all rights.
             proxied: True when clients reach each member only through a proxy. Members and `client` use it

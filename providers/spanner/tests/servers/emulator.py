@@ -3,15 +3,14 @@
 import atexit
 import itertools
 import os
-import shutil
 import socket
 import subprocess
-from functools import cache
-from pathlib import Path
 
 import grpc
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import spanner
+
+from multiclouddb_spanner_emulator.google import google_emulator as program
 
 PROJECT, INSTANCE = "tests", "tests"
 STILL = ("--enable_change_stream_churning=false",)
@@ -26,18 +25,6 @@ COUNTER = itertools.count()
 _HOST = "SPANNER_EMULATOR_HOST"
 _READY_SECONDS = 60
 _running = {}
-
-
-@cache
-def program():
-    """The emulator of the Google Cloud SDK that is installed here, or None."""
-    gcloud = shutil.which("gcloud")
-    if gcloud is None:
-        return None
-    asked = [gcloud, "info", "--format=value(installation.sdk_root)"]
-    root = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False).stdout.strip()
-    found = Path(root, "bin", "cloud_spanner_emulator", "emulator_main")
-    return found if found.is_file() else None
 
 
 def given():

@@ -1,0 +1,114 @@
+"""Mutants of the scan of a snapshot: its first page, its floor, its barrier, its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from multiclouddb_api import (
+    BackfillDone,
+    ChangeEvent,
+    ChangeFeedPage,
+    ChangeFeedRequest,
+    FromContinuationToken,
+    OperationOptions,
+    Snapshot,
+)
+from multiclouddb_conformance.delegating import WrappedFeed, WrappedReader
+from multiclouddb_conformance.mutants.mutant import Mutant, changed
+from multiclouddb_conformance.simulation import SimulationProvider
+from multiclouddb_spi import Batch, Cursor, Deadline, ScanPlan, Segment, plan_id_of
+from multiclouddb_spi.continuation.token import decode_token, encode_token
+
+_LOW = "0"
+_HOLDS = 32
+
+_Read = Callable[[ChangeFeedRequest, OperationOptions], ChangeFeedPage]
+
+
+class HasRowsOnTheFirstPage(Mutant):
+    """The page on which a snapshot begins has rows already: a target has them and no token."""
+
+    caught_by = ("TestSnapshot::test_the_first_page_pins_the_changes_and_has_no_rows[ordered]",)
+
+    def answer(self, read: _Read, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
+        """The first two pages as one."""
+        first = read(request, options)
+        if not isinstance(request.start_position, Snapshot):
+            return first
+        position = FromContinuationToken(first.continuation_token)
+        second = read(attrs.evolve(request, start_position=position), options)
+        return attrs.evolve(second, notices=first.notices + second.notices)
+
+
+class HasALowFloor(Mutant):
+    """The rows of a snapshot have an `order_key` below that of older changes."""
+
+    caught_by = ("TestSnapshot::test_the_floor_lies_above_every_earlier_change",)
+
+    def snapshot(self, feed: WrappedFeed, segments: int | None, deadline: Deadline) -> ScanPlan:
+        """The floor is lower."""
+        return attrs.evolve(super().snapshot(feed, segments, deadline), floor=_LOW)
+
+    def fetch(
+        self, reader: WrappedReader, max_records: int, max_bytes: int, wait: float, deadline: Deadline
+    ) -> Batch:
+        """So is every row's."""
+        batch = super().fetch(reader, max_records, max_bytes, wait, deadline)
+        return batch if plan_id_of(reader.partition_id) is None else changed(batch, _lowered)
+
+
+def _lowered(events: list[ChangeEvent]) -> list[ChangeEvent]:
+    return [attrs.evolve(event, order_key=_LOW) for event in events]
+
+
+class LosesTheBarrierAtASplit(Mutant):
+    """Once a partition has split, the changes no longer wait for the end of the scan."""
+
+    caught_by = ("TestSnapshotUnderLoad::test_ordered_holds_the_changes_through_a_split",)
+
+    def answer(self, read: _Read, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
+        """The token lets the stream go."""
+        page = read(request, options)
+        envelope = decode_token(page.continuation_token)
+        state: Any = envelope.state
+        assert isinstance(self.inner, SimulationProvider)
+        if "p" not in state or not self.inner.has_split():
+            return page
+        plans = [item for item in state["p"] if len(item) > 2 and item[2] & 16 and item[2] & _HOLDS]
+        for plan in plans:
+            plan[2] -= _HOLDS
+            for item in state["p"]:
+                if len(item) > 3 and item[3] == [plan[0]]:
+                    item[1:] = [item[1][0]]
+        return attrs.evolve(page, continuation_token=encode_token(envelope))
+
+
+class SaysDoneTooEarly(Mutant):
+    """`BackfillDone` comes when every segment has begun, not when every segment is read."""
+
+    caught_by = ("TestSnapshot::test_every_row_comes_once_and_then_the_end[ordered-3]",)
+
+    def answer(self, read: _Read, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
+        """It comes two pages after the start."""
+        page = read(request, options)
+        progress = page.diagnostics.snapshot
+        if progress is not None and 3 < progress.rows <= 6:
+            return attrs.evolve(page, notices=(*page.notices, BackfillDone("early")))
+        kept = tuple(notice for notice in page.notices if not isinstance(notice, BackfillDone))
+        return attrs.evolve(page, notices=kept)
+
+
+class SkipsASegmentAtACut(Mutant):
+    """When segments are cut off a plan, the last one is in neither part."""
+
+    caught_by = ("TestSnapshot::test_every_row_comes_once_and_then_the_end[interleaved-0]",)
+
+    def cut_segments(
+        self, feed: WrappedFeed, cursor: Cursor, count: int, deadline: Deadline
+    ) -> tuple[list[Segment], Cursor | None]:
+        """One is missing."""
+        segments, rest = super().cut_segments(feed, cursor, count, deadline)
+        return segments[:-1] if len(segments) > 1 else segments, rest

@@ -1,0 +1,54 @@
+"""What the page about Cosmos DB says, on our emulator: its program and what it prints."""
+
+import threading
+
+import pytest
+from azure.cosmos import CosmosClient, PartitionKey
+
+from multiclouddb_cosmos_emulator import CosmosEmulator
+
+from .page import Page
+
+PAGE = Page("cosmos.md")
+
+
+@pytest.fixture
+def account(tmp_path, monkeypatch):
+    """An account with the container of the page."""
+    monkeypatch.chdir(tmp_path)
+    with CosmosEmulator() as server:
+        monkeypatch.setenv("AZURE_COSMOS_KEY", server.key)
+        with CosmosClient(server.endpoint, server.key, enable_endpoint_discovery=False) as native:
+            native.create_database("shop").create_container("orders", PartitionKey("/customer"))
+            settle()
+        yield server
+        settle()
+
+
+def settle():
+    """The first look of azure-cosmos at the account has to be over before it is closed."""
+    for thread in threading.enumerate():
+        if thread.name == "cosmos-endpoint-refresh":
+            thread.join(5)
+
+
+def test_from_an_account_to_the_first_event(account):
+    page = Page("cosmos.md")
+    host = account.endpoint.split("/")[2]
+    page.programs["first.py"] = (
+        page.programs["first.py"]
+        .replace("https://my-account.documents.azure.com", account.endpoint)
+        .replace("cosmos://my-account.documents.azure.com", f"cosmos://{host}?tls=false")
+    )
+    assert page.run("first.py") == page.said_behind("first.py")
+
+
+def test_the_page_runs_every_program_that_it_has():
+    assert set(PAGE.programs) == PAGE.programs_run_in(__file__)
+
+
+def test_both_settings_of_the_account_are_shown():
+    (create,) = PAGE.commands("az cosmosdb create")
+    (update,) = PAGE.commands("az resource update")
+    assert "Continuous" in create
+    assert "properties.enableAllVersionsAndDeletesChangeFeed=true" in update

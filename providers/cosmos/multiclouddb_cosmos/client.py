@@ -1,0 +1,311 @@
+"""The calls to one account, one request each: a container, its ranges, and one page of one range."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+import attrs
+import orjson
+from azure.core.exceptions import DecodeError
+from azure.cosmos import ContainerProxy, CosmosClient
+from azure.cosmos.exceptions import CosmosHttpResponseError
+
+from multiclouddb_api import ErrorCategory, ResourceAddress
+from multiclouddb_cosmos.errors import BAD_REQUEST, RECREATED, code_of, recreated
+from multiclouddb_cosmos.ranges import LEAST, MOST, KeyRange
+from multiclouddb_cosmos.transport import (
+    ALL_VERSIONS,
+    MovedError,
+    Transport,
+    close_client,
+    continuation_of,
+    ranges_in,
+)
+from multiclouddb_spi import Deadline, ProviderFault, collector_paused
+
+__all__ = ["Answer", "Calls", "Definition"]
+
+_LARGEST_PAGE: Final = 1000
+_READ_SECONDS: Final = 10.0
+_LEAST_SECONDS: Final = 0.05
+_NOW: Final[dict[str, Any]] = {"Type": "Now"}
+
+
+@attrs.frozen
+class Definition:
+    """What a container says of itself.
+
+    Attributes:
+        rid: Its resource id: a container that is recreated gets another one.
+        paths: Of its partition key, each as property names.
+        hierarchical: True when the key has several levels.
+    """
+
+    rid: str
+    paths: tuple[tuple[str, ...], ...]
+    hierarchical: bool
+
+
+@attrs.frozen
+class Answer:
+    """One page of a range.
+
+    Attributes:
+        items: The items, as they came.
+        etag: The LSN up to which the range was read.
+        newest: The LSN of the partition's last change; None where the service does not say.
+        nbytes: The size of the page.
+        charge: Request units, or None.
+        requests: How many requests it took.
+    """
+
+    items: list[Any]
+    etag: int
+    newest: int | None
+    nbytes: int
+    charge: float | None
+    requests: int
+
+
+class Calls:
+    """One account, for several threads.
+
+    Args:
+        make: Makes our client, when it is first used.
+        native: The application's own client, used as it is; None to make ours.
+    """
+
+    def __init__(
+        self, make: Callable[[], tuple[CosmosClient, Transport]] | None, native: CosmosClient | None = None
+    ) -> None:
+        self._make, self._client = make, native
+        self._transport: Transport | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._date: str | None = None
+        self._told_at: tuple[datetime, float] | None = None
+
+    # -- The client
+
+    def _connected(self) -> CosmosClient:
+        with self._lock:
+            if self._closed:
+                raise ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, "the client is closed")
+            if self._client is None:
+                assert self._make is not None
+                self._client, self._transport = self._make()
+            return self._client
+
+    def close(self) -> None:
+        """Free the connections of a client that we made."""
+        with self._lock:
+            self._closed = True
+            client = self._client if self._make is not None else None
+            self._client = None
+        if client is not None:
+            close_client(client)
+
+    def container(self, address: ResourceAddress) -> ContainerProxy:
+        """The container as azure-cosmos has it; no request."""
+        if address.database is None or address.collection is None:
+            raise ProviderFault.of(
+                ErrorCategory.INVALID_REQUEST,
+                "the address has no database; name it: ResourceAddress('shop', 'orders')",
+            )
+        return (
+            self._connected().get_database_client(address.database).get_container_client(address.collection)
+        )
+
+    def now(self) -> datetime | None:
+        """The service's time: that of its last answer, advanced since; None before the first answer."""
+        told = self._told_at
+        return None if told is None else told[0] + timedelta(seconds=time.monotonic() - told[1])
+
+    def _hear(self, headers: Mapping[str, Any]) -> None:
+        date = headers.get("Date")
+        if date is not None and date != self._date:
+            self._date = date
+            with contextlib.suppress(ValueError, TypeError):
+                self._told_at = parsedate_to_datetime(date).astimezone(UTC), time.monotonic()
+
+    # -- Containers
+
+    def define(self, address: ResourceAddress, deadline: Deadline) -> Definition:
+        """Read the container's document. This also makes azure-cosmos forget an older one of its name."""
+        found = self.container(address).read(
+            response_hook=lambda headers, _: self._hear(headers), **_limits(deadline)
+        )
+        key = found.get("partitionKey") or {}
+        return Definition(
+            str(found["_rid"]),
+            tuple(names_in(path) for path in key.get("paths", ())),
+            key.get("kind") == "MultiHash",
+        )
+
+    def ranges(self, address: ResourceAddress) -> list[KeyRange]:
+        """The ranges of all partitions, as the service has them now."""
+        listed = self.container(address).read_feed_ranges(force_refresh=True)
+        return [KeyRange(each["Range"]["min"], each["Range"]["max"]) for each in listed]
+
+    def range_of_key(
+        self, address: ResourceAddress, values: Sequence[Any], *, hierarchical: bool
+    ) -> KeyRange:
+        """The range of one partition key, or of all keys that begin with `values`."""
+        value = list(values) if hierarchical else values[0]
+        span = self.container(address).feed_range_from_partition_key(value)["Range"]
+        low, high = str(span["min"]), str(span["max"])
+        return KeyRange(low, _after(high) if span["isMaxInclusive"] else high)
+
+    # -- Pages
+
+    def read(
+        self,
+        address: ResourceAddress,
+        rid: str,
+        place: KeyRange,
+        etag: int | None,
+        limit: int,
+        deadline: Deadline,
+        mode: str = ALL_VERSIONS,
+        start: Mapping[str, Any] = _NOW,
+    ) -> Answer:
+        """One page of a range.
+
+        Args:
+            address: The container.
+            rid: Its resource id: another container of its name is refused.
+            place: The range. It must not be wider than one partition.
+            etag: The LSN to read after; None for the start.
+            limit: How many items, at most; a transaction is never cut.
+            deadline: When it has to be over.
+            mode: All versions, or the latest ones.
+            start: Where the feed begins, in the form of azure-cosmos.
+
+        Raises:
+            MovedError: The range lies in several partitions by now; nothing was read.
+        """
+        token = continuation_of(rid, place, etag, mode, dict(start))
+        seen: dict[str, Any] = {}
+
+        def hook(headers: Any, body: Any) -> None:
+            # azure-cosmos then puts its own continuation in the place of the etag.
+            seen.update(headers=headers, etag=headers.get("etag"), body=body)
+
+        pages = (
+            self.container(address)
+            .query_items_change_feed(
+                continuation=token,
+                max_item_count=min(limit, _LARGEST_PAGE),
+                response_hook=hook,
+                **_limits(deadline),
+            )
+            .by_page()
+        )
+        items, body, requests = self._checked(address, pages, seen)
+        headers = seen["headers"]
+        self._hear(headers)
+        told = body.get("_rid") if body else headers.get("x-ms-content-path")
+        if told not in (None, rid):
+            raise recreated(address)
+        if ranges_in(headers["etag"]) != [place]:
+            raise MovedError
+        nbytes = int(_number(headers.get("Content-Length")) or 0) if items else 0
+        newest = _number(headers.get("lsn"))
+        return Answer(items, _lsn(seen["etag"]), newest, nbytes, _charge(headers), requests)
+
+    def _checked(
+        self, address: ResourceAddress, pages: Any, seen: dict[str, Any]
+    ) -> tuple[list[Any], Mapping[str, Any], int]:
+        """As `_page`.
+
+        Raises:
+            ProviderFault: The container was recreated.
+        """
+        try:
+            return self._page(pages, seen)
+        except CosmosHttpResponseError as error:
+            self._hear(error.headers or {})
+            if code_of(error) == (BAD_REQUEST, RECREATED):
+                raise recreated(address) from error
+            raise
+        except (ValueError, AttributeError) as error:
+            # azure-cosmos compares the resource ids itself, and fails when the service refuses one twice.
+            if "rid" in str(error) or isinstance(error, AttributeError):
+                raise recreated(address) from error
+            raise
+
+    def _page(self, pages: Any, seen: dict[str, Any]) -> tuple[list[Any], Mapping[str, Any], int]:
+        """The items of one page, the body that they came in, and how many requests it took."""
+        if self._transport is None:
+            page = next(pages, None)
+            return ([] if page is None else list(page)), seen["body"] or {}, 1
+        with self._transport.watching() as watch:
+            next(pages, None)
+        if watch.body is None:
+            return [], {}, watch.requests
+        body = _parsed(watch.body)
+        return body["Documents"], body, watch.requests
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    """A page. What orjson refuses, such as half a surrogate pair, Python's own parser takes."""
+    found: Any
+    try:
+        # A page is thousands of objects, and none of them can be garbage yet.
+        with collector_paused():
+            found = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise DecodeError("the page is no JSON", error=error) from None
+    if not isinstance(found, dict) or not isinstance(found.get("Documents"), list):
+        raise DecodeError("the page has no Documents")
+    return found
+
+
+def names_in(path: str) -> tuple[str, ...]:
+    """The property names of a path, as `/a/b` or `/"a b"`."""
+    return tuple(part.strip('"') for part in path.strip("/").split("/"))
+
+
+def _limits(deadline: Deadline) -> dict[str, Any]:
+    left = max(_LEAST_SECONDS, deadline.remaining())
+    return {"timeout": left, "read_timeout": min(left, _READ_SECONDS)}
+
+
+def _after(key: str) -> str:
+    """The first effective partition key after another."""
+    if key == LEAST:
+        return "00"
+    if key >= MOST:
+        return MOST
+    return f"{int(key, 16) + 1:0{len(key)}X}"
+
+
+def _lsn(etag: Any) -> int:
+    number = _number(str(etag).strip('"'))
+    if number is None:
+        raise ProviderFault.of(
+            ErrorCategory.PROVIDER_ERROR,
+            f"the service's position {str(etag)[:40]!r} is no LSN; please report it",
+        )
+    return number
+
+
+def _number(text: Any) -> int | None:
+    return int(text) if text is not None and str(text).isdecimal() else None
+
+
+def _charge(headers: Mapping[str, Any]) -> float | None:
+    try:
+        return float(headers["x-ms-request-charge"])
+    except (KeyError, ValueError):
+        return None

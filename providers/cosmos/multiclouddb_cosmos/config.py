@@ -1,0 +1,124 @@
+"""How an application names an account, and the client that is made from it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from typing import Any, Final
+
+import attrs
+
+from multiclouddb_api import ClientConfig, invalid_request
+from multiclouddb_api.secret import SecretText, settled
+from multiclouddb_spi.connection import check_names, merged, parse_location, split_url
+
+__all__ = ["KEY_VARIABLE", "CosmosConfig"]
+
+KEY_VARIABLE: Final = "AZURE_COSMOS_KEY"
+"""The environment variable with the account's key."""
+
+_OPTIONS: Final = ("credential", "tls", "url")
+_URL: Final = "write cosmos://ACCOUNT.documents.azure.com or cosmos://localhost:8081?tls=false"
+_CREDENTIALS: Final = f"the key comes from {KEY_VARIABLE}, or azure-identity finds a credential"
+_SECRET: Final = ("key", "secret", "token", "password")
+
+
+@attrs.frozen
+class CosmosConfig:
+    """The checked configuration of a client.
+
+    Attributes:
+        host: The account's host, with a port if there is one.
+        tls: False for an emulator without TLS.
+        credential: The application's own credential of azure-identity, or None.
+    """
+
+    host: str
+    tls: bool = True
+    credential: Any = attrs.field(default=None, repr=False)
+
+    @classmethod
+    def from_client(cls, config: ClientConfig) -> CosmosConfig:
+        """Check the `connection` of a client.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` that names the option and the way out.
+        """
+        return settled(_checked, cls, config)
+
+    @property
+    def endpoint(self) -> str:
+        """The address that azure-cosmos takes."""
+        return f"{'https' if self.tls else 'http'}://{self.host}/"
+
+    @property
+    def is_local(self) -> bool:
+        """True for a server on this machine, which has one region."""
+        parts = split_url(self.endpoint)
+        return not self.tls or (parts is not None and parts.hostname in ("localhost", "127.0.0.1", "::1"))
+
+    def find_credential(self) -> Any:
+        """The credential given, else the key in the environment, else what azure-identity finds.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST`: the key in the environment is not valid.
+        """
+        if self.credential is not None:
+            return self.credential
+        key = os.environ.get(KEY_VARIABLE, "").strip()
+        if key:
+            return _checked_key(SecretText(key))
+        from azure.identity import DefaultAzureCredential
+
+        return DefaultAzureCredential()
+
+
+def _checked_key(key: SecretText) -> SecretText:
+    try:
+        base64.b64decode(key, validate=True)
+    except (binascii.Error, ValueError):
+        raise invalid_request(
+            KEY_VARIABLE, "is no key of an account, which is base64", "copy the primary or secondary key"
+        ) from None
+    return key
+
+
+def _checked(cls: type[CosmosConfig], config: ClientConfig) -> CosmosConfig:
+    options: dict[str, Any] = dict(config.connection)
+    for name in options:
+        if name not in _OPTIONS and any(word in name.lower() for word in _SECRET):
+            raise invalid_request(
+                "connection",
+                f"the option {name!r} is not accepted: {_CREDENTIALS}",
+                f"set {KEY_VARIABLE}, or pass connection={{'credential': …}}",
+            )
+    check_names(options, _OPTIONS)
+    url = options.pop("url", None)
+    if url is None:
+        raise invalid_request("connection.url", "is missing", _URL)
+    options = merged(_parsed(url), options)
+    options["tls"] = _truth(options.get("tls", True))
+    credential = options.get("credential")
+    if credential is not None and not callable(getattr(credential, "get_token", None)):
+        raise invalid_request(
+            "connection.credential",
+            f"is a {type(credential).__name__}",
+            "pass a credential of azure-identity, for example DefaultAzureCredential()",
+        )
+    return cls(**options)
+
+
+def _parsed(url: object) -> dict[str, Any]:
+    place = parse_location(url, "cosmos", options=["tls"], form=_URL, credentials=_CREDENTIALS)
+    if not place.host or place.path not in ("", "/"):
+        raise invalid_request("connection.url", "has to have a host, and nothing after it", _URL)
+    return {"host": place.host, **place.options}
+
+
+def _truth(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    raise invalid_request("connection.tls", f"is {value!r}", "write tls=false for an emulator without TLS")

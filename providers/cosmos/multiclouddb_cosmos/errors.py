@@ -1,0 +1,175 @@
+"""What a failure of azure-cosmos or of the service means; pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from azure.core.exceptions import (
+    AzureError,
+    ClientAuthenticationError,
+    DecodeError,
+    ServiceRequestError,
+    ServiceResponseError,
+)
+from azure.cosmos.exceptions import CosmosClientTimeoutError, CosmosHttpResponseError
+
+from multiclouddb_api import ErrorCategory, ResourceAddress
+from multiclouddb_api.errors import DOCS_URL
+from multiclouddb_spi import Fault, ProviderFault
+from multiclouddb_spi.error_table import REPORT, UNAVAILABLE, Row, one_line, row_of_status, unexpected
+
+__all__ = [
+    "BAD_REQUEST",
+    "GONE",
+    "PROVIDER_ID",
+    "RECREATED",
+    "TOO_MANY",
+    "classify",
+    "code_of",
+    "is_disabled",
+    "not_enabled",
+    "recreated",
+]
+
+PROVIDER_ID: Final = "cosmos"
+
+BAD_REQUEST: Final = 400
+GONE: Final = 410
+TOO_MANY: Final = 429
+RECREATED: Final = 1024
+"""The substatus of 400 for a request that names another container of the same name."""
+
+_ENABLE: Final = (
+    "enable continuous backup and then the account's setting enableAllVersionsAndDeletesChangeFeed, see "
+    f"{DOCS_URL}how-to/cosmos/"
+)
+_WHO: Final = "check AZURE_COSMOS_KEY, or what azure-identity finds (az login, managed identity)"
+_DENIED: Final = f"give the identity the roles of {DOCS_URL}how-to/cosmos/, and check the account's firewall"
+_MERGED: Final = "more than two children"
+
+_NOT_FOUND: Final = Row(ErrorCategory.NOT_FOUND, "check the account, the database and the container")
+_DENIED_ROW: Final = Row(ErrorCategory.AUTHORIZATION_FAILED, _DENIED)
+_MOVED: Final = Row(ErrorCategory.TRANSIENT_FAILURE, "a partition is being split or moved; try again")
+_REFUSED: Final = Row(ErrorCategory.INVALID_REQUEST, "pass a token or partition id unchanged")
+_NETWORK: Final = Row(
+    ErrorCategory.TRANSIENT_FAILURE, "check the account's address and the network (proxy, private endpoint)"
+)
+_MERGE_ROW: Final = Row(
+    ErrorCategory.PERMANENT_FAILURE,
+    "the service cannot read all versions where partitions were merged; use a container without merges",
+)
+
+# Status and substatus → what it means. Without a substatus: any other one.
+_STATUSES: Final[dict[tuple[int, int | None], Row]] = {
+    (400, None): _REFUSED,
+    # Its text may quote what was signed.
+    (401, None): Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True),
+    (403, None): _DENIED_ROW,
+    (403, 3): UNAVAILABLE,
+    (403, 1008): UNAVAILABLE,
+    (404, None): _NOT_FOUND,
+    (404, 1002): UNAVAILABLE,
+    (404, 1013): UNAVAILABLE,
+    (405, None): Row(ErrorCategory.INVALID_REQUEST, REPORT),
+    (408, None): UNAVAILABLE,
+    (409, None): Row(ErrorCategory.CONFLICT, REPORT),
+    (410, None): _MOVED,
+    (412, None): Row(ErrorCategory.CONFLICT, REPORT),
+    (413, None): Row(ErrorCategory.PROVIDER_ERROR, REPORT),
+    (429, None): Row(
+        ErrorCategory.THROTTLED,
+        "raise the container's request units, or read with fewer processes",
+    ),
+    (449, None): UNAVAILABLE,
+    (500, None): UNAVAILABLE,
+    (503, None): UNAVAILABLE,
+}
+
+
+def code_of(error: CosmosHttpResponseError) -> tuple[int, int]:
+    """Status and substatus; 0 where there is none."""
+    return int(error.status_code or 0), int(error.sub_status or 0)
+
+
+def is_disabled(error: CosmosHttpResponseError) -> bool:
+    """Whether the account has no feed with all versions and deletes."""
+    text = _text(error)
+    return error.status_code == BAD_REQUEST and "must be enabled" in text and "All Versions" in text
+
+
+def not_enabled() -> ProviderFault:
+    """The fault for an account without a feed with all versions and deletes."""
+    return ProviderFault.of(
+        ErrorCategory.INVALID_REQUEST,
+        f"the account has no change feed with all versions and deletes; {_ENABLE}",
+    )
+
+
+def recreated(address: ResourceAddress) -> ProviderFault:
+    """The fault for a container that was replaced by another one of its name."""
+    return ProviderFault.of(
+        ErrorCategory.INVALID_REQUEST,
+        f"container {address.collection!r} was deleted and recreated; start again",
+        f"{BAD_REQUEST}/{RECREATED}",
+    )
+
+
+def classify(error: Exception, *, vendor_retried: bool = False) -> Fault:
+    """Say what an exception means; raises nothing, also for unknown exceptions.
+
+    Args:
+        error: The exception.
+        vendor_retried: True when the application's own client may have retried.
+    """
+    name = type(error).__name__
+    match error:
+        case CosmosClientTimeoutError():
+            row, said = UNAVAILABLE, "azure-cosmos found no answer in time"
+        case CosmosHttpResponseError():
+            return _answered(error, vendor_retried)
+        case ClientAuthenticationError():
+            row, said = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True), name
+        case ServiceRequestError() | ServiceResponseError():
+            row, said = _NETWORK, one_line(f"{name}: {error}")
+        case DecodeError():
+            row, said = UNAVAILABLE, "the service's answer was cut off or damaged"
+        case RecursionError():
+            row, said = _MOVED, "azure-cosmos retried without end"
+        case OSError() | AzureError():
+            row, said = UNAVAILABLE, one_line(f"{name}: {error}")
+        case _:
+            return unexpected(error)
+    return row.fault(said, name, vendor_retried=vendor_retried)
+
+
+def _answered(error: CosmosHttpResponseError, vendor_retried: bool) -> Fault:
+    if is_disabled(error):
+        return not_enabled().fault
+    status, substatus = code_of(error)
+    text = _text(error)
+    row = _STATUSES.get((status, substatus)) or _STATUSES.get((status, None)) or row_of_status(status)
+    if row is None:
+        row = Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
+    if status >= 500 and _MERGED in text:
+        row = _MERGE_ROW
+    said = "" if row.confidential else one_line(text)
+    code = f"{status}/{substatus}" if substatus else str(status)
+    return row.fault(
+        f"Cosmos DB answered {code}" + (f" ({said})" if said else ""),
+        code,
+        retry_after=_retry_after(error),
+        vendor_retried=vendor_retried,
+    )
+
+
+def _text(error: CosmosHttpResponseError) -> str:
+    return str(getattr(error, "http_error_message", None) or error.message or "")
+
+
+def _retry_after(error: CosmosHttpResponseError) -> float | None:
+    """Seconds that the service asked to wait."""
+    headers = getattr(error, "headers", None) or {}
+    try:
+        return max(0.0, float(headers.get("x-ms-retry-after-ms", "")) / 1000)
+    except ValueError:
+        return None

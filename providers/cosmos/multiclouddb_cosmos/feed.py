@@ -1,0 +1,161 @@
+"""The change feed of one container, of one range of it, or of one partition key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from datetime import datetime
+
+from multiclouddb_api import AtTime, Beginning, Now
+from multiclouddb_cosmos.errors import PROVIDER_ID
+from multiclouddb_cosmos.partitions import missed_ranges, oldest_place, seed_of, to_partition
+from multiclouddb_cosmos.position import Place, compare, cursor_of, describe, place_of
+from multiclouddb_cosmos.ranges import range_of
+from multiclouddb_cosmos.reader import CosmosReader
+from multiclouddb_cosmos.scan import ScanReader, cut_segments, is_scan, plan_scan, scan_of
+from multiclouddb_cosmos.source import Source
+from multiclouddb_cosmos.start import Resolution
+from multiclouddb_spi import (
+    Continue,
+    Cursor,
+    Deadline,
+    Feed,
+    FeedIdentity,
+    FeedStart,
+    Head,
+    InvalidCursor,
+    Partition,
+    Position,
+    Reader,
+    ScanPlan,
+    Seed,
+    Segment,
+    Tracked,
+    plan_id_of,
+    unsupported,
+)
+
+__all__ = ["CosmosFeed"]
+
+
+class CosmosFeed(Feed):
+    """The feed with all versions and deletes.
+
+    Args:
+        source: What its readers share.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.spec = source.spec
+        self.identity = FeedIdentity(PROVIDER_ID, self.spec.address, source.definition.rid)
+        self._source = source
+        self._learned: Resolution | None = None
+
+    def for_one_call(self) -> CosmosFeed:
+        """A feed that does not ask again what an earlier try of a start has learned."""
+        feed = copy(self)
+        feed._learned = Resolution(self._source)
+        return feed
+
+    def clock(self, deadline: Deadline) -> datetime | None:
+        """The `Date` of the service's last answer, advanced since."""
+        return self._source.calls.now()
+
+    def start(self, position: FeedStart, partition_id: str | None, deadline: Deadline) -> list[Seed]:
+        """The end of each range as of now."""
+        source = self._source
+        if not isinstance(position, Now):  # the engine asks `backfill` then
+            raise unsupported(f"{type(position).__name__} cannot be resolved", "start at Now()")
+        source.check_same(deadline)
+        wanted = source.current().cut(source.scope)
+        if partition_id is not None:
+            one = range_of(partition_id)
+            if one is None or len(source.ranges().cut(one)) != 1:
+                return []
+            wanted = [one]
+        found = (self._learned or Resolution(source)).at_now(wanted, deadline)
+        return [seed_of(each, found[each]) for each in sorted(found)]
+
+    def partitions(self, deadline: Deadline) -> list[Partition]:
+        """The ranges of the partitions as they are now."""
+        self._source.check_same(deadline)
+        return [to_partition(each) for each in self._source.current().cut(self._source.scope)]
+
+    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
+        """A reader of one range, or of one segment of a scan."""
+        plan_id = plan_id_of(partition_id)
+        span = range_of(partition_id.rpartition(":")[2] if plan_id is not None else partition_id)
+        if span is None:
+            raise InvalidCursor("it names no range of keys")
+        if plan_id is not None:
+            view = self._source.view(self.public_id(partition_id))
+            return ScanReader(self._source, view, span, scan_of(cursor))
+        bound = None if until is None else place_of(until)
+        return CosmosReader(self._source, self.public_id, span, place_of(cursor), bound)
+
+    def heads(
+        self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
+    ) -> dict[str, Head]:
+        """The end of each range, without a bound on records. A range that was split is left out."""
+        if max_records is not None:
+            return {}
+        spans = {name: range_of(name) for name in cursors}
+        whole = {
+            name: span
+            for name, span in spans.items()
+            if span is not None and len(self._source.ranges().cut(span)) == 1
+        }
+        found = Resolution(self._source).at_now(list(whole.values()), deadline)
+        heads = {}
+        for name, span in whole.items():
+            if span in found:
+                here = place_of(cursors[name])
+                end = Place(found[span].lsn, here.seconds)
+                later = end if compare(end, here) > 0 else here
+                heads[name] = Head(cursor_of(later), None if later is end else 0, Continue())
+        return heads
+
+    def uncovered(
+        self, tracked: Mapping[str, Tracked], since: datetime | None, deadline: Deadline
+    ) -> list[Seed]:
+        """By ranges, from a new listing. A gap starts at the oldest change that is wanted and still there."""
+        source = self._source
+        missed = missed_ranges(source, tracked)
+        found = Resolution(source).each(missed, lambda each: oldest_place(source, each, since, deadline))
+        return [seed_of(each, found[each]) for each in sorted(found)]
+
+    def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
+        """One segment for each range: `segments` changes nothing."""
+        return plan_scan(self._source, self.start(Now(), None, deadline), None)
+
+    def backfill(
+        self, position: Beginning | AtTime, partition_id: str | None, deadline: Deadline
+    ) -> ScanPlan | None:
+        """The scan that `Beginning()` and `AtTime(…)` are here; None for a range that does not exist."""
+        since = position.utc if isinstance(position, AtTime) else None
+        seeds = self.start(Now(), partition_id, deadline)
+        return plan_scan(self._source, seeds, since) if seeds else None
+
+    def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
+        """Cut the next ranges off a plan; no request."""
+        return cut_segments(cursor, count)
+
+    def compare(self, a: Cursor, b: Cursor) -> int | None:
+        """By LSN, and inside one by our order; positions of a scan are only equal or not."""
+        if is_scan(a) or is_scan(b):
+            return 0 if a == b else None
+        return compare(place_of(a), place_of(b))
+
+    def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
+        """The oldest position of each of these ranges that the service accepts, or of the parts of one."""
+        source = self._source
+        source.current()
+        wanted = [each for each in map(range_of, partition_ids) if each is not None]
+        found = Resolution(source).each(wanted, lambda each: oldest_place(source, each, None, deadline))
+        return [seed_of(each, found[each]) for each in sorted(found)]
+
+    def describe(self, cursor: Cursor) -> Position:
+        """Its LSN, and a time that no record after it is older than."""
+        if is_scan(cursor):
+            return Position(f"scan at LSN {scan_of(cursor).place.lsn}", None)
+        return describe(place_of(cursor))

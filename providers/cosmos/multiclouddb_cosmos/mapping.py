@@ -1,0 +1,203 @@
+"""Items of a change feed as events and as Arrow; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import orjson
+
+from multiclouddb_api import ChangeEvent, ChangeType, encode_json
+from multiclouddb_api.event import trusted_events
+from multiclouddb_api.key import trusted_keys
+from multiclouddb_cosmos.position import cursor_of
+from multiclouddb_cosmos.records import (
+    DAMAGED_ERRORS,
+    KINDS,
+    Item,
+    Records,
+    View,
+    behind,
+    key_of,
+    name_of,
+)
+from multiclouddb_spi import Cursor, Mapper, RecordFault
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["CosmosMapper"]
+
+_TYPES: Final = dict(zip(KINDS, (ChangeType.CREATE, ChangeType.UPDATE, ChangeType.DELETE), strict=True))
+_TYPE_TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
+_SYSTEM: Final = ("_rid", "_self", "_etag", "_attachments", "_ts", "_lsn")
+"""What the service adds to a document."""
+
+
+def _events(records: Records, view: View) -> list[ChangeEvent]:
+    items = records.items
+    datas = [item["metadata"] for item in items]
+    keys = [key_of(item, view) for item in items]
+    types = [_TYPES[data["operationType"]] for data in datas]
+    columns: list[Iterable[Any]] = [
+        _event_ids(records, datas, keys),
+        _keys(keys, len(view.paths), view),
+        types,
+        _times(datas),
+        [_state(item, data) for item, data in zip(items, datas, strict=True)]
+        if view.with_new
+        else repeat(None),
+        repeat(None),
+        _orders(records),
+        [data.get("timeToLiveExpired") is True for data in datas],
+        repeat(False),
+        repeat(view.address),
+        repeat(view.partition_id),
+        items if view.native else repeat(None),
+    ]
+    return trusted_events(len(items), columns)
+
+
+def _keys(keys: Sequence[Mapping[str, Any]], count: int, view: View) -> Iterable[Any]:
+    names = len({*view.names, "id"})
+    if all(len(key) == names for key in keys):
+        return trusted_keys(keys, count)
+    # A document without its partition key has `id` alone.
+    return [trusted_keys([key], max(1, count - names + len(key)))[0] for key in keys]
+
+
+def _event_ids(
+    records: Records, datas: Sequence[Mapping[str, Any]], keys: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    found = []
+    for index, (item, data, key) in enumerate(zip(records.items, datas, keys, strict=True)):
+        # Two deletes of one key in one transaction differ only in their place.
+        place = records.number(index) if data["operationType"] == "delete" else 0
+        text = f"{records.lsns[index]}:{data['operationType']}:{name_of(key)}:{_version(item, data)}"
+        found.append(f"{text}:{place}" if place else text)
+    return found
+
+
+def _version(item: Item, data: Mapping[str, Any]) -> str:
+    if data["operationType"] == "delete":
+        return str(data.get("previousImageLSN", ""))
+    return str(item["current"].get("_etag", "")).strip('"')
+
+
+def _times(datas: Sequence[Mapping[str, Any]]) -> list[datetime]:
+    """The times; items of one second share one object."""
+    previous, moment, moments = None, None, []
+    for data in datas:
+        seconds = data["crts"]
+        if moment is None or seconds != previous:
+            previous, moment = seconds, datetime.fromtimestamp(seconds, UTC)
+        moments.append(moment)
+    return moments
+
+
+def _state(item: Item, data: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The document as it was written, without what the service added."""
+    if data["operationType"] == "delete":
+        return None
+    state = dict(item["current"])
+    for name in _SYSTEM:
+        state.pop(name, None)
+    return state
+
+
+def _orders(records: Records) -> list[str]:
+    return [records.order_key(index) for index in range(len(records))]
+
+
+def _arrow(records: Records, view: View) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    from multiclouddb_spi.arrow import EVENT_SCHEMA
+
+    items = records.items
+    datas = [item["metadata"] for item in items]
+    keys = [key_of(item, view) for item in items]
+    count, text = len(items), pa.string()
+    columns = [
+        pa.array(_event_ids(records, datas, keys), text),
+        pa.array([_TYPE_TEXTS[data["operationType"]] for data in datas], text),
+        pa.array(map(_json, keys), text),
+        pa.array(_times(datas), pa.timestamp("us", tz="UTC")),
+        pa.array([_json(_state(item, data)) for item, data in zip(items, datas, strict=True)], text)
+        if view.with_new
+        else pa.nulls(count, text),
+        pa.nulls(count, text),
+        pa.array(_orders(records), text),
+        pa.array([data.get("timeToLiveExpired") is True for data in datas], pa.bool_()),
+        pa.repeat(pa.scalar(False), count),
+        *(
+            pa.repeat(pa.scalar(value, text), count)
+            for value in (view.address.database, view.address.collection, view.partition_id)
+        ),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
+
+
+def _json(value: Mapping[str, Any] | None) -> bytes | None:
+    """As `encode_json` writes it."""
+    if value is None:
+        return None
+    try:
+        text = orjson.dumps(value)
+    except TypeError:  # an integer over 64 bits
+        return encode_json(value)
+    # A name that begins with $ is written in another form.
+    return encode_json(value) if b'"$' in text else text
+
+
+# -- Faults
+
+
+def _mapped(records: Records, start: int, stop: int, view: View, make: Callable[[Records, View], Any]) -> Any:
+    part = records.part(start, stop)
+    try:
+        return make(part, view)
+    except DAMAGED_ERRORS:
+        pass
+    for index in range(start, stop):
+        try:
+            make(records.part(index, index + 1), view)
+        except DAMAGED_ERRORS as error:
+            raise _fault(records, index, type(error).__name__) from None
+    raise _fault(records, start, "it is not clear which item is damaged")
+
+
+def _fault(records: Records, index: int, reason: str) -> RecordFault:
+    return RecordFault(
+        index,
+        f"LSN {records.lsns[index]}",
+        f"it is no item of a change feed that can be decoded ({reason})",
+        cursor_of(behind(records, index + 1)),
+    )
+
+
+@attrs.frozen
+class CosmosMapper(Mapper):
+    """Maps the records of one range.
+
+    Attributes:
+        view: What their events share.
+    """
+
+    view: View
+
+    def cursor_behind(self, records: Records, count: int) -> Cursor:
+        """The position after the first `count` records."""
+        return cursor_of(behind(records, count))
+
+    def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:
+        """Map records to events."""
+        found: list[ChangeEvent] = _mapped(records, start, stop, self.view, _events)
+        return found
+
+    def arrow(self, records: Records, start: int, stop: int) -> pa.RecordBatch:
+        """Map records to Arrow."""
+        return _mapped(records, start, stop, self.view, _arrow)

@@ -1,0 +1,32 @@
+"""The options that only Cosmos DB has."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from multiclouddb_api import Capability, ProviderOptions
+from multiclouddb_api.validators import is_a
+
+__all__ = ["CosmosOptions"]
+
+_BACKFILLED: Final = (Capability.CHANGE_FEED_BEGINNING, Capability.CHANGE_FEED_POINT_IN_TIME)
+
+
+@attrs.frozen
+class CosmosOptions(ProviderOptions):
+    """Options of a feed.
+
+    Attributes:
+        backfill: True to accept that `Beginning()` and `AtTime(…)` are emulated; False by default. The
+            service starts its feed with all versions and deletes only at now or at a token. So the present
+            items are read first, as `CREATE` events with `backfilled`, then a `BackfillDone` notice comes,
+            and then every change since the start. An item that was deleted before the start is never seen.
+    """
+
+    backfill: bool = attrs.field(default=False, validator=is_a(bool))
+
+    def opts_into(self, capability: Capability) -> bool:
+        """Whether the caller accepts that a start is emulated."""
+        return self.backfill and capability in _BACKFILLED

@@ -1,0 +1,148 @@
+"""Ranges that are split, and positions that a range can be read from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Final, TypeVar
+
+from azure.cosmos.exceptions import CosmosHttpResponseError
+
+from multiclouddb_api import ErrorCategory
+from multiclouddb_cosmos.errors import GONE
+from multiclouddb_cosmos.position import Place, cursor_of
+from multiclouddb_cosmos.ranges import KeyRange, RangeMap, range_of, uncovered_parts
+from multiclouddb_cosmos.records import seconds_of
+from multiclouddb_cosmos.source import Source
+from multiclouddb_cosmos.transport import MovedError
+from multiclouddb_spi import (
+    Child,
+    Deadline,
+    Drained,
+    Partition,
+    PartitionState,
+    ProviderFault,
+    Seed,
+    Tracked,
+)
+
+__all__ = [
+    "children_of",
+    "missed_ranges",
+    "oldest_place",
+    "pieces_after",
+    "read_settled",
+    "seed_of",
+    "to_partition",
+]
+
+T = TypeVar("T")
+_EARLY_SECONDS: Final = 2
+_TRIES: Final = 4
+
+
+def to_partition(place: KeyRange) -> Partition:
+    """A range as the service lists it: it lists no range that was split."""
+    return Partition(place.partition_id, (), PartitionState.OPEN)
+
+
+def children_of(parent: KeyRange, pieces: Sequence[KeyRange], place: Place) -> Drained:
+    """How a range that was split continues: each part of it where the whole one stopped."""
+    cursor = cursor_of(place)
+    return Drained(tuple(Child(each.partition_id, (parent.partition_id,), cursor) for each in pieces))
+
+
+def read_settled(source: Source, place: KeyRange, read: Callable[[KeyRange], T]) -> dict[KeyRange, T]:
+    """Read each part of a range, cut as the partitions are now; a part that is split meanwhile is cut again.
+
+    Args:
+        source: The feed.
+        place: The range.
+        read: Reads a range that lies in one partition.
+    """
+    found: dict[KeyRange, T] = {}
+    left, tries = source.ranges().cut(place), 0
+    while left:
+        piece = left.pop()
+        seen = source.ranges()
+        try:
+            found[piece] = read(piece)
+        except (MovedError, CosmosHttpResponseError) as error:
+            tries += 1
+            pieces = pieces_after(source, seen, piece, error, final=tries == _TRIES)
+            left += pieces
+    return found
+
+
+def pieces_after(
+    source: Source, seen: RangeMap, piece: KeyRange, error: Exception, *, final: bool = False
+) -> list[KeyRange]:
+    """How a range is cut by now, after a read of it has failed because of that; `[piece]` to read it again.
+
+    Args:
+        source: The feed.
+        seen: The ranges as they were known before.
+        piece: The range.
+        error: How the read failed.
+        final: True to raise, because it was cut too often.
+
+    Raises:
+        Exception: `error`, if it says something else, or the service lists the same partitions as before.
+    """
+    moved = isinstance(error, MovedError)
+    if not moved and getattr(error, "status_code", None) != GONE:
+        raise error
+    fresh = source.refreshed(seen)
+    pieces = fresh.cut(piece)
+    # A range that was merged lies in another partition now.
+    if final or (pieces == [piece] and fresh.holder(piece) == seen.holder(piece)):
+        if moved:
+            raise ProviderFault.of(
+                ErrorCategory.TRANSIENT_FAILURE, "a partition is being split; try again", retryable=True
+            ) from error
+        raise error
+    return pieces
+
+
+def oldest_place(source: Source, place: KeyRange, since: datetime | None, deadline: Deadline) -> Place:
+    """The oldest position that a range can be read from, found by trying.
+
+    Args:
+        source: The feed.
+        place: A range that lies in one partition.
+        since: No change before this is wanted; None for all.
+        deadline: When it has to be over.
+    """
+    low, high = 0, source.end(place, deadline)
+    while low < high:
+        middle = (low + high) // 2
+        if _is_before(source, place, middle, since, deadline):
+            low = middle + 1
+        else:
+            high = middle
+    return Place(low)
+
+
+def _is_before(source: Source, place: KeyRange, lsn: int, since: datetime | None, deadline: Deadline) -> bool:
+    """Whether a position is expired, or the change after it is older than wanted."""
+    try:
+        answer = source.read(place, lsn, 1, deadline)
+    except ProviderFault as error:
+        if error.fault.category is ErrorCategory.CHECKPOINT_EXPIRED:
+            return True
+        raise
+    if since is None or not answer.items:
+        return False
+    seconds = seconds_of(answer.items[0])
+    return seconds is not None and seconds + _EARLY_SECONDS < since.timestamp()
+
+
+def missed_ranges(source: Source, tracked: Mapping[str, Tracked]) -> list[KeyRange]:
+    """The parts of the container, as its partitions are now, that no range of a token overlaps."""
+    held = [each for each in map(range_of, tracked) if each is not None]
+    return uncovered_parts(source.current().cut(source.scope), held)
+
+
+def seed_of(place: KeyRange, start: Place) -> Seed:
+    """A range to read, and where."""
+    return Seed(place.partition_id, (), cursor_of(start))

@@ -1,0 +1,93 @@
+"""Positions in a range, and their form in a token; pure.
+
+    [lsn]                     everything up to this logical sequence number was read
+    [lsn, seconds]            the same, and no change after it is older than this
+    [lsn, seconds, inner]     inside one LSN: everything in it up to `inner` was read
+
+Several changes may share an LSN, and the service gives them no order. Ours is by `inner`, a text that is made
+of the change itself: it names the same part after a split, too.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+import attrs
+
+from multiclouddb_spi import Cursor, InvalidCursor, Position
+
+__all__ = ["Place", "compare", "cursor_of", "describe", "is_number", "place_of"]
+
+_MOST_LSN: Final = 2**62 - 1
+_MOST_SECONDS: Final = 253_402_300_799
+_MOST_INNER: Final = 64
+
+
+@attrs.frozen
+class Place:
+    """A position.
+
+    Attributes:
+        lsn: The logical sequence number.
+        seconds: No change after it is older, in seconds since 1970; None where that is not known.
+        inner: The last one that was read of the changes with this LSN; None when all of them were.
+    """
+
+    lsn: int
+    seconds: int | None = None
+    inner: str | None = None
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Sorts like the positions in one range."""
+        return (self.lsn, "") if self.inner is None else (self.lsn - 1, self.inner)
+
+    @property
+    def etag(self) -> int:
+        """The LSN after which the service has to be asked."""
+        return self.lsn if self.inner is None else max(0, self.lsn - 1)
+
+
+def cursor_of(place: Place) -> Cursor:
+    """The form of a token."""
+    if place.inner is not None:
+        return [place.lsn, place.seconds, place.inner]
+    return [place.lsn] if place.seconds is None else [place.lsn, place.seconds]
+
+
+def place_of(cursor: Cursor) -> Place:
+    """The inverse of `cursor_of`.
+
+    Raises:
+        InvalidCursor: This provider cannot have made it.
+    """
+    match cursor:
+        case [int() as lsn, *rest] if is_number(lsn) and len(rest) <= 2:
+            seconds, inner = [*rest, None, None][:2]
+            if (seconds is None or is_number(seconds, _MOST_SECONDS)) and _is_inner(inner, rest):
+                return Place(lsn, seconds, inner)  # type: ignore[arg-type]
+    raise InvalidCursor("it is no position of Cosmos DB")
+
+
+def is_number(value: object, most: int = _MOST_LSN) -> bool:
+    """Whether a part of a cursor is a whole number from 0 to `most`."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def _is_inner(inner: object, rest: list[Cursor]) -> bool:
+    if inner is None:
+        return len(rest) < 2
+    return isinstance(inner, str) and inner.isascii() and 0 < len(inner) <= _MOST_INNER
+
+
+def compare(a: Place, b: Place) -> int:
+    """-1, 0 or 1 as `a` lies before, at or after `b`."""
+    return (a.order > b.order) - (a.order < b.order)
+
+
+def describe(place: Place) -> Position:
+    """`LSN 4711`, and the time that no later change is older than."""
+    inside = "" if place.inner is None else ", inside a transaction"
+    when = None if place.seconds is None else datetime.fromtimestamp(place.seconds, UTC)
+    return Position(f"LSN {place.lsn}{inside}", when)

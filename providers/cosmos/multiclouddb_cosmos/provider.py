@@ -1,0 +1,115 @@
+"""The provider `cosmos`: feeds over the containers of an Azure Cosmos DB account."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar, Final
+
+from azure.cosmos import CosmosClient
+
+from multiclouddb_api import Capability, CapabilityNote, CapabilitySet, ClientConfig, Support
+from multiclouddb_cosmos.client import Calls
+from multiclouddb_cosmos.config import CosmosConfig
+from multiclouddb_cosmos.errors import PROVIDER_ID, classify
+from multiclouddb_cosmos.feed import CosmosFeed
+from multiclouddb_cosmos.options import CosmosOptions
+from multiclouddb_cosmos.source import Source
+from multiclouddb_cosmos.transport import make_client
+from multiclouddb_spi import Deadline, Fault, FeedSpec, Provider, ProviderPlugin
+from multiclouddb_spi.connection import checked_native
+
+__all__ = ["CAPABILITIES", "PLUGIN", "CosmosPlugin", "CosmosProvider"]
+
+_NATIVE, _EMULATED, _UNSUPPORTED = Support.NATIVE, Support.EMULATED, Support.UNSUPPORTED
+_NO_WIDER: Final = "a feed is of one container; read each container with EntireCollection()"
+_START: Final = (
+    "a feed with all versions and deletes starts at now or at a token; ask for a backfill with "
+    "provider_options=CosmosOptions(backfill=True), or start at Now()"
+)
+
+CAPABILITIES: Final = CapabilitySet(
+    {
+        Capability.CHANGE_FEED: CapabilityNote(
+            _NATIVE,
+            "enable continuous backup and then enableAllVersionsAndDeletesChangeFeed on the account",
+        ),
+        Capability.CHANGE_FEED_BEGINNING: CapabilityNote(_EMULATED, _START),
+        Capability.CHANGE_FEED_POINT_IN_TIME: CapabilityNote(_EMULATED, f"{_START}; in whole seconds"),
+        Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
+            _NATIVE,
+            "ORDERED only; complete up to the start of the stream; each row has the order_key of its own "
+            "last change; it costs the request units of reading every item once",
+        ),
+        Capability.CHANGE_FEED_LOGICAL_PARTITION_SCOPE: CapabilityNote(
+            _NATIVE, "one partition key, or the first components of a hierarchical one"
+        ),
+        Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
+            _UNSUPPORTED,
+            "the service does not send previous items; keep what you need of them from earlier events",
+        ),
+        Capability.CHANGE_FEED_DATABASE_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
+        Capability.CHANGE_FEED_CLUSTER_SCOPE: CapabilityNote(_UNSUPPORTED, _NO_WIDER),
+        Capability.RUN_COMMAND: CapabilityNote(_UNSUPPORTED, "call azure-cosmos for anything but the feed"),
+    }
+)
+"""What a container can do whose account has the feed with all versions and deletes."""
+
+
+class CosmosProvider(Provider):
+    """One account.
+
+    Args:
+        calls: Makes the calls.
+        vendor_retried: True when the client retries by itself.
+    """
+
+    provider_id: ClassVar[str] = PROVIDER_ID
+    options_type = CosmosOptions
+
+    def __init__(self, calls: Calls, *, vendor_retried: bool) -> None:
+        self._calls, self._vendor_retried = calls, vendor_retried
+
+    def capabilities(self) -> CapabilitySet:
+        """What a container can do whose account has the feed with all versions and deletes."""
+        return CAPABILITIES
+
+    def open_feed(self, spec: FeedSpec, deadline: Deadline) -> CosmosFeed:
+        """Find the container. Whether the account has the feed shows at the first read."""
+        return CosmosFeed(Source.opened(self._calls, spec, deadline))
+
+    def classify(self, error: Exception) -> Fault:
+        """What an exception of azure-cosmos means."""
+        return classify(error, vendor_retried=self._vendor_retried)
+
+    def close(self) -> None:
+        """Free the connections of a client that we made; calls in flight end by their read timeout, 10 s."""
+        self._calls.close()
+
+
+class CosmosPlugin(ProviderPlugin):
+    """What the entry point names."""
+
+    provider_id: ClassVar[str] = PROVIDER_ID
+
+    def capabilities(self) -> CapabilitySet:
+        """What a container can do whose account has the feed with all versions and deletes."""
+        return CAPABILITIES
+
+    def connect(self, config: ClientConfig, native_client: object | None) -> CosmosProvider:
+        """Check the configuration; azure-cosmos asks for the account when it is first used.
+
+        Args:
+            config: `connection` has a `url`, `cosmos://HOST?tls=false`, and maybe the application's own
+                `credential` of azure-identity.
+            native_client: A `CosmosClient`, used as it is.
+        """
+        if native_client is not None:
+            own = checked_native(native_client, CosmosClient, "pass an azure.cosmos.CosmosClient")
+            return CosmosProvider(Calls(None, own), vendor_retried=True)
+        checked = CosmosConfig.from_client(config)
+        return CosmosProvider(
+            Calls(partial(make_client, checked, config.max_concurrency)), vendor_retried=False
+        )
+
+
+PLUGIN: Final = CosmosPlugin()

@@ -1,0 +1,101 @@
+"""Ranges of effective partition keys: what a partition of Cosmos DB is to us; pure.
+
+A physical partition holds the items whose key hashes into its range. Its id changes at each split and merge,
+and its range does not. So a partition is named by its range, as hexadecimal text: `1FFF…-3FFF…`.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import attrs
+
+__all__ = ["LEAST", "MOST", "KeyRange", "RangeMap", "range_of", "uncovered_parts"]
+
+LEAST: Final = ""
+MOST: Final = "FF"
+_FORM: Final = re.compile(r"([0-9A-F]{0,200})-([0-9A-F]{1,200})", re.ASCII)
+
+
+@attrs.frozen(order=True)
+class KeyRange:
+    """A range that includes its first key and not its last one.
+
+    Attributes:
+        low: The first effective partition key in it.
+        high: The first one after it.
+    """
+
+    low: str
+    high: str
+
+    @property
+    def partition_id(self) -> str:
+        """The range as text."""
+        return f"{self.low}-{self.high}"
+
+    def clipped(self, other: KeyRange) -> KeyRange | None:
+        """The part that both have; None when they have none."""
+        low, high = max(self.low, other.low), min(self.high, other.high)
+        return KeyRange(low, high) if low < high else None
+
+
+def range_of(partition_id: str) -> KeyRange | None:
+    """The range that an id names; None when it names none."""
+    found = _FORM.fullmatch(partition_id)
+    if found is None or found[1] >= found[2]:
+        return None
+    return KeyRange(found[1], found[2])
+
+
+class RangeMap:
+    """The ranges of all physical partitions at one moment.
+
+    Args:
+        ranges: In any order; together they are the whole space of keys.
+    """
+
+    def __init__(self, ranges: Iterable[KeyRange]) -> None:
+        self.ranges = tuple(sorted(ranges))
+        self._lows = [each.low for each in self.ranges]
+
+    def cut(self, wanted: KeyRange) -> list[KeyRange]:
+        """`wanted`, cut where one physical partition ends and the next one begins."""
+        first = max(0, bisect_right(self._lows, wanted.low) - 1)
+        pieces = []
+        for each in self.ranges[first:]:
+            if each.low >= wanted.high:
+                break
+            piece = each.clipped(wanted)
+            if piece is not None:
+                pieces.append(piece)
+        return pieces
+
+    def holder(self, wanted: KeyRange) -> KeyRange:
+        """The physical partition in which a range begins."""
+        return self.ranges[max(0, bisect_right(self._lows, wanted.low) - 1)]
+
+
+def uncovered_parts(wanted: Sequence[KeyRange], covered: Iterable[KeyRange]) -> list[KeyRange]:
+    """The parts of `wanted` that none of `covered` overlaps.
+
+    Args:
+        wanted: Ranges that do not overlap.
+        covered: Ranges, which may overlap.
+    """
+    done = sorted(covered)
+    found = []
+    for each in sorted(wanted):
+        low = each.low
+        for other in done:
+            if other.low >= each.high:
+                break
+            if other.low > low:
+                found.append(KeyRange(low, other.low))
+            low = max(low, other.high)
+        if low < each.high:
+            found.append(KeyRange(low, each.high))
+    return found

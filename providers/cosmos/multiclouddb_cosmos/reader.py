@@ -1,0 +1,278 @@
+"""Reads one range forward, one page of each of its partitions per fetch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+import attrs
+from azure.cosmos.exceptions import CosmosHttpResponseError
+
+from multiclouddb_cosmos.mapping import CosmosMapper
+from multiclouddb_cosmos.partitions import children_of, pieces_after
+from multiclouddb_cosmos.position import Place, cursor_of
+from multiclouddb_cosmos.ranges import KeyRange
+from multiclouddb_cosmos.records import Records, behind, is_after, is_of, records_of
+from multiclouddb_cosmos.source import Source
+from multiclouddb_cosmos.transport import MovedError
+from multiclouddb_spi import Batch, Continue, Deadline, Outcome, Reached, Reader, cancelled
+
+__all__ = ["CosmosReader"]
+
+_MOST_RECORDS: Final = 1000
+_FIRST_PAUSE: Final = 0.1
+_MOST_PAUSE: Final = 1.0
+# A call costs azure-cosmos about two milliseconds: with many idle ranges, each is asked less often.
+_IDLE_CALLS_A_SECOND: Final = 100
+# The memory of a parsed item as a multiple of its text, and the first estimate of an item's size.
+_SWELLING: Final = 5
+_ITEM_BYTES: Final = 4096
+_NONE: Final = Records([], [])
+
+
+@attrs.define(eq=False)
+class _Strand:
+    """A part of the range that lies in one partition.
+
+    Attributes:
+        span: The part.
+        place: Everything in it up to here was fetched.
+        records: What was fetched and not handed out.
+        done: True when it was read up to the bound.
+        quiet: True when the service had no more at its last answer.
+    """
+
+    span: KeyRange
+    place: Place
+    records: Records = _NONE
+    done: bool = False
+    quiet: bool = False
+
+
+class CosmosReader(Reader):
+    """Reads one range forward.
+
+    A range that was split has ended: its parts continue where it stopped. Only a read up to a bound goes on
+    in the parts, in the order of the whole range: up to the bound they hold what the whole range held.
+
+    Args:
+        source: What the readers of the feed share.
+        name: Makes the public id of a range.
+        span: The range.
+        place: Where to read from.
+        until: Stop after this, or None.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        name: Callable[[str], str],
+        span: KeyRange,
+        place: Place,
+        until: Place | None,
+    ) -> None:
+        self._source, self._name, self._span, self._until = source, name, span, until
+        self._shown = span
+        self._mapper = CosmosMapper(source.view(name(span.partition_id)))
+        self._place = place
+        self._strands: list[_Strand] | None = None
+        self._outcome: Outcome = Continue()
+        self._item_bytes = _ITEM_BYTES
+        self._empty = self._requests = self._nbytes = 0
+        self._charge: float | None = None
+        self._cancelled = threading.Event()
+        source.readers.add(self)
+
+    def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
+        """The next records; there is no long poll, so it never blocks for news."""
+        if self._cancelled.is_set():
+            raise cancelled()
+        self._requests, self._nbytes, self._charge = 0, 0, None
+        begin = self._place
+        if self._until is not None and begin.order >= self._until.order:
+            self._outcome = Reached()
+        if not isinstance(self._outcome, Continue):
+            return self._batch(_NONE, begin)
+        strands = self._opened()
+        if strands is None:
+            return self._batch(_NONE, begin)
+        limit = min(max_records, _MOST_RECORDS, max(1, max_bytes // self._item_bytes))
+        for strand in list(strands):
+            if not strand.done and not len(strand.records) and self._fill(strands, strand, limit, deadline):
+                return self._batch(_NONE, begin)
+        return self._taken(strands, max_records, begin)
+
+    def cancel(self) -> None:
+        """Prevent another fetch; a call in flight ends by its read timeout, 10 s."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """Nothing is held on the service's side."""
+        self._source.readers.discard(self)
+
+    # -- Strands
+
+    def _opened(self) -> list[_Strand] | None:
+        """The parts to read; None when the range was split, which ends it."""
+        if self._strands is None:
+            pieces = self._source.ranges().cut(self._span)
+            if self._ends(pieces):
+                return None
+            self._strands = [_Strand(piece, self._place) for piece in pieces]
+        return self._strands
+
+    def _ends(self, pieces: list[KeyRange]) -> bool:
+        if len(pieces) > 1 and self._until is None:
+            self._outcome = children_of(self._span, pieces, self._place)
+            return True
+        return False
+
+    def _fill(self, strands: list[_Strand], strand: _Strand, limit: int, deadline: Deadline) -> bool:
+        """Ask for one page of a part. A part that was split by now is cut; True when it ends the range."""
+        seen = self._source.ranges()
+        self._requests += 1
+        try:
+            answer = self._source.read(strand.span, strand.place.etag, limit, deadline)
+        except (MovedError, CosmosHttpResponseError) as error:
+            pieces = pieces_after(self._source, seen, strand.span, error)
+            if self._ends(pieces):
+                return True
+            at = strands.index(strand)
+            strands[at : at + 1] = [_Strand(piece, strand.place) for piece in pieces]
+            return False
+        self._note(answer.nbytes, len(answer.items), answer.charge, answer.requests)
+        items = answer.items
+        if self._source.wanted:
+            items = [item for item in items if is_of(item, self._mapper.view, self._source.wanted)]
+        exact = len(strands) > 1 or (self._until is not None and self._until.inner is not None)
+        records = records_of(items, strand.place, self._mapper.view, placed=exact)
+        end = Place(max(answer.etag, strand.place.etag), strand.place.seconds)
+        if len(records):
+            end = attrs.evolve(end, seconds=behind(records, len(records)).seconds or end.seconds)
+        if strand.place.inner is not None and end.lsn < strand.place.lsn:
+            end = strand.place  # the service has shown nothing of the LSN yet
+        if self._until is not None:
+            records, cut = _before(records, self._until)
+            strand.done = cut or end.order >= self._until.order
+        strand.records, strand.place = records, end
+        strand.quiet = not answer.items or (answer.newest is not None and answer.etag >= answer.newest)
+        return False
+
+    def _note(self, nbytes: int, count: int, charge: float | None, requests: int) -> None:
+        self._requests += requests - 1
+        self._nbytes += _SWELLING * nbytes
+        if count:
+            self._item_bytes = max(1, _SWELLING * nbytes // count)
+        if charge is not None:
+            self._charge = (self._charge or 0.0) + charge
+
+    # -- What was fetched
+
+    def _taken(self, strands: list[_Strand], most: int, begin: Place) -> Batch:
+        """Hand out what is known to be next."""
+        if len(strands) == 1:
+            (strand,) = strands
+            records, strand.records = strand.records.part(0, most), strand.records.part(most)
+            rest = strand.records
+        else:
+            records, rest = _merged(strands, most), _first_left(strands)
+        if len(rest) and len(records):
+            self._place = _between(records, rest)
+        elif not len(rest):
+            self._place = self._end(strands, records)
+        if self._until is not None and not len(rest) and all(strand.done for strand in strands):
+            self._outcome, self._place = Reached(), self._bounded(records)
+        self._empty = 0 if len(records) else self._empty + 1
+        quiet = not len(rest) and all(strand.quiet or strand.done for strand in strands)
+        return self._batch(records, begin, quiet=quiet)
+
+    def _end(self, strands: list[_Strand], records: Records) -> Place:
+        """Everything was handed out: where all parts were read to."""
+        reached = min(
+            (strand.place for strand in strands if not strand.done), key=lambda each: each.order, default=None
+        )
+        last = behind(records, len(records)) if len(records) else self._place
+        if reached is None or reached.order <= last.order:
+            return last
+        return attrs.evolve(reached, seconds=last.seconds if last.seconds is not None else reached.seconds)
+
+    def _bounded(self, records: Records) -> Place:
+        assert self._until is not None
+        last = behind(records, len(records)) if len(records) else self._place
+        seconds = last.seconds if last.seconds is not None else self._until.seconds
+        return attrs.evolve(self._until, seconds=seconds)
+
+    def _batch(self, records: Records, begin: Place, *, quiet: bool = False) -> Batch:
+        self._rename()
+        waits = isinstance(self._outcome, Continue) and quiet and not len(records)
+        seconds = self._place.seconds
+        return Batch(
+            records,
+            self._mapper,
+            cursor_of(begin),
+            cursor_of(self._place),
+            self._outcome,
+            self._nbytes,
+            caught_up=quiet,
+            watermark=None if seconds is None else datetime.fromtimestamp(seconds, UTC),
+            poll_after=self._pause() if waits else 0.0,
+            charge=self._charge,
+            requests=self._requests,
+        )
+
+    def _rename(self) -> None:
+        """Events name the partition as it is now: a partition key outlives the splits of its partition."""
+        shown = self._source.shown(self._span)
+        if shown != self._shown:
+            self._shown = shown
+            self._mapper = CosmosMapper(self._source.view(self._name(shown.partition_id)))
+
+    def _pause(self) -> float:
+        """Seconds until the next call to an idle range: more after each call, and with many idle ranges."""
+        most = max(_MOST_PAUSE, len(self._source.readers) / _IDLE_CALLS_A_SECOND)
+        return min(most, _FIRST_PAUSE * (1 << min(self._empty - 1, 8)))
+
+
+def _before(records: Records, until: Place) -> tuple[Records, bool]:
+    """The records up to a bound, and whether some lie after it."""
+    for index in range(len(records)):
+        lsn, inner = records.order(index)
+        if is_after(lsn, inner, until):
+            return records.part(0, index), True
+    return records, False
+
+
+def _merged(strands: list[_Strand], most: int) -> Records:
+    """The next records of all parts, by LSN: as far as every part has been fetched."""
+    bound = min((strand.place.etag for strand in strands if not strand.done), default=None)
+    ready = sorted(
+        (strand.records.order(index), number, index)
+        for number, strand in enumerate(strands)
+        for index in range(len(strand.records))
+        if bound is None or strand.records.lsns[index] <= bound
+    )[:most]
+    found = Records(
+        [strands[number].records.items[index] for _, number, index in ready],
+        [order[0] for order, _, _ in ready],
+        [strands[number].records.inner(index) for _, number, index in ready],
+        [strands[number].records.order_key(index) for _, number, index in ready],
+    )
+    for number, strand in enumerate(strands):
+        strand.records = strand.records.part(sum(each[1] == number for each in ready))
+    return found
+
+
+def _first_left(strands: list[_Strand]) -> Records:
+    """The first records that were not handed out."""
+    left = [strand.records for strand in strands if len(strand.records)]
+    return min(left, key=lambda each: each.order(0), default=_NONE)
+
+
+def _between(records: Records, rest: Records) -> Place:
+    """The position after the last of `records`, which `rest` follows."""
+    last = behind(records, len(records))
+    if rest.lsns[0] != last.lsn:
+        return last
+    return attrs.evolve(last, inner=records.inner(len(records) - 1))

@@ -1,0 +1,379 @@
+"""Items of a change feed in our order, their keys and their positions; pure.
+
+An item of the feed with all versions and deletes has `current`, the document, and `metadata`. Its key on a
+delete stands only in the metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Final, TypeAlias
+
+import attrs
+import orjson
+
+from multiclouddb_api import ResourceAddress
+from multiclouddb_cosmos.position import Place
+
+__all__ = [
+    "DAMAGED_ERRORS",
+    "KINDS",
+    "Item",
+    "Records",
+    "View",
+    "behind",
+    "is_after",
+    "is_of",
+    "key_of",
+    "name_of",
+    "order_key",
+    "records_of",
+    "seconds_of",
+]
+
+Item: TypeAlias = Mapping[str, Any]
+
+KINDS: Final = ("create", "replace", "delete")
+"""What can have happened, in the order in which it happens to a document."""
+_MOST_LSN: Final = 2**62 - 1
+_MOST_SECONDS: Final = 253_402_300_799
+_MOST_EXACT: Final = 2.0**53
+_DAMAGED: Final = "~"
+_NAMED: Final = 20
+_COMPARED: Final = 24
+"""A place inside an LSN: the key in 20 signs, the number of its change in 4, and what came before it."""
+_ABSENT: Final = object()
+DAMAGED_ERRORS: Final = (
+    ValueError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+    OSError,
+)
+"""What is raised for a damaged item."""
+
+
+@attrs.frozen
+class View:
+    """What all events of one range share.
+
+    Attributes:
+        address: Where the items are.
+        partition_id: The public id of the range.
+        paths: The path of each component of the partition key, as property names.
+        with_new: True when events have the new document.
+        native: True when events carry the service's item.
+    """
+
+    address: ResourceAddress
+    partition_id: str
+    paths: tuple[tuple[str, ...], ...]
+    with_new: bool = True
+    native: bool = False
+    names: tuple[str, ...] = attrs.field(init=False)
+    """The name of each component of the partition key."""
+
+    @names.default
+    def _names(self) -> tuple[str, ...]:
+        return tuple("/".join(path) for path in self.paths)
+
+
+@attrs.frozen(eq=False)
+class Records:
+    """Items in our order, with their positions.
+
+    Attributes:
+        items: As they came from the service.
+        lsns: The LSN of each.
+        inners: The place of each inside its LSN; None for one that has its LSN alone. None for all.
+        orders: The order key of each; None where it is the LSN alone.
+    """
+
+    items: list[Any]
+    lsns: list[int]
+    inners: list[str | None] | None = None
+    orders: list[str] | None = None
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self.items)
+
+    def part(self, start: int, stop: int | None = None) -> Records:
+        """Those from `start` to `stop`."""
+        inners, orders = self.inners, self.orders
+        return Records(
+            self.items[start:stop],
+            self.lsns[start:stop],
+            None if inners is None else inners[start:stop],
+            None if orders is None else orders[start:stop],
+        )
+
+    def chosen(self, indexes: list[int]) -> Records:
+        """Those at some indexes."""
+        if len(indexes) == len(self):
+            return self
+        return Records(
+            [self.items[index] for index in indexes],
+            [self.lsns[index] for index in indexes],
+            None if self.inners is None else [self.inners[index] for index in indexes],
+            None if self.orders is None else [self.orders[index] for index in indexes],
+        )
+
+    def inner(self, index: int) -> str | None:
+        """The place of one inside its LSN."""
+        return None if self.inners is None else self.inners[index]
+
+    def number(self, index: int) -> int:
+        """Which change of its key in its LSN one is, from 0."""
+        inner = self.inner(index)
+        return 0 if inner is None or inner.startswith(_DAMAGED) else int(inner[_NAMED:_COMPARED])
+
+    def order_key(self, index: int) -> str:
+        """The order key of one."""
+        return order_key(self.lsns[index]) if self.orders is None else self.orders[index]
+
+    def order(self, index: int) -> tuple[int, str]:
+        """Sorts like the records of one range."""
+        return self.lsns[index], self.inner(index) or ""
+
+
+def records_of(items: list[Any], place: Place, view: View, *, placed: bool = False) -> Records:
+    """The items of a page in our order, without those that `place` says were delivered.
+
+    An item without an LSN gets that of the one before it, or the first one that can be there: so it is never
+    taken for one that was delivered, and can be stepped over.
+
+    Args:
+        items: A page of the range after `place.etag`.
+        place: Where reading began.
+        view: Of the range.
+        placed: True to give each its place inside its LSN, also one that is alone there.
+    """
+    lsns = _lsns(items, place.etag)
+    distinct = len(set(lsns)) == len(lsns)
+    if (
+        not placed
+        and distinct
+        and place.inner is None
+        and lsns == sorted(lsns)
+        and (not lsns or lsns[0] > place.etag)
+    ):
+        return Records(items, lsns)
+    ordered = sorted(_placed(items, lsns, view), key=lambda each: each[:2])
+    kept = [each for each in ordered if is_after(each[0], each[1], place)]
+    if place.inner is not None and not any(each[:2] == (place.lsn, place.inner) for each in ordered):
+        # The service has sent the changes of one document in another order: all of them come again.
+        kept = [
+            each for each in ordered if is_after(each[0], each[1], place) or _is_same(each[0], each[1], place)
+        ]
+    return Records(
+        [each[3] for each in kept],
+        [each[0] for each in kept],
+        [each[1] for each in kept],
+        [each[2] for each in kept],
+    )
+
+
+def is_after(lsn: int, inner: str, place: Place) -> bool:
+    """Whether a change lies after a position."""
+    if place.inner is None:
+        return lsn > place.lsn
+    return (lsn, inner[:_COMPARED]) > (place.lsn, place.inner[:_COMPARED])
+
+
+def _is_same(lsn: int, inner: str, place: Place) -> bool:
+    """Whether a change is of the document in whose changes the position lies."""
+    return place.inner is not None and lsn == place.lsn and inner[:_NAMED] == place.inner[:_NAMED]
+
+
+def _lsns(items: list[Any], etag: int) -> list[int]:
+    try:
+        lsns = [item["metadata"]["lsn"] for item in items]
+        if all(type(lsn) is int and 0 <= lsn <= _MOST_LSN for lsn in lsns):
+            return lsns
+    except (LookupError, TypeError):
+        pass
+    found, last = [], etag + 1
+    for item in items:
+        last = last if (lsn := _lsn_of(item)) is None else lsn
+        found.append(last)
+    return found
+
+
+def _lsn_of(item: Any) -> int | None:
+    try:
+        lsn = item["metadata"]["lsn"]
+    except (LookupError, TypeError):
+        return None
+    return lsn if type(lsn) is int and 0 <= lsn <= _MOST_LSN else None
+
+
+def _placed(items: list[Any], lsns: list[int], view: View) -> Iterable[tuple[int, str, str, Any]]:
+    """LSN, place inside it, order key and item of each."""
+    groups: dict[tuple[int, str], list[Any]] = {}
+    damaged: dict[int, int] = {}
+    for item, lsn in zip(items, lsns, strict=True):
+        name = _digest_of(item, view)
+        if name is None:
+            number = damaged[lsn] = damaged.get(lsn, -1) + 1
+            yield lsn, f"{_DAMAGED}{number:06d}", order_key(lsn), item
+        else:
+            groups.setdefault((lsn, name), []).append(item)
+    for (lsn, name), group in groups.items():
+        chain = _chain(group, lsn)
+        told = blake2b(digest_size=4)
+        for number, item in enumerate(chain):
+            told.update(_version_of(item).encode())
+            inner = f"{name}{number:04d}{told.hexdigest()}" if len(chain) > 1 else f"{name}{number:04d}"
+            last = number == len(chain) - 1
+            # The last change of a key in an LSN has the order key of the LSN, as its latest version has.
+            order = order_key(lsn) if last else f"{order_key(lsn - 1)}.{number:04d}"
+            yield lsn, inner, order, item
+
+
+def _digest_of(item: Any, view: View) -> str | None:
+    try:
+        if _lsn_of(item) is None or item["metadata"]["operationType"] not in KINDS:
+            return None
+        return name_of(key_of(item, view))
+    except DAMAGED_ERRORS:
+        return None
+
+
+def _chain(group: list[Any], lsn: int) -> list[Any]:
+    """Changes of one key in one LSN, in an order in which they can have happened.
+
+    The service promises none. A document that exists can be replaced or deleted, any other can be created.
+    The first change of a document that existed knows an earlier LSN. What this leaves open stays as it came.
+    """
+    if len(group) == 1:
+        return group
+    left = sorted(group, key=lambda item: not _is_first(item, lsn))
+    exists = _is_first(left[0], lsn)
+    chain: list[Any] = []
+    while left:
+        wanted = ("replace", "delete") if exists else ("create",)
+        found = next((item for item in left if item["metadata"]["operationType"] in wanted), left[0])
+        left.remove(found)
+        chain.append(found)
+        exists = found["metadata"]["operationType"] != "delete"
+    return chain
+
+
+def _is_first(item: Item, lsn: int) -> bool:
+    previous = item["metadata"].get("previousImageLSN")
+    return isinstance(previous, int) and previous < lsn
+
+
+def _version_of(item: Item) -> str:
+    current = item.get("current")
+    if isinstance(current, Mapping) and "_etag" in current:
+        return str(current["_etag"])
+    return str(item["metadata"].get("previousImageLSN", ""))
+
+
+# -- Keys
+
+
+def is_of(item: Item, view: View, wanted: Sequence[Any]) -> bool:
+    """Whether an item's partition key begins with `wanted`; a damaged item counts as one."""
+    try:
+        found = key_of(item, view)
+    except DAMAGED_ERRORS:
+        return True
+    return all(
+        name in found and found[name] == value and isinstance(found[name], bool) == isinstance(value, bool)
+        for name, value in zip(view.names, wanted, strict=False)
+    )
+
+
+def key_of(item: Item, view: View) -> dict[str, Any]:
+    """The components of an item's key: its partition key, then `id`. An absent one is left out.
+
+    Raises:
+        LookupError: The item has no key (or `TypeError`, `ValueError`).
+    """
+    metadata = item["metadata"]
+    if metadata["operationType"] == "delete":
+        return _deleted(item, metadata, view)
+    current = item["current"]
+    found: dict[str, Any] = {}
+    for full, path in zip(view.names, view.paths, strict=True):
+        at: Any = current
+        for name in path:
+            at = at.get(name, _ABSENT) if isinstance(at, dict) else _ABSENT
+        if type(at) is str:
+            found[full] = at
+        elif at is not _ABSENT:
+            found[full] = _exact(at)
+    found["id"] = _text(current["id"])
+    return found
+
+
+def _deleted(item: Item, metadata: Mapping[str, Any], view: View) -> dict[str, Any]:
+    previous = item.get("previous") or {}
+    key = metadata.get("partitionKey")
+    item_id = metadata.get("id", previous.get("id"))
+    found: dict[str, Any] = {}
+    for full, path in zip(view.names, view.paths, strict=True):
+        if key is None:
+            value: Any = previous
+            for name in path:
+                value = value[name]
+            found[full] = _exact(value)
+            continue
+        # How a nested path is named here is not documented.
+        for name in (full, "/" + full, path[-1]):
+            if name in key:
+                found[full] = _exact(key[name])
+                break
+    found["id"] = _text(item_id)
+    return found
+
+
+def _exact(value: Any) -> Any:
+    """A number in one form: to the service, 1 and 1.0 are one key."""
+    if isinstance(value, Mapping | list):
+        raise TypeError("a component of a key is an object")
+    if type(value) is float and value.is_integer() and abs(value) < _MOST_EXACT:
+        return int(value)
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("an id is text")
+    return value
+
+
+def name_of(components: Mapping[str, Any]) -> str:
+    """A short text that stands for a key."""
+    return blake2b(orjson.dumps(list(components.items())), digest_size=10).hexdigest()
+
+
+def order_key(lsn: int) -> str:
+    """Text that sorts like the number."""
+    return f"{lsn:020d}"
+
+
+def behind(records: Records, count: int) -> Place:
+    """The position after the first `count` records."""
+    lsn, inner = records.lsns[count - 1], records.inner(count - 1)
+    seconds = seconds_of(records.items[count - 1])
+    if count < len(records) and records.lsns[count] == lsn:
+        return Place(lsn, seconds, inner)
+    damaged = inner is not None and inner.startswith(_DAMAGED)
+    # Nobody knows whether a damaged item is the last one of the LSN before it.
+    return Place(lsn, seconds, inner) if damaged else Place(lsn, seconds)
+
+
+def seconds_of(item: Any) -> int | None:
+    """When a change was made, in seconds since 1970; None when the item does not say."""
+    try:
+        seconds = item["metadata"]["crts"]
+    except (LookupError, TypeError):
+        return None
+    return seconds if type(seconds) is int and 0 <= seconds <= _MOST_SECONDS else None

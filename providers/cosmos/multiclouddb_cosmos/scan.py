@@ -1,0 +1,313 @@
+"""Scans of a container for `Snapshot()`, and for `Beginning()` and `AtTime(…)` with the option `backfill`.
+
+The position N of each range in the feed with all versions comes first. Then the feed of latest versions is
+read from its beginning: it has every item once, at the place of its last change. Items that were changed
+after N are dropped, because the stream has their changes. So a scan ends at N, however much is written
+meanwhile.
+
+A segment is a range; its id names it. Its cursor is `[plan id, N, moment, since, lsn]`, or with a sixth part
+inside an LSN. A plan's cursor is `[plan id, moment, since, [[range, N], …]]`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import attrs
+from azure.cosmos.exceptions import CosmosHttpResponseError
+
+from multiclouddb_api import ChangeEvent
+from multiclouddb_cosmos.client import Answer
+from multiclouddb_cosmos.mapping import CosmosMapper
+from multiclouddb_cosmos.partitions import pieces_after
+from multiclouddb_cosmos.position import Place, is_number, place_of
+from multiclouddb_cosmos.ranges import KeyRange, range_of
+from multiclouddb_cosmos.records import Records, View, behind, is_of, order_key, records_of
+from multiclouddb_cosmos.source import Source
+from multiclouddb_cosmos.transport import MovedError
+from multiclouddb_spi import (
+    Batch,
+    Continue,
+    Cursor,
+    Deadline,
+    InvalidCursor,
+    Outcome,
+    Reader,
+    Scanned,
+    ScanPlan,
+    Seed,
+    Segment,
+    cancelled,
+    segment_id_of,
+    snapshot_event_id,
+)
+
+__all__ = ["Scan", "ScanReader", "cut_segments", "is_scan", "plan_scan", "scan_of"]
+
+_FLOOR: Final = order_key(0)
+_MOST_RECORDS: Final = 1000
+_PAUSE: Final = 0.1
+_SWELLING: Final = 5
+_ITEM_BYTES: Final = 4096
+_MOST_SECONDS: Final = 253_402_300_799
+_MOST_PLAN: Final = 64
+_NONE: Final = Records([], [])
+
+
+@attrs.frozen
+class Scan:
+    """A position in the scan of a range.
+
+    Attributes:
+        plan_id: The snapshot.
+        bound: N: items of a later LSN are dropped.
+        moment: When the snapshot began, in seconds since 1970.
+        since: Items that were last changed before this second are left out; None for all.
+        place: Everything up to here was read.
+    """
+
+    plan_id: str
+    bound: int
+    moment: int
+    since: int | None
+    place: Place
+
+    @property
+    def cursor(self) -> Cursor:
+        """The form of a token."""
+        found: list[Cursor] = [self.plan_id, self.bound, self.moment, self.since, self.place.lsn]
+        return found if self.place.inner is None else [*found, self.place.inner]
+
+
+def is_scan(cursor: Cursor) -> bool:
+    """Whether a cursor is of a scan; one of the stream begins with a number."""
+    return isinstance(cursor, list) and bool(cursor) and isinstance(cursor[0], str)
+
+
+def scan_of(cursor: Cursor) -> Scan:
+    """The inverse of `Scan.cursor`.
+
+    Raises:
+        InvalidCursor: This provider cannot have made it.
+    """
+    match cursor:
+        case [str() as plan_id, bound, moment, since, lsn, *inner] if (
+            0 < len(plan_id) <= _MOST_PLAN
+            and is_number(bound)
+            and _is_second(moment)
+            and (since is None or _is_second(since))
+            and len(inner) < 2
+        ):
+            place = place_of([lsn, None, *inner] if inner else [lsn])
+            return Scan(plan_id, bound, moment, since, place)  # type: ignore[arg-type]
+    raise InvalidCursor("it is no scan of Cosmos DB")
+
+
+def _is_second(value: object) -> bool:
+    return is_number(value) and int(value) <= _MOST_SECONDS  # type: ignore[call-overload]
+
+
+# -- Plans
+
+
+def plan_scan(source: Source, seeds: Sequence[Seed], since: datetime | None) -> ScanPlan:
+    """Plan a scan.
+
+    Args:
+        source: The feed.
+        seeds: Where the stream starts.
+        since: Only items that were changed then or later; None for all.
+    """
+    moment = source.calls.now() or datetime.now(UTC)
+    plan_id = secrets.token_hex(6)
+    whole = None if since is None else int(since.timestamp())
+    ranges: list[Cursor] = [[seed.partition_id, place_of(seed.cursor).lsn] for seed in seeds]
+    cursor: Cursor = [plan_id, int(moment.timestamp()), whole, ranges]
+    started = datetime.fromtimestamp(int(moment.timestamp()), UTC)
+    return ScanPlan(plan_id, cursor, tuple(seeds), _FLOOR, started, len(ranges))
+
+
+def cut_segments(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
+    """Cut the first ranges off a plan.
+
+    Raises:
+        InvalidCursor: It is no plan.
+    """
+    match cursor:
+        case [str() as plan_id, moment, since, [*ranges]]:
+            bounds = [_bound_of(each) for each in ranges]
+        case _:
+            raise InvalidCursor("it is no plan of Cosmos DB")
+    found = [
+        Segment(segment_id_of(plan_id, name), scan_of([plan_id, bound, moment, since, 0]).cursor)
+        for name, bound in bounds[:count]
+    ]
+    rest = ranges[count:]
+    return found, [plan_id, moment, since, rest] if rest else None
+
+
+def _bound_of(value: Cursor) -> tuple[str, int]:
+    match value:
+        case [str() as name, int() as bound] if range_of(name) is not None and is_number(bound):
+            return name, bound
+        case _:
+            raise InvalidCursor("it is no plan of Cosmos DB")
+
+
+# -- Rows
+
+
+@attrs.frozen
+class _RowMapper(CosmosMapper):
+    """Maps the items of one segment.
+
+    Attributes:
+        scan: The segment's position.
+    """
+
+    scan: Scan
+
+    def cursor_behind(self, records: Records, count: int) -> Cursor:
+        """The position after the first `count` rows."""
+        return attrs.evolve(self.scan, place=behind(records, count)).cursor
+
+    def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:
+        """Map rows to events: each is what the snapshot found, at the snapshot's moment."""
+        moment = datetime.fromtimestamp(self.scan.moment, UTC)
+        items = records.items[start:stop]
+        return [
+            attrs.evolve(
+                event,
+                event_id=snapshot_event_id(self.scan.plan_id, event.key),
+                timestamp=moment,
+                backfilled=True,
+                native=item["current"] if self.view.native else None,
+            )
+            for event, item in zip(super().events(records, start, stop), items, strict=True)
+        ]
+
+    def arrow(self, records: Records, start: int, stop: int) -> Any:
+        """None: rows are read once, and the engine builds the batch from events."""
+        return None
+
+
+class ScanReader(Reader):
+    """Reads one segment, in the order of the last changes of its items.
+
+    Args:
+        source: The feed.
+        view: What its events share.
+        span: The range.
+        scan: Where to begin.
+    """
+
+    def __init__(self, source: Source, view: View, span: KeyRange, scan: Scan) -> None:
+        self._source, self._span, self._scan = source, span, scan
+        self._mapper = _RowMapper(view, scan)
+        self._rest, self._over = _NONE, False
+        self._next = scan.place
+        self._outcome: Outcome = Continue()
+        self._item_bytes = _ITEM_BYTES
+        self._cancelled = threading.Event()
+
+    def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
+        """The next rows."""
+        if self._cancelled.is_set():
+            raise cancelled()
+        begin, answer = self._scan, None
+        if isinstance(self._outcome, Continue) and not len(self._rest) and not self._over:
+            limit = min(max_records, _MOST_RECORDS, max(1, max_bytes // self._item_bytes))
+            answer = self._page(limit, deadline)
+        if not isinstance(self._outcome, Continue):
+            return self._batch(_NONE, begin, answer)
+        rows, self._rest = self._rest.part(0, max_records), self._rest.part(max_records)
+        if not len(self._rest):
+            self._scan = attrs.evolve(self._scan, place=self._next)
+            if self._over:
+                self._outcome = Scanned()
+        elif len(rows):
+            last = behind(rows, len(rows))
+            inside = self._rest.lsns[0] == last.lsn
+            place = (
+                Place(last.lsn, None, rows.inner(len(rows) - 1))
+                if inside
+                else Place(last.lsn, None, last.inner)
+            )
+            self._scan = attrs.evolve(self._scan, place=place)
+        return self._batch(rows, begin, answer)
+
+    def cancel(self) -> None:
+        """Prevent another fetch; a call in flight ends by its read timeout, 10 s."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """Nothing is held on the service's side."""
+
+    def _page(self, limit: int, deadline: Deadline) -> Answer | None:
+        """Ask for one page; None when the range has moved, or lies in several partitions now."""
+        seen, scan = self._source.ranges(), self._scan
+        pieces = seen.cut(self._span)
+        if len(pieces) == 1:
+            try:
+                etag = scan.place.etag or None
+                answer = self._source.read_latest(self._span, etag, limit, scan.since, deadline)
+            except (MovedError, CosmosHttpResponseError) as error:
+                pieces = pieces_after(self._source, seen, self._span, error)
+                if pieces == [self._span]:
+                    return None
+            else:
+                self._take(answer)
+                return answer
+        self._outcome = Scanned(
+            tuple(Segment(segment_id_of(scan.plan_id, each.partition_id), scan.cursor) for each in pieces)
+        )
+        return None
+
+    def _take(self, answer: Answer) -> None:
+        scan, view = self._scan, self._mapper.view
+        items = [{"current": each, "metadata": _metadata(each)} for each in answer.items]
+        if self._source.wanted:
+            items = [item for item in items if is_of(item, view, self._source.wanted)]
+        found = records_of(items, scan.place, view)
+        kept = [index for index in range(len(found)) if _is_wanted(found, index, scan)]
+        self._rest = found.chosen(kept)
+        reached = max(answer.etag, scan.place.etag)
+        # Another replica may be behind: without rows, only an LSN proves that there are none up to the bound.
+        self._over = reached >= scan.bound or (not answer.items and (answer.newest or 0) >= scan.bound)
+        self._next = Place(reached) if reached >= scan.place.lsn or scan.place.inner is None else scan.place
+        if answer.items:
+            self._item_bytes = max(1, _SWELLING * answer.nbytes // len(answer.items))
+
+    def _batch(self, rows: Records, begin: Scan, answer: Answer | None) -> Batch:
+        found_none = answer is not None and not answer.items
+        waits = found_none and not len(rows) and isinstance(self._outcome, Continue)
+        return Batch(
+            rows,
+            attrs.evolve(self._mapper, scan=begin),
+            begin.cursor,
+            self._scan.cursor,
+            self._outcome,
+            0 if answer is None else _SWELLING * answer.nbytes,
+            caught_up=False,
+            poll_after=_PAUSE if waits else 0.0,
+            charge=None if answer is None else answer.charge,
+            requests=0 if answer is None else answer.requests,
+        )
+
+
+def _metadata(item: Any) -> dict[str, Any]:
+    """An item of the feed of latest versions in the form of the other feed."""
+    if not isinstance(item, dict):
+        return {}
+    return {"operationType": "create", "lsn": item.get("_lsn"), "crts": item.get("_ts")}
+
+
+def _is_wanted(records: Records, index: int, scan: Scan) -> bool:
+    if records.lsns[index] > scan.bound:
+        return False
+    seconds = records.items[index]["metadata"].get("crts")
+    return scan.since is None or not isinstance(seconds, int) or seconds >= scan.since

@@ -1,0 +1,183 @@
+"""What the readers of one feed share."""
+
+from __future__ import annotations
+
+import threading
+from weakref import WeakSet
+
+import attrs
+from azure.cosmos.exceptions import CosmosHttpResponseError
+
+from multiclouddb_api import ErrorCategory, LogicalPartition, MulticloudDbKey, invalid_request
+from multiclouddb_cosmos.client import Answer, Calls, Definition
+from multiclouddb_cosmos.errors import BAD_REQUEST, classify, is_disabled
+from multiclouddb_cosmos.options import CosmosOptions
+from multiclouddb_cosmos.ranges import LEAST, MOST, KeyRange, RangeMap
+from multiclouddb_cosmos.records import View
+from multiclouddb_cosmos.transport import LATEST, start_of
+from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, Reader, expired
+
+__all__ = ["Source"]
+
+_WHOLE = KeyRange(LEAST, MOST)
+
+
+@attrs.define(eq=False)
+class Source:
+    """What the readers of one feed share; for several threads.
+
+    Attributes:
+        calls: Makes the calls.
+        spec: What was asked for.
+        definition: What the container says of itself.
+        scope: The range of the feed.
+        wanted: The partition key of the feed, or the first components of it; empty for all.
+        readers: The readers that are in use.
+    """
+
+    calls: Calls
+    spec: FeedSpec
+    definition: Definition
+    scope: KeyRange = _WHOLE
+    wanted: tuple[object, ...] = ()
+    readers: WeakSet[Reader] = attrs.field(factory=WeakSet)
+    _map: RangeMap | None = None
+    _lock: threading.Lock = attrs.field(factory=threading.Lock)
+
+    @classmethod
+    def opened(cls, calls: Calls, spec: FeedSpec, deadline: Deadline) -> Source:
+        """Ask for the container.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST`: the key of the scope is none of this container.
+        """
+        definition = calls.define(spec.address, deadline)
+        source = cls(calls, spec, definition)
+        if isinstance(spec.scope, LogicalPartition):
+            source.wanted = _wanted(spec.scope.key, definition)
+            source.scope = calls.range_of_key(
+                spec.address, source.wanted, hierarchical=definition.hierarchical
+            )
+        return source
+
+    @property
+    def options(self) -> CosmosOptions:
+        """The options of the request."""
+        options = self.spec.options
+        return options if isinstance(options, CosmosOptions) else CosmosOptions()
+
+    def view(self, partition_id: str) -> View:
+        """What the events of a partition share.
+
+        Args:
+            partition_id: Its public id.
+        """
+        spec = self.spec
+        return View(
+            spec.address,
+            partition_id,
+            self.definition.paths,
+            with_new=spec.with_new,
+            native=spec.include_native,
+        )
+
+    def shown(self, span: KeyRange) -> KeyRange:
+        """The range that events of `span` name: of one partition key, the partition that holds it now."""
+        return self.ranges().holder(span) if self.wanted else span
+
+    # -- Ranges
+
+    def ranges(self) -> RangeMap:
+        """The ranges of the physical partitions, as this process knows them."""
+        found = self._map
+        return found if found is not None else self.refreshed(None)
+
+    def refreshed(self, seen: RangeMap | None) -> RangeMap:
+        """The ranges, asked for again unless another thread did so since `seen`."""
+        with self._lock:
+            if self._map is None or self._map is seen:
+                self._map = RangeMap(self.calls.ranges(self.spec.address))
+            return self._map
+
+    def current(self) -> RangeMap:
+        """The ranges, asked for now."""
+        return self.refreshed(self._map)
+
+    # -- Pages
+
+    def check_same(self, deadline: Deadline) -> None:
+        """Refuse to start in another container of the same name.
+
+        Raises:
+            ProviderFault: `NOT_FOUND`: the feed has to be opened again.
+        """
+        if self.calls.define(self.spec.address, deadline).rid != self.definition.rid:
+            raise ProviderFault.of(
+                ErrorCategory.NOT_FOUND,
+                f"container {self.spec.address.collection!r} was deleted and recreated",
+            )
+
+    def read(self, place: KeyRange, etag: int | None, limit: int, deadline: Deadline) -> Answer:
+        """One page of all versions; None as `etag` for now.
+
+        The service has one status for an expired position and for a wrong request. If a read of the same
+        range at now is accepted, the position was the problem.
+
+        Raises:
+            MovedError: The range lies in several partitions by now.
+            ProviderFault: `CHECKPOINT_EXPIRED`, or a container that was recreated.
+        """
+        try:
+            return self.calls.read(self.spec.address, self.definition.rid, place, etag, limit, deadline)
+        except CosmosHttpResponseError as error:
+            if error.status_code != BAD_REQUEST or etag is None or is_disabled(error):
+                raise
+            refusal = error
+        self.calls.read(self.spec.address, self.definition.rid, place, None, 1, deadline)
+        raise expired(
+            f"LSN {etag} is older than the account's continuous backup ({classify(refusal).message})"
+        ) from refusal
+
+    def read_latest(
+        self, place: KeyRange, etag: int | None, limit: int, since: int | None, deadline: Deadline
+    ) -> Answer:
+        """One page of the latest versions of all items that there are; None as `etag` for the first one.
+
+        Args:
+            place: The range.
+            etag: The LSN to read after.
+            limit: How many items, at most.
+            since: Items that were changed before this second may be left out; None for all.
+            deadline: When it has to be over.
+        """
+        return self.calls.read(
+            self.spec.address,
+            self.definition.rid,
+            place,
+            etag,
+            limit,
+            deadline,
+            LATEST,
+            start_of(since),
+        )
+
+    def end(self, place: KeyRange, deadline: Deadline) -> int:
+        """The LSN of the last change of a range.
+
+        Raises:
+            MovedError: The range lies in several partitions by now.
+        """
+        return self.read(place, None, 1, deadline).etag
+
+
+def _wanted(key: MulticloudDbKey, definition: Definition) -> tuple[object, ...]:
+    names = ["/".join(path) for path in definition.paths]
+    given = [name for name in key.components if name in names]
+    most = 1 if not definition.hierarchical else len(names)
+    if not given or given != names[: len(given)] or len(given) > most:
+        raise invalid_request(
+            "LogicalPartition.key",
+            f"has the components {list(key.components)}",
+            f"give the partition key of the container, or the first components of it: {names}",
+        )
+    return tuple(key.components[name] for name in given)

@@ -1,0 +1,63 @@
+"""Where a feed starts: one read of each range, several at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import attrs
+
+from multiclouddb_cosmos.partitions import read_settled
+from multiclouddb_cosmos.position import Place
+from multiclouddb_cosmos.ranges import KeyRange
+from multiclouddb_cosmos.source import Source
+from multiclouddb_spi import Deadline
+
+__all__ = ["Resolution"]
+
+_AT_A_TIME: Final = 16
+
+
+@attrs.define(eq=False)
+class Resolution:
+    """The positions of one call; another try of the call asks only for what is missing.
+
+    Attributes:
+        source: The feed.
+        found: What was found so far.
+    """
+
+    source: Source
+    found: dict[KeyRange, Place] = attrs.field(factory=dict)
+
+    def at_now(self, wanted: list[KeyRange], deadline: Deadline) -> dict[KeyRange, Place]:
+        """The end of each range, cut as the partitions are now.
+
+        Args:
+            wanted: The ranges.
+            deadline: When it has to be over.
+        """
+
+        def end(piece: KeyRange) -> Place:
+            if piece not in self.found:
+                lsn = self.source.end(piece, deadline)
+                now = self.source.calls.now()
+                self.found[piece] = Place(lsn, None if now is None else int(now.timestamp()))
+            return self.found[piece]
+
+        return self.each(wanted, end)
+
+    def each(self, wanted: list[KeyRange], read: Callable[[KeyRange], Place]) -> dict[KeyRange, Place]:
+        """A position of each range, cut as the partitions are now.
+
+        Args:
+            wanted: The ranges.
+            read: Finds the position of a range that lies in one partition.
+        """
+        if len(wanted) < 2:
+            answers = [read_settled(self.source, each, read) for each in wanted]
+        else:
+            with ThreadPoolExecutor(min(_AT_A_TIME, len(wanted))) as pool:
+                answers = list(pool.map(lambda each: read_settled(self.source, each, read), wanted))
+        return {piece: place for answer in answers for piece, place in answer.items()}

@@ -1,0 +1,40 @@
+"""What azure-cosmos finds in the tests of this provider."""
+
+import pytest
+
+from multiclouddb_cosmos_emulator.auth import WELL_KNOWN_KEY
+
+from .world import World
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch):
+    """The emulator's key, as an application gives it."""
+    monkeypatch.setenv("AZURE_COSMOS_KEY", WELL_KNOWN_KEY)
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """An idle range is asked again soon: there is no service to spare."""
+    monkeypatch.setattr("multiclouddb_cosmos.reader._FIRST_PAUSE", 0.005)
+    monkeypatch.setattr("multiclouddb_cosmos.reader._MOST_PAUSE", 0.02)
+
+
+@pytest.fixture
+def make_world():
+    """Makes worlds, and ends them."""
+    made = []
+
+    def make(*arguments, **settings):
+        made.append(World(*arguments, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.__exit__(None, None, None)
+
+
+@pytest.fixture
+def world(make_world):
+    """A container with two partitions."""
+    return make_world(2)

@@ -1,0 +1,185 @@
+"""What the conformance suite needs of Cosmos DB, played by our emulator."""
+
+import threading
+from datetime import timedelta
+
+from azure.cosmos import CosmosClient, PartitionKey
+
+from multiclouddb_api import ClientConfig, MulticloudDbKey, ResourceAddress
+from multiclouddb_conformance.faults import (
+    ChildrenFirst,
+    DropMidPage,
+    ExpireIterator,
+    LateChildren,
+    ServerFailure,
+    Silent,
+    Slow,
+    SplitMidPage,
+    Throttle,
+    Trimmed,
+)
+from multiclouddb_conformance.harness import Harness
+from multiclouddb_cosmos import CosmosOptions
+from multiclouddb_cosmos.provider import CAPABILITIES, PLUGIN
+from multiclouddb_cosmos_emulator import CosmosEmulator
+from multiclouddb_cosmos_emulator.faults import Act, Drop, Fail
+from multiclouddb_cosmos_emulator.faults import Slow as Late
+
+READ = "ReadChangeFeed"
+DATABASE = "shop"
+FOR_EVER = 10**6
+
+
+def close_client(client):
+    """Behind its first look at the account, in a thread of its own, which would leave a socket open."""
+    for thread in threading.enumerate():
+        if thread.name == "cosmos-endpoint-refresh":
+            thread.join(5)
+    client.close()
+
+
+def native(key):
+    """An id may not end with a space."""
+    return f"{key}." if key.endswith(" ") else key
+
+
+class CosmosHarness(Harness):
+    """A server for each test."""
+
+    capabilities = CAPABILITIES
+    plugin = PLUGIN
+    https = False
+    can_merge = False  # the service refuses it together with this feed
+    can_idle_moves = False  # a partition counts its own changes
+    can_keys_only = False
+    can_interleaved = False  # rows have the order_key of their own last change
+    precision_seconds = 1
+    rounding = timedelta(seconds=1)
+    can_other_options = can_notices = can_late_children = False
+    key_types = frozenset({"text"})
+    # A number is a double, and JSON has no other types.
+    value_types = frozenset(
+        {
+            "null", "true", "false", "zero", "integer", "float", "whole float", "empty text", "text",
+            "long text", "list", "map", "dollar name",
+        }
+    )  # fmt: skip
+
+    def open(self):
+        self.server = CosmosEmulator(https=self.https)
+        self.secrets = (self.server.key,)
+        self.native = CosmosClient(self.server.endpoint, self.server.key, enable_endpoint_discovery=False)
+        self.database = self.native.create_database(DATABASE)
+
+    def close(self):
+        close_client(self.native)
+        self.server.__exit__(None, None, None)
+
+    def config(self):
+        host = self.server.endpoint.split("/")[2]
+        return ClientConfig("cosmos", {"url": f"cosmos://{host}?tls={str(self.https).lower()}"})
+
+    def create(self, name, kind, partitions):
+        self.database.create_container(
+            name, PartitionKey("/id"), offer_throughput=max(400, 10_000 * partitions), default_ttl=-1
+        )
+        return ResourceAddress(DATABASE, name)
+
+    def key(self, value):
+        return MulticloudDbKey({"id": native(value)})
+
+    def document(self, key, fields):
+        return {"id": native(key), **fields}
+
+    def missing(self):
+        return ResourceAddress(DATABASE, "missing")
+
+    def write(self, address, writes):
+        container = self.database.get_container_client(address.collection)
+        for write in writes:
+            if write.document is None:
+                container.delete_item(native(write.key), native(write.key))
+            else:
+                container.upsert_item({**write.document, "id": native(write.key)})
+
+    def split(self, address, partition_id):
+        self.server.split(DATABASE, address.collection, self.native_id(address, partition_id))
+
+    def native_id(self, address, partition_id):
+        low = partition_id.split(":", 2)[2].partition("-")[0]
+        (found,) = (
+            each["id"] for each in self.server.partitions(DATABASE, address.collection) if each["low"] == low
+        )
+        return found
+
+    def trim(self, address):
+        self.server.trim(DATABASE, address.collection)
+
+    def expire(self, address, key):
+        container = self.database.get_container_client(address.collection)
+        item = container.read_item(key, key)
+        container.upsert_item({**item, "ttl": 1})
+        self.server.advance(2)
+        self.server.expire(DATABASE, address.collection)
+
+    expiry_updates = 1
+
+    def poison(self, address, key):
+        self.database.get_container_client(address.collection).upsert_item({"id": key, "poison": True})
+        with self.server._lock:
+            for partition in self.server._container(DATABASE, address.collection).partitions:
+                if partition.changes and partition.changes[-1].item_id == key:
+                    partition.changes[-1].kind = "mystery"
+
+    def recreate(self, address):
+        self.database.delete_container(address.collection)
+        self.create(address.collection, None, self.partitions)
+
+    def now(self):
+        return self.server.clock.now()
+
+    def opt_in(self, capability):
+        return CosmosOptions(backfill=True)
+
+    def troubled(self, script, act):
+        """The trouble is over when the client is closed."""
+        faults = self.server.faults
+        match script:
+            case Throttle(retry_after, times):
+                self._every_other(Fail(429, 3200, retry_after), times)
+            case ServerFailure(None, partition_id):
+                where = None if partition_id is None else self._id_of(partition_id)
+                faults.add(Fail(503), READ, partition=where, times=None)
+            case ServerFailure(times):
+                self._every_other(Fail(503), times)
+            case DropMidPage(times):
+                self._every_other(Drop(mid_body=True), times)
+            case Slow(seconds):
+                faults.add(Late(seconds), READ, times=None)
+            case Silent(from_the_start):
+                faults.add(Late(FOR_EVER), None if from_the_start else READ, times=None)
+            case SplitMidPage() | Trimmed():
+                faults.add(Act(act), READ, after=1)
+            case ExpireIterator() | ChildrenFirst() | LateChildren() | _:
+                return super().troubled(script, act)
+        client = self.connect()
+        close = client.close
+
+        def end():
+            faults.clear()
+            close()
+
+        client.close = end
+        return client
+
+    def _every_other(self, action, times):
+        for number in range(times):
+            self.server.faults.add(action, READ, after=1 + number)
+
+    def _id_of(self, partition_id):
+        low = partition_id.split(":", 2)[2].partition("-")[0]
+        for name in self.server._account.database(DATABASE).containers:
+            for each in self.server.partitions(DATABASE, name):
+                if each["low"] == low:
+                    return each["id"]
+        raise AssertionError(partition_id)

@@ -1,0 +1,288 @@
+"""Random lives with every trouble at once: each change comes, in the order of its key, and no other."""
+
+import random
+from collections import defaultdict
+
+import pytest
+from azure.cosmos.exceptions import CosmosHttpResponseError
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    FromContinuationToken,
+    MulticloudDbError,
+    Now,
+    PhysicalPartition,
+)
+from multiclouddb_cosmos import CosmosOptions
+from multiclouddb_cosmos_emulator.faults import Act, Drop, Fail
+
+from .world import ADDRESS, DATABASE, NAME, READ
+
+pytestmark = pytest.mark.usefixtures("hasty")
+
+KEYS = [f"k{number}" for number in range(12)]
+STEPS = 40
+
+
+def native(call, *arguments):
+    """Write natively; while a split is being completed, again."""
+    while True:
+        try:
+            return call(*arguments)
+        except CosmosHttpResponseError as error:
+            if error.status_code != 410:
+                raise
+
+
+class Life:
+    """What is done to a container, and what has to come of it."""
+
+    def __init__(self, world, seed):
+        self.world, self.dice = world, random.Random(seed)
+        self.truth = defaultdict(list)
+        self.alive = {}
+        self.count = 0
+
+    def step(self):
+        deeds = [self.write, self.write, self.write, self.delete, self.batch, self.split, self.trouble]
+        self.dice.choice(deeds)()
+
+    def write(self):
+        key = self.dice.choice(KEYS)
+        self._note(key, "id")
+        native(self.world.container.upsert_item, {"id": "id", "pk": key, "n": self.count})
+
+    def _note(self, key, item_id, deleted=False):
+        self.count += 1
+        self.truth[key, item_id].append(None if deleted else self.count)
+        if deleted:
+            self.alive.pop((key, item_id))
+        else:
+            self.alive[key, item_id] = self.count
+
+    def delete(self):
+        there = [each for each in self.alive if each[1] == "id"]
+        if there:
+            key, item_id = self.dice.choice(sorted(there))
+            native(self.world.container.delete_item, item_id, key)
+            self._note(key, item_id, deleted=True)
+
+    def batch(self):
+        """One LSN for all: also two changes of one item."""
+        key, operations = self.dice.choice(KEYS), []
+        for number in range(self.dice.randint(2, 5)):
+            self._note(key, f"b{number}")
+            operations.append(("upsert", ({"id": f"b{number}", "pk": key, "n": self.count},)))
+        if self.dice.random() < 0.5:
+            self._note(key, "b0")
+            operations.append(("upsert", ({"id": "b0", "pk": key, "n": self.count},)))
+        native(self.world.container.execute_item_batch, operations, key)
+
+    def split(self):
+        parts = self.world.partitions()
+        if len(parts) < 10:
+            self.world.split(self.dice.choice(parts)["id"], completing=self.dice.choice([0, 0, 2]))
+
+    def trouble(self):
+        faults = self.world.server.faults
+        after = self.dice.randint(0, 3)
+        action = self.dice.choice(
+            [
+                Fail(429, 3200, 0.01),
+                Fail(410, 1002),
+                Fail(410, 1007),
+                Fail(503),
+                Fail(408),
+                Fail(449),
+                Drop(),
+                Drop(mid_body=True),
+                Act(self.split),
+                Act(self.split),
+            ]
+        )
+        faults.add(action, READ, times=self.dice.randint(1, 2), after=after)
+
+
+class Reading:
+    """A consumer that may be killed after every page, and then begins at the last token it stored."""
+
+    def __init__(self, world, dice, **request):
+        self.world, self.dice, self.request = world, dice, request
+        self.client = world.client()
+        self.events = {}
+        self.order = defaultdict(list)
+        self.twice = 0
+
+    def page(self, start, scope=None, options=None):
+        settings = dict(self.request, max_page_size=self.dice.choice([0, 1, 2, 7]))
+        if scope is not None:
+            settings["scope"] = scope
+        for _ in range(60):
+            try:
+                page = self.client.read_changes(ChangeFeedRequest(ADDRESS, start, **settings))
+                break
+            except MulticloudDbError as error:
+                if not error.retryable:
+                    raise
+        for event in page.events:
+            if event.event_id in self.events:
+                assert self.events[event.event_id].order_key == event.order_key
+                self.twice += 1
+                continue
+            self.events[event.event_id] = event
+            self.order[place(event)].append(event)
+        return page
+
+    def kill(self):
+        self.client.close()
+        self.client = self.world.client()
+
+
+def place(event):
+    return event.key.components["pk"], event.key.components["id"]
+
+
+def marker(event):
+    return None if event.new_item_state is None else event.new_item_state["n"]
+
+
+def check(life, reading):
+    """Every change of every key, in order by `order_key`, and nothing else."""
+    told = {}
+    for name, events in reading.order.items():
+        keys = [event.order_key for event in events]
+        assert keys == sorted(set(keys)), f"{name} went back"
+        told[name] = [marker(event) for event in events]
+    assert told == dict(life.truth)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_life_without_kills_gives_every_change_once(make_world, seed):
+    life = Life(make_world(2), seed)
+    reading = Reading(life.world, life.dice)
+    page = reading.page(Now())
+    for _ in range(STEPS):
+        life.step()
+        if life.dice.random() < 0.4:
+            page = reading.page(FromContinuationToken(page.continuation_token))
+    life.world.server.faults.clear()
+    while not page.idle:
+        page = reading.page(FromContinuationToken(page.continuation_token))
+    while not (page := reading.page(FromContinuationToken(page.continuation_token))).idle:
+        pass
+    assert reading.twice == 0
+    check(life, reading)
+
+
+@pytest.mark.parametrize("seed", range(10, 16))
+def test_a_consumer_that_is_killed_anywhere_loses_nothing(make_world, seed):
+    life = Life(make_world(2), seed)
+    reading = Reading(life.world, life.dice)
+    token = stored = reading.page(Now()).continuation_token
+    for _ in range(STEPS):
+        life.step()
+        if life.dice.random() < 0.6:
+            token = reading.page(FromContinuationToken(token)).continuation_token
+        if life.dice.random() < 0.5:
+            stored = token
+        if life.dice.random() < 0.3:
+            reading.kill()
+            token = stored
+    life.world.server.faults.clear()
+    reading.kill()
+    token, idle = stored, False
+    while not idle:
+        page = reading.page(FromContinuationToken(token))
+        token, idle = page.continuation_token, page.idle
+    assert {
+        name: [marker(each) for each in by_order(events)] for name, events in reading.order.items()
+    } == dict(life.truth)
+
+
+def by_order(events):
+    return sorted(events, key=lambda event: event.order_key)
+
+
+@pytest.mark.parametrize("seed", range(20, 24))
+def test_partitions_read_alone_and_their_children_give_every_change(make_world, seed):
+    life = Life(make_world(3), seed)
+    reading = Reading(life.world, life.dice)
+    todo = {
+        name: reading.page(Now(), PhysicalPartition(name)).continuation_token
+        for name in reading.client.list_physical_partitions(ADDRESS)
+    }
+    done, idle = set(), set()
+    steps = STEPS
+    while steps or set(todo) - idle:
+        if steps:
+            steps -= 1
+            life.step()
+            idle.clear()
+        else:
+            life.world.server.faults.clear()
+        if not todo:
+            continue
+        name = life.dice.choice(sorted(set(todo) - idle) or sorted(todo))
+        page = reading.page(FromContinuationToken(todo[name]), PhysicalPartition(name))
+        todo[name] = page.continuation_token
+        if page.partition_retired:
+            del todo[name]
+            done.add(name)
+            for child in page.child_partitions:
+                assert child.partition_id not in done
+                todo[child.partition_id] = child.continuation_token
+        elif page.idle:
+            idle.add(name)
+        if life.dice.random() < 0.2:
+            reading.kill()
+    assert reading.twice == 0
+    check(life, reading)
+
+
+@pytest.mark.parametrize("seed", range(30, 36))
+def test_a_backfill_under_load_ends_with_what_is_there(make_world, seed):
+    """Rows, then changes, merged by key and order key; killed after any page."""
+    life = Life(make_world(2), seed)
+    for _ in range(STEPS):
+        life.dice.choice([life.write, life.write, life.delete, life.batch])()
+    reading = Reading(life.world, life.dice, provider_options=CosmosOptions(backfill=True))
+    target = {}
+
+    def apply(page):
+        for event in page.events:
+            before = target.get(place(event))
+            if before is None or before[0] <= event.order_key:
+                target[place(event)] = (event.order_key, marker(event))
+
+    page = reading.page(Beginning())
+    token = stored = page.continuation_token
+    for _ in range(STEPS):
+        life.step()
+        page = reading.page(FromContinuationToken(token))
+        apply(page)
+        token = page.continuation_token
+        if life.dice.random() < 0.5:
+            stored = token
+        if life.dice.random() < 0.3:
+            reading.kill()
+            token = stored
+    life.world.server.faults.clear()
+    idle = False
+    while not idle:
+        page = reading.page(FromContinuationToken(token))
+        apply(page)
+        token, idle = page.continuation_token, page.idle
+    assert {name: value for name, (_, value) in target.items() if value is not None} == life.alive
+
+
+def test_the_truth_is_what_the_server_has(make_world):
+    """The life knows what is there without asking our client."""
+    life = Life(make_world(2), 99)
+    for _ in range(STEPS):
+        life.step()
+    life.world.server.faults.clear()
+    items = native(lambda: list(life.world.container.read_all_items()))
+    found = {(each["pk"], each["id"]): each["n"] for each in items}
+    assert found == life.alive
+    assert life.world.server.partitions(DATABASE, NAME)

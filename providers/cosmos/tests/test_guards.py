@@ -1,0 +1,276 @@
+"""What azure-cosmos loses, repeats or retries without end: each defect is shown, and what we do about it."""
+
+import base64
+import json
+import threading
+
+import pytest
+from azure.cosmos import CosmosClient
+from azure.cosmos.exceptions import CosmosClientTimeoutError
+
+from multiclouddb_api import (
+    ErrorCategory,
+    LogicalPartition,
+    MulticloudDbError,
+    MulticloudDbKey,
+    Now,
+    connect,
+)
+from multiclouddb_cosmos.ranges import KeyRange
+from multiclouddb_cosmos.transport import ALL_VERSIONS, MovedError, continuation_of
+from multiclouddb_cosmos_emulator.faults import Act, Fail
+
+from .harness import close_client
+from .world import ADDRESS, DATABASE, NAME, READ, seconds, soon
+
+pytestmark = pytest.mark.usefixtures("hasty")
+
+NOW = {"Type": "Now"}
+
+
+def native_page(container, **where):
+    """One page by azure-cosmos alone, with its own continuation."""
+    seen = []
+    pages = container.query_items_change_feed(**where, response_hook=lambda headers, _: seen.append(headers))
+    return list(next(pages.by_page(), None) or []), seen[-1]["etag"]
+
+
+def moved(world):
+    """The range of the first partition, and a position from before all that was written."""
+    (span, *_) = [KeyRange(each["low"], each["high"]) for each in world.partitions()]
+    rid = world.container.read()["_rid"]
+    return span, rid
+
+
+class TestContinuations:
+    """Its own continuations are never kept."""
+
+    def test_one_over_several_partitions_cannot_be_resumed(self, world):
+        world.fill(20)
+        _, token = native_page(world.container, start_time="Beginning", max_item_count=3)
+        with pytest.raises(ValueError, match="Missing token"):
+            native_page(world.container, continuation=token)
+
+    def test_ours_are_resumed_wherever_a_page_ended(self, world):
+        consumer = world.consumer(max_page_size=3)
+        written = world.fill(20)
+        while sorted(consumer.markers) != written:
+            consumer.restart().read()
+        assert len(consumer.events) == 20
+
+    def test_no_token_holds_one_of_its_own(self, world):
+        consumer = world.consumer()
+        world.fill(20)
+        consumer.until_idle()
+        text = consumer.token
+        for each in (text, base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode("latin-1")):
+            assert "containerRid" not in each
+
+    def test_a_continuation_that_we_make_is_what_it_reads(self, world):
+        """The form is private: a version that changes it is found here."""
+        from azure.cosmos._change_feed.change_feed_state import ChangeFeedState
+
+        span, rid = moved(world)
+        token = continuation_of(rid, span, 7, ALL_VERSIONS, NOW)
+        state = ChangeFeedState.from_json("dbs/x/colls/y", rid, {"continuationFeedRange": token})
+        assert state.to_dict() == json.loads(base64.b64decode(token))
+
+
+class TestPartitionKeys:
+    """A key that is false in Python is a key."""
+
+    @pytest.mark.parametrize("value", ["", 0, False, None])
+    def test_azure_cosmos_reads_the_whole_container(self, world, value):
+        world.fill(20)
+        found, _ = native_page(world.container, partition_key=value, start_time="Beginning")
+        assert len(found) > 1
+
+    @pytest.mark.parametrize("value", ["", 0, False, None, 0.0])
+    def test_ours_has_the_changes_of_the_key_only(self, world, value):
+        consumer = world.consumer(scope=LogicalPartition(MulticloudDbKey({"pk": value})))
+        world.fill(20)
+        for marker in range(3):
+            world.container.upsert_item({"id": "mine", "pk": value, "n": 100 + marker})
+        assert consumer.until_idle() == [100, 101, 102]
+
+
+class TestWidening:
+    """A range is never read wider than it is."""
+
+    def test_azure_cosmos_widens_a_range_over_a_boundary(self, world):
+        _, rid = moved(world)
+        world.fill(40)
+        wide = KeyRange("10", "30")
+        token = continuation_of(rid, wide, 1, ALL_VERSIONS, NOW)
+        found = []
+        for _ in range(4):
+            items, token = native_page(world.container, continuation=token)
+            found += items
+        assert len(found) == 40
+
+    def test_ours_refuses_to_take_the_page_of_another_range(self, world):
+        _, feed = world.feed()
+        _, rid = moved(world)
+        world.fill(20)
+        calls = feed._source.calls
+        with pytest.raises(MovedError):
+            calls.read(ADDRESS, rid, KeyRange("10", "30"), 1, 100, soon())
+
+    def test_a_merge_and_a_split_elsewhere_give_every_event_once(self, world):
+        consumer = world.consumer()
+        written = world.fill(30)
+        child = world.merge("0", "1")
+        world.split(child, boundary="10" + "0" * 30)
+        written += world.fill(30)
+        consumer.until_idle()
+        assert sorted(consumer.markers) == written
+
+
+class TestRecreated:
+    """A container of the same name is another container."""
+
+    def test_a_fresh_client_of_azure_cosmos_refuses_the_new_one(self, world):
+        """A warm one has the old resource id in its cache, and goes on in the new container."""
+        world.fill(10)
+        _, token = native_page(world.container, start_time="Now", mode="AllVersionsAndDeletes")
+        queue = json.loads(base64.b64decode(token))
+        for each in queue["continuation"]["continuation"]:
+            each["token"] = '"2"'
+        world.recreate(2)
+        world.fill(30)
+        token = base64.b64encode(json.dumps(queue).encode()).decode()
+        with CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False) as warm:
+            settle()
+            with pytest.raises(ValueError, match="rid"):
+                native_page(warm.get_database_client(DATABASE).get_container_client(NAME), continuation=token)
+
+    @pytest.mark.parametrize("own", [False, True])
+    def test_ours_refuses_the_new_one(self, world, own):
+        client = world.client()
+        native = None
+        if own:
+            native = CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False)
+            client = connect(world.config(), native_client=native)
+        consumer = world.consumer(client=client)
+        world.fill(10)
+        consumer.until_idle()
+        world.recreate(2)
+        world.fill(30)
+        for _ in range(2):
+            with pytest.raises(MulticloudDbError, match="recreated") as caught:
+                consumer.read()
+            assert caught.value.category == ErrorCategory.INVALID_REQUEST
+        client.close()
+        if native is not None:
+            close_client(native)
+
+
+def settle():
+    """Its first look at the account has to be over before it is closed."""
+    for thread in threading.enumerate():
+        if thread.name == "cosmos-endpoint-refresh":
+            thread.join(5)
+
+
+class TestEndlessRetries:
+    """No answer makes azure-cosmos ask again and again."""
+
+    def test_azure_cosmos_multiplies_a_429(self, world):
+        world.server.faults.add(Fail(429, 3200, 0.001), READ, times=None)
+        with CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False) as plain:
+            settle()
+            with pytest.raises(Exception, match="rate is large"):
+                native_page(plain.get_database_client(DATABASE).get_container_client(NAME), start_time="Now")
+        assert len(world.requests()) == 100
+
+    def test_ours_asks_as_often_as_the_engine_wants(self, world):
+        consumer = world.consumer()
+        world.server.journal.clear()
+        world.server.faults.add(Fail(429, 3200, 0.01), READ, times=None)
+        with pytest.raises(MulticloudDbError) as caught:
+            consumer.read(seconds(2))
+        assert caught.value.category == ErrorCategory.THROTTLED
+        assert caught.value.retryable
+        assert len(world.requests()) <= 2 * 8
+
+    def test_the_service_s_delay_is_kept(self, world):
+        consumer = world.consumer()
+        written = world.fill(4)
+        world.server.faults.add(Fail(429, 3200, 0.2), READ, times=2)
+        consumer.until_idle()
+        assert sorted(consumer.markers) == written
+
+    def test_azure_cosmos_retries_a_410_until_its_timeout(self, world):
+        world.server.faults.add(Fail(410, 1002), READ, times=None)
+        with pytest.raises((CosmosClientTimeoutError, RecursionError)):
+            native_page(world.container, start_time="Now", mode="AllVersionsAndDeletes", timeout=1)
+        assert len(world.requests()) > 5
+
+    @pytest.mark.parametrize("substatus", [0, 1000, 1002, 1007, 1008])
+    def test_ours_takes_one_request_a_try(self, world, substatus):
+        _, feed = world.feed()
+        (seed, *_) = feed.start(Now(), None, soon())
+        world.server.journal.clear()
+        world.server.faults.add(Fail(410, substatus), READ, times=None)
+        with pytest.raises(Exception, match="Gone") as caught:
+            feed.open(seed.partition_id, seed.cursor).fetch(10, 1 << 20, 0.0, soon())
+        assert caught.value.status_code == 410
+        assert len(world.requests()) == 1
+
+    @pytest.mark.parametrize("substatus", [0, 1002, 1007])
+    def test_a_410_that_passes_loses_nothing(self, world, substatus):
+        consumer = world.consumer()
+        written = world.fill(10)
+        world.server.faults.add(Fail(410, substatus), READ, times=3)
+        consumer.until_idle()
+        assert sorted(consumer.markers) == written
+
+    def test_a_410_without_end_is_told_by_the_deadline(self, world):
+        consumer = world.consumer()
+        world.server.faults.add(Fail(410, 1002), READ, times=None)
+        with pytest.raises(MulticloudDbError) as caught:
+            consumer.read(seconds(1))
+        assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
+
+    def test_the_application_s_own_client_is_bounded_by_the_deadline(self, world):
+        native = CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False)
+        client = connect(world.config(), native_client=native)
+        consumer = world.consumer(client=client)
+        world.server.faults.add(Fail(410, 1002), READ, times=None)
+        with pytest.raises(MulticloudDbError) as caught:
+            consumer.read(seconds(1))
+        assert caught.value.category == ErrorCategory.TRANSIENT_FAILURE
+        client.close()
+        world.server.faults.clear()
+        close_client(native)
+
+
+class TestSplitWhileReading:
+    """azure-cosmos answers with the page of one child: it is not taken for the whole range's."""
+
+    @pytest.mark.parametrize("own", [False, True])
+    def test_a_split_under_a_request_loses_nothing(self, world, own):
+        native = None
+        client = world.client()
+        if own:
+            native = CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False)
+            client = connect(world.config(), native_client=native)
+        consumer = world.consumer(client=client)
+        written = world.fill(40)
+        world.server.faults.add(Act(lambda: world.split("0")), READ)
+        consumer.until_idle()
+        written += world.fill(20)
+        consumer.until_idle()
+        assert sorted(consumer.markers) == written
+        client.close()
+        if native is not None:
+            close_client(native)
+
+    def test_a_split_that_azure_cosmos_knows_and_we_do_not(self, world):
+        consumer = world.consumer()
+        written = world.fill(40)
+        world.split("0")
+        # It shares its map of ranges among all clients of an account in a process.
+        list(world.container.read_feed_ranges(force_refresh=True))
+        consumer.until_idle()
+        assert sorted(consumer.markers) == written

@@ -1,0 +1,394 @@
+"""The feed without the engine, and through it: starts, bounds, splits, merges, expiry, keys, costs."""
+
+import itertools
+
+import pytest
+from azure.cosmos import CosmosClient
+
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    Capability,
+    ChangeFeedRequest,
+    ChangeType,
+    ErrorCategory,
+    FromContinuationToken,
+    Gap,
+    LogicalPartition,
+    MulticloudDbError,
+    MulticloudDbKey,
+    Now,
+    PhysicalPartition,
+    ResourceAddress,
+    SkipToOldest,
+    connect,
+)
+from multiclouddb_cosmos import CosmosOptions
+from multiclouddb_cosmos import client as client_room
+from multiclouddb_cosmos_emulator.faults import Fail
+from multiclouddb_spi import Continue, Drained, Reached, Tracked
+
+from .harness import close_client
+from .world import ADDRESS, READ, seconds, soon
+
+pytestmark = pytest.mark.usefixtures("hasty")
+
+BACKFILL = CosmosOptions(backfill=True)
+
+
+def drained(reader, size=3, most=500):
+    """Event ids up to an outcome or the end, and the last batch."""
+    found = []
+    for _ in range(most):
+        batch = reader.fetch(size, 1 << 20, 0.0, soon())
+        found += [event.event_id for event in batch.events(0, len(batch))]
+        if not isinstance(batch.outcome, Continue) or (batch.caught_up and not len(batch)):
+            return found, batch
+    raise AssertionError("no end")
+
+
+def refused(call, category):
+    with pytest.raises(MulticloudDbError) as caught:
+        call()
+    assert caught.value.category == category, caught.value
+    return caught.value
+
+
+class TestBounds:
+    """[cursor, until] gives the same, whatever is split or merged later."""
+
+    @pytest.mark.parametrize("size", [1, 3, 1000])
+    def test_a_bounded_read_is_repeated_exactly_behind_splits_and_a_merge(self, make_world, size):
+        world = make_world(1)
+        _, feed = world.feed()
+        (seed,) = feed.start(Now(), None, soon())
+        for number in range(20):
+            world.put(f"k{number}")
+            keys = [("upsert", ({"id": f"b{n}", "pk": "batch", "n": 0},)) for n in range(3)]
+            world.batch("batch", *keys)
+        everything, last = drained(feed.open(seed.partition_id, seed.cursor), 7)
+        bounds = [last.end]
+        reader = feed.open(seed.partition_id, seed.cursor)
+        for _ in range(12):
+            batch = reader.fetch(3, 1 << 20, 0.0, soon())
+            bounds.append(batch.end)
+        before = [drained(feed.open(seed.partition_id, seed.cursor, bound), size)[0] for bound in bounds]
+        assert before[0] == everything
+        _, second = world.split("0")
+        world.split(second)
+        world.fill(30)
+        for again in range(2):
+            for bound, wanted in zip(bounds, before, strict=True):
+                found, batch = drained(feed.open(seed.partition_id, seed.cursor, bound), size)
+                assert found == wanted
+                assert isinstance(batch.outcome, Reached)
+                assert feed.compare(batch.end, bound) == 0
+            if not again:
+                parts = [each["id"] for each in world.partitions()]
+                world.merge(*parts[:2])
+
+    def test_a_split_in_the_middle_of_a_bounded_read_changes_nothing(self, make_world):
+        world = make_world(1)
+        _, feed = world.feed()
+        (seed,) = feed.start(Now(), None, soon())
+        world.fill(40)
+        wanted, last = drained(feed.open(seed.partition_id, seed.cursor))
+        reader = feed.open(seed.partition_id, seed.cursor, last.end)
+        found = []
+        for number in itertools.count():
+            batch = reader.fetch(3, 1 << 20, 0.0, soon())
+            found += [event.event_id for event in batch.events(0, len(batch))]
+            if isinstance(batch.outcome, Reached):
+                break
+            if number in (2, 5):
+                world.split(world.partitions()[0]["id"])
+        assert found == wanted
+
+    def test_heads_are_the_ends_of_ranges(self, world):
+        _, feed = world.feed()
+        seeds = {seed.partition_id: seed.cursor for seed in feed.start(Now(), None, soon())}
+        world.fill(20)
+        heads = feed.heads(seeds, None, soon())
+        assert set(heads) == set(seeds)
+        counts = [len(drained(feed.open(name, seeds[name], head.cursor))[0]) for name, head in heads.items()]
+        assert sum(counts) == 20
+        assert feed.heads(seeds, 5, soon()) == {}
+
+    def test_an_unbounded_read_of_a_split_range_ends_with_its_parts(self, world):
+        _, feed = world.feed()
+        seed, _ = feed.start(Now(), None, soon())
+        world.split("0")
+        _, batch = drained(feed.open(seed.partition_id, seed.cursor))
+        assert isinstance(batch.outcome, Drained)
+        assert batch.outcome.complete
+        assert {child.cursor[0] for child in batch.outcome.children} == {seed.cursor[0]}
+
+
+class TestMerges:
+    """The service refuses them together with this feed; a server that has both is read on."""
+
+    def test_old_ranges_go_on_inside_the_merged_partition(self, world):
+        consumer = world.consumer()
+        written = world.fill(20)
+        consumer.read()
+        world.merge("0", "1")
+        written += world.fill(20)
+        consumer.restart().until_idle()
+        assert sorted(consumer.markers) == written
+        assert len(consumer.events) == 40
+
+    def test_the_service_s_refusal_is_told_and_not_retried(self, world):
+        consumer = world.consumer()
+        world.server.merge("shop", "orders", "0", "1")
+        error = refused(consumer.read, ErrorCategory.PERMANENT_FAILURE)
+        assert "merge" in error.message
+        assert not error.retryable
+
+    def test_an_audit_sees_that_a_merged_partition_is_wider_than_what_was_read(self, world):
+        _, feed = world.feed()
+        seed, other = feed.start(Now(), None, soon())
+        world.fill(20)
+        world.merge("0", "1")
+        held = {seed.partition_id: Tracked(seed.partition_id, (seed.cursor,))}
+        (missed,) = feed.uncovered(held, None, soon())
+        assert missed.partition_id == other.partition_id
+        alone = drained(feed.open(missed.partition_id, missed.cursor))[0]
+        assert len(alone) + len(drained(feed.open(seed.partition_id, seed.cursor))[0]) == 20
+        assert feed.uncovered({**held, other.partition_id: held[seed.partition_id]}, None, soon()) == []
+
+
+class TestExpiry:
+    """A 400 is an expired position only if the same range can be read at now."""
+
+    def test_a_trimmed_position_has_expired(self, world):
+        consumer = world.consumer()
+        world.fill(20)
+        world.trim()
+        error = refused(consumer.read, ErrorCategory.CHECKPOINT_EXPIRED)
+        assert "LSN" in error.message
+
+    def test_any_other_400_is_a_wrong_request(self, world):
+        consumer = world.consumer()
+        world.server.faults.add(Fail(400, message="Something else."), READ, times=None)
+        error = refused(consumer.read, ErrorCategory.INVALID_REQUEST)
+        assert "Something else." in error.message
+
+    def test_the_gap_ends_at_the_oldest_change_that_is_left(self, world):
+        consumer = world.consumer(on_expired=SkipToOldest())
+        world.fill(20)
+        world.trim()
+        written = world.fill(20)
+        consumer.until_idle()
+        assert sorted(consumer.markers) == written
+        assert any(isinstance(notice, Gap) for notice in consumer.notices)
+
+    def test_an_audit_starts_at_the_oldest_change_that_is_wanted(self, world):
+        _, feed = world.feed()
+        world.fill(30)
+        world.server.advance(3600)
+        since = world.server.clock.now()
+        world.server.advance(60)
+        world.fill(30)
+        found = [drained(feed.open(s.partition_id, s.cursor))[0] for s in feed.uncovered({}, since, soon())]
+        assert sum(map(len, found)) == 30
+
+
+class TestMode:
+    """What has to be enabled, and what has to be asked for."""
+
+    def test_an_account_without_the_mode(self, world):
+        world.server.all_versions(False)
+        client = world.client()
+        error = refused(
+            lambda: client.read_changes(ChangeFeedRequest(ADDRESS, Now())), ErrorCategory.INVALID_REQUEST
+        )
+        assert "enableAllVersionsAndDeletesChangeFeed" in error.message
+
+    def test_an_account_that_loses_the_mode(self, world):
+        consumer = world.consumer()
+        world.fill(3)
+        world.server.all_versions(False)
+        refused(consumer.read, ErrorCategory.INVALID_REQUEST)
+
+    def test_a_start_in_the_past_names_the_option(self, world):
+        client = world.client()
+        for start in (Beginning(), AtTime(world.server.clock.now())):
+            error = refused(
+                lambda start=start: client.read_changes(ChangeFeedRequest(ADDRESS, start)),
+                ErrorCategory.UNSUPPORTED_CAPABILITY,
+            )
+            assert "CosmosOptions(backfill=True)" in error.message
+
+    def test_a_container_that_does_not_exist(self, world):
+        client = world.client()
+        for address in (ResourceAddress("shop", "none"), ResourceAddress("none", "orders")):
+            request = ChangeFeedRequest(address, Now())
+            refused(lambda request=request: client.read_changes(request), ErrorCategory.NOT_FOUND)
+
+    def test_an_address_without_a_database(self, world):
+        request = ChangeFeedRequest(ResourceAddress(collection="orders"), Now())
+        refused(lambda: world.client().read_changes(request), ErrorCategory.INVALID_REQUEST)
+
+    def test_a_wrong_key(self, world, monkeypatch):
+        monkeypatch.setenv("AZURE_COSMOS_KEY", "d3Jvbmc=")
+        client = world.client()
+        error = refused(
+            lambda: client.read_changes(ChangeFeedRequest(ADDRESS, Now())),
+            ErrorCategory.AUTHENTICATION_FAILED,
+        )
+        assert "AZURE_COSMOS_KEY" in error.message
+
+    def test_capabilities_name_the_way(self, world):
+        found = world.client().capabilities()
+        assert "backfill=True" in found[Capability.CHANGE_FEED_BEGINNING].note
+
+
+class TestKeys:
+    """Partition keys of one and of several levels."""
+
+    def test_prefixes_of_a_hierarchical_key(self, make_world):
+        world = make_world(3, key=["/tenant", "/user", "/session"])
+        scopes = {
+            depth: LogicalPartition(
+                MulticloudDbKey(dict(list({"tenant": "t1", "user": "u1", "session": "s1"}.items())[:depth]))
+            )
+            for depth in (1, 2, 3)
+        }
+        consumers = {depth: world.consumer(scope=scope) for depth, scope in scopes.items()}
+        expected = {1: 0, 2: 0, 3: 0}
+        for tenant, user, session in itertools.product(("t1", "t2"), ("u1", "u2"), ("s1", "s2")):
+            item = {"id": "x", "tenant": tenant, "user": user, "session": session, "n": 1}
+            world.container.upsert_item(item)
+            expected[1] += tenant == "t1"
+            expected[2] += (tenant, user) == ("t1", "u1")
+            expected[3] += (tenant, user, session) == ("t1", "u1", "s1")
+            if user == "u2":
+                world.split(world.partitions()[-1]["id"])
+        for depth, consumer in consumers.items():
+            consumer.until_idle()
+            assert len(consumer.events) == expected[depth]
+        (event,) = consumers[3].events
+        assert event.key.partition_key == {"tenant": "t1", "user": "u1", "session": "s1"}
+        assert event.key.sort_key == {"id": "x"}
+
+    def test_a_prefix_that_is_split_is_read_on(self, make_world):
+        world = make_world(1, key=["/tenant", "/user"])
+        consumer = world.consumer(scope=LogicalPartition(MulticloudDbKey({"tenant": "t"})))
+        for number in range(40):
+            world.container.upsert_item({"id": "x", "tenant": "t", "user": f"u{number}", "n": number})
+        (epk,) = {world.server.effective_key("t", f"u{number}", kind="MultiHash") for number in (7,)}
+        world.split("0", boundary=epk)
+        consumer.until_idle()
+        assert sorted(consumer.markers) == list(range(40))
+
+    @pytest.mark.parametrize("components", [{"x": 1}, {"pk": 1, "user": 2, "tenant": 3}, {"user": "u"}])
+    def test_a_key_that_is_none_of_the_container(self, make_world, components):
+        world = make_world(1, key=["/tenant", "/user"])
+        request = ChangeFeedRequest(ADDRESS, Now(), scope=LogicalPartition(MulticloudDbKey(components)))
+        error = refused(lambda: world.client().read_changes(request), ErrorCategory.INVALID_REQUEST)
+        assert "tenant" in error.message
+
+    def test_a_key_on_every_kind_of_change(self, world):
+        consumer = world.consumer()
+        for key in ("a", 7, 1.5, True, None):
+            world.container.upsert_item({"id": "x", "pk": key, "n": 1})
+            world.container.delete_item("x", key)
+        consumer.until_idle()
+        assert len({event.key for event in consumer.events}) == 5
+        assert {event.type for event in consumer.events} == {ChangeType.CREATE, ChangeType.DELETE}
+
+    def test_a_nested_path_and_a_document_without_its_key(self, make_world):
+        world = make_world(1, key="/a/b")
+        consumer = world.consumer()
+        world.container.upsert_item({"id": "x", "a": {"b": "deep"}, "n": 1})
+        world.container.delete_item("x", "deep")
+        world.container.upsert_item({"id": "y", "n": 2})
+        consumer.until_idle()
+        assert [event.key.components for event in consumer.events] == [
+            {"a/b": "deep", "id": "x"},
+            {"a/b": "deep", "id": "x"},
+            {"id": "y"},
+        ]
+
+    def test_a_time_to_live_is_told(self, make_world):
+        world = make_world(1, default_ttl=10)
+        consumer = world.consumer()
+        world.put("a")
+        world.server.advance(11)
+        world.server.expire("shop", "orders")
+        consumer.until_idle()
+        assert [event.by_expiry for event in consumer.events] == [False, True]
+
+
+class TestTokensAndCosts:
+    """Small tokens, honest costs."""
+
+    @pytest.mark.parametrize("partitions", [10, 100])
+    def test_a_token_has_at_most_a_hundred_bytes_a_range(self, make_world, partitions):
+        world = make_world(partitions)
+        consumer = world.consumer(Beginning(), provider_options=BACKFILL)
+        world.fill(partitions * 3)
+        consumer.until_idle()
+        assert len(consumer.token) <= 100 * partitions
+
+    def test_request_units_are_told(self, world):
+        consumer = world.consumer()
+        world.fill(5)
+        assert consumer.read().diagnostics.native_charge >= 1
+
+    def test_a_start_asks_each_range_once(self, make_world):
+        world = make_world(20)
+        client = world.client()
+        world.server.journal.clear()
+        client.read_changes(ChangeFeedRequest(ADDRESS, Now()))
+        assert world.server.journal.count(READ) <= 2 * 20
+
+    def test_a_start_that_is_throttled_asks_for_what_is_missing(self, make_world):
+        world = make_world(20)
+        client = world.client()
+        world.server.journal.clear()
+        world.server.faults.add(Fail(429, 3200, 0.01), READ, after=10, times=3)
+        client.read_changes(ChangeFeedRequest(ADDRESS, Now()))
+        assert world.server.journal.count(READ) <= 2 * 20 + 16
+
+    def test_an_application_s_own_client_stays_open(self, world):
+        native = CosmosClient(world.server.endpoint, world.server.key, enable_endpoint_discovery=False)
+        with connect(world.config(), native_client=native) as client:
+            consumer = world.consumer(client=client)
+            written = world.fill(5)
+            consumer.until_idle()
+        assert sorted(consumer.markers) == written
+        assert [each["id"] for each in native.list_databases()] == ["shop"]
+        close_client(native)
+
+    def test_hundreds_of_keys_are_read_by_one_client(self, make_world):
+        world = make_world(4)
+        client = world.client()
+        consumers = [
+            world.consumer(client=client, scope=LogicalPartition(MulticloudDbKey({"pk": f"k{number}"})))
+            for number in range(200)
+        ]
+        written = {f"k{number}": world.put(f"k{number}") for number in range(200)}
+        for number, consumer in enumerate(consumers):
+            assert consumer.until_idle() == written[f"k{number}"]
+
+    def test_a_page_that_is_no_json_is_not_taken_for_an_empty_one(self, world, monkeypatch):
+        consumer = world.consumer()
+        world.fill(5)
+        whole = client_room._parsed
+        monkeypatch.setattr(client_room, "_parsed", lambda text: whole(text[: len(text) // 2]))
+        refused(lambda: consumer.read(seconds(1)), ErrorCategory.TRANSIENT_FAILURE)
+
+    def test_half_a_surrogate_pair_does_not_hide_its_page(self, world):
+        assert client_room._parsed(b'{"Documents":[{"a":"\\ud800"}]}')["Documents"] == [{"a": "\ud800"}]
+
+    def test_a_token_of_a_partition_goes_on_in_another_process(self, world):
+        client = world.client()
+        name, *_ = client.list_physical_partitions(ADDRESS)
+        scope = PhysicalPartition(name)
+        token = client.read_changes(ChangeFeedRequest(ADDRESS, Now(), scope=scope)).continuation_token
+        world.fill(30)
+        page = world.client().read_changes(
+            ChangeFeedRequest(ADDRESS, FromContinuationToken(token), scope=scope)
+        )
+        assert {event.partition_id for event in page.events} == {name}

@@ -1,0 +1,21 @@
+"""Twenty tests of the conformance suite over TLS: reading on, and splits."""
+
+import pytest
+
+from .harness import CosmosHarness
+from .suite import TestCheckpoint, TestSplit  # noqa: F401
+
+pytestmark = [
+    pytest.mark.usefixtures("hasty"),
+    # For localhost azure-cosmos does not verify a certificate, and urllib3 says so for each request.
+    pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning"),
+]
+
+
+class HttpsHarness(CosmosHarness):
+    """A server with a certificate of its own, which azure-cosmos takes on this machine."""
+
+    https = True
+
+
+HARNESS = HttpsHarness

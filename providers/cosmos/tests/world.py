@@ -1,0 +1,187 @@
+"""One container on the emulator: written with azure-cosmos, read through our client."""
+
+import attrs
+from azure.cosmos import CosmosClient, PartitionKey
+
+from multiclouddb_api import (
+    ChangeFeedRequest,
+    ClientConfig,
+    FromContinuationToken,
+    Now,
+    OperationOptions,
+    ResourceAddress,
+    connect,
+)
+from multiclouddb_cosmos.provider import PLUGIN
+from multiclouddb_cosmos_emulator import CosmosEmulator
+from multiclouddb_spi import Deadline, FeedSpec
+
+from .harness import close_client
+
+DATABASE, NAME = "shop", "orders"
+ADDRESS = ResourceAddress(DATABASE, NAME)
+READ = "ReadChangeFeed"
+MANY_PAGES = 2000
+
+
+def soon(number=30.0):
+    """A deadline."""
+    return Deadline.after(number)
+
+
+def seconds(number):
+    """Options of a call."""
+    return OperationOptions(timeout_seconds=number)
+
+
+class World:
+    """A server with one container.
+
+    Attributes:
+        server: The emulator.
+        container: The container as azure-cosmos has it.
+    """
+
+    def __init__(self, partitions=1, key="/pk", server=None, **settings):
+        self.server = server or CosmosEmulator()
+        self.native = CosmosClient(self.server.endpoint, self.server.key, enable_endpoint_discovery=False)
+        self.database = self.native.create_database(DATABASE)
+        self.key = key
+        self.create(partitions, **settings)
+        self._clients = []
+        self.written = 0
+
+    def create(self, partitions=1, **settings):
+        kind = {"kind": "MultiHash"} if isinstance(self.key, list) else {}
+        definition = PartitionKey(path=self.key, **kind)
+        throughput = max(400, 10_000 * partitions)
+        self.container = self.database.create_container(
+            NAME, definition, offer_throughput=throughput, **settings
+        )
+
+    def recreate(self, partitions=1):
+        self.database.delete_container(NAME)
+        self.create(partitions)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        for client in self._clients:
+            client.close()
+        close_client(self.native)
+        self.server.__exit__(kind, error, trace)
+
+    # -- Writing
+
+    def put(self, *keys, **fields):
+        """One item each, with a marker that counts up; returns the markers."""
+        markers = []
+        for key in keys:
+            self.written += 1
+            self.container.upsert_item({"id": str(key), "pk": key, "n": self.written, **fields})
+            markers.append(self.written)
+        return markers
+
+    def fill(self, count):
+        """So many new items."""
+        return self.put(*(f"k{self.written + number}" for number in range(count)))
+
+    def batch(self, key, *operations):
+        """A transaction."""
+        self.container.execute_item_batch(list(operations), key)
+
+    def partitions(self):
+        return self.server.partitions(DATABASE, NAME)
+
+    def split(self, partition="0", **more):
+        return self.server.split(DATABASE, NAME, partition, **more)
+
+    def merge(self, first, second):
+        """Merge, on a server that can read all versions after it."""
+        child = self.server.merge(DATABASE, NAME, first, second)
+        with self.server._lock:
+            self.server._container(DATABASE, NAME).partition(child).merged = False
+        return child
+
+    def trim(self):
+        self.server.trim(DATABASE, NAME)
+
+    def requests(self, operation=READ):
+        """What was asked, as (status, substatus)."""
+        return [(each.status, each.substatus) for each in self.server.journal.entries(operation)]
+
+    # -- Reading
+
+    def config(self, **others):
+        host = self.server.endpoint.split("/")[2]
+        tls = self.server.endpoint.startswith("https")
+        return ClientConfig("cosmos", {"url": f"cosmos://{host}?tls={str(tls).lower()}"}, **others)
+
+    def client(self, **others):
+        """A client, closed with the world."""
+        made = connect(self.config(**others))
+        self._clients.append(made)
+        return made
+
+    def consumer(self, start=None, client=None, **request):
+        """One that reads with a client of its own, from now on unless said otherwise."""
+        made = Consumer(self, client or self.client(), start or Now(), request)
+        if start is None:
+            made.read()
+        return made
+
+    def feed(self, **spec):
+        """A provider and a feed, without the engine."""
+        provider = PLUGIN.connect(self.config(), None)
+        self._clients.append(provider)
+        return provider, provider.open_feed(FeedSpec(ADDRESS, **spec), soon())
+
+
+@attrs.define
+class Consumer:
+    """Reads on from its token; `restart` is another process."""
+
+    world: World
+    client: object
+    start: object
+    request: dict
+    events: list = attrs.field(factory=list)
+    notices: list = attrs.field(factory=list)
+    pages: list = attrs.field(factory=list)
+
+    def read(self, options=None):
+        """One page."""
+        page = self.client.read_changes(ChangeFeedRequest(ADDRESS, self.start, **self.request), options)
+        self.start = FromContinuationToken(page.continuation_token)
+        self.events += page.events
+        self.notices += page.notices
+        self.pages.append(page)
+        return page
+
+    def until_idle(self, most=MANY_PAGES):
+        """Pages until one is idle; returns the markers that were delivered on the way."""
+        before = len(self.events)
+        for _ in range(most):
+            if self.read().idle:
+                return markers(self.events[before:])
+        raise AssertionError(f"not idle after {most} pages")
+
+    def restart(self):
+        """Another process with the same token."""
+        self.client.close()
+        self.client = self.world.client()
+        return self
+
+    @property
+    def token(self):
+        return self.start.token
+
+    @property
+    def markers(self):
+        return markers(self.events)
+
+
+def markers(events):
+    """The markers of events, in order."""
+    return [event.new_item_state["n"] for event in events if event.new_item_state is not None]

@@ -1,0 +1,298 @@
+"""Scans the documents of a collection for `Snapshot()`: the plan, its segments, and the reader of one.
+
+A segment is a range of the keys' canonical JSON, which is the order of the table `documents`. The last
+segment ends at the highest key that there was when the snapshot began: a collection that grows at its end is
+read to its end all the same, and the stream has what came later.
+
+A plan's cursor is `[plan id, seq, µs, rows in a segment, number of the next segment, read after, end]`; a
+segment's is `[plan id, seq, µs, read after, end]`. Both bounds are keys, and the end is included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import sqlite3
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import Any, Final, TypeAlias, cast
+
+import attrs
+import orjson
+
+from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError, decode_json
+from multiclouddb_api.event import trusted_events
+from multiclouddb_api.key import trusted_keys
+from multiclouddb_embedded.mapping import View, from_micros
+from multiclouddb_embedded.partitions import check_there
+from multiclouddb_embedded.records import ORDER_DIGITS
+from multiclouddb_embedded.source import Scope, Source
+from multiclouddb_embedded.store.connection import Interrupt, snapshot
+from multiclouddb_spi import (
+    Batch,
+    Continue,
+    Cursor,
+    Deadline,
+    InvalidCursor,
+    Mapper,
+    Outcome,
+    Reader,
+    RecordFault,
+    Scanned,
+    ScanPlan,
+    Seed,
+    Segment,
+    segment_id_of,
+    snapshot_id_of,
+)
+
+__all__ = ["SegmentReader", "cut", "is_segment", "plan_scan"]
+
+_SEGMENTS: Final = 4
+_LEAST_ROWS: Final = 1000
+_ROW_BYTES: Final = 200
+_MARKED: Final = b'"$'
+
+_RANGE: Final = "FROM documents WHERE collection = :collection AND id > :after AND id <= :end"
+_COUNT: Final = "SELECT count(*), max(id) FROM documents WHERE collection = :collection AND id > :after"
+_HIGH: Final = f"SELECT id {_RANGE} ORDER BY id LIMIT 1 OFFSET :rows"
+# Which rows to read next: at least one, then as many as are wanted and fit into the bytes.
+_BOUND: Final = f"""
+SELECT count(*), max(id) FROM (
+    SELECT id, sum(length(id) + length(doc)) OVER (ORDER BY id) - length(doc) - length(id) AS before FROM (
+        SELECT id, doc {_RANGE} ORDER BY id LIMIT :most
+    )
+) WHERE before < :bytes
+"""
+_ROWS: Final = f"SELECT id, key, doc {_RANGE} ORDER BY id"
+_KEYS: Final = f"SELECT id, key, NULL {_RANGE} ORDER BY id"
+_MORE: Final = f"SELECT 1 {_RANGE} LIMIT 1"
+
+
+def plan_scan(
+    connection: sqlite3.Connection,
+    scope: Scope,
+    head: tuple[int, int],
+    seeds: Sequence[Seed],
+    segments: int | None,
+) -> ScanPlan:
+    """Plan a scan.
+
+    Args:
+        connection: Inside a snapshot of the file.
+        scope: What the feed covers.
+        head: The head of the store.
+        seeds: Where the stream starts, at that head.
+        segments: How many segments the application wants, or None.
+    """
+    seq, ts = head
+    bounds = _bounds(scope)
+    if bounds is None:
+        row = connection.execute(_COUNT, {"collection": scope.collection.id, "after": b""}).fetchone()
+        (records, end), after = row, b""
+        rows = max(1 if segments else _LEAST_ROWS, -(-records // (segments or _SEGMENTS)))
+    else:
+        after, end = bounds
+        records, rows = None, 2**53
+    plan_id = secrets.token_hex(6)
+    cursor: Cursor = [plan_id, seq, ts, rows, 0, _text(after), _text(end or b"")]
+    count = None if records is None else max(1, -(-records // rows))
+    return ScanPlan(plan_id, cursor, tuple(seeds), _floor(seq), from_micros(ts), count or 1, records)
+
+
+def _bounds(scope: Scope) -> tuple[bytes, bytes] | None:
+    """The keys between which every key with the one partition key lies; None for a whole collection."""
+    if scope.key is None:
+        return None
+    # After `[1,[["id","a"]` comes `]` or, with more components, `,`: both sort before `^`.
+    start = scope.key[:-2]
+    return start, start + b"^"
+
+
+def cut(
+    connection: sqlite3.Connection, scope: Scope, cursor: Cursor, count: int
+) -> tuple[list[Segment], Cursor | None]:
+    """Cut segments off a plan.
+
+    Args:
+        connection: Inside a snapshot of the file.
+        scope: What the feed covers.
+        cursor: The plan.
+        count: How many segments at most.
+
+    Raises:
+        InvalidCursor: It is no plan.
+        ProviderFault: `NOT_FOUND` when the collection was dropped.
+    """
+    plan_id, seq, ts, rows, number, after, end = _plan_of(cursor)
+    check_there(connection, scope.collection)
+    found: list[Segment] = []
+    while after < end and len(found) < count:
+        part = {
+            "collection": scope.collection.id,
+            "after": after.encode(),
+            "end": end.encode(),
+            "rows": rows - 1,
+        }
+        high = connection.execute(_HIGH, part).fetchone()
+        last = end if high is None else _text(high[0])
+        found.append(Segment(segment_id_of(plan_id, str(number)), [plan_id, seq, ts, after, last], rows))
+        after, number = last, number + 1
+    return found, [plan_id, seq, ts, rows, number, after, end] if after < end else None
+
+
+def _plan_of(cursor: Cursor) -> tuple[str, int, int, int, int, str, str]:
+    match cursor:
+        case [str(), seq, ts, rows, number, str(), str()] if all(
+            type(value) is int and 0 <= value < 2**62 for value in (seq, ts, rows, number)
+        ):
+            return cast("tuple[str, int, int, int, int, str, str]", tuple(cursor))
+    raise InvalidCursor("it is no plan of a snapshot")
+
+
+def is_segment(cursor: Cursor) -> bool:
+    """Whether a cursor is one of a segment."""
+    match cursor:
+        case [str(), seq, ts, str(), str()]:
+            return all(type(value) is int and 0 <= value < 2**62 for value in (seq, ts))
+        case _:
+            return False
+
+
+def _floor(seq: int) -> str:
+    """After the change `seq`, before the next one."""
+    return f"{seq:0{ORDER_DIGITS}d}~"
+
+
+def _text(canonical: bytes) -> str:
+    return bytes(canonical).decode()
+
+
+Row: TypeAlias = tuple[bytes, str, str | None]
+"""The key's canonical JSON, key and document."""
+
+
+@attrs.frozen(eq=False)
+class _Mapper(Mapper):
+    view: View
+    plan_id: str
+    seq: int
+    ts: int
+    end: str
+
+    def cursor_behind(self, records: list[Row], count: int) -> Cursor:
+        return [self.plan_id, self.seq, self.ts, _text(records[count - 1][0]), self.end]
+
+    def events(self, records: list[Row], start: int, stop: int) -> list[ChangeEvent]:
+        rows = records[start:stop]
+        try:
+            return self._map(rows)
+        except (ValueError, MulticloudDbError):
+            raise self._first_fault(records, start, stop) from None
+
+    def _map(self, rows: list[Row]) -> list[ChangeEvent]:
+        view, count = self.view, len(rows)
+        prefix, blake2b = f"{snapshot_id_of(self.plan_id)}:", hashlib.blake2b
+        keys = _values([row[1] for row in rows])
+        columns: list[Iterable[Any]] = [
+            [prefix + blake2b(row[0], digest_size=16).hexdigest() for row in rows],
+            trusted_keys(keys, view.partition_components),
+            repeat(ChangeType.CREATE),
+            repeat(from_micros(self.ts)),
+            _values([row[2] or "null" for row in rows]) if view.with_new else repeat(None),
+            repeat(None),
+            repeat(_floor(self.seq)),
+            repeat(False),
+            repeat(True),
+            repeat(view.address),
+            repeat(view.partition_id),
+            [{"key": row[1], "doc": row[2]} for row in rows] if view.native else repeat(None),
+        ]
+        return trusted_events(count, columns)
+
+    def _first_fault(self, records: list[Row], start: int, stop: int) -> RecordFault:
+        for index in range(start, stop):
+            try:
+                self._map(records[index : index + 1])
+            except (ValueError, MulticloudDbError):
+                break
+        after = self.cursor_behind(records, index + 1)
+        return RecordFault(index, f"row {index} of the batch", "it is not the JSON that was stored", after)
+
+
+def _values(texts: list[str]) -> list[Any]:
+    """JSON objects and nulls.
+
+    Raises:
+        ValueError: A text is something else.
+        MulticloudDbError: A text is damaged.
+    """
+    joined = ",".join(texts).encode()
+    values = [decode_json(text) for text in texts] if _MARKED in joined else orjson.loads(b"[%b]" % joined)
+    if len(values) != len(texts) or not {dict, type(None)}.issuperset(map(type, values)):
+        raise ValueError("not one JSON object a row")
+    return values
+
+
+class SegmentReader(Reader):
+    """Reads the rows of one segment. A fetch is one read transaction: it shows one moment.
+
+    Args:
+        source: What the readers of the feed share.
+        view: What its events share.
+        cursor: Where to begin.
+
+    Raises:
+        InvalidCursor: It is no segment.
+    """
+
+    def __init__(self, source: Source, view: View, cursor: Cursor) -> None:
+        if not is_segment(cursor):
+            raise InvalidCursor("it is no segment of a snapshot")
+        self._source = source
+        plan_id, seq, ts, self._after, self._end = cast("tuple[str, int, int, str, str]", cursor)
+        self._mapper = _Mapper(view, plan_id, seq, ts, self._end)
+        self._interrupt = Interrupt()
+        self._rows = _ROWS if view.with_new else _KEYS
+
+    def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
+        """The next rows."""
+        pool = self._source.store.pool
+        with (
+            pool.borrow(deadline) as connection,
+            self._interrupt.covers(connection),
+            snapshot(connection),
+        ):
+            check_there(connection, self._source.scope.collection)
+            return self._fetch(connection, max_records, max_bytes)
+
+    def cancel(self) -> None:
+        """Interrupt the running statement; it takes milliseconds."""
+        self._interrupt.cancel()
+
+    def close(self) -> None:
+        """Nothing is held; connections belong to the pool."""
+
+    def _fetch(self, connection: sqlite3.Connection, max_records: int, max_bytes: int) -> Batch:
+        begin = self._cursor()
+        part = {
+            "collection": self._source.scope.collection.id,
+            "after": self._after.encode(),
+            "end": self._end.encode(),
+            "most": max_records,
+            "bytes": max_bytes,
+        }
+        count, last = connection.execute(_BOUND, part).fetchone()
+        rows: list[Row] = []
+        more = False
+        if count:
+            rows = connection.execute(self._rows, {**part, "end": last}).fetchall()
+            self._after = _text(last)
+            more = connection.execute(_MORE, {**part, "after": last}).fetchone() is not None
+        outcome: Outcome = Continue() if more else Scanned()
+        nbytes = sum(len(row[0]) + len(row[1]) + len(row[2] or "") + _ROW_BYTES for row in rows)
+        return Batch(rows, self._mapper, begin, self._cursor(), outcome, nbytes, caught_up=not more)
+
+    def _cursor(self) -> Cursor:
+        mapper = self._mapper
+        return [mapper.plan_id, mapper.seq, mapper.ts, self._after, self._end]

@@ -1,0 +1,194 @@
+"""Lives of a snapshot: a target that merges by key and `order_key` equals its source in the end.
+
+There are upserts, deletes and keys that come again during the scan, splits and merges, a process that is
+killed after a third of the pages, a stored token that is lost, and retention that takes what is old. A case
+that needs tombstones fails without them here, too.
+"""
+
+import os
+import random
+
+import pytest
+
+from multiclouddb_api import (
+    BackfillDone,
+    ChangeFeedRequest,
+    ClientConfig,
+    ErrorCategory,
+    FromContinuationToken,
+    MulticloudDbError,
+    OperationOptions,
+    Resnapshot,
+    Snapshot,
+    SnapshotOrder,
+    SnapshotStarted,
+)
+from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider
+from multiclouddb_conformance.sink import Sink
+from multiclouddb_spi import Engine, InlineExecutor
+
+LIVES = 8 * int(os.environ.get("MULTICLOUDDB_LIVES", "1"))
+ORDERED, INTERLEAVED, AUTO = SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
+OPTIONS = OperationOptions()
+KEYS = 40
+
+
+class Life:
+    """One source, one target, and everything that happens to them; the same for the same seed."""
+
+    def __init__(self, seed, order, *, tombstones=True, point_in_time=False, rough=False, retention=None):
+        self.dice = random.Random(f"life {seed} {order.value} {point_in_time}")
+        habits = {
+            "point_in_time": point_in_time,
+            "splits_segments": self.dice.choice([0.0, 0.3]),
+            "segments": self.dice.choice([1, 3, 12]),
+            "splits_itself": self.dice.choice([None, 4, 9]),
+        }
+        behaviour = ServiceBehaviour.rough(seed, **habits) if rough else ServiceBehaviour(seed=seed, **habits)
+        self.sim = Simulation(self.dice.choice([1, 2, 4]), behaviour, retention_seconds=retention)
+        self.retention, self.order = retention, order
+        self.sink = Sink(tombstones=tombstones)
+        self.size = self.dice.choice([1, 2, 5] if retention is None else [3])
+        self.pages = self.kills = self.losses = 0
+        self.engine = None
+        for number in range(KEYS if retention is None else 5 * KEYS):
+            self.sim.write(f"k{number}", {"n": number})
+
+    def restart(self):
+        if self.engine is not None:
+            self.engine.close()
+        provider = SimulationProvider(self.sim)
+        config = ClientConfig("simulation", {}, coverage_audit_seconds=0.0)
+        self.engine = Engine(provider, config, executor=InlineExecutor(), pause=lambda _: None)
+
+    def change(self):
+        """What applications do between two pages."""
+        for _ in range(self.dice.choice([0, 1, 2])):
+            name = f"k{self.dice.randrange(KEYS + 10)}"
+            if self.dice.random() < 0.4:
+                self.sim.write(name, None)
+            else:
+                self.sim.write(name, {"n": self.dice.random()})
+        names = list(self.sim.open_partitions)
+        if self.dice.random() < 0.1 and len(names) < 6:
+            self.sim.split(self.dice.choice(names))
+        elif self.dice.random() < 0.1 and len(names) > 1:
+            self.sim.merge(*self.dice.sample(names, 2))
+
+    def read(self, position, on_expired=None):
+        settings = {} if on_expired is None else {"on_expired": on_expired}
+        request = ChangeFeedRequest(self.sim.address, position, max_page_size=self.size, **settings)
+        return self.engine.read_changes(request, OPTIONS)
+
+    def run(self, on_expired=None, drop_at_done=False, quiet_after=400):
+        """Read to the end of the snapshot and until nothing more comes; applications write meanwhile."""
+        self.restart()
+        self.stored = Snapshot(self.order)
+        self.done = False
+        return self.go_on(on_expired, drop_at_done, quiet_after)
+
+    def go_on(self, on_expired=None, drop_at_done=False, quiet_after=400):
+        """Read from the stored token."""
+        position, dropping = self.stored, False
+        while True:
+            page = self.read(position, on_expired)
+            self.pages += 1
+            assert self.pages < 5000
+            self.apply(page, drop_at_done)
+            if self.pages < quiet_after:
+                self.change()
+                if self.retention is not None:
+                    self.sim.advance(self.retention / 12)
+                    self.sim.trim_older_than(self.retention)
+            position = FromContinuationToken(page.continuation_token)
+            chance = self.dice.random()
+            if (
+                chance < 0.3 and self.pages < quiet_after
+            ):  # the process is killed; it had stored the token, or not
+                self.restart()
+                self.kills += 1
+                if self.dice.random() < 0.5 and not isinstance(self.stored, Snapshot):
+                    position = self.stored
+                    self.losses += 1
+            if position is not self.stored:
+                if dropping:
+                    self.sink.drop_tombstones()
+                    dropping = False
+                self.stored = position
+                dropping = any(isinstance(each, BackfillDone) for each in page.notices)
+            if page.idle and self.pages >= quiet_after:
+                return self
+
+    def apply(self, page, drop_at_done):
+        for notice in page.notices:
+            if isinstance(notice, SnapshotStarted):
+                self.sink.begin_again()
+        self.sink.apply(page.events)
+        if any(isinstance(notice, BackfillDone) for notice in page.notices):
+            self.done = True
+            self.sink.end_backfill()
+            if drop_at_done:
+                self.sink.drop_tombstones()
+
+    def is_equal(self):
+        assert self.done
+        return self.sink.rows() == {key: dict(document) for key, document in self.sim.documents().items()}
+
+
+def differing(count, *args, run=None, **settings):
+    lives = [Life(seed, *args, **settings).run(**(run or {}), quiet_after=60) for seed in range(count)]
+    assert sum(life.kills for life in lives) > count
+    assert sum(life.losses for life in lives) > count / 4
+    return [seed for seed, life in enumerate(lives) if not life.is_equal()]
+
+
+@pytest.mark.parametrize("rough", [False, True], ids=["fair", "rough"])
+@pytest.mark.parametrize("point_in_time", [False, True], ids=["convergent", "point in time"])
+class TestEqual:
+    def test_ordered_without_tombstones(self, point_in_time, rough):
+        assert differing(LIVES, ORDERED, tombstones=False, point_in_time=point_in_time, rough=rough) == []
+
+    @pytest.mark.parametrize("order", [INTERLEAVED, AUTO], ids=["interleaved", "auto"])
+    def test_any_order_with_tombstones(self, order, point_in_time, rough):
+        assert differing(LIVES, order, point_in_time=point_in_time, rough=rough) == []
+
+
+class TestTombstones:
+    def test_interleaved_without_them_differs(self):
+        assert len(differing(LIVES, INTERLEAVED, tombstones=False, point_in_time=True)) > LIVES / 2
+
+    def test_dropped_before_a_later_token_is_stored_they_are_missing(self):
+        early = {"drop_at_done": True}
+        assert differing(2 * LIVES, INTERLEAVED, point_in_time=True, run=early)
+
+
+class TestLongScan:
+    """The scan takes five times as long as the service keeps changes, and more."""
+
+    def test_ordered_expires_and_says_so(self):
+        for seed in range(LIVES):
+            with pytest.raises(MulticloudDbError) as caught:
+                Life(seed, ORDERED, retention=60.0).run()
+            assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
+
+    @pytest.mark.parametrize("order", [INTERLEAVED, AUTO], ids=["interleaved", "auto"])
+    def test_any_other_order_ends_equal(self, order):
+        for seed in range(LIVES):
+            life = Life(seed, order, retention=60.0).run(quiet_after=120)
+            assert life.pages > 5 * 12
+            assert life.is_equal(), seed
+
+    @pytest.mark.parametrize("order", [INTERLEAVED, AUTO], ids=["interleaved", "auto"])
+    def test_an_expired_position_is_healed_by_a_snapshot(self, order):
+        for seed in range(LIVES):
+            life = Life(seed, order, retention=60.0)
+            life.run(Resnapshot(Snapshot(order)), quiet_after=60)
+            assert life.is_equal(), seed
+            for _ in range(8):
+                life.change()
+            life.sim.advance(600)
+            life.sim.trim_older_than(60.0)
+            life.change()
+            life.pages, life.done = 0, False
+            life.go_on(Resnapshot(Snapshot(order)), quiet_after=60)
+            assert life.is_equal(), seed
