@@ -12,10 +12,10 @@ from benchmarks.dynamo import on_client_core, on_server_core
 from benchmarks.servers import server_module
 from multiclouddb_api import ChangeFeedRequest, ClientConfig, Now, ResourceAddress, connect
 
-__all__ = ["STREAM", "Backlog", "backlog", "on_client_core"]
+__all__ = ["COLUMNS", "STREAM", "Backlog", "backlog", "on_client_core"]
 
 STREAM: Final = "items_stream"
-_COLUMNS: Final = ("id", "number", *(f"field{index}" for index in range(7)))
+COLUMNS: Final = ("id", "number", *(f"field{index}" for index in range(7)))
 
 
 def _row(number: int) -> list[Any]:
@@ -52,7 +52,7 @@ class Backlog:
     def write(self, first: int, count: int) -> None:
         """Write one more transaction with this many rows."""
         with self.database.batch() as batch:
-            batch.insert_or_update("items", _COLUMNS, [_row(first + number) for number in range(count)])
+            batch.insert_or_update("items", COLUMNS, [_row(first + number) for number in range(count)])
 
     def partitions(self) -> list[str]:
         """The tokens that the library's own query returns."""
@@ -100,7 +100,7 @@ def backlog(size: int, at_once: int) -> Iterator[Backlog]:
     with on_server_core():
         server = module.Emulator(module.STILL)
     try:
-        columns = ", ".join(f"{name} {'INT64' if name == 'number' else 'STRING(MAX)'}" for name in _COLUMNS)
+        columns = ", ".join(f"{name} {'INT64' if name == 'number' else 'STRING(MAX)'}" for name in COLUMNS)
         database = server.database(
             f"CREATE TABLE items ({columns}) PRIMARY KEY (id)",
             f"CREATE CHANGE STREAM {STREAM} FOR items OPTIONS (value_capture_type = 'NEW_ROW')",

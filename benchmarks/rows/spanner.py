@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from statistics import median
 from threading import Thread
@@ -11,24 +12,30 @@ from typing import Any, Final
 
 from benchmarks.arrow import arrow_reader
 from benchmarks.row import Bench, Done, Sides, row
-from benchmarks.spanner import Backlog, backlog, on_client_core
+from benchmarks.spanner import COLUMNS, Backlog, backlog, on_client_core
 from multiclouddb_api import (
+    BackfillDone,
     ChangeFeedPage,
     ChangeFeedRequest,
     FromContinuationToken,
     OperationOptions,
+    Snapshot,
+    SnapshotOrder,
     connect,
 )
 
 _EVENTS: Final = 20_000
 _SINGLE: Final = 2_500
 _AT_ONCE: Final = 100
+_ROWS: Final = 50_000
+_ROWS_AT_ONCE: Final = 1000
 _SMALL_PAGE: Final = 5
 _SMALL_PAGES: Final = 500
 _LARGE_PAGES: Final = 3
 _COMMITS: Final = 50
 _WAIT: Final = 5.0
 _PAUSE: Final = 0.3
+_PARALLEL: Final = 8
 _READ: Final = (
     "of nine columns, about 300 bytes of JSON, from Google's emulator with churning off. The client has one "
     "core and the emulator another, for both sides alike; both connect, resume before the first change, "
@@ -191,6 +198,65 @@ def spanner_pages(bench: Bench) -> Iterator[Sides]:
     pages = bench.size(_SMALL_PAGES, 4)
     with backlog(pages * _SMALL_PAGE, 1) as changes:
         yield Sides(lambda: small_pages(changes, pages))
+
+
+def scan_loop(changes: Backlog) -> Done:
+    """Rows as the library's partitioned read returns them, as dicts; partitions are read at the same time."""
+    from google.cloud.spanner_v1 import KeySet
+
+    snapshot = changes.database.batch_snapshot()
+    everything: Any = KeySet(all_=True)  # type: ignore[no-untyped-call]
+    batches = snapshot.generate_read_batches("items", COLUMNS, everything)
+
+    def read(batch: Any) -> int:
+        rows = [dict(zip(COLUMNS, row, strict=True)) for row in snapshot.process_read_batch(batch)]
+        return len(rows)
+
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        return Done(sum(pool.map(read, batches)))
+
+
+def _scan_by_hand(changes: Backlog) -> Done:
+    with on_client_core():
+        return _counted(changes, scan_loop(changes))
+
+
+def scan(changes: Backlog) -> Done:
+    """The rows of a snapshot, to its end."""
+    ids: set[str] = set()
+    count = 0
+    start: Snapshot | FromContinuationToken = Snapshot(SnapshotOrder.ORDERED)
+    with on_client_core(), connect(changes.config) as client:
+        while True:
+            page = client.read_changes(ChangeFeedRequest(changes.address, start))
+            ids.update(event.event_id for event in page.events)
+            count += len(page.events)
+            if any(isinstance(notice, BackfillDone) for notice in page.notices):
+                return _counted(changes, Done(count, len(ids)))
+            start = FromContinuationToken(page.continuation_token)
+
+
+@row(
+    "spanner-snapshot",
+    title="Spanner, rows of a snapshot",
+    unit="rows/s",
+    goal=1.0,
+    about=(
+        "The client reads 50,000 rows that exist, with `Snapshot()`: of nine columns, about 300 bytes of "
+        "JSON, from Google's emulator. The client has one core and the emulator another, for both sides "
+        "alike. A snapshot also finds where the change stream starts, and where to cut the table."
+    ),
+    against=(
+        "The library's parallel scan (`generate_read_batches` and `process_read_batch` in eight threads), "
+        "which makes a dict of each row, but no event, and can be continued in no other process."
+    ),
+    same_work=False,
+    shown=(scan_loop,),
+)
+def spanner_snapshot(bench: Bench) -> Iterator[Sides]:
+    """Rows at one moment."""
+    with backlog(bench.size(_ROWS), _ROWS_AT_ONCE) as changes:
+        yield Sides(lambda: scan(changes), lambda: _scan_by_hand(changes))
 
 
 def _shown_after(changes: Backlog, number: int, read: Callable[[], int]) -> float:

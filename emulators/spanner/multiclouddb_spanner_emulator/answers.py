@@ -19,10 +19,11 @@ from multiclouddb_spanner_emulator.errors import ServiceError, invalid, unimplem
 from multiclouddb_spanner_emulator.journal import Call
 from multiclouddb_spanner_emulator.reading import Reading, StreamQuery, checked
 from multiclouddb_spanner_emulator.record import CHANGE_RECORD, Heartbeat, Record, to_value
+from multiclouddb_spanner_emulator.rows import moment_of, rows_at
 from multiclouddb_spanner_emulator.stream import ChangeStream
 from multiclouddb_spanner_emulator.world import World
 
-__all__ = ["Meet", "answered", "stream_query"]
+__all__ = ["Meet", "answered", "read", "stream_query"]
 
 Meet = Callable[[Call, "int | None"], None]
 """Lets troubles happen to a call when so many rows were sent."""
@@ -136,10 +137,32 @@ def answered(
         return
     meet(call, None)
     with world.changed:
+        moment_of(world, request)
         fields, found = _plain(world, database, sql, params)
     yield from _messages(
         world, request, call, fields, iter([[[to_value(value) for value in row] for row in found]])
     )
+
+
+def read(world: World, database: Database, request: Any, call: Call, meet: Meet) -> Iterator[Any]:
+    """The messages that answer a read of rows."""
+    meet(call, None)
+    with world.changed:
+        fields, found = rows_at(database, request, moment_of(world, request))
+        rows = list(found)
+
+    def batches() -> Iterator[list[list[Value]]]:
+        batch: list[list[Value]] = []
+        for row in rows:
+            if any(each.after_rows == call.rows for each in world.troubles.present):
+                yield batch
+                batch = []
+                meet(call, call.rows)
+            call.rows += 1
+            batch.append(row)
+        yield batch
+
+    yield from _messages(world, request, call, fields, batches())
 
 
 def _check_transaction(request: Any) -> None:

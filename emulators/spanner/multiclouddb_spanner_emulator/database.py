@@ -47,6 +47,7 @@ class Database:
         tables: Name → table.
         streams: Name → change stream.
         statements: The DDL that made it.
+        history: Every transaction: its commit timestamp, and table → key → what it did.
     """
 
     def __init__(self, name: str, *, postgres: bool, clock: Clock, habits: Habits) -> None:
@@ -55,6 +56,7 @@ class Database:
         self.tables: dict[str, Table] = {}
         self.streams: dict[str, ChangeStream] = {}
         self.statements: list[str] = []
+        self.history: list[tuple[int, dict[str, dict[Key, Change]]]] = []
         self._clock = clock
         self._habits = habits
         self._transactions = 0
@@ -141,6 +143,7 @@ class Database:
         except ServiceError:
             self._undo(changes)
             raise
+        self.history.append((commit, changes))
         self._transactions += 1
         transaction = f"{commit}-{self._transactions}"
         for stream in self.streams.values():

@@ -30,7 +30,7 @@ _TABLES: Final[Mapping[str, str]] = {
     "TABLES": f"{_TABLE} PARENT_TABLE_NAME ON_DELETE_ACTION TABLE_TYPE SPANNER_STATE INTERLEAVE_TYPE "
     "ROW_DELETION_POLICY_EXPRESSION",
     "COLUMNS": f"{_TABLE} COLUMN_NAME ORDINAL_POSITION:INTEGER COLUMN_DEFAULT DATA_TYPE IS_NULLABLE "
-    "SPANNER_TYPE",
+    "SPANNER_TYPE IS_GENERATED",
     "INDEX_COLUMNS": f"{_TABLE} INDEX_NAME INDEX_TYPE COLUMN_NAME ORDINAL_POSITION:INTEGER COLUMN_ORDERING "
     "IS_NULLABLE SPANNER_TYPE",
     "KEY_COLUMN_USAGE": "CONSTRAINT_CATALOG CONSTRAINT_SCHEMA CONSTRAINT_NAME "
@@ -78,7 +78,7 @@ def _of_table(table: Table, name: str, schema: str) -> Iterator[list[Any]]:
         bare = "ARRAY" if column.type.code == "ARRAY" else column.text.partition("(")[0]
         data_type = column.type.code if schema == "" else bare
         nullable = "YES" if column.nullable else "NO"
-        yield [*place, column.name, column.ordinal, None, data_type, nullable, column.text]
+        yield [*place, column.name, column.ordinal, None, data_type, nullable, column.text, "NEVER"]
     for number, key in enumerate(table.key if name == "INDEX_COLUMNS" else (), 1):
         yield [*place, "PRIMARY_KEY", "PRIMARY_KEY", *_indexed(table, table.column(key), number)]
     for number, key in enumerate(table.key if name == "KEY_COLUMN_USAGE" else (), 1):

@@ -77,9 +77,9 @@ class Table:
         raise ServiceError("NOT_FOUND", f"Column not found in table {self.name}: {name}")
 
     def order(self, key: Key) -> tuple[Any, ...]:
-        """Compares as the service orders the table's rows."""
+        """Compares as the service orders the table's rows; also for the first parts of a key."""
         parts: list[Any] = []
-        for name, value in zip(self.key, key, strict=True):
+        for name, value in zip(self.key, key, strict=False):
             part = sort_key(value, self.column(name).type)
             parts.append(_Descending(part) if name in self.descending else part)
         return tuple(parts)

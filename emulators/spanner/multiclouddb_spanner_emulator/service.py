@@ -13,10 +13,11 @@ from google.cloud.spanner_v1 import types
 from google.longrunning import operations_pb2
 from google.protobuf import empty_pb2
 
-from multiclouddb_spanner_emulator.answers import answered
+from multiclouddb_spanner_emulator.answers import answered, read
 from multiclouddb_spanner_emulator.database import Write
 from multiclouddb_spanner_emulator.errors import ServiceError, invalid, unimplemented
 from multiclouddb_spanner_emulator.journal import Call
+from multiclouddb_spanner_emulator.rows import moment_of
 from multiclouddb_spanner_emulator.troubles import Act, Delay, Fail, Hang
 from multiclouddb_spanner_emulator.world import World
 
@@ -27,6 +28,7 @@ _DATABASES: Final = "google.spanner.admin.database.v1.DatabaseAdmin"
 _INSTANCES: Final = "google.spanner.admin.instance.v1.InstanceAdmin"
 _CREATE: Final = re.compile(r"\s*CREATE\s+DATABASE\s+[`\"]?([\w-]+)[`\"]?\s*;?\s*", re.IGNORECASE)
 _POSTGRES: Final = 2
+_PARTS: Final = 10
 _LOOK_SECONDS: Final = 0.05
 
 
@@ -161,6 +163,28 @@ class _Service:
 
         yield from answered(self.world, database, request, call, is_active, meet)
 
+    def partition_read(self, request: Any, call: Call) -> Any:
+        """Parts that come in no order, as the service's do."""
+        database = self.world.in_session(request.session)
+        database.table(request.table)
+        answer = types.PartitionResponse.pb()()
+        answer.transaction.id = str(moment_of(self.world, request)).encode()
+        count = request.partition_options.max_partitions or _PARTS
+        for number in reversed(range(count)):
+            answer.partitions.add().partition_token = f"{number}/{count}".encode()
+        return answer
+
+    def streaming_read(self, request: Any, call: Call, is_active: Callable[[], bool]) -> Iterator[Any]:
+        with self.world.changed:
+            database = self.world.in_session(request.session)
+        if request.resume_token:
+            raise unimplemented("resume tokens")
+
+        def meet(call: Call, rows: int | None) -> None:
+            self.meet(call, rows, is_active)
+
+        yield from read(self.world, database, request, call, meet)
+
     def execute_sql(self, request: Any, call: Call, is_active: Callable[[], bool]) -> Any:
         answer = types.ResultSet.pb()()
         values: list[Any] = []
@@ -241,6 +265,8 @@ _METHODS: Final = {
         ("Commit", types.CommitRequest),
         ("ExecuteSql", types.ExecuteSqlRequest),
         ("ExecuteStreamingSql", types.ExecuteSqlRequest),
+        ("StreamingRead", types.ReadRequest),
+        ("PartitionRead", types.PartitionReadRequest),
     ),
     _DATABASES: (
         ("CreateDatabase", database_types.CreateDatabaseRequest),
@@ -302,7 +328,7 @@ def _handler(service: _Service, method: str, request_type: Any) -> grpc.RpcMetho
             yield from act(request, call, is_active(context))
 
     kinds = {"request_deserializer": request_type.pb().FromString, "response_serializer": _serialized}
-    if method == "ExecuteStreamingSql":
+    if method in ("ExecuteStreamingSql", "StreamingRead"):
         return grpc.unary_stream_rpc_method_handler(streaming, **kinds)
     return grpc.unary_unary_rpc_method_handler(unary, **kinds)
 

@@ -20,7 +20,16 @@ from multiclouddb_spanner.config import STREAM_NAME
 from multiclouddb_spanner.hold import Hold
 from multiclouddb_spi import Deadline, FeedSpec, ProviderFault, unsupported
 
-__all__ = ["Found", "check_address", "check_provisioned", "find", "how_to_alter", "how_to_create", "is_whole"]
+__all__ = [
+    "Found",
+    "check_address",
+    "check_provisioned",
+    "columns_at",
+    "find",
+    "how_to_alter",
+    "how_to_create",
+    "is_whole",
+]
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DAY: Final = 86400
@@ -124,6 +133,30 @@ def is_whole(calls: Calls, found: Found, deadline: Deadline, hold: Hold) -> bool
     schema, _, name = found.table.rpartition(".")
     watching = _watching(calls, schema, name, deadline, hold, postgres=found.postgres)
     return watching.get(found.stream, False)
+
+
+def columns_at(calls: Calls, found: Found, at: int, deadline: Deadline, hold: Hold) -> list[str]:
+    """The columns that a table had at a moment and that its changes have: no generated ones.
+
+    Args:
+        calls: The database.
+        found: The table.
+        at: The moment, in microseconds since 1970.
+        deadline: When it has to be over.
+        hold: Who asks.
+    """
+    schema, _, table = found.table.rpartition(".")
+    rows = calls.rows(
+        "SELECT table_schema, table_name, column_name, is_generated FROM information_schema.columns "
+        "ORDER BY ordinal_position",
+        4,
+        deadline,
+        hold,
+        at=at,
+    )
+    here = [row[2:] for row in rows if _is_here(row[0], schema) and row[1] == table]
+    rest = (name for name, generated in here if generated != "ALWAYS" and name not in found.key_names)
+    return [*found.key_names, *rest] if here else []
 
 
 def how_to_create(table: str, *, postgres: bool) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -114,8 +114,9 @@ class Calls:
         hold: Hold,
         *,
         read_timestamp: bool = False,
+        at: int | None = None,
     ) -> Answer:
-        """Start a strong single-use read; it waits for a session only.
+        """Start a single-use read, a strong one by default; it waits for a session only.
 
         Args:
             sql: The query.
@@ -123,22 +124,66 @@ class Calls:
             deadline: When gRPC ends it.
             hold: The caller.
             read_timestamp: True when the answer has to name the moment that is read.
+            at: Read what was there at this moment, in microseconds since 1970.
         """
         session = self._open_session(deadline, hold)
         hold.check()
         request = ExecuteSqlRequest.pb()(session=session, sql=sql)
         options = request.transaction.single_use.read_only
-        options.strong, options.return_read_timestamp = True, read_timestamp
+        if at is None:
+            options.strong, options.return_read_timestamp = True, read_timestamp
+        else:
+            options.read_timestamp.FromMicroseconds(at)
         for name, parameter in parameters.items():
             request.param_types[name].code = parameter.kind
             if parameter.text is None:
                 request.params.fields[name].null_value = 0
             else:
                 request.params.fields[name].string_value = parameter.text
+        return self._answer(self._transport.execute_streaming_sql, request, deadline, hold)
+
+    def read(self, request: Any, deadline: Deadline, hold: Hold) -> Answer:
+        """Begin to read rows.
+
+        Args:
+            request: A `ReadRequest` of protobuf, without a session.
+            deadline: When gRPC ends it.
+            hold: The caller.
+        """
+        request.session = self._open_session(deadline, hold)
+        hold.check()
+        return self._answer(self._transport.streaming_read, request, deadline, hold)
+
+    def partition_read(self, request: Any, deadline: Deadline, hold: Hold) -> Any:
+        """Ask into which parts the service would divide a read.
+
+        Args:
+            request: A `PartitionReadRequest` of protobuf, without a session.
+            deadline: When it has to be over.
+            hold: The caller.
+        """
+        request.session = self._open_session(deadline, hold)
+        metadata = self._metadata("session", request.session)
+        return self._waited(self._transport.partition_read, request, metadata, deadline, hold)
+
+    def _waited(
+        self, method: Any, request: Any, metadata: list[tuple[str, str]], deadline: Deadline, hold: Hold
+    ) -> Any:
+        call = method.future(request, timeout=deadline.remaining(), metadata=metadata)
+        self._begun(call)
+        hold.take(call)
+        try:
+            return call.result()
+        except grpc.FutureCancelledError:
+            hold.check()
+            raise late() from None
+        finally:
+            self.over(call)
+
+    def _answer(self, method: Callable[..., Any], request: Any, deadline: Deadline, hold: Hold) -> Answer:
+        session = request.session
         # A call whose deadline has passed is sent, too: gRPC raises its own error for it.
-        call = self._transport.execute_streaming_sql(
-            request, timeout=deadline.remaining(), metadata=self._metadata("session", session)
-        )
+        call = method(request, timeout=deadline.remaining(), metadata=self._metadata("session", session))
         self._begun(call)
         hold.take(call)
         return Answer(self, call, session, deadline.at)
@@ -150,6 +195,7 @@ class Calls:
         deadline: Deadline,
         hold: Hold,
         parameters: Mapping[str, Parameter] | None = None,
+        at: int | None = None,
     ) -> list[list[Any]]:
         """All rows of a query; a value is a text, a bool or None.
 
@@ -159,8 +205,9 @@ class Calls:
             deadline: When it has to be over.
             hold: The caller.
             parameters: Name → value.
+            at: As in `query`.
         """
-        answer = self.query(sql, parameters or {}, deadline, hold)
+        answer = self.query(sql, parameters or {}, deadline, hold, at=at)
         return [[_plain(value) for value in row] for rows in rows_of(answer, columns) for row in rows]
 
     def _ask_time(self, deadline: Deadline, hold: Hold) -> int:
@@ -229,18 +276,8 @@ class Calls:
         """Create a session: a multiplexed one where the server has them, for many queries at once."""
         request = CreateSessionRequest.pb()(database=self._name)
         request.session.multiplexed = True
-        call = self._transport.create_session.future(
-            request, timeout=deadline.remaining(), metadata=self._metadata("database", self._name)
-        )
-        self._begun(call)
-        hold.take(call)
-        try:
-            made = call.result()
-        except grpc.FutureCancelledError:
-            hold.check()
-            raise late() from None
-        finally:
-            self.over(call)
+        metadata = self._metadata("database", self._name)
+        made = self._waited(self._transport.create_session, request, metadata, deadline, hold)
         return made.name, bool(made.multiplexed), time.monotonic()
 
     def _delete(self, session: str) -> None:

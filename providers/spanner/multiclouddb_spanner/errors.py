@@ -26,6 +26,7 @@ __all__ = [
     "interval_of",
     "is_foreign_partition",
     "is_lost_session",
+    "is_lost_version",
     "is_outside_partition",
     "is_past",
     "is_without_stream",
@@ -157,6 +158,11 @@ def is_without_stream(error: BaseException) -> bool:
 def is_lost_session(error: BaseException) -> bool:
     """Whether the service has forgotten the session of a call."""
     return status_of(error) is _Code.NOT_FOUND and "Session not found" in text_of(error)
+
+
+def is_lost_version(error: BaseException) -> bool:
+    """Whether a read wants rows of a moment that the database does not keep any more."""
+    return status_of(error) is _Code.FAILED_PRECONDITION and "timestamp staleness" in text_of(error)
 
 
 def earliest_of(error: BaseException) -> str | None:

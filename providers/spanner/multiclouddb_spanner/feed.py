@@ -14,6 +14,8 @@ from multiclouddb_spanner.partitions import oldest_left, seeds_of_missed
 from multiclouddb_spanner.position import Place, compare, cursor_of, describe, moment_of, place_of
 from multiclouddb_spanner.reader import SpannerReader
 from multiclouddb_spanner.records import DataRecord
+from multiclouddb_spanner.scanned import SegmentReader
+from multiclouddb_spanner.snapshots import Scans, cut, is_segment, plan_scan, span_of
 from multiclouddb_spanner.source import Source
 from multiclouddb_spi import (
     Continue,
@@ -28,8 +30,12 @@ from multiclouddb_spi import (
     PartitionState,
     Position,
     ProviderFault,
+    Reader,
+    ScanPlan,
     Seed,
+    Segment,
     Tracked,
+    plan_id_of,
 )
 
 __all__ = ["SpannerFeed", "micros"]
@@ -50,6 +56,7 @@ class SpannerFeed(Feed):
         self.spec = spec
         self._source = source
         self._hold = Hold()
+        self._scans = Scans(source, spec)
         name = f"{source.calls.name}/changeStreams/{source.found.stream}"
         self.identity = FeedIdentity(PROVIDER_ID, spec.address, name)
 
@@ -118,8 +125,8 @@ class SpannerFeed(Feed):
         """A query waits in the service until its window ends: so few queries are needed, at no cost."""
         return 5.0
 
-    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> SpannerReader:
-        """A reader of one partition."""
+    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
+        """A reader of one partition, or of one segment of a snapshot."""
         spec, found = self.spec, self._source.found
         view = View(
             spec.address,
@@ -130,6 +137,8 @@ class SpannerFeed(Feed):
             native=spec.include_native,
             whole=self._source.whole,
         )
+        if plan_id_of(partition_id) is not None:
+            return SegmentReader(self._scans, view, span_of(cursor))
         return SpannerReader(
             self._source,
             view,
@@ -139,6 +148,15 @@ class SpannerFeed(Feed):
             require_new=spec.new_item_state_mode is NewItemStateMode.REQUIRE,
             require_old=spec.old_item_state_mode is OldItemStateMode.REQUIRE,
         )
+
+    def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
+        """See `SupportsSnapshot.snapshot`."""
+        seeds = self.start(Now(), None, deadline)
+        return plan_scan(self._scans, seeds, segments, deadline, self._hold)
+
+    def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
+        """See `SupportsSnapshot.segments`; the plan says where to cut."""
+        return cut(cursor, count)
 
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
@@ -184,11 +202,15 @@ class SpannerFeed(Feed):
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """The time until the position is older than the retention period."""
+        if is_segment(cursor):
+            return None
         left = place_of(cursor).first / _SECOND + self._source.found.retention - now.timestamp()
         return max(0.0, left)
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """By commit timestamp, and at the same one by what was delivered."""
+        if is_segment(a) or is_segment(b):
+            return 0 if a == b else None
         return compare(place_of(a), place_of(b))
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
@@ -201,6 +223,8 @@ class SpannerFeed(Feed):
 
     def describe(self, cursor: Cursor) -> Position:
         """The commit timestamp of a position."""
+        if is_segment(cursor):
+            return Position("a part of the table", None)
         return describe(place_of(cursor))
 
     def close(self) -> None:

@@ -16,7 +16,19 @@ from google.cloud.spanner_v1 import PartialResultSet
 from multiclouddb_spanner.position import micros_of
 from multiclouddb_spanner.values import Converter, converter, json_converter
 
-__all__ = ["Children", "DataRecord", "Heartbeat", "Item", "Mod", "Shape", "Shapes", "parse_rows", "rows_of"]
+__all__ = [
+    "Children",
+    "DataRecord",
+    "Heartbeat",
+    "Item",
+    "Mod",
+    "Shape",
+    "Shapes",
+    "parse_rows",
+    "plain_value",
+    "rows_of",
+    "shape_of",
+]
 
 _MOST_SHAPES: Final = 4096
 _MOD_BYTES: Final = 400
@@ -149,11 +161,16 @@ class Shapes:
         if shape is None:
             if len(self._known) >= _MOST_SHAPES:
                 self._known.clear()
-            shape = self._known[key] = _shape(columns())
+            shape = self._known[key] = shape_of(columns())
         return shape
 
 
-def _shape(columns: Iterable[tuple[str, Any]]) -> Shape:
+def shape_of(columns: Iterable[tuple[str, Any]]) -> Shape:
+    """The shape of some columns.
+
+    Args:
+        columns: Name and type of each.
+    """
     columns = tuple(columns)
     names = tuple(name for name, _ in columns)
     try:
@@ -286,7 +303,7 @@ def _by_expiry(kind: str, is_system: bool, tag: str) -> bool | None:
 
 
 def _native_of_struct(fields: Sequence[Any]) -> dict[str, Any]:
-    found = {name: _plain(value) for name, value in zip(_FIELDS, fields, strict=False) if name != "mods"}
+    found = {name: plain_value(value) for name, value in zip(_FIELDS, fields, strict=False) if name != "mods"}
     found["column_types"] = [
         {
             "name": name,
@@ -301,10 +318,11 @@ def _native_of_struct(fields: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """A value of protobuf as JSON would have it."""
     kind = value.WhichOneof("kind")
     if kind == "list_value":
-        return [_plain(each) for each in value.list_value.values]
+        return [plain_value(each) for each in value.list_value.values]
     return None if kind in (None, "null_value") else getattr(value, kind)
 
 

@@ -58,7 +58,8 @@ def test_from_an_empty_instance_to_the_first_event(shop):
     (printed,) = re.findall(r"^```text\n(.*?)^```$", PAGE[end:], re.DOTALL | re.MULTILINE)[:1]
     assert run("first.py") == printed
     assert run("own_client.py") == "3\n"
-    assert PROGRAMS.keys() == {"write.py", "first.py", "own_client.py"}
+    assert run("snapshot.py") == ""  # the row is gone
+    assert PROGRAMS.keys() == {"write.py", "first.py", "own_client.py", "snapshot.py"}
     for line in re.findall(r"^multiclouddb (.*)$", PAGE, re.MULTILINE):
         said(*line.split(), *(["--until-idle"] if line.startswith("tail") else []))
 

@@ -1,0 +1,135 @@
+"""Where to cut the keys of a table, and the reads of rows.
+
+A small table is cut by its keys, which are counted. A large one is cut where the service would: it divides a
+read into parts, and the first key of a part is a place to cut at. The parts themselves are bound to a
+transaction, and a segment has to hold for days. So only those keys are used: whatever they are, the ranges
+between them hold every key once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import grpc
+import orjson
+from google.cloud.spanner_v1 import PartitionReadRequest, ReadRequest
+
+from multiclouddb_spanner.catalog import Found
+from multiclouddb_spanner.client import Calls
+from multiclouddb_spanner.errors import status_of
+from multiclouddb_spanner.hold import Hold
+from multiclouddb_spanner.records import plain_value, rows_of
+from multiclouddb_spi import Deadline
+
+__all__ = ["bounds_of", "key_text", "range_read"]
+
+_SEGMENTS: Final = 8
+_MOST_SEGMENTS: Final = 1000
+_SMALL: Final = 1000
+_PROBES: Final = 2
+_REFUSED: Final = frozenset({grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED})
+
+
+def key_text(values: Sequence[Any]) -> str:
+    """A key, as values of protobuf, as text."""
+    return orjson.dumps([plain_value(value) for value in values]).decode()
+
+
+def range_read(table: str, columns: Sequence[str], after: str, end: str, at: int, limit: int = 0) -> Any:
+    """The read of a range of keys, in the order of the primary key, without a session.
+
+    Args:
+        table: The table.
+        columns: Which columns.
+        after: Read after this key, as text; "" = from the first one.
+        end: Read up to and with this key; "" = to the last one.
+        at: Read what was there at this moment, in microseconds since 1970.
+        limit: How many rows at most; 0 = all.
+    """
+    request = ReadRequest.pb()(table=table, columns=columns, limit=limit)
+    request.transaction.single_use.read_only.read_timestamp.FromMicroseconds(at)
+    part = request.key_set.ranges.add()
+    # A key without parts stands for every key: as a bound that is included it bounds nothing.
+    start = part.start_open if after else part.start_closed
+    start.SetInParent()
+    start.extend(orjson.loads(after) if after else ())
+    part.end_closed.SetInParent()
+    part.end_closed.extend(orjson.loads(end) if end else ())
+    return request
+
+
+def bounds_of(
+    calls: Calls, found: Found, at: int, segments: int | None, deadline: Deadline, hold: Hold
+) -> tuple[list[str], int | None]:
+    """The last key of each segment, "" for the last segment, and how many rows there are where that is known.
+
+    Args:
+        calls: The database.
+        found: The table.
+        at: The moment that is scanned.
+        segments: How many segments are wanted, or None.
+        deadline: When it has to be over.
+        hold: Who asks.
+    """
+    request = range_read(found.table, found.key_names, "", "", at, _SMALL + 1)
+    keys = list(_keys(calls, request, len(found.key_names), deadline, hold))
+    count = min(segments or (1 if len(keys) <= _SMALL else _SEGMENTS), _MOST_SEGMENTS)
+    if len(keys) <= _SMALL:
+        size = max(1, -(-len(keys) // count))
+        return [*keys[size - 1 : len(keys) - 1 : size], ""], len(keys)
+    if count == 1:
+        return [""], None
+    try:
+        return [*_thinned(_cuts(calls, found, at, count, deadline, hold), count - 1), ""], None
+    except grpc.RpcError as error:
+        if status_of(error) not in _REFUSED:
+            raise
+        return [""], None
+
+
+def _keys(calls: Calls, request: Any, width: int, deadline: Deadline, hold: Hold) -> Iterator[str]:
+    answer = calls.read(request, deadline, hold)
+    try:
+        for rows in rows_of(answer, width):
+            yield from map(key_text, rows)
+    finally:
+        answer.cancel()
+
+
+def _cuts(calls: Calls, found: Found, at: int, count: int, deadline: Deadline, hold: Hold) -> list[str]:
+    """The first keys of parts of the table, in the order of the table; of many parts, of some."""
+    half = time.monotonic() + deadline.remaining() / 2
+    asked = PartitionReadRequest.pb()(table=found.table, columns=found.key_names)
+    asked.transaction.begin.read_only.read_timestamp.FromMicroseconds(at)
+    asked.key_set.all_ = True
+    asked.partition_options.max_partitions = count
+    told = calls.partition_read(asked, deadline, hold)
+    first: dict[str, None] = {}
+    for part in _thinned(told.partitions, _PROBES * count):
+        request = ReadRequest.pb()(table=found.table, columns=found.key_names)
+        request.transaction.id = told.transaction.id
+        request.key_set.all_ = True
+        request.partition_token = part.partition_token
+        for key in _keys(calls, request, len(found.key_names), deadline, hold):
+            first[key] = None
+            break
+        if time.monotonic() > half:
+            break
+    if len(first) < 2:
+        return []
+    # The service sorts them: rows come in the order of the table, whatever their keys are.
+    request = ReadRequest.pb()(table=found.table, columns=found.key_names)
+    request.transaction.single_use.read_only.read_timestamp.FromMicroseconds(at)
+    for key in first:
+        request.key_set.keys.add().extend(orjson.loads(key))
+    # Nothing lies before the first one of all.
+    return list(_keys(calls, request, len(found.key_names), deadline, hold))[1:]
+
+
+def _thinned(items: Sequence[Any], most: int) -> list[Any]:
+    """At most so many of some items, evenly."""
+    if len(items) <= most:
+        return list(items)
+    return [items[number * len(items) // most] for number in range(most)]

@@ -1,0 +1,332 @@
+"""Reads the rows of one segment of a snapshot, and maps them to events."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
+from typing import Any, Final, TypeAlias
+
+import attrs
+import orjson
+from google.cloud.spanner_v1 import PartialResultSet, TypeCode
+
+from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbKey
+from multiclouddb_api.event import trusted_events
+from multiclouddb_api.key import trusted_keys
+from multiclouddb_spanner.client import Answer
+from multiclouddb_spanner.cutting import key_text, range_read
+from multiclouddb_spanner.errors import is_lost_version
+from multiclouddb_spanner.hold import Hold
+from multiclouddb_spanner.mapping import View
+from multiclouddb_spanner.position import moment_of
+from multiclouddb_spanner.records import Shape, plain_value, rows_of, shape_of
+from multiclouddb_spanner.snapshots import Scans, Span, floor_of
+from multiclouddb_spi import (
+    Batch,
+    Continue,
+    Cursor,
+    Deadline,
+    Mapper,
+    Outcome,
+    Reader,
+    RecordFault,
+    Scanned,
+    snapshot_event_id,
+    snapshot_id_of,
+)
+
+__all__ = ["SegmentReader"]
+
+Row: TypeAlias = Sequence[Any]
+"""A row: values of protobuf, in the order of the columns, those of the key first."""
+
+_VALUE_BYTES: Final = 64
+_SPARE_SECONDS: Final = 0.25
+_TEXTS: Final = frozenset(
+    {"BYTES", "DATE", "ENUM", "INT64", "INTERVAL", "JSON", "NUMERIC", "PROTO", "STRING", "TIMESTAMP", "UUID"}
+)
+_PLAIN: Final = frozenset({"BOOL", "DATE", "INT64", "INTERVAL", "STRING", "TIMESTAMP"})
+_DAMAGED: Final = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
+
+
+@attrs.frozen(eq=False)
+class _Columns:
+    """What the columns of an answer are.
+
+    Attributes:
+        shape: Their names, and how their values are converted.
+        codes: The codes of their types.
+    """
+
+    shape: Shape
+    codes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, fields: Iterable[Any]) -> _Columns:
+        kinds = [(field.name, _kind(field.type_)) for field in fields]
+        return cls(shape_of(kinds), tuple(kind["code"] for _, kind in kinds))
+
+    def values(self, rows: Sequence[Row]) -> list[list[Any]]:
+        """Rows by column, as Python values."""
+        return [self._converted(index, column) for index, column in enumerate(zip(*rows, strict=True))]
+
+    def _converted(self, index: int, column: Sequence[Any]) -> list[Any]:
+        if self.codes[index] in _TEXTS:
+            found: list[Any] = [value.string_value for value in column]
+            if "" in found:
+                found = [
+                    text or (None if of.HasField("null_value") else "")
+                    for text, of in zip(found, column, strict=True)
+                ]
+        else:
+            found = [plain_value(value) for value in column]
+        convert: Callable[[Any], Any] | None = self.shape.python.get(self.shape.names[index])
+        if convert is None:
+            return found
+        return [None if value is None else convert(value) for value in found]
+
+
+def _kind(type_: Any) -> dict[str, Any]:
+    """A type as a change record has it."""
+    code = TypeCode(type_.code).name
+    if code == "ARRAY":
+        return {"code": code, "array_element_type": _kind(type_.array_element_type)}
+    return {"code": code}
+
+
+@attrs.frozen(eq=False)
+class _Mapper(Mapper):
+    """Maps rows that were read at one moment.
+
+    Attributes:
+        view: What their events share.
+        span: The segment; its `after` says nothing here.
+        columns: What the rows have.
+    """
+
+    view: View
+    span: Span
+    columns: _Columns
+
+    def cursor_behind(self, records: Sequence[Row], count: int) -> Cursor:
+        last = key_text(records[count - 1][: len(self.view.key_names)])
+        return attrs.evolve(self.span, after=last).cursor()
+
+    def events(self, records: Sequence[Row], start: int, stop: int) -> list[ChangeEvent]:
+        try:
+            return self._map(records[start:stop])
+        except _DAMAGED:
+            raise self._first_fault(records, start, stop) from None
+
+    def _map(self, rows: Sequence[Row]) -> list[ChangeEvent]:
+        view, names = self.view, self.columns.shape.names
+        if self.columns.shape.problem is not None:
+            raise ValueError(self.columns.shape.problem)
+        values = self.columns.values(rows)
+        key_count = len(view.key_names)
+        found = [dict(zip(view.key_names, key, strict=True)) for key in zip(*values[:key_count], strict=True)]
+        keys = trusted_keys(found)
+        documents: Iterable[Any] = repeat(None)
+        if view.with_new and view.whole:
+            documents = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+        columns: list[Iterable[Any]] = [
+            self._ids(found, keys),
+            keys,
+            repeat(ChangeType.CREATE),
+            repeat(moment_of(self.span.began)),
+            documents,
+            repeat(None),
+            repeat(floor_of(self.span.began)),
+            repeat(False),
+            repeat(True),
+            repeat(view.address),
+            repeat(view.partition_id),
+            [dict(zip(names, map(plain_value, row), strict=True)) for row in rows]
+            if view.native
+            else repeat(None),
+        ]
+        return trusted_events(len(rows), columns)
+
+    def _ids(self, found: Sequence[dict[str, Any]], keys: Sequence[MulticloudDbKey]) -> list[str]:
+        """Ids as `snapshot_event_id` makes them; in one go where keys are JSON already."""
+        plan_id = self.span.plan_id
+        if not _PLAIN.issuperset(self.columns.codes[: len(self.view.key_names)]):
+            return [snapshot_event_id(plan_id, key) for key in keys]
+        prefix, digest = f"{snapshot_id_of(plan_id)}:", hashlib.blake2b
+        pairs = ([[name, value] for name, value in key.items()] for key in found)
+        return [prefix + digest(orjson.dumps([1, each]), digest_size=16).hexdigest() for each in pairs]
+
+    def _first_fault(self, records: Sequence[Row], start: int, stop: int) -> RecordFault:
+        for index in range(start, stop):
+            try:
+                self._map(records[index : index + 1])
+            except _DAMAGED as error:
+                undecoded = f"a row that cannot be decoded ({type(error).__name__})"
+                reason = self.columns.shape.problem or undecoded
+                break
+        after = self.cursor_behind(records, index + 1)
+        return RecordFault(index, f"row {index} of the batch", reason, after)
+
+
+class SegmentReader(Reader):
+    """Reads one segment forward: one read of the range of its keys, which stays open between fetches.
+
+    Args:
+        scans: Of the feed.
+        view: What its events share.
+        span: The segment, and where to begin in it.
+    """
+
+    def __init__(self, scans: Scans, view: View, span: Span) -> None:
+        self._scans, self._source = scans, scans.source
+        self._view, self._span = view, span
+        self._hold = Hold()
+        self._outcome: Outcome = Continue()
+        # The answer: the rows that have come of it, how many of them are taken, their size, and the last key.
+        self._answer: Answer | None = None
+        self._messages: Iterator[list[Any]] = iter(())
+        self._kept = False
+        self._mapper = _Mapper(view, span, _Columns.of(()))
+        self._rows: list[Row] = []
+        self._used = 0
+        self._size = 1
+        self._received = span.after
+        self._bytes = 0
+        self._requests = 0
+        self._looked = False
+        self._source.readers.add(self)
+
+    def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
+        """The next rows.
+
+        An answer that has more than asked for stays open for the next call, as far as its deadline allows.
+        """
+        self._hold.check()
+        begin = self._span.cursor()
+        taken: list[Row] = []
+        nbytes, self._requests = 0, 0
+        if isinstance(self._outcome, Scanned):
+            return self._batch(begin, taken, 0)
+        try:
+            found = self._scans.check(self._span.began, deadline, self._hold, lately=self._looked)
+            self._looked = True
+            self._look_at(whole=found.whole)
+            nbytes = self._take(taken, max_records, max_bytes, deadline)
+        except Exception as error:
+            self._end_answer()
+            if not taken and not is_lost_version(error):
+                raise
+            if not taken:
+                # Another moment: what has changed since the snapshot comes from the stream as well.
+                later = self._source.calls.now(deadline, self._hold)
+                self._span = attrs.evolve(self._span, at=later)
+        self._keep_answer()
+        return self._batch(begin, taken, nbytes)
+
+    def cancel(self) -> None:
+        """End the call in flight; the fetch ends at once."""
+        self._hold.cancel()
+
+    def close(self) -> None:
+        """End the answer that is open."""
+        self._end_answer()
+        self._source.readers.discard(self)
+
+    # -- The answer
+
+    def _look_at(self, *, whole: bool) -> None:
+        """A stream that does not watch all columns has no rows: then the scan has none, either."""
+        if whole != self._view.whole:
+            self._end_answer()
+            self._rows, self._used = [], 0
+            self._received = self._span.after
+            self._view = attrs.evolve(self._view, whole=whole)
+
+    def _begin(self, deadline: Deadline) -> None:
+        view, span, scans = self._view, self._span, self._scans
+        whole = view.whole and (view.with_new or view.native)
+        names = scans.columns(span.at, whole=whole, deadline=deadline, hold=self._hold)
+        self._requests += 1
+        table = self._source.found.table
+        request = range_read(table, names, self._received, span.end, span.at)
+        self._answer = self._source.calls.read(request, deadline, self._hold)
+        self._messages = rows_of(self._metered(self._answer), len(names))
+
+    def _metered(self, answer: Answer) -> Iterator[PartialResultSet]:
+        for number, message in enumerate(answer):
+            raw = PartialResultSet.pb(message)
+            if number == 0:
+                self._mapper = _Mapper(self._view, self._span, _Columns.of(raw.metadata.row_type.fields))
+            self._bytes += raw.ByteSize() + _VALUE_BYTES * len(raw.values)
+            yield message
+
+    def _end_answer(self) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.cancel()
+        if self._kept:
+            self._kept = False
+            self._source.slots.give()
+
+    def _keep_answer(self) -> None:
+        """An answer that has more stays open, if there is a place for it; what has come stays anyway."""
+        if self._answer is not None and not self._kept:
+            self._kept = self._source.slots.take()
+            if not self._kept:
+                self._end_answer()
+
+    def _take(self, taken: list[Row], max_records: int, max_bytes: int, deadline: Deadline) -> int:
+        """Take what there is room for; returns its size."""
+        nbytes = 0
+        while True:
+            left = len(self._rows) - self._used
+            fitting = max(0 if taken else 1, (max_bytes - nbytes) // self._size)
+            count = min(left, max_records - len(taken), fitting)
+            taken += self._rows[self._used : self._used + count]
+            self._used += count
+            nbytes += count * self._size
+            if count < left or len(taken) >= max_records or nbytes >= max_bytes:
+                return nbytes
+            rows = self._receive(deadline)
+            if rows is None:
+                self._end_answer()
+                self._outcome = Scanned()
+                return nbytes
+
+    def _receive(self, deadline: Deadline) -> list[Row] | None:
+        """Wait for the next message; None behind the last one."""
+        answer = self._answer
+        if answer is not None and (
+            answer.expires > deadline.at or answer.expires - time.monotonic() < _SPARE_SECONDS
+        ):
+            self._end_answer()
+        if self._answer is None:
+            if self._received and self._received == self._span.end:
+                return None
+            self._begin(deadline)
+        rows = next(self._messages, None)
+        self._hold.check()
+        if rows:
+            self._size, self._bytes = max(1, self._bytes // len(rows)), 0
+            self._rows, self._used = rows, 0
+            self._received = self._key(rows[-1])
+        return rows
+
+    def _key(self, row: Row) -> str:
+        return key_text(row[: len(self._view.key_names)])
+
+    def _batch(self, begin: Cursor, taken: list[Row], nbytes: int) -> Batch:
+        if taken:
+            self._span = attrs.evolve(self._span, after=self._key(taken[-1]))
+        return Batch(
+            taken,
+            self._mapper,
+            begin,
+            self._span.cursor(),
+            self._outcome,
+            nbytes,
+            caught_up=isinstance(self._outcome, Scanned),
+            requests=self._requests,
+        )

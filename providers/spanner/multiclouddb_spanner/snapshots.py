@@ -1,0 +1,258 @@
+"""Scans the rows of a table for `Snapshot()`: the plan, its segments, and what their readers share.
+
+Every row is read as it was at one moment T, the floor of the snapshot: with reads at an exact timestamp. Any
+client can make them. The stream is read from T on. When T is older than what the database keeps
+(`version_retention_period`), the reader of a segment goes on at a later moment: the stream has the changes
+since T, so nothing is lost.
+
+A segment is a range of the primary key, in the order of the table. The first one begins before every key, the
+last one ends after every key, and each other one begins where the one before it ends. A read of a range does
+all comparing in the service: keys of several columns, of any type, with NULL, and in descending order.
+
+A plan's cursor is `[plan id, T, number of the next segment, read after, [end of each segment]]`, and a
+segment's is `[plan id, T, later, read after, end]`. T is in microseconds since 1970, and `later` is how much
+later the rows are read. Bounds are keys as JSON text, "" where nothing bounds, and an end is included.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final, cast
+
+import attrs
+import orjson
+
+from multiclouddb_api import ErrorCategory
+from multiclouddb_spanner.catalog import Found, check_provisioned, columns_at, find
+from multiclouddb_spanner.cutting import bounds_of
+from multiclouddb_spanner.hold import Hold
+from multiclouddb_spanner.position import moment_of, place_of, text_at
+from multiclouddb_spanner.source import Source
+from multiclouddb_spi import (
+    Cursor,
+    Deadline,
+    FeedSpec,
+    InvalidCursor,
+    ProviderFault,
+    ScanPlan,
+    Seed,
+    Segment,
+    segment_id_of,
+)
+
+__all__ = [
+    "Scans",
+    "Span",
+    "cut",
+    "floor_of",
+    "is_segment",
+    "plan_scan",
+    "span_of",
+]
+
+_SECOND: Final = 1_000_000
+_MOST: Final = 2**62
+_KEPT_SECONDS: Final = 0.5
+_LATELY_SECONDS: Final = 5.0
+_MOST_KNOWN: Final = 64
+# How far from the edge of the stream's retention it is asked whether the stream is still the same one.
+_MARGIN: Final = 120 * _SECOND
+
+
+def floor_of(at: int) -> str:
+    """The `order_key` of rows at a moment: after every change up to it, before every later one."""
+    return f"{text_at(at)}|~"
+
+
+@attrs.frozen
+class Span:
+    """What a segment's cursor says.
+
+    Attributes:
+        plan_id: The plan.
+        began: T: the moment of the snapshot.
+        at: The moment at which rows are read.
+        after: Read after this key; "" = from the first one.
+        end: Read up to and with this key; "" = to the last one.
+    """
+
+    plan_id: str
+    began: int
+    at: int
+    after: str
+    end: str
+
+    def cursor(self) -> Cursor:
+        """The form in a token."""
+        return [self.plan_id, self.began, self.at - self.began, self.after, self.end]
+
+
+def is_segment(cursor: Cursor) -> bool:
+    """Whether a cursor is one of a segment."""
+    match cursor:
+        case [str(), began, later, str() as after, str() as end]:
+            return _are_moments(began, later) and _is_key(after) and _is_key(end)
+        case _:
+            return False
+
+
+def span_of(cursor: Cursor) -> Span:
+    """The inverse of `Span.cursor`.
+
+    Raises:
+        InvalidCursor: It is none.
+    """
+    if not is_segment(cursor):
+        raise InvalidCursor("it is no segment of a snapshot")
+    plan_id, began, later, after, end = cast("tuple[str, int, int, str, str]", cursor)
+    return Span(plan_id, began, began + later, after, end)
+
+
+def _are_moments(*values: object) -> bool:
+    return all(type(value) is int and 0 <= value < _MOST for value in values)
+
+
+def _is_key(text: str) -> bool:
+    try:
+        return text == "" or type(orjson.loads(text)) is list
+    except ValueError:
+        return False
+
+
+class Scans:
+    """What the scans of one feed share: what is known of the table, for a moment.
+
+    Args:
+        source: The table and its change stream.
+        spec: What was asked for.
+    """
+
+    def __init__(self, source: Source, spec: FeedSpec) -> None:
+        self.source, self.spec = source, spec
+        self._columns: dict[tuple[int, bool], list[str]] = {}
+        self._found: tuple[float, Found] = (time.monotonic(), source.found)
+        self._checked: tuple[float, int, Found] | None = None
+        self._lock = threading.Lock()
+
+    def check(self, began: int, deadline: Deadline, hold: Hold, *, lately: bool = False) -> Found:
+        """Look whether table and change stream are still those of a snapshot; half a second ago will do.
+
+        Old rows of a table that was dropped can still be read, so that reading does not show it.
+
+        Args:
+            began: The moment of the snapshot.
+            deadline: When it has to be over.
+            hold: Who asks.
+            lately: True where five seconds ago will do, too.
+
+        Raises:
+            ProviderFault: The table or the stream was dropped or made anew, or the stream does not have what
+                is required any more.
+        """
+        with self._lock:
+            checked = self._checked
+        kept = _LATELY_SECONDS if lately else _KEPT_SECONDS
+        if checked is not None and checked[1] <= began and time.monotonic() - checked[0] < kept:
+            return checked[2]
+        started = time.monotonic()
+        found = self._check(began, deadline, hold)
+        with self._lock:
+            self._checked = (started, began, found)
+        return found
+
+    def _check(self, began: int, deadline: Deadline, hold: Hold) -> Found:
+        source, (when, found) = self.source, self._found
+        if time.monotonic() - when > _KEPT_SECONDS:
+            when = time.monotonic()
+            found = find(source.calls, self.spec.address, source.found.stream, deadline, hold)
+            self._found = (when, found)
+        check_provisioned(found, self.spec)
+        if found.key_names != source.found.key_names:
+            raise ProviderFault.of(
+                ErrorCategory.NOT_FOUND,
+                f"table {found.table!r} was dropped and created again with another primary key; start again",
+            )
+        now = source.calls.now(deadline, hold)
+        at = max(began, now - source.found.retention * _SECOND + _MARGIN)
+        try:
+            source.partitions(min(at, now), deadline, hold)
+        except Exception as error:
+            raise source.translated(error, at, deadline, hold, "of the snapshot") or error from error
+        return found
+
+    def columns(self, at: int, *, whole: bool, deadline: Deadline, hold: Hold) -> list[str]:
+        """The columns that the table had at a moment, those of the key first.
+
+        Args:
+            at: The moment.
+            whole: False for the key alone.
+            deadline: When it has to be over.
+            hold: Who asks.
+        """
+        found = self.source.found
+        if not whole:
+            return list(found.key_names)
+        known = self._columns.get((at, whole))
+        if known is None:
+            known = columns_at(self.source.calls, found, at, deadline, hold)
+            if not known:
+                raise ProviderFault.of(
+                    ErrorCategory.NOT_FOUND, f"table {found.table!r} was dropped; create it and start again"
+                )
+            if len(self._columns) >= _MOST_KNOWN:
+                self._columns.clear()
+            self._columns[at, whole] = known
+        return known
+
+
+def plan_scan(
+    scans: Scans, seeds: Sequence[Seed], segments: int | None, deadline: Deadline, hold: Hold
+) -> ScanPlan:
+    """Plan a scan.
+
+    Args:
+        scans: Of the feed.
+        seeds: Where the stream starts, from `Feed.start` with `Now()`.
+        segments: How many segments the application wants, or None.
+        deadline: When it has to be over.
+        hold: Who asks.
+    """
+    # `Now()` is just after the moment that was read: the rows of that moment and the stream meet there.
+    began, source = place_of(seeds[0].cursor).first - 1, scans.source
+    scans.check(began, deadline, hold)
+    bounds, records = bounds_of(source.calls, source.found, began, segments, deadline, hold)
+    plan_id = secrets.token_hex(6)
+    cursor: Cursor = [plan_id, began, 0, "", [*bounds]]
+    return ScanPlan(plan_id, cursor, tuple(seeds), floor_of(began), moment_of(began), len(bounds), records)
+
+
+def cut(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
+    """Cut segments off a plan.
+
+    Args:
+        cursor: The plan.
+        count: How many segments at most.
+
+    Raises:
+        InvalidCursor: It is no plan.
+    """
+    match cursor:
+        case [str() as plan_id, int() as began, int() as number, str() as after, [*bounds]] if (
+            _are_moments(began, number) and _is_key(after) and bounds and all(map(_is_bound, bounds))
+        ):
+            pass
+        case _:
+            raise InvalidCursor("it is no plan of a snapshot")
+    found: list[Segment] = []
+    for end in cast("list[str]", bounds[:count]):
+        span = Span(plan_id, began, began, after, end)
+        found.append(Segment(segment_id_of(plan_id, str(number)), span.cursor()))
+        after, number = end, number + 1
+    return found, [plan_id, began, number, after, bounds[count:]] if bounds[count:] else None
+
+
+def _is_bound(value: object) -> bool:
+    return type(value) is str and _is_key(value)

@@ -1,0 +1,302 @@
+"""Snapshots on Google's emulator: every type of key and value, any place to go on at, changes meanwhile."""
+
+import itertools
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from google.cloud.spanner_admin_database_v1 import DatabaseDialect
+
+from multiclouddb_api import (
+    Beginning,
+    ClientConfig,
+    ErrorCategory,
+    FromContinuationToken,
+    MulticloudDbError,
+    NewItemStateMode,
+    ResourceAddress,
+    Snapshot,
+    SnapshotOrder,
+    connect,
+)
+from multiclouddb_spanner import snapshots
+from multiclouddb_spanner.provider import PLUGIN
+from multiclouddb_spi import Deadline, FeedSpec, InvalidCursor, Scanned, plan_id_of, snapshot_event_id
+
+from .servers.emulator import HASTY, STILL, shared
+from .table import Table
+from .test_provider import drained, page
+
+pytestmark = pytest.mark.emulator(*STILL)
+
+POSTGRES = DatabaseDialect.POSTGRESQL
+NAN, INFINITE = float("nan"), float("inf")
+GOOGLE_KEY = "a STRING(8), b FLOAT64, c INT64, d BOOL, e BYTES(8), f TIMESTAMP, g DATE, h NUMERIC"
+POSTGRES_KEY = "a varchar, b float8, c bigint, d bool, e bytea, f timestamptz, g date"
+SEVERAL = {
+    "a": [None, "", "x", "y\U0001f600"],
+    "b": [None, NAN, -INFINITE, -1.5, 0.0, INFINITE],
+    "c": [None, -5, 2**62],
+}
+ONE = {"d": True, "e": b"AP8=", "f": "2026-01-01T00:00:00.123456789Z", "g": "1969-12-31", "h": "1.5"}
+
+
+def through_a_token(cursor):
+    return json.loads(json.dumps(cursor))
+
+
+@pytest.fixture
+def made(still):
+    tables = []
+
+    def make(**settings):
+        tables.append(Table(still, **settings))
+        return tables[-1], ResourceAddress(tables[-1].database.database_id, tables[-1].name)
+
+    yield make
+    for table in tables:
+        table.drop()
+
+
+@pytest.fixture
+def provider(still):
+    made = PLUGIN.connect(ClientConfig("spanner", {"url": still.url}), None)
+    yield made
+    made.close()
+
+
+def planned(feed, segments, at_once=3):
+    """A plan, and its segments, cut a few at a time."""
+    plan = feed.snapshot(segments, Deadline.after(60))
+    found, rest = [], plan.cursor
+    while rest is not None:
+        more, rest = feed.segments(through_a_token(rest), at_once, Deadline.after(60))
+        found += more
+    return plan, found
+
+
+def rows_of(feed, segment, size):
+    """The rows of a segment, by a new reader for each batch."""
+    found, cursor = [], segment.cursor
+    while True:
+        reader = feed.open(segment.segment_id, through_a_token(cursor))
+        batch = reader.fetch(size, 1 << 20, 0.0, Deadline.after(60))
+        reader.close()
+        found += batch.events(0, len(batch))
+        for count in range(1, len(batch)):
+            rest = feed.open(segment.segment_id, through_a_token(batch.cursor_after(count)))
+            again = rest.fetch(1, 1 << 20, 0.0, Deadline.after(60))
+            rest.close()
+            assert texts(again.events(0, 1)) == texts(batch.events(count, count + 1))
+        cursor = batch.end
+        if isinstance(batch.outcome, Scanned):
+            return found
+
+
+def texts(events):
+    """Events by key: NaN is not equal to itself."""
+    return [(event.event_id, event.key.canonical()) for event in events]
+
+
+class TestKeys:
+    @pytest.mark.parametrize("segments", [1, 5, 100])
+    @pytest.mark.parametrize("dialect", ["googlesql", "postgresql"])
+    def test_rows_with_any_key_come_once_whatever_is_cut_and_wherever_it_goes_on(
+        self, made, provider, dialect, segments
+    ):
+        postgres = dialect == "postgresql"
+        columns = POSTGRES_KEY if postgres else GOOGLE_KEY
+        key = "a, b, c, d, e, f, g" if postgres else "a, b DESC, c, d DESC, e, f, g DESC, h"
+        table, here = made(columns=columns, key=key, dialect=POSTGRES if postgres else None)
+        values = [[each for each in of if each is not None or not postgres] for of in SEVERAL.values()]
+        rest = [value for name, value in ONE.items() if not (postgres and name == "h")]
+        names = "abcdefg" if postgres else "abcdefgh"
+        rows = [[*parts, *rest] for parts in itertools.product(*values)]
+        table.put(*rows, names=tuple(names))
+        feed = provider.open_feed(FeedSpec(here), Deadline.after(60))
+        plan, found = planned(feed, segments)
+        assert plan.records == len(rows)
+        assert plan.segments == len(found)
+        assert len(found) <= segments
+        events = [event for segment in found for event in rows_of(feed, segment, 7)]
+        assert len(events) == len({event.event_id for event in events}) == len(rows)
+        assert len({event.key.canonical() for event in events}) == len(rows)
+        assert {event.event_id for event in events} == {
+            snapshot_event_id(plan.plan_id, event.key) for event in events
+        }
+        feed.close()
+
+    def test_ids_are_those_of_the_keys(self, provider, made):
+        table, here = made(columns="a STRING(8), b INT64, c BOOL, d TIMESTAMP", key="a, b, c, d")
+        moment = "2026-01-01T00:00:00.5Z"
+        keys = [
+            ["$x\u00e9\u2028\x7f", -(2**63), True, moment],
+            [None, 2**63 - 1, None, None],
+            ["", 0, False, None],
+        ]
+        table.put(*keys, names=("a", "b", "c", "d"))
+        feed = provider.open_feed(FeedSpec(here), Deadline.after(60))
+        plan, (segment,) = planned(feed, 1)
+        for event in rows_of(feed, segment, 9):
+            assert event.event_id == snapshot_event_id(plan.plan_id, event.key)
+
+    def test_a_cursor_of_another_shape_is_refused(self, provider, made):
+        _, here = made()
+        feed = provider.open_feed(FeedSpec(here), Deadline.after(60))
+        plan, (segment, *_) = planned(feed, 1)
+        assert plan_id_of(segment.segment_id) == plan.plan_id
+        assert feed.compare(segment.cursor, segment.cursor) == 0
+        assert feed.compare(segment.cursor, plan.seeds[0].cursor) is None
+        assert feed.headroom(segment.cursor, plan.moment) is None
+        assert feed.describe(segment.cursor).time is None
+        for cursor in ([1], ["x", 1, 2, "[", ""], ["x", -1, 0, "", ""], ["x", 1, 0, "{}", ""], []):
+            with pytest.raises(InvalidCursor):
+                feed.open(segment.segment_id, cursor)
+            with pytest.raises(InvalidCursor):
+                feed.segments(cursor, 1, Deadline.after(60))
+
+
+class TestRows:
+    GOOGLE = (
+        "id STRING(MAX), o BOOL, i INT64, f FLOAT64, r FLOAT32, n NUMERIC, s STRING(MAX), y BYTES(MAX), "
+        "d DATE, t TIMESTAMP, j JSON, x ARRAY<INT64>, z ARRAY<STRING(MAX)>, made INT64 AS (i + 1) STORED"
+    )
+    POSTGRES = (
+        "id varchar, o bool, i bigint, f float8, r float4, n numeric, s varchar, y bytea, d date, "
+        "t timestamptz, j jsonb, x bigint[], z varchar[]"
+    )
+    # The emulator leaves out parts of a second in its change stream.
+    VALUES = (True, 2**62, 1.5, 0.25, "12.50", "\u00e9", b"AP8=", "2026-01-31", "2026-01-01T00:00:01Z")
+
+    @pytest.mark.parametrize("dialect", ["googlesql", "postgresql"])
+    def test_a_row_is_as_the_stream_has_it(self, made, ours, dialect):
+        postgres = dialect == "postgresql"
+        columns = self.POSTGRES if postgres else self.GOOGLE
+        table, here = made(columns=columns, dialect=POSTGRES if postgres else None)
+        names = ("id", "o", "i", "f", "r", "n", "s", "y", "d", "t", "j", "x", "z")
+        text = json.dumps({"b": [1, None, {"$bytes": "x"}], "a": 1.5})
+        table.put(
+            ["all", *self.VALUES, text, [1, -2], ["", "NULL"]],
+            ["none", *[None] * 12],
+            ["empty", False, 0, 0.0, -0.0, "0", "", b"", "0001-01-01", "9999-12-31T23:59:59Z",
+             "null", [], []],
+            names=names,
+        )  # fmt: skip
+        changes = {event.key: event.new_item_state for event in drained(ours, here, Beginning())}
+        rows = [event for event in drained(ours, here, Snapshot()) if event.backfilled]
+        assert {event.key: event.new_item_state for event in rows} == changes
+        assert len(rows) == 3
+        assert {name for row in changes.values() for name in row} == set(names)
+        mine = [event for event in drained(ours, here, Snapshot(), include_native=True) if event.backfilled]
+        assert {event.native["i"] for event in mine} == {str(2**62), "0", None}
+
+    def test_columns_are_those_of_the_moment_of_the_snapshot(self, made, ours):
+        table, here = made()
+        table.put(*([f"k{number}", number, "x"] for number in range(4)))
+        first = page(ours, here, Snapshot(SnapshotOrder.ORDERED))
+        table.ddl("ALTER TABLE items DROP COLUMN text", "ALTER TABLE items ADD COLUMN more STRING(MAX)")
+        table.put(["k1", 7, "y"], names=("id", "n", "more"))
+        events = drained(ours, here, FromContinuationToken(first.continuation_token))
+        rows = [event for event in events if event.backfilled]
+        assert [set(event.new_item_state) for event in rows] == [{"id", "n", "text"}] * 4
+        assert events[-1].new_item_state == {"id": "k1", "n": 7, "more": "y"}
+
+    def test_a_stream_of_some_columns_gives_no_rows_to_either(self, made, still):
+        table, here = made(watch="items(n)")
+        table.put(["k", 1, "x"])
+        with connect(f"{still.url}&change_stream=items_stream") as client:
+            (row,) = (event for event in drained(client, here, Snapshot()) if event.backfilled)
+            assert row.new_item_state is None
+            assert row.key.components == {"id": "k"}
+
+
+class TestDropped:
+    """The rows of a table that was dropped can still be read: it is noticed all the same."""
+
+    @pytest.mark.parametrize("what", ["table", "stream", "recreated"])
+    def test_it_is_told_and_never_the_end(self, made, still, what):
+        table, here = made()
+        table.put(*([f"k{number}", number, "x"] for number in range(6)))
+        with connect(still.url) as client:
+            token = page(client, here, Snapshot(SnapshotOrder.ORDERED)).continuation_token
+            token = page(client, here, FromContinuationToken(token), 2).continuation_token
+        table.ddl("DROP CHANGE STREAM items_stream")
+        if what != "stream":
+            table.ddl("DROP TABLE items")
+        if what == "recreated":
+            table.ddl(
+                "CREATE TABLE items (id STRING(MAX) NOT NULL, n INT64, text STRING(MAX)) PRIMARY KEY (id)",
+                *table.streams,
+            )
+        with connect(still.url) as client, pytest.raises(MulticloudDbError) as caught:
+            page(client, here, FromContinuationToken(token), 1)
+        wanted = ErrorCategory.INVALID_REQUEST if what == "recreated" else ErrorCategory.NOT_FOUND
+        assert caught.value.category == wanted
+
+    def test_in_a_running_client_too(self, made, ours, monkeypatch):
+        monkeypatch.setattr(snapshots, "_LATELY_SECONDS", 0.0)
+        table, here = made()
+        table.put(*([f"k{number:03}", number, "x"] for number in range(20)))
+        token = page(ours, here, Snapshot(SnapshotOrder.ORDERED)).continuation_token
+        token = page(ours, here, FromContinuationToken(token), 2).continuation_token
+        table.ddl("DROP CHANGE STREAM items_stream", "DROP TABLE items")
+
+        with pytest.raises(MulticloudDbError) as caught:
+            page(ours, here, FromContinuationToken(token), 1)
+        assert caught.value.category == ErrorCategory.NOT_FOUND
+
+    def test_whole_rows_have_to_come_from_the_stream_as_well(self, made, still):
+        settings = {"new_item_state_mode": NewItemStateMode.REQUIRE}
+        table, here = made(capture="NEW_ROW")
+        table.put(["a", 1, "x"], ["b", 1, "x"])
+        with connect(still.url) as client:
+            token = page(client, here, Snapshot(), **settings).continuation_token
+        table.ddl("ALTER CHANGE STREAM items_stream SET OPTIONS (value_capture_type = 'NEW_VALUES')")
+        for start in (Snapshot(), FromContinuationToken(token)):
+            with connect(still.url) as client, pytest.raises(MulticloudDbError) as caught:
+                page(client, here, start, **settings)
+            assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+            assert "NEW_ROW_AND_OLD_VALUES" in caught.value.message
+
+
+@pytest.mark.emulator(*HASTY)
+class TestUnderLoad:
+    @pytest.mark.parametrize("order", [SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED])
+    def test_a_process_for_each_row_ends_with_what_the_table_has(self, order, tmp_path):
+        """Partitions come and go, a writer changes, deletes and creates, and each process reads one page."""
+        table = Table(shared(HASTY))
+        table.put(*([f"k{number:02}", number, "first"] for number in range(16)))
+        stop = threading.Event()
+
+        def write():
+            for number in itertools.count():
+                if stop.is_set() or number >= 200:
+                    return
+                table.put([f"k{number * 7 % 20:02}", 1000 + number, "later"])
+                if number % 3 == 0:
+                    table.delete(f"k{number * 5 % 20:02}")
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            script = Path(__file__).with_name("scan_lives.py")
+            where = [table.emulator.url, table.database.database_id, table.name, order.value]
+            process = subprocess.Popen(
+                [sys.executable, script, *where], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            assert process.stdout.readline().strip() == "scanned"
+            stop.set()
+            writer.join()
+            out, _ = process.communicate("stop\n", timeout=60)
+        finally:
+            stop.set()
+            writer.join()
+        lives, rows = json.loads(out)
+        with table.database.snapshot() as snapshot:
+            source = [list(row) for row in snapshot.execute_sql("SELECT id, n, text FROM items ORDER BY id")]
+        assert rows == source
+        assert lives > 8
+        table.drop()
