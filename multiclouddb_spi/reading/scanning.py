@@ -170,7 +170,7 @@ class Scanning:
         plan = self._lineage.plan
         if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
             return None
-        most = max(1, int(plan.rate))
+        most = self._reserved(plan.rate)
         self._context.rates.spend(plan.partition_id, most / plan.rate)
         return most
 
@@ -184,9 +184,16 @@ class Scanning:
         plan = self._lineage.plan
         if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
             return
-        reserved = max(1, int(plan.rate))
         cost = len(batch) if batch.charge is None else batch.charge
-        self._context.rates.spend(plan.partition_id, (cost - reserved) / plan.rate)
+        self._context.rates.spend(plan.partition_id, (cost - self._reserved(plan.rate)) / plan.rate)
+        soonest = self._context.rates.not_before(plan.partition_id)
+        for other in self._result.turns.paced.values():  # it has cost less than was reserved
+            if self._lineage.is_segment(other.partition_id):
+                other.not_before = min(other.not_before, soonest)
+
+    def _reserved(self, rate: float) -> int:
+        """About the rows of one second, and never more than one fetch asks for."""
+        return max(1, int(min(rate, max(self._result.limit, self._context.page_records))))
 
     # -- The scan
 

@@ -194,3 +194,48 @@ class TestValues:
         page = consumer.page(scope=PhysicalPartition(name))
         assert [type(notice) for notice in page.notices] == [SnapshotStarted]
         consumer.page(scope=PhysicalPartition(name))
+
+
+class Clock:
+    """The monotonic time of one engine: only its pauses move it."""
+
+    def __init__(self, consumer, monkeypatch):
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        consumer.engine._context.closed.wait = self.wait
+
+    def wait(self, seconds=0.0):
+        self.now += seconds
+
+
+class TestRate:
+    """The simulation charges 1 for a call and 1 for a row."""
+
+    @pytest.mark.parametrize("rate", [100.0, 1e6])
+    @pytest.mark.parametrize("size", [1, 8, 1000])
+    def test_many_empty_segments_cost_what_they_are_charged(self, rate, size, monkeypatch):
+        consumer = Consumer(filled(20), ORDERED, size, segments=300, max_scan_rate=rate)
+        clock = Clock(consumer, monkeypatch)
+        began = clock.now
+        while not consumer.page().idle:
+            clock.now += 0.0001
+        calls = consumer.engine._provider.calls
+        assert calls.violations == []
+        spent = clock.now - began
+        assert spent <= 2 * (300 + 2 * 20) / rate + 1.5, spent
+        assert spent >= 300 / rate - 1.5
+
+    @pytest.mark.parametrize("size", [1, 3, 8, 50])
+    def test_it_is_kept_beside_a_busy_stream(self, size, monkeypatch):
+        sim = filled(60)
+        consumer = Consumer(sim, INTERLEAVED, size, max_scan_rate=10.0)
+        clock = Clock(consumer, monkeypatch)
+        consumer.page()
+        began, rows = clock.now, 0
+        while rows < 60:
+            for number in range(size):
+                sim.write("busy", {"n": number})
+            rows += sum(event.backfilled for event in consumer.page().events)
+            clock.now += 0.02
+            assert clock.now < began + 60
+        assert clock.now - began >= 5.0
