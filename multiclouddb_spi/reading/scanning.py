@@ -36,6 +36,7 @@ Clock: TypeAlias = Callable[[], datetime | None]
 
 _ACTIVE: Final = 8
 _CUT_SECONDS: Final = 10.0
+_LONG: Final = 1e12
 _FEW: Final = 4
 _MOST_EMPTY_CUTS: Final = 100
 _SHARE: Final = 4
@@ -87,7 +88,7 @@ class Scanning:
         moment = now()
         left = math.inf if moment is None else self._headroom(moment)
         if plan.retention is None and left < math.inf:
-            lineage.change_plan(retention=max(0, int(left)))
+            lineage.change_plan(retention=max(0, int(min(left, _LONG))))
         worn = plan.retention is not None and left <= plan.retention / 2
         if plan.holds and plan.auto and worn:
             lineage.release_stream()

@@ -2,6 +2,7 @@
 
 import time
 
+import attrs
 import pytest
 
 from multiclouddb_api import (
@@ -239,3 +240,27 @@ class TestRate:
             clock.now += 0.02
             assert clock.now < began + 60
         assert clock.now - began >= 5.0
+
+
+class TestEstimates:
+    @pytest.mark.parametrize("field", ["records", "segments"])
+    @pytest.mark.parametrize("value", [-1, 2**60, 10.5])
+    def test_a_wrong_estimate_leaves_the_token_readable(self, field, value, monkeypatch):
+        snapshot = SimulationFeed.snapshot
+
+        def wrong(self, segments, deadline):
+            return attrs.evolve(snapshot(self, segments, deadline), **{field: value})
+
+        monkeypatch.setattr(SimulationFeed, "snapshot", wrong)
+        consumer = Consumer(filled(10))
+        assert getattr(consumer.page().diagnostics.snapshot, field) is None
+        assert len(consumer.page().events) == 8
+
+    @pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e300, -5.0])
+    @pytest.mark.parametrize("order", [ORDERED, INTERLEAVED, AUTO])
+    def test_so_does_a_wrong_time_until_a_position_expires(self, order, seconds, monkeypatch):
+        monkeypatch.setattr(SimulationFeed, "headroom", lambda self, cursor, now: seconds)
+        consumer, rows = Consumer(filled(10), order), 0
+        while not (page := consumer.page()).idle:
+            rows += len(page.events)
+        assert rows == 10
