@@ -21,7 +21,7 @@ from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.faults import InvalidCursor
 from multiclouddb_spi.scan import ScanPlan, snapshot_id_of
 
-__all__ = ["Plan", "is_plan", "plan_from_json", "plan_of", "plan_to_json"]
+__all__ = ["Plan", "is_plan", "plan_from_json", "plan_of", "plan_to_json", "shown"]
 
 _PLAN: Final = 16
 _HOLDS: Final = 32
@@ -89,9 +89,18 @@ def plan_of(scan: ScanPlan, wanted: Snapshot) -> Plan:
         holds=wanted.order is not SnapshotOrder.INTERLEAVED,
         auto=wanted.order is SnapshotOrder.AUTO,
         rate=wanted.max_scan_rate,
-        segments=scan.segments,
-        records=scan.records,
+        segments=shown(scan.segments),
+        records=shown(scan.records),
     )
+
+
+def shown(count: int | None) -> int | None:
+    """A number that is only shown; None for one that no token can hold, as a service may estimate.
+
+    Args:
+        count: A number of segments or of records, from the provider.
+    """
+    return count if _is_count(count) else None
 
 
 def plan_to_json(plan: Plan) -> Cursor:

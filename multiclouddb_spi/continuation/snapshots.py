@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from typing import Final
 
 import attrs
 
@@ -12,13 +13,15 @@ from multiclouddb_spi.batch import Segment
 from multiclouddb_spi.continuation.coverage import begun
 from multiclouddb_spi.continuation.entry import Active
 from multiclouddb_spi.continuation.lineage import Lineage
-from multiclouddb_spi.continuation.plan import Plan, plan_of
+from multiclouddb_spi.continuation.plan import Plan, plan_of, shown
 from multiclouddb_spi.continuation.starting import check_not_ahead, not_startable
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.cursor import Cursor
 from multiclouddb_spi.scan import ScanPlan
 
 __all__ = ["cut_all", "resolve_backfill", "resolve_snapshot", "segment_lineage"]
+
+_LONG: Final = 1e12
 
 
 def resolve_snapshot(
@@ -43,7 +46,7 @@ def resolve_snapshot(
     scan = snapshot()
     lineage = Lineage.from_seeds(scan.seeds, feed.join, audited)
     kept = [] if now is None else [feed.headroom(seed.cursor, now) for seed in scan.seeds]
-    retention = min((int(seconds) for seconds in kept if seconds is not None), default=None)
+    retention = min((int(seconds) for seconds in kept if seconds is not None and seconds < _LONG), default=None)
     plan = attrs.evolve(plan_of(scan, wanted), retention=None if retention is None else max(0, retention))
     lineage.begin_scan(plan)
     return lineage
@@ -107,6 +110,6 @@ def segment_lineage(feed: Feed, plan: Plan, segment: Segment, count: int) -> Lin
     """
     rate = None if plan.rate is None else plan.rate / count
     alone = attrs.evolve(
-        plan, cursor=None, announced=False, rate=rate, done=0, segments=1, records=segment.records
+        plan, cursor=None, announced=False, rate=rate, done=0, segments=1, records=shown(segment.records)
     )
     return Lineage([alone, Active(segment.segment_id, segment.cursor, listed=False)], feed.join)

@@ -89,7 +89,12 @@ class Answers(Generic[T]):
         return batch
 
     def take(self, turn: Turn, reader: PartitionReader, batch: Batch, stop: int) -> bool:
-        """Put records on the page up to `stop`; False when the provider cannot map its own records."""
+        """Put records on the page up to `stop`; False when the provider cannot map its own records.
+
+        Also False for a segment of a scan that has ended meanwhile.
+        """
+        if turn.partition_id not in self._lineage:
+            return False
         first, result, value = reader.taken, self.result, list[T]()
         while stop > first and not value:
             try:

@@ -36,6 +36,7 @@ Clock: TypeAlias = Callable[[], datetime | None]
 
 _ACTIVE: Final = 8
 _CUT_SECONDS: Final = 10.0
+_LONG: Final = 1e12
 _FEW: Final = 4
 _MOST_EMPTY_CUTS: Final = 100
 _SHARE: Final = 4
@@ -87,7 +88,7 @@ class Scanning:
         moment = now()
         left = math.inf if moment is None else self._headroom(moment)
         if plan.retention is None and left < math.inf:
-            lineage.change_plan(retention=max(0, int(left)))
+            lineage.change_plan(retention=max(0, int(min(left, _LONG))))
         worn = plan.retention is not None and left <= plan.retention / 2
         if plan.holds and plan.auto and worn:
             lineage.release_stream()
@@ -170,7 +171,7 @@ class Scanning:
         plan = self._lineage.plan
         if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
             return None
-        most = max(1, int(plan.rate))
+        most = self._reserved(plan.rate)
         self._context.rates.spend(plan.partition_id, most / plan.rate)
         return most
 
@@ -184,9 +185,16 @@ class Scanning:
         plan = self._lineage.plan
         if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
             return
-        reserved = max(1, int(plan.rate))
         cost = len(batch) if batch.charge is None else batch.charge
-        self._context.rates.spend(plan.partition_id, (cost - reserved) / plan.rate)
+        self._context.rates.spend(plan.partition_id, (cost - self._reserved(plan.rate)) / plan.rate)
+        soonest = self._context.rates.not_before(plan.partition_id)
+        for other in self._result.turns.paced.values():  # it has cost less than was reserved
+            if self._lineage.is_segment(other.partition_id):
+                other.not_before = min(other.not_before, soonest)
+
+    def _reserved(self, rate: float) -> int:
+        """About the rows of one second, and never more than one fetch asks for."""
+        return max(1, int(min(rate, max(self._result.limit, self._context.page_records))))
 
     # -- The scan
 

@@ -2,6 +2,7 @@
 
 import time
 
+import attrs
 import pytest
 
 from multiclouddb_api import (
@@ -194,3 +195,72 @@ class TestValues:
         page = consumer.page(scope=PhysicalPartition(name))
         assert [type(notice) for notice in page.notices] == [SnapshotStarted]
         consumer.page(scope=PhysicalPartition(name))
+
+
+class Clock:
+    """The monotonic time of one engine: only its pauses move it."""
+
+    def __init__(self, consumer, monkeypatch):
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        consumer.engine._context.closed.wait = self.wait
+
+    def wait(self, seconds=0.0):
+        self.now += seconds
+
+
+class TestRate:
+    """The simulation charges 1 for a call and 1 for a row."""
+
+    @pytest.mark.parametrize("rate", [100.0, 1e6])
+    @pytest.mark.parametrize("size", [1, 8, 1000])
+    def test_many_empty_segments_cost_what_they_are_charged(self, rate, size, monkeypatch):
+        consumer = Consumer(filled(20), ORDERED, size, segments=300, max_scan_rate=rate)
+        clock = Clock(consumer, monkeypatch)
+        began = clock.now
+        while not consumer.page().idle:
+            clock.now += 0.0001
+        calls = consumer.engine._provider.calls
+        assert calls.violations == []
+        spent = clock.now - began
+        assert spent <= 2 * (300 + 2 * 20) / rate + 1.5, spent
+        assert spent >= 300 / rate - 1.5
+
+    @pytest.mark.parametrize("size", [1, 3, 8, 50])
+    def test_it_is_kept_beside_a_busy_stream(self, size, monkeypatch):
+        sim = filled(60)
+        consumer = Consumer(sim, INTERLEAVED, size, max_scan_rate=10.0)
+        clock = Clock(consumer, monkeypatch)
+        consumer.page()
+        began, rows = clock.now, 0
+        while rows < 60:
+            for number in range(size):
+                sim.write("busy", {"n": number})
+            rows += sum(event.backfilled for event in consumer.page().events)
+            clock.now += 0.02
+            assert clock.now < began + 60
+        assert clock.now - began >= 5.0
+
+
+class TestEstimates:
+    @pytest.mark.parametrize("field", ["records", "segments"])
+    @pytest.mark.parametrize("value", [-1, 2**60, 10.5])
+    def test_a_wrong_estimate_leaves_the_token_readable(self, field, value, monkeypatch):
+        snapshot = SimulationFeed.snapshot
+
+        def wrong(self, segments, deadline):
+            return attrs.evolve(snapshot(self, segments, deadline), **{field: value})
+
+        monkeypatch.setattr(SimulationFeed, "snapshot", wrong)
+        consumer = Consumer(filled(10))
+        assert getattr(consumer.page().diagnostics.snapshot, field) is None
+        assert len(consumer.page().events) == 8
+
+    @pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e300, -5.0])
+    @pytest.mark.parametrize("order", [ORDERED, INTERLEAVED, AUTO])
+    def test_so_does_a_wrong_time_until_a_position_expires(self, order, seconds, monkeypatch):
+        monkeypatch.setattr(SimulationFeed, "headroom", lambda self, cursor, now: seconds)
+        consumer, rows = Consumer(filled(10), order), 0
+        while not (page := consumer.page()).idle:
+            rows += len(page.events)
+        assert rows == 10
