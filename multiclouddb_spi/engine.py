@@ -49,7 +49,7 @@ from multiclouddb_spi.reading.reader_cache import ReaderCache
 from multiclouddb_spi.reading.result import PollResult
 from multiclouddb_spi.reading.retired import Look, look_again
 from multiclouddb_spi.reading.snapshotting import announced
-from multiclouddb_spi.request_check import check_planned, require, spec_of
+from multiclouddb_spi.request_check import check_planned, check_released, require, spec_of
 from multiclouddb_spi.retry import ATTEMPTS
 from multiclouddb_spi.session_opener import SessionOpener
 
@@ -225,6 +225,7 @@ class Engine:
         ):
             if isinstance(session, Finished) or not isinstance(session.state, Lineage):
                 return ()
+            check_released(session.state)
             segments = self._opener.segment_lineages(session.feed, session.state, deadline)
             entries = [entry for entry in session.state if not isinstance(entry, Waiting | Plan)]
             parts = [(entry.partition_id, session.alone(entry)) for entry in entries] + segments

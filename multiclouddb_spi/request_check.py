@@ -25,9 +25,10 @@ from multiclouddb_api import (
     Support,
     invalid_request,
 )
+from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import FeedSpec, FeedStart, Provider
 
-__all__ = ["check_planned", "require", "require_start", "spec_of"]
+__all__ = ["check_planned", "check_released", "require", "require_start", "spec_of"]
 
 _TITLES = {
     Capability.CHANGE_FEED: "a change feed",
@@ -111,6 +112,23 @@ def check_planned(position: StartPosition) -> None:
             "Snapshot.order",
             f"is {position.order.name}: no process knows when the others have read their rows",
             "pass Snapshot(order=SnapshotOrder.INTERLEAVED)",
+        )
+
+
+def check_released(lineage: Lineage) -> None:
+    """Refuse to spread a feed over processes while its changes wait for an ordered scan.
+
+    The scan may come from a token, or from `Beginning()` where that is emulated.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST`: no token of a partition would have its changes.
+    """
+    plan = lineage.plan
+    if plan is not None and plan.holds:
+        raise invalid_request(
+            "ChangeFeedRequest.start_position",
+            "begins with an ordered scan: no process knows when the others have read their rows",
+            "plan after BackfillDone, or read each PhysicalPartition(…) from that start by itself",
         )
 
 
