@@ -112,20 +112,23 @@ def check_planned(position: StartPosition) -> None:
 
 
 def check_plan(plan: Plan | None) -> None:
-    """Refuse to spread a token of a snapshot whose changes wait for its rows.
+    """Refuse to spread a feed over processes while its changes wait for the rows of a scan.
+
+    The scan may come from a token, or from `Beginning()` where that is emulated.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST`: the partitions that wait would be in no token.
     """
     if plan is not None and plan.holds:
-        raise _holding("continuation_token", "is of a snapshot whose changes wait")
+        raise _holding("ChangeFeedRequest.start_position", "begins with an ordered scan, or is a token of one")
 
 
 def _holding(field: str, problem: str) -> MulticloudDbError:
     return invalid_request(
         field,
         f"{problem}: no process knows when the others have read their rows",
-        "plan a new Snapshot(order=SnapshotOrder.INTERLEAVED), or read it in one process",
+        "read it in one process and plan after BackfillDone, or plan a "
+        "new Snapshot(order=SnapshotOrder.INTERLEAVED) where the service has that order",
     )
 
 

@@ -243,6 +243,37 @@ class TestMode:
         assert "backfill=True" in found[Capability.CHANGE_FEED_BEGINNING].note
 
 
+class TestPlans:
+    """A feed is spread over processes only when every token has its part of the changes."""
+
+    def test_a_backfill_is_not_spread_over_processes(self, world):
+        world.fill(5)
+        client = world.client()
+        begin = ChangeFeedRequest(ADDRESS, Beginning(), provider_options=BACKFILL)
+        token = client.read_changes(begin).continuation_token
+        for start in (Beginning(), FromContinuationToken(token)):
+            request = ChangeFeedRequest(ADDRESS, start, provider_options=BACKFILL)
+            error = refused(
+                lambda request=request: client.plan_partitions(request), ErrorCategory.INVALID_REQUEST
+            )
+            assert "PhysicalPartition" in error.message
+
+    def test_each_partition_is_backfilled_by_itself(self, world):
+        written = world.fill(20)
+        client = world.client()
+        found = []
+        for name in client.list_physical_partitions(ADDRESS):
+            scope = PhysicalPartition(name, with_descendants=True)
+            consumer = world.consumer(Beginning(), client, scope=scope, provider_options=BACKFILL)
+            consumer.until_idle()
+            found.append(consumer)
+        world.split("0")
+        written += world.fill(20)
+        for consumer in found:
+            consumer.restart().until_idle()
+        assert sorted(marker for consumer in found for marker in consumer.markers) == written
+
+
 class TestKeys:
     """Partition keys of one and of several levels."""
 
