@@ -120,7 +120,9 @@ def check_plan(plan: Plan | None) -> None:
         MulticloudDbError: `INVALID_REQUEST`: the partitions that wait would be in no token.
     """
     if plan is not None and plan.holds:
-        raise _holding("ChangeFeedRequest.start_position", "begins with an ordered scan, or is a token of one")
+        raise _holding(
+            "ChangeFeedRequest.start_position", "begins with an ordered scan, or is a token of one"
+        )
 
 
 def _holding(field: str, problem: str) -> MulticloudDbError:
