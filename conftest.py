@@ -8,6 +8,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from multiclouddb_cosmos_emulator.auth import WELL_KNOWN_KEY
+
 # A busy machine puts no limit on the time of one example. With CI set, Hypothesis would try the same examples
 # in every run: new ones are wanted there, too, and how to repeat what has failed is printed.
 settings.register_profile(
@@ -23,11 +25,15 @@ settings.load_profile("busy")
 # nothing of it, and their JVM takes it from here.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 
+# The public key of Cosmos DB emulators. Workers of Spark take it from here, too: their JVM outlives a test.
+os.environ.setdefault("AZURE_COSMOS_KEY", WELL_KNOWN_KEY)
+
 # How the node ids of tests that start a JVM begin.
 JVM_TESTS = (
     "demo/",
     "spark/",
     "benchmarks/tests/test_rows.py::TestRows::test_the_row_of_spark_runs",
+    "providers/cosmos/tests/test_spark.py",
     "providers/mongo/tests/test_spark.py",
     "providers/mongo/tests/test_spark_dropped.py",
     "providers/mongo/tests/test_spark_idle.py",
@@ -57,6 +63,7 @@ WAITING = (
     "docs/tests/test_mongodb.py",
     "docs/tests/test_mongodb_rows.py",
     "providers/dynamo/tests/test_command_line.py",
+    "providers/cosmos/tests/test_command_line.py",
     "providers/dynamo/tests/test_local.py",
     "providers/dynamo/tests/test_loss.py::test_nothing_is_lost_on_dynamodb_local",
     "providers/dynamo/tests/test_servers.py",

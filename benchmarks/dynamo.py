@@ -84,11 +84,18 @@ class Local:
 
     def streams(self) -> Any:
         """A new boto3 client that, like ours, does not retry."""
+        return self._client("dynamodbstreams")
+
+    def tables(self) -> Any:
+        """The same for tables and items, with a connection for each of ten threads, boto3's default."""
+        return self._client("dynamodb")
+
+    def _client(self, service: str) -> Any:
         from botocore.config import Config
 
         once = Config(retries={"mode": "standard", "total_max_attempts": 1})
         session, endpoint = self.server.session(), self.server.endpoint_url
-        return session.client("dynamodbstreams", endpoint_url=endpoint, config=once)
+        return session.client(service, endpoint_url=endpoint, config=once)
 
 
 @contextmanager

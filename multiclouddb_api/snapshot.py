@@ -12,6 +12,9 @@ from multiclouddb_api.validators import at_least, is_a
 
 __all__ = ["Resnapshot", "Snapshot", "SnapshotOrder", "SnapshotProgress"]
 
+_LEAST_RATE = 1e-6
+_MOST = 10**15
+
 
 class SnapshotOrder(Enum):
     """How the rows of a snapshot and the changes after it are mixed.
@@ -37,11 +40,20 @@ class SnapshotOrder(Enum):
 
 
 def _is_rate(instance: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
-    if value is not None and not value > 0:
+    if value is not None and not _LEAST_RATE <= value <= _MOST:
         raise invalid_request(
             f"{type(instance).__name__}.{attribute.name}",
-            f"must be more than 0, got {value}",
+            f"must be from {_LEAST_RATE} to {_MOST}, got {value}",
             "leave it out to read as fast as the service allows",
+        )
+
+
+def _is_holdable(instance: object, attribute: attrs.Attribute[Any], value: int) -> None:
+    if value > _MOST:
+        raise invalid_request(
+            f"{type(instance).__name__}.{attribute.name}",
+            f"must be at most {_MOST}",
+            "leave it out to let the provider decide",
         )
 
 
@@ -80,6 +92,7 @@ class Snapshot:
         validator=[
             is_a(int, type(None)),
             attrs.validators.optional(at_least(1, "leave it out to let the provider decide")),
+            attrs.validators.optional(_is_holdable),
         ],
     )
     max_scan_rate: float | None = attrs.field(

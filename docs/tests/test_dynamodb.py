@@ -26,6 +26,7 @@ from multiclouddb_api import (
     Now,
     OldItemStateMode,
     ResourceAddress,
+    Snapshot,
     connect,
 )
 from multiclouddb_conformance import command_line
@@ -95,6 +96,12 @@ class TestPrograms:
         ]
         assert PAGE.run("worker.py") == ""
 
+    def test_what_was_there_before(self, orders):
+        for key in ("o-1", "o-2", "o-3"):
+            orders.client().put_item(TableName="orders", Item={"id": {"S": key}})
+        orders.client().delete_item(TableName="orders", Key={"id": {"S": "o-2"}})
+        assert PAGE.run("snapshot.py") == "['o-1', 'o-3']\n"
+
     def test_all_programs_are_run_here(self):
         assert PAGE.programs.keys() == PAGE.programs_run_in(__file__)
 
@@ -148,7 +155,7 @@ class TestPermissions:
         return found
 
     def test_the_policy_allows_what_is_called_and_no_more(self, orders):
-        """Read a feed from both ends, across a rollover and from a token, and list its partitions."""
+        """Read a feed from both ends, across a rollover, a token and a snapshot; list its partitions."""
         called = set()
         session = boto3.Session()
 
@@ -167,11 +174,14 @@ class TestPermissions:
             with client.iterate_changes(ChangeFeedRequest(ORDERS, start), until_idle=True) as changes:
                 assert [event.key.components["id"] for event in changes] == ["o-2"]
             assert len(client.list_physical_partitions(ORDERS)) > 0
+            with client.iterate_changes(ChangeFeedRequest(ORDERS, Snapshot()), until_idle=True) as changes:
+                assert len([event for event in changes if event.backfilled]) == 2
         assert called == self.allowed().keys()
 
     def test_each_action_is_allowed_on_its_own_kind_of_resource(self):
         streams = self.allowed()
         table = streams.pop("dynamodb:DescribeTable")
+        assert streams.pop("dynamodb:Scan") == table
         assert re.fullmatch(r"arn:aws:dynamodb:[\w-]+:\d{12}:table/orders", table)
         assert set(streams.values()) == {f"{table}/stream/*"}
         assert self.policy()["Version"] == "2012-10-17"

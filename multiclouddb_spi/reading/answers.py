@@ -139,10 +139,11 @@ class Answers(Generic[T]):
         try:
             started = self._mover.discover(entries, self._ends)
         except Exception as error:
-            if not self._fetcher.fault(error).retryable:
+            fault = self._fetcher.fault(error)
+            if not fault.retryable and fault.category != ErrorCategory.CHECKPOINT_EXPIRED:
                 raise
             for turn in asked:
-                self._turns.fail(turn, error)
+                self.blame(turn, error)
             return []
         # A look that finds nothing must not hide that no read has worked.
         self.result.moved = moved or any(self._has_changed(entry) for entry in entries)

@@ -253,6 +253,9 @@ class Poll(Generic[T]):
 
     def _answer(self, turn: Turn) -> None:
         reader = self._turns.landed(turn)
+        if turn.partition_id not in self._lineage:  # a scan that ended meanwhile
+            reader.discard()
+            return
         try:
             batch = reader.batch
             if batch is None:

@@ -35,6 +35,7 @@ Clock: TypeAlias = Callable[[], datetime | None]
 """Asks for the service's time; None where it does not say."""
 
 _ACTIVE: Final = 8
+_CUT_SECONDS: Final = 10.0
 _FEW: Final = 4
 _MOST_EMPTY_CUTS: Final = 100
 _SHARE: Final = 4
@@ -223,12 +224,14 @@ class Scanning:
 
     def _cut(self) -> list[str]:
         lineage, started = self._lineage, list[str]()
+        # Half of the time is for reading: a service that cuts slowly does not make the stream wait for ever.
+        deadline = self._deadline.sooner(min(_CUT_SECONDS, self._deadline.remaining() / 2))
         for _ in range(_MOST_EMPTY_CUTS):
             plan = lineage.plan
             if plan is None or plan.cursor is None or lineage.segment_count >= _ACTIVE:
                 return started
             try:
-                segments, rest = self._ask(plan.cursor, _ACTIVE - lineage.segment_count)
+                segments, rest = self._ask(plan.cursor, _ACTIVE - lineage.segment_count, deadline)
                 lineage.check_cut(segments)
             except Exception as error:  # noqa: BLE001 - classified by the provider
                 self._blame(plan, error)
@@ -240,8 +243,8 @@ class Scanning:
                 return started
         return started
 
-    def _ask(self, cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
-        feed, deadline = self._feed, self._deadline
+    def _ask(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
+        feed = self._feed
         if not isinstance(feed, SupportsSnapshot):
             raise InvalidCursor("it holds a snapshot, which this provider does not make")
         return self._context.fetcher.call(lambda: feed.segments(cursor, count, deadline), deadline)

@@ -314,6 +314,11 @@ class ScriptedStreams:
         """Write an insert that no client can decode; returns its sequence number."""
         return self.write_record(stream, key, kind.spoil)
 
+    def spoil_item(self, table: str, key: Mapping[str, Any]) -> None:
+        """Change an item to one that no client can decode, without a record in the stream."""
+        with self._store.lock:
+            self._store.table(table).spoil(normalised(dict(key)), "poison", {"N": "twelve"})
+
     def write_record(
         self, stream: str, key: Mapping[str, Any], change: Callable[[dict[str, Any]], None]
     ) -> int:

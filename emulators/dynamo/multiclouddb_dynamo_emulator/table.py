@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import orjson
@@ -31,6 +33,8 @@ class Table:
         self.arn, self.keys = arn, keys
         self.stream: Stream | None = None
         self._items: dict[bytes, Item] = {}
+        self._places: list[tuple[int, bytes]] = []
+        self._unsettled: tuple[bytes, Item | None] | None = None
         self._created = clock.seconds()
         self._table_id = str(uuid.uuid4())
 
@@ -46,6 +50,9 @@ class Table:
         old = self._items.get(place)
         if old != item:
             self._items[place] = item
+            self._unsettled = place, old
+            if old is None:
+                insort(self._places, (self.keys.hash_of(key), place))
             if self.live_stream is not None:
                 self.live_stream.write(key, item, old)
         return old
@@ -53,10 +60,44 @@ class Table:
     def delete(self, key: Item, expired: bool = False) -> Item | None:
         """Delete an item and return it; a missing item writes no record."""
         key = self.keys.exactly(key)
-        old = self._items.pop(orjson.dumps(key), None)
+        place = orjson.dumps(key)
+        old = self._items.pop(place, None)
+        if old is not None:
+            self._unsettled = place, old
+            del self._places[bisect_left(self._places, (self.keys.hash_of(key), place))]
         if old is not None and self.live_stream is not None:
             self.live_stream.write(key, None, old, expired)
         return old
+
+    def spoil(self, key: Item, name: str, value: Any) -> None:
+        """Change an attribute of an item to what no client can decode; writes no record."""
+        place = orjson.dumps(self.keys.exactly(key))
+        self._items[place] = self._items[place] | {name: value}
+
+    def place_of(self, key: Item) -> tuple[int, bytes]:
+        """Where a key is in the order of a scan."""
+        key = self.keys.exactly(key)
+        return self.keys.hash_of(key), orjson.dumps(key)
+
+    def scan(
+        self, low: int, high: int, after: tuple[int, bytes] | None, consistent: bool
+    ) -> Iterator[tuple[Item, Item]]:
+        """The keys and items in a range of hashes, in order.
+
+        Args:
+            low: The first hash.
+            high: The hash after the last one.
+            after: The place to begin after; None to begin at the lowest hash.
+            consistent: False to show the table without its last write.
+        """
+        index = bisect_left(self._places, (low, b"")) if after is None else bisect_right(self._places, after)
+        hidden, old = self._unsettled if self._unsettled is not None and not consistent else (None, None)
+        for value, place in islice(self._places, index, None):
+            if value >= high:
+                return
+            item = old if place == hidden else self._items[place]
+            if item is not None:
+                yield orjson.loads(place), item
 
     def disable_stream(self, specification: Mapping[str, Any]) -> None:
         """Apply a `StreamSpecification` that disables the stream."""

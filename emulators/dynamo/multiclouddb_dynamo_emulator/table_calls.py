@@ -1,4 +1,4 @@
-"""The operations of `DynamoDB_20120810` that a test needs to write."""
+"""The operations of `DynamoDB_20120810` that a test needs to write and to scan."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import orjson
 from multiclouddb_dynamo_emulator.arguments import Arguments
 from multiclouddb_dynamo_emulator.errors import invalid
 from multiclouddb_dynamo_emulator.item import Item, KeySchema, normalised
+from multiclouddb_dynamo_emulator.scan_call import scan
 from multiclouddb_dynamo_emulator.store import Store
 from multiclouddb_dynamo_emulator.table import Table
 
@@ -131,5 +132,6 @@ TABLE_CALLS: Final[Mapping[str, Callable[[Store, Arguments], dict[str, Any]]]] =
     "DeleteItem": _delete_item,
     "BatchWriteItem": _batch_write_item,
     "TransactWriteItems": _transact_write_items,
+    "Scan": lambda store, arguments: scan(store, _table(store, arguments), arguments),
 }
 """Operation → its function; the store's lock is held."""

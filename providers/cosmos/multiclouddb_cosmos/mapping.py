@@ -33,14 +33,14 @@ __all__ = ["CosmosMapper"]
 
 _TYPES: Final = dict(zip(KINDS, (ChangeType.CREATE, ChangeType.UPDATE, ChangeType.DELETE), strict=True))
 _TYPE_TEXTS: Final = {name: kind.value for name, kind in _TYPES.items()}
-_SYSTEM: Final = ("_rid", "_self", "_etag", "_attachments", "_ts", "_lsn")
+_SYSTEM: Final = frozenset({"_rid", "_self", "_etag", "_attachments", "_ts", "_lsn"})
 """What the service adds to a document."""
 
 
 def _events(records: Records, view: View) -> list[ChangeEvent]:
     items = records.items
     datas = [item["metadata"] for item in items]
-    keys = [key_of(item, view) for item in items]
+    keys = _keys_of(items, view)
     types = [_TYPES[data["operationType"]] for data in datas]
     columns: list[Iterable[Any]] = [
         _event_ids(records, datas, keys),
@@ -61,6 +61,21 @@ def _events(records: Records, view: View) -> list[ChangeEvent]:
     return trusted_events(len(items), columns)
 
 
+def _keys_of(items: Sequence[Item], view: View) -> list[dict[str, Any]]:
+    if len(view.paths) == 1 and len(view.paths[0]) == 1:
+        (name,) = view.names
+        found = []
+        for item in items:
+            current = item.get("current")
+            # A delete has no document; anything but text takes more care.
+            if current and type(value := current.get(name)) is str and type(current["id"]) is str:
+                found.append({name: value, "id": current["id"]})
+            else:
+                found.append(key_of(item, view))
+        return found
+    return [key_of(item, view) for item in items]
+
+
 def _keys(keys: Sequence[Mapping[str, Any]], count: int, view: View) -> Iterable[Any]:
     names = len({*view.names, "id"})
     if all(len(key) == names for key in keys):
@@ -73,18 +88,23 @@ def _event_ids(
     records: Records, datas: Sequence[Mapping[str, Any]], keys: Sequence[Mapping[str, Any]]
 ) -> list[str]:
     found = []
+    kinds = [data["operationType"] for data in datas]
+    if "delete" not in kinds:
+        # The service's own ids of the document and of its version.
+        return [
+            f"{lsn}:{kind}:{(current := item['current'])['_rid']}:{current['_etag'][1:-1]}"
+            for lsn, kind, item in zip(records.lsns, kinds, records.items, strict=True)
+        ]
     for index, (item, data, key) in enumerate(zip(records.items, datas, keys, strict=True)):
+        if kinds[index] != "delete":
+            current = item["current"]
+            found.append(f"{records.lsns[index]}:{kinds[index]}:{current['_rid']}:{current['_etag'][1:-1]}")
+            continue
         # Two deletes of one key in one transaction differ only in their place.
-        place = records.number(index) if data["operationType"] == "delete" else 0
-        text = f"{records.lsns[index]}:{data['operationType']}:{name_of(key)}:{_version(item, data)}"
+        place = records.number(index)
+        text = f"{records.lsns[index]}:delete:{name_of(key)}:{data.get('previousImageLSN', '')}"
         found.append(f"{text}:{place}" if place else text)
     return found
-
-
-def _version(item: Item, data: Mapping[str, Any]) -> str:
-    if data["operationType"] == "delete":
-        return str(data.get("previousImageLSN", ""))
-    return str(item["current"].get("_etag", "")).strip('"')
 
 
 def _times(datas: Sequence[Mapping[str, Any]]) -> list[datetime]:
@@ -102,14 +122,18 @@ def _state(item: Item, data: Mapping[str, Any]) -> dict[str, Any] | None:
     """The document as it was written, without what the service added."""
     if data["operationType"] == "delete":
         return None
-    state = dict(item["current"])
-    for name in _SYSTEM:
-        state.pop(name, None)
+    state: dict[str, Any] = item["current"].copy()
+    try:
+        del state["_rid"], state["_self"], state["_etag"], state["_attachments"], state["_ts"]
+    except KeyError:
+        for name in _SYSTEM:
+            state.pop(name, None)
+    state.pop("_lsn", None)
     return state
 
 
 def _orders(records: Records) -> list[str]:
-    return [records.order_key(index) for index in range(len(records))]
+    return records.orders if records.orders is not None else [f"{lsn:020d}" for lsn in records.lsns]
 
 
 def _arrow(records: Records, view: View) -> pa.RecordBatch:
@@ -119,7 +143,7 @@ def _arrow(records: Records, view: View) -> pa.RecordBatch:
 
     items = records.items
     datas = [item["metadata"] for item in items]
-    keys = [key_of(item, view) for item in items]
+    keys = _keys_of(items, view)
     count, text = len(items), pa.string()
     columns = [
         pa.array(_event_ids(records, datas, keys), text),

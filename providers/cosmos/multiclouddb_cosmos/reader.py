@@ -26,9 +26,8 @@ _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 1.0
 # A call costs azure-cosmos about two milliseconds: with many idle ranges, each is asked less often.
 _IDLE_CALLS_A_SECOND: Final = 100
-# The memory of a parsed item as a multiple of its text, and the first estimate of an item's size.
+# The memory of a parsed item as a multiple of its text.
 _SWELLING: Final = 5
-_ITEM_BYTES: Final = 4096
 _NONE: Final = Records([], [])
 
 
@@ -79,7 +78,6 @@ class CosmosReader(Reader):
         self._place = place
         self._strands: list[_Strand] | None = None
         self._outcome: Outcome = Continue()
-        self._item_bytes = _ITEM_BYTES
         self._empty = self._requests = self._nbytes = 0
         self._charge: float | None = None
         self._cancelled = threading.Event()
@@ -98,7 +96,7 @@ class CosmosReader(Reader):
         strands = self._opened()
         if strands is None:
             return self._batch(_NONE, begin)
-        limit = min(max_records, _MOST_RECORDS, max(1, max_bytes // self._item_bytes))
+        limit = min(max_records, _MOST_RECORDS, max(1, max_bytes // self._source.item_bytes))
         for strand in list(strands):
             if not strand.done and not len(strand.records) and self._fill(strands, strand, limit, deadline):
                 return self._batch(_NONE, begin)
@@ -164,7 +162,7 @@ class CosmosReader(Reader):
         self._requests += requests - 1
         self._nbytes += _SWELLING * nbytes
         if count:
-            self._item_bytes = max(1, _SWELLING * nbytes // count)
+            self._source.item_bytes = max(1, _SWELLING * nbytes // count)
         if charge is not None:
             self._charge = (self._charge or 0.0) + charge
 

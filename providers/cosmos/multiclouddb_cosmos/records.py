@@ -192,7 +192,7 @@ def _is_same(lsn: int, inner: str, place: Place) -> bool:
 def _lsns(items: list[Any], etag: int) -> list[int]:
     try:
         lsns = [item["metadata"]["lsn"] for item in items]
-        if all(type(lsn) is int and 0 <= lsn <= _MOST_LSN for lsn in lsns):
+        if set(map(type, lsns)) <= {int} and (not lsns or (min(lsns) >= 0 and max(lsns) <= _MOST_LSN)):
             return lsns
     except (LookupError, TypeError):
         pass

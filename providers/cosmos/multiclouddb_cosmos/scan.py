@@ -52,7 +52,6 @@ _FLOOR: Final = order_key(0)
 _MOST_RECORDS: Final = 1000
 _PAUSE: Final = 0.1
 _SWELLING: Final = 5
-_ITEM_BYTES: Final = 4096
 _MOST_SECONDS: Final = 253_402_300_799
 _MOST_PLAN: Final = 64
 _NONE: Final = Records([], [])
@@ -211,7 +210,6 @@ class ScanReader(Reader):
         self._rest, self._over = _NONE, False
         self._next = scan.place
         self._outcome: Outcome = Continue()
-        self._item_bytes = _ITEM_BYTES
         self._cancelled = threading.Event()
 
     def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
@@ -220,7 +218,7 @@ class ScanReader(Reader):
             raise cancelled()
         begin, answer = self._scan, None
         if isinstance(self._outcome, Continue) and not len(self._rest) and not self._over:
-            limit = min(max_records, _MOST_RECORDS, max(1, max_bytes // self._item_bytes))
+            limit = min(max_records, _MOST_RECORDS, max(1, max_bytes // self._source.item_bytes))
             answer = self._page(limit, deadline)
         if not isinstance(self._outcome, Continue):
             return self._batch(_NONE, begin, answer)
@@ -280,7 +278,7 @@ class ScanReader(Reader):
         self._over = reached >= scan.bound or (not answer.items and (answer.newest or 0) >= scan.bound)
         self._next = Place(reached) if reached >= scan.place.lsn or scan.place.inner is None else scan.place
         if answer.items:
-            self._item_bytes = max(1, _SWELLING * answer.nbytes // len(answer.items))
+            self._source.item_bytes = max(1, _SWELLING * answer.nbytes // len(answer.items))
 
     def _batch(self, rows: Records, begin: Scan, answer: Answer | None) -> Batch:
         found_none = answer is not None and not answer.items

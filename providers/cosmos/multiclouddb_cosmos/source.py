@@ -33,6 +33,8 @@ class Source:
         scope: The range of the feed.
         wanted: The partition key of the feed, or the first components of it; empty for all.
         readers: The readers that are in use.
+        item_bytes: The memory of one item, as the last page had it; at first a guess. The service bounds a
+            page's bytes by itself.
     """
 
     calls: Calls
@@ -41,6 +43,7 @@ class Source:
     scope: KeyRange = _WHOLE
     wanted: tuple[object, ...] = ()
     readers: WeakSet[Reader] = attrs.field(factory=WeakSet)
+    item_bytes: int = 1024
     _map: RangeMap | None = None
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
 

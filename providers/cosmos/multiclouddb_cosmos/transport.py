@@ -85,6 +85,30 @@ class Watch:
     requests: int = 0
 
 
+class _Session(requests.Session):
+    """A session that reads the environment once for each host, and never a `.netrc`.
+
+    For each request, requests looks through all variables for a proxy and asks `.netrc` for another
+    authorization than the one that azure-cosmos has made.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.auth = _unchanged
+        self._settings: dict[tuple[Any, ...], Any] = {}
+
+    def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
+        """As in requests, but remembered."""
+        asked = (urlsplit(str(url))[:2], str(proxies), stream, verify, cert)
+        if asked not in self._settings:
+            self._settings[asked] = super().merge_environment_settings(url, proxies, stream, verify, cert)
+        return dict(self._settings[asked])
+
+
+def _unchanged(request: Any) -> Any:
+    return request
+
+
 class Transport(RequestsTransport):  # type: ignore[misc]
     """The transport of our client: it watches the requests of a page. For several threads.
 
@@ -93,7 +117,7 @@ class Transport(RequestsTransport):  # type: ignore[misc]
     """
 
     def __init__(self, connections: int) -> None:
-        session = requests.Session()
+        session = _Session()
         adapter = HTTPAdapter(
             pool_connections=connections,
             pool_maxsize=connections,

@@ -37,7 +37,7 @@ def unplaced(events):
 
 class TestEventIdentity(us8.TestEventIdentity):
     @pytest.mark.needs("split")
-    def test_ids_are_the_same_behind_a_split(self, collection):
+    def test_ids_are_the_same_after_a_split(self, collection):
         collection.fill(20)
         before = unplaced(collection.read(collection.begin, 20))
         collection.split()
@@ -62,7 +62,7 @@ class TestRetirement(us8.TestRetirement):
         assert unplaced(collection.follow(name, token)) == unplaced(mine)
 
     @pytest.mark.parametrize("size", [1, 3])
-    def test_small_pages_retire_behind_the_last_event(self, collection, size):
+    def test_small_pages_retire_after_the_last_event(self, collection, size):
         name, token, mine = self._split_unread(collection)
         got = collection.follow(name, token, size)
         assert len(got) == len(mine)
@@ -192,7 +192,7 @@ _SCOPES = ["collection", "partition", "key"]
 class TestEveryStart(us8.TestEveryStart):
     @pytest.mark.parametrize("scope", _SCOPES)
     @pytest.mark.parametrize("start", ["beginning", "now", "time"])
-    def test_a_start_in_a_scope_gives_what_comes_behind_it(self, collection, start, scope):
+    def test_a_start_in_a_scope_gives_what_comes_after_it(self, collection, start, scope):
         key = collection.harness.key("mine")
         collection.put("mine", n=0)
         (home,) = collection.read(collection.begin, 1)
@@ -248,6 +248,13 @@ class TestLoss(us8.TestLoss):
 
 
 class TestSnapshot(us8.TestSnapshot):
+    def test_the_floor_lies_above_every_earlier_change(self, collection):
+        """It lies below every change: each partition counts its own changes."""
+        collection.fill(5)
+        earlier = collection.read(collection.begin, 5)
+        floor = started_of(collection.page(Snapshot(SnapshotOrder.ORDERED))).floor
+        assert all(floor < event.order_key for event in earlier)
+
     def test_a_row_says_what_it_is(self, collection):
         collection.fill(5)
         changes = {event.key: event.order_key for event in collection.drain(collection.begin)}

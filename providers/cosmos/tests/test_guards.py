@@ -19,6 +19,7 @@ from multiclouddb_api import (
 from multiclouddb_cosmos.ranges import KeyRange
 from multiclouddb_cosmos.transport import ALL_VERSIONS, MovedError, continuation_of
 from multiclouddb_cosmos_emulator.faults import Act, Fail
+from multiclouddb_spi import FeedSpec
 
 from .harness import close_client
 from .world import ADDRESS, DATABASE, NAME, READ, seconds, soon
@@ -192,6 +193,14 @@ class TestEndlessRetries:
         assert caught.value.category == ErrorCategory.THROTTLED
         assert caught.value.retryable
         assert len(world.requests()) <= 2 * 8
+
+    def test_a_throttled_container_is_asked_for_once_a_try(self, world):
+        provider, _ = world.feed()
+        world.server.journal.clear()
+        world.server.faults.add(Fail(429, 3200, 0.01), "ReadContainer", times=None)
+        with pytest.raises(Exception, match="rate is large"):
+            provider.open_feed(FeedSpec(ADDRESS), soon())
+        assert len(world.requests("ReadContainer")) == 1
 
     def test_the_service_s_delay_is_kept(self, world):
         consumer = world.consumer()

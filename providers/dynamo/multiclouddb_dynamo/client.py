@@ -38,12 +38,16 @@ class Table:
         enabled: True while the stream takes records.
         view_type: The stream's view type, or None when it is disabled.
         key_names: Partition key, then sort key if there is one.
+        nbytes: The size of its items, as of the last six hours; 0 where that is not known.
+        items: How many items it has, as of the last six hours; 0 where that is not known.
     """
 
     arn: str | None
     enabled: bool
     view_type: str | None
     key_names: tuple[str, ...]
+    nbytes: int = 0
+    items: int = 0
 
 
 class RateLimiter:
@@ -95,9 +99,11 @@ class Calls:
         self._date: str | None = None
         self._plain = threading.local()
         if ours:
-            clients.streams.meta.events.register(
-                "before-parse.dynamodb-streams.GetRecords", self._parse, unique_id="multiclouddb"
-            )
+            for client, call in (
+                (clients.streams, "dynamodb-streams.GetRecords"),
+                (clients.dynamodb, "dynamodb.Scan"),
+            ):
+                client.meta.events.register(f"before-parse.{call}", self._parse, unique_id="multiclouddb")
 
     def describe_table(self, name: str) -> Table:
         """The table's key and its latest stream."""
@@ -110,6 +116,8 @@ class Calls:
             enabled=bool(specification.get("StreamEnabled")),
             view_type=specification.get("StreamViewType"),
             key_names=tuple(kinds[kind] for kind in ("HASH", "RANGE") if kind in kinds),
+            nbytes=answer.get("TableSizeBytes") or 0,
+            items=answer.get("ItemCount") or 0,
         )
 
     def describe_stream(
@@ -154,6 +162,36 @@ class Calls:
         self._plain.wanted = native
         answer: dict[str, Any] = self._clients.streams.get_records(ShardIterator=iterator, Limit=limit)
         _whole(answer, "Records")
+        return self._told(answer)
+
+    def scan(
+        self, name: str, part: tuple[int, int], after: Mapping[str, Any] | None, limit: int, *, native: bool
+    ) -> Mapping[str, Any]:
+        """A page of a segment: `Items`, and `LastEvaluatedKey` unless the segment ends there.
+
+        The read is consistent: a change from just before a snapshot may be missing in any other read, and
+        the stream does not have it either.
+
+        Args:
+            name: The table.
+            part: The number of the segment, and how many there are.
+            after: The key to read after, in typed JSON; None at the start.
+            limit: The most items to return.
+            native: True for items exactly as boto3 returns them.
+        """
+        self._plain.wanted = native
+        segment, total = part
+        asked = {} if after is None else {"ExclusiveStartKey": after}
+        answer: dict[str, Any] = self._clients.dynamodb.scan(
+            TableName=name,
+            Segment=segment,
+            TotalSegments=total,
+            Limit=limit,
+            ConsistentRead=True,
+            ReturnConsumedCapacity="TOTAL",
+            **asked,
+        )
+        _whole(answer, "Items")
         return self._told(answer)
 
     def is_passing(self, error: Exception, *, at_once: bool = False) -> bool:
@@ -205,7 +243,7 @@ class Calls:
     def _parse(
         self, response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
     ) -> None:
-        """Parse a page of records with orjson; botocore gets an empty object instead.
+        """Parse a page of records or items with orjson; botocore gets an empty object instead.
 
         botocore's own parser follows the service's model, which takes four times as long.
         """

@@ -63,6 +63,10 @@ _AUTHORIZATION: Final = Row(ErrorCategory.AUTHORIZATION_FAILED, _DENIED)
 _SIGNED: Final = Row(ErrorCategory.AUTHENTICATION_FAILED, _WHO, confidential=True)
 _THROTTLED: Final = Row(ErrorCategory.THROTTLED, _SLOWER)
 _REFUSED: Final = Row(ErrorCategory.INVALID_REQUEST, _ASKED)
+_SCANNED_SLOWER: Final = Row(
+    ErrorCategory.THROTTLED,
+    "scan slower, with Snapshot(max_scan_rate=…), or give the table more read capacity",
+)
 _BROKEN: Final = Row(ErrorCategory.PERMANENT_FAILURE, REPORT)
 
 # The service's code → its meaning.
@@ -142,6 +146,8 @@ def _service_fault(error: ClientError, vendor_retried: bool) -> Fault:
     code = code_of(error)
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     row = _CODES.get(code) or row_of_status(status) or _BROKEN
+    if row is _THROTTLED and error.operation_name == "Scan":
+        row = _SCANNED_SLOWER
     text = "" if row.confidential else str(error.response.get("Error", {}).get("Message", "")).strip()
     text = one_line(text.splitlines()[0]) if text else ""
     said = f"{error.operation_name}: {code}" + (f" ({text})" if text else "")

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import attrs
 
-from multiclouddb_api import ErrorCategory
+from multiclouddb_api import ErrorCategory, Now
 from multiclouddb_dynamo.errors import PROVIDER_ID
 from multiclouddb_dynamo.mapping import View
 from multiclouddb_dynamo.partitions import (
@@ -31,7 +31,9 @@ from multiclouddb_dynamo.position import (
     without_trail,
 )
 from multiclouddb_dynamo.reader import DynamoReader
+from multiclouddb_dynamo.rows import Part, is_segment
 from multiclouddb_dynamo.shards import Listing, Shard
+from multiclouddb_dynamo.snapshots import SameTable, SegmentReader, cut, plan_scan
 from multiclouddb_dynamo.source import Source
 from multiclouddb_dynamo.start import Resolution
 from multiclouddb_spi import (
@@ -44,9 +46,13 @@ from multiclouddb_spi import (
     Partition,
     Position,
     ProviderFault,
+    Reader,
+    ScanPlan,
     Seed,
+    Segment,
     Tracked,
     missed_by_parents,
+    plan_id_of,
 )
 
 __all__ = ["DynamoFeed"]
@@ -78,6 +84,7 @@ class DynamoFeed(Feed):
         self._source, self._shards = source, source.shards
         self._learned: _Learned | None = None
         self._audits: list[Listing] = []
+        self._same = SameTable(source)
 
     def for_one_call(self) -> DynamoFeed:
         """A feed that reuses the partial results of earlier attempts of the same call."""
@@ -118,8 +125,8 @@ class DynamoFeed(Feed):
         learned.listing = Listing()
         return [to_partition(shard) for shard in listed.values()]
 
-    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> DynamoReader:
-        """A reader of one shard."""
+    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> Reader:
+        """A reader of one shard, or of one segment of a scan."""
         spec = self.spec
         view = View(
             spec.address,
@@ -130,6 +137,8 @@ class DynamoFeed(Feed):
             with_old=spec.with_old,
             native=spec.include_native,
         )
+        if plan_id_of(partition_id) is not None:
+            return SegmentReader(self._source, self._same, view, Part.of(partition_id, cursor))
         bound = place_of(until) if until is not None else None
         return DynamoReader(self._source, view, place_of(cursor), bound)
 
@@ -176,19 +185,21 @@ class DynamoFeed(Feed):
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """24 hours minus the age of the position. No record after the position is older than that age."""
-        return headroom(place_of(cursor), now)
+        return None if is_segment(cursor) else headroom(place_of(cursor), now)
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
         """At the child's start; a shard has at most one parent."""
         return cursor_of(join(map(place_of, cursors)))
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """By sequence number, as integers."""
+        """By sequence number, as integers; two places of a scan cannot be compared."""
+        if is_segment(a) or is_segment(b):
+            return 0 if a == b else None
         return compare(place_of(a), place_of(b))
 
     def without_hints(self, cursor: Cursor) -> Cursor:
         """Without the iterator of an empty answer."""
-        return without_trail(cursor)
+        return cursor if is_segment(cursor) else without_trail(cursor)
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
         """The remaining shards among these, or their descendants."""
@@ -205,4 +216,13 @@ class DynamoFeed(Feed):
 
     def describe(self, cursor: Cursor) -> Position:
         """`sequence 4711`, and a time; no record after the position is older than this time."""
-        return describe(place_of(cursor))
+        return Position("part of a scan", None) if is_segment(cursor) else describe(place_of(cursor))
+
+    def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
+        """The stream from now on, then the plan of a scan; see `SupportsSnapshot.snapshot`."""
+        seeds = self.start(Now(), None, deadline)
+        return plan_scan(self._source, seeds, segments)
+
+    def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
+        """The next segments, without a call."""
+        return cut(cursor, count)

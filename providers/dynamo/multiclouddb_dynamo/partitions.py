@@ -50,6 +50,7 @@ __all__ = [
     "headroom",
     "lost",
     "oldest_left",
+    "replaced",
     "seed_at_end",
     "seeds_at_oldest",
     "seeds_of_late",
@@ -351,6 +352,16 @@ def gone(calls: Calls, address: ResourceAddress, arn: str, shard_id: str) -> Pro
     Raises:
         Exception: The error of boto3.
     """
+    found = replaced(calls, address, arn)
+    return found or expired_records(f"records after this position in {shard_id} were trimmed")
+
+
+def replaced(calls: Calls, address: ResourceAddress, arn: str) -> ProviderFault | None:
+    """Why a stream is no longer that of its table: the table or the stream is gone; None if it still is.
+
+    Raises:
+        Exception: What boto3 raised for the question.
+    """
     try:
         table = calls.describe_table(str(address.collection))
     except ClientError as error:
@@ -367,4 +378,4 @@ def gone(calls: Calls, address: ResourceAddress, arn: str, shard_id: str) -> Pro
             f"the stream of table {address.collection!r} was replaced: the table was recreated, or its "
             "stream disabled and enabled again; start again, because the old stream's changes are gone",
         )
-    return expired_records(f"records after this position in {shard_id} were trimmed")
+    return None

@@ -33,7 +33,18 @@ def ahead(monkeypatch):
         def now(cls, zone=None):
             return datetime.fromtimestamp(right() + wrong["by"], zone or UTC)
 
-    rooms = "calls", "feed", "partitions", "position", "provider", "reader", "resolution", "shards", "source"
+    rooms = [
+        "client",
+        "feed",
+        "partitions",
+        "position",
+        "provider",
+        "reader",
+        "shards",
+        "snapshots",
+        "source",
+        "start",
+    ]
     for name in rooms:
         module = f"multiclouddb_dynamo.{name}.datetime"
         monkeypatch.setattr(module, Wrong, raising=False)

@@ -173,6 +173,7 @@ CODES: Final[Mapping[int, Row]] = {
     16500: THROTTLED,  # services that use MongoDB's protocol send it for an exhausted quota
     43: _CURSOR,  # CursorNotFound
     237: _CURSOR,  # CursorKilled
+    175: _CURSOR,  # QueryPlanKilled
     TIME_LIMIT: OUT_OF_TIME,
     262: OUT_OF_TIME,  # ExceededTimeLimit
     # HostUnreachable, HostNotFound, StaleShardVersion, NetworkTimeout, ShutdownInProgress,

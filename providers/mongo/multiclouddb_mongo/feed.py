@@ -44,6 +44,10 @@ from multiclouddb_mongo.position import (
     token_text,
 )
 from multiclouddb_mongo.reader import MongoReader
+from multiclouddb_mongo.scan_position import describe_scan, is_scan_cursor, range_of, rest_of
+from multiclouddb_mongo.scan_source import ScanSource
+from multiclouddb_mongo.segment_reader import SegmentReader
+from multiclouddb_mongo.snapshot import check_snapshot, cut, plan_scan
 from multiclouddb_mongo.source import Source
 from multiclouddb_spi import (
     Batch,
@@ -58,8 +62,11 @@ from multiclouddb_spi import (
     PartitionState,
     Position,
     ProviderFault,
+    ScanPlan,
     Seed,
+    Segment,
     Tracked,
+    plan_id_of,
 )
 
 __all__ = ["MongoFeed"]
@@ -82,7 +89,7 @@ class MongoFeed(Feed):
         readers: The set of its readers, which the provider can cancel.
     """
 
-    def __init__(self, source: Source, found: Found, readers: WeakSet[MongoReader]) -> None:
+    def __init__(self, source: Source, found: Found, readers: WeakSet[MongoReader | SegmentReader]) -> None:
         self.spec = source.spec
         self._source, self._found, self._readers = source, found, readers
         self._options = source.options
@@ -90,6 +97,7 @@ class MongoFeed(Feed):
         self._endless = follows or isinstance(self.spec.scope, EntireCluster)
         self._bound = self._options.after_invalidate == "end" and not self._options.allow_missing
         self.identity = FeedIdentity(PROVIDER_ID, self.spec.address, found.uuid if self._bound else None)
+        self._scan = ScanSource(source)
         self._log = Log(source)
         self._oldest: tuple[float, Entry | None] = (-_LOG_SECONDS, None)
         self._lock = threading.Lock()
@@ -126,9 +134,34 @@ class MongoFeed(Feed):
             raise _missing(self._source.address)
         return [Partition(PARTITION_ID, (), PartitionState.OPEN)]
 
-    def open(self, partition_id: str, cursor: Cursor, until: Cursor | None = None) -> MongoReader:
-        """A reader at a position."""
-        return self._reader(partition_id, cursor, until, self._options.batch_size)
+    def open(
+        self, partition_id: str, cursor: Cursor, until: Cursor | None = None
+    ) -> MongoReader | SegmentReader:
+        """A reader at a position, of the stream or of a segment."""
+        plan_id = plan_id_of(partition_id)
+        if plan_id is None:
+            return self._reader(partition_id, cursor, until, self._options.batch_size)
+        reader = SegmentReader(
+            self._scan, self._view(partition_id), plan_id, range_of(cursor), self._look_at_log
+        )
+        self._readers.add(reader)
+        return reader
+
+    def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
+        """The end of the log as the start of the stream, then the plan of the scan."""
+        seeds = self.start(Now(), None, deadline)
+        # Only now: what is dropped or created again from here on, the stream shows.
+        found = find(self._source.client, self.spec, self._source.address)
+        encrypted = self._source.client.options.auto_encryption_opts is not None
+        check_snapshot(self.spec, self._source.address, found, encrypted=encrypted)
+        self._look_at_log()
+        return plan_scan(self._scan, self.spec, found, seeds, segments)
+
+    def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
+        """Segments of about as many rows each."""
+        rest = rest_of(cursor)
+        self._source.reach(deadline)
+        return cut(self._scan, rest, count, deadline)
 
     def heads(
         self, cursors: Mapping[str, Cursor], max_records: int | None, deadline: Deadline
@@ -152,6 +185,8 @@ class MongoFeed(Feed):
 
     def compare(self, a: Cursor, b: Cursor) -> int | None:
         """By the text of their tokens, which sorts as the changes do."""
+        if is_scan_cursor(a) or is_scan_cursor(b):
+            return 0 if a == b else None
         return compare(place_of(a), place_of(b))
 
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
@@ -164,23 +199,18 @@ class MongoFeed(Feed):
 
     def describe(self, cursor: Cursor) -> Position:
         """The cluster time and kind of a position."""
-        return describe(place_of(cursor))
+        return describe_scan(cursor) if is_scan_cursor(cursor) else describe(place_of(cursor))
+
+    def headroom(self, cursor: Cursor, now: datetime) -> float | None:
+        """Seconds from the log's beginning, as a reader or a snapshot saw it last, to a position."""
+        return None if is_scan_cursor(cursor) else self._seconds_kept(place_of(cursor))
 
     def _reader(
         self, partition_id: str, cursor: Cursor, until: Cursor | None, batch_size: int | None
     ) -> MongoReader:
-        spec = self.spec
-        view = View(
-            spec.address,
-            self.public_id(partition_id),
-            with_new=spec.with_new,
-            with_old=spec.with_old,
-            native=spec.include_native,
-            start=start_of(cursor),
-        )
         reader = MongoReader(
             self._source,
-            view,
+            self._view(partition_id, start_of(cursor)),
             place_of(cursor),
             None if until is None else _bound(place_of(cursor), place_of(until)),
             self._goes_on,
@@ -190,6 +220,17 @@ class MongoFeed(Feed):
         )
         self._readers.add(reader)
         return reader
+
+    def _view(self, partition_id: str, start: int | None = None) -> View:
+        spec = self.spec
+        return View(
+            spec.address,
+            self.public_id(partition_id),
+            with_new=spec.with_new,
+            with_old=spec.with_old,
+            native=spec.include_native,
+            start=start,
+        )
 
     def _head(self, name: str, cursor: Cursor, deadline: Deadline) -> Head | None:
         """The head of a partition; None where it has to be found by reading."""
@@ -292,9 +333,10 @@ class MongoFeed(Feed):
 
     def _headroom(self, place: Place) -> float | None:
         """Seconds from the log's beginning, read twice a minute, to here; None while nothing was removed."""
-        seconds = seconds_at(place)
-        if seconds is None:
-            return None
+        self._look_at_log()
+        return self._seconds_kept(place)
+
+    def _look_at_log(self) -> None:
         with self._lock:
             asked, oldest = self._oldest
             client = self._source.client
@@ -305,7 +347,10 @@ class MongoFeed(Feed):
                 except PyMongoError:
                     oldest = None  # the page comes without this figure
                 self._oldest = (time.monotonic(), oldest)
-        if oldest is None or oldest.whole:
+
+    def _seconds_kept(self, place: Place) -> float | None:
+        seconds, oldest = seconds_at(place), self._oldest[1]
+        if seconds is None or oldest is None or oldest.whole:
             return None
         return max(0.0, float(seconds - oldest.place.seconds))
 

@@ -48,12 +48,14 @@ class Found:
         uuid: The collection's own id, in hexadecimal; None for a wider scope.
         images: True when the collection keeps pre- and post-images.
         kind: Its kind: `collection`, `view`, `timeseries`.
+        clustered: True when its documents lie in the order of their `_id`, without an index.
     """
 
     there: bool
     uuid: str | None = None
     images: bool = False
     kind: str = "collection"
+    clustered: bool = False
 
 
 def resolve(spec: FeedSpec, default_database: str | None) -> ResourceAddress:
@@ -90,9 +92,11 @@ def find(client: MongoClient[Any], spec: FeedSpec, address: ResourceAddress) -> 
     if not listed:
         return Found(there=False)
     (entry,) = listed
-    images = entry.get("options", {}).get("changeStreamPreAndPostImages", {}).get("enabled") is True
+    options = entry.get("options", {})
+    images = options.get("changeStreamPreAndPostImages", {}).get("enabled") is True
     uuid = entry.get("info", {}).get("uuid")
-    return Found(True, None if uuid is None else _hexadecimal(uuid), images, entry.get("type", "collection"))
+    text = None if uuid is None else _hexadecimal(uuid)
+    return Found(True, text, images, entry.get("type", "collection"), bool(options.get("clusteredIndex")))
 
 
 def _hexadecimal(uuid: UUID | bytes) -> str:

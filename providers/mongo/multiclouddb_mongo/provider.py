@@ -29,6 +29,7 @@ from multiclouddb_mongo.partitions import (
 )
 from multiclouddb_mongo.pymongo_internals import Closer, flush, hushed, interrupt, reach, retried
 from multiclouddb_mongo.reader import MongoReader
+from multiclouddb_mongo.segment_reader import SegmentReader
 from multiclouddb_mongo.source import Source
 from multiclouddb_spi import (
     Deadline,
@@ -63,7 +64,9 @@ CAPABILITIES: Final = CapabilitySet(
             _NATIVE, "a filter in the server, which scans its whole log for every feed"
         ),
         Capability.CHANGE_FEED_SNAPSHOT: CapabilityNote(
-            Support.UNSUPPORTED, "take a token at Now(), scan the table yourself, then read from the token"
+            _NATIVE,
+            "convergent: each row is as it was when it was read; needs find on the collection; reads it once "
+            "by _id; the floor, 82 and a cluster time, is above every earlier change",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
             _NATIVE, "for collections that keep pre-images (changeStreamPreAndPostImages)"
@@ -98,7 +101,7 @@ class MongoProvider(Provider):
     def __init__(self, client: MongoClient[Any], database: str | None, *, ours: bool) -> None:
         self._client, self._database, self._ours = client, database, ours
         self._commands = Commands(client)
-        self._readers: WeakSet[MongoReader] = WeakSet()
+        self._readers: WeakSet[MongoReader | SegmentReader] = WeakSet()
         self._closer = Closer()
         self._features: tuple[bool, bool] | None = None
 
@@ -145,7 +148,7 @@ class MongoProvider(Provider):
         with hushed():
             self._close(readers)
 
-    def _close(self, readers: list[MongoReader]) -> None:
+    def _close(self, readers: list[MongoReader | SegmentReader]) -> None:
         for reader in readers:
             reader.cancel()
         # Each of them closes what it is opening, and needs a client for that.

@@ -22,6 +22,7 @@ from pymongo.change_stream import (
     DatabaseChangeStream,
 )
 from pymongo.collection import Collection
+from pymongo.cursor import Cursor
 from pymongo.database import Database
 from pymongo.errors import PyMongoError, ServerSelectionTimeoutError
 
@@ -33,6 +34,7 @@ from multiclouddb_spi.errors import classified
 
 __all__ = [
     "Closer",
+    "Rows",
     "Stream",
     "buffered",
     "flush",
@@ -46,6 +48,8 @@ __all__ = [
 
 T = TypeVar("T")
 Stream: TypeAlias = ChangeStream[RawChange]
+Rows: TypeAlias = Cursor[Any]
+"""The cursor of a `find`."""
 
 _CLOSE_SECONDS: Final = 0.5
 _DEAF_SECONDS: Final = 5.0
@@ -100,11 +104,11 @@ class Closer:
         with self._changed:
             self._changed.wait_for(lambda: not self._at_work, patience)
 
-    def close(self, stream: Stream, *, reachable: bool) -> None:
+    def close(self, stream: Stream | Rows, *, reachable: bool) -> None:
         """Close a stream; raises nothing.
 
         Args:
-            stream: The stream.
+            stream: The stream, or the cursor of a scan.
             reachable: False when its server is known to be away.
         """
         with self.at_work():

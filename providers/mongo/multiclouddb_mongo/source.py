@@ -7,6 +7,7 @@ from typing import Any, Final, TypeAlias
 
 from pymongo import MongoClient
 from pymongo.collection import Collection
+from pymongo.cursor import Cursor
 from pymongo.database import Database
 from pymongo.errors import NetworkTimeout, OperationFailure
 from pymongo.read_concern import ReadConcern
@@ -21,7 +22,7 @@ from multiclouddb_api import (
 from multiclouddb_mongo.errors import HISTORY_LOST, TIME_LIMIT
 from multiclouddb_mongo.options import MongoOptions
 from multiclouddb_mongo.position import After, At, Place, token_text
-from multiclouddb_mongo.pymongo_internals import Closer, Stream, inner_cursor, reach, watch_otherwise
+from multiclouddb_mongo.pymongo_internals import Closer, Rows, Stream, inner_cursor, reach, watch_otherwise
 from multiclouddb_mongo.raw_change import RAW_CODEC, RawChange
 from multiclouddb_mongo.values import CODEC, to_bson
 from multiclouddb_spi import Deadline, FeedSpec
@@ -95,13 +96,14 @@ class Source:
         """Wait for a server, but not longer than the call may take; see `pymongo_internals.reach`."""
         reach(self.client, deadline)
 
-    def close(self, stream: Stream) -> None:
-        """Close a stream, and with it its cursor on the server; raises nothing."""
+    def close(self, stream: Stream | Rows) -> None:
+        """Close a stream or a cursor of rows, and with it its cursor on the server; raises nothing."""
         self._closer.close(stream, reachable=self.answers(stream))
 
-    def answers(self, stream: Stream) -> bool:
+    def answers(self, stream: Stream | Rows) -> bool:
         """False when the server that a stream is on is known to be away; nothing is sent to find out."""
-        address = getattr(inner_cursor(stream), "address", None)
+        cursor = stream if isinstance(stream, Cursor) else inner_cursor(stream)
+        address = getattr(cursor, "address", None)
         if address is None:
             return True
         server = self.client.topology_description.server_descriptions().get(address)

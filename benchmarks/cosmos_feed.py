@@ -1,0 +1,140 @@
+"""A container of the Cosmos emulator in a process of its own, and reads of its change feed by hand."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+import attrs
+
+from benchmarks.dynamo import on_server_core
+from multiclouddb_api import ClientConfig, ResourceAddress
+
+__all__ = ["ADDRESS", "Account", "account", "bare_loop", "start_by_hand"]
+
+ADDRESS: Final = ResourceAddress("shop", "orders")
+_START_SECONDS: Final = 120.0
+_READ: Final = "ReadChangeFeed"
+
+
+def _serve(pipe: Connection, ranges: int) -> None:
+    from azure.cosmos import CosmosClient, PartitionKey
+
+    from multiclouddb_cosmos_emulator import CosmosEmulator
+    from multiclouddb_cosmos_emulator.faults import Slow
+    from multiclouddb_cosmos_emulator.writes import Transaction
+
+    def fill(items: int) -> None:
+        # By the emulator's own transactions: over HTTP this would take minutes.
+        with server._lock:
+            container = server._container("shop", "orders")
+            for number in range(items):
+                transaction = Transaction(container, None)
+                text = f"{number:08d}" + "x" * 240
+                transaction.create({"id": str(number), "pk": f"k{number % 997}", "n": number, "text": text})
+                transaction.commit()
+
+    with CosmosEmulator() as server:
+        with CosmosClient(server.endpoint, server.key, enable_endpoint_discovery=False) as client:
+            database = client.create_database("shop")
+            database.create_container("orders", PartitionKey("/pk"), offer_throughput=10_000 * ranges)
+        pipe.send((server.endpoint, server.key))
+        with suppress(EOFError):
+            while True:
+                name, argument = pipe.recv()
+                if name == "fill":
+                    fill(argument)
+                elif name == "delay":
+                    server.faults.clear()
+                    if argument:
+                        server.faults.add(Slow(argument), _READ, times=None)
+                pipe.send(server.journal.count(_READ))
+
+
+@attrs.frozen
+class Account:
+    """The emulator.
+
+    Attributes:
+        endpoint: Its address.
+        key: The account's key.
+        pipe: To its process.
+    """
+
+    endpoint: str
+    key: str
+    pipe: Any
+
+    def ask(self, name: str, argument: float = 0) -> int:
+        """Let it do something.
+
+        Args:
+            name: `fill`, `delay` or `count`.
+            argument: How many items, or how many seconds.
+
+        Returns:
+            How many reads of the feed it remembers.
+        """
+        self.pipe.send((name, argument))
+        counted: int = self.pipe.recv()
+        return counted
+
+    def config(self, concurrency: int = 32) -> ClientConfig:
+        """For our client."""
+        os.environ["AZURE_COSMOS_KEY"] = self.key
+        host = self.endpoint.split("/")[2]
+        return ClientConfig("cosmos", {"url": f"cosmos://{host}?tls=false"}, max_concurrency=concurrency)
+
+    def container(self) -> Any:
+        """The container of an azure-cosmos client as the provider makes it, but for its transport."""
+        from azure.cosmos import CosmosClient
+
+        client = CosmosClient(
+            self.endpoint, self.key, consistency_level="Eventual", enable_endpoint_discovery=False
+        )
+        return client.get_database_client("shop").get_container_client("orders")
+
+
+def start_by_hand(container: Any) -> str:
+    """A continuation of now, over all ranges."""
+    seen: list[Any] = []
+    pages = container.query_items_change_feed(
+        mode="AllVersionsAndDeletes", start_time="Now", response_hook=lambda headers, _: seen.append(headers)
+    ).by_page()
+    next(pages, None)
+    return str(seen[-1]["etag"])
+
+
+def bare_loop(container: Any, continuation: str) -> int:
+    """Read everything with azure-cosmos, and build no event; returns how many items came."""
+    pages = container.query_items_change_feed(continuation=continuation, max_item_count=1000).by_page()
+    count = 0
+    for page in pages:
+        count += len(list(page))
+    return count
+
+
+@contextmanager
+def account(ranges: int) -> Iterator[Account]:
+    """An emulator with one empty container of so many ranges.
+
+    Args:
+        ranges: How many.
+    """
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, ranges))
+    with on_server_core():
+        process.start()
+    theirs.close()
+    try:
+        if not ours.poll(_START_SECONDS):
+            raise TimeoutError("the server did not start")
+        endpoint, key = ours.recv()
+        yield Account(endpoint, key, ours)
+    finally:
+        ours.close()  # it ends at that
+        process.join()

@@ -1,0 +1,202 @@
+"""The Cosmos DB provider compared with a loop over azure-cosmos, and over many ranges."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any, Final
+
+import attrs
+
+from benchmarks.arrow import arrow_reader
+from benchmarks.cosmos_feed import ADDRESS, Account, account, bare_loop, start_by_hand
+from benchmarks.dynamo import on_client_core
+from benchmarks.row import Bench, Done, Sides, row
+from multiclouddb_api import ChangeFeedRequest, FromContinuationToken, Now, connect
+
+_ITEMS: Final = 24_000
+_RANGES: Final = 4
+_MANY: Final = 64
+_LATENCY: Final = 0.02
+_CPU: Final = (
+    "24,000 changes of 400 bytes in 4 ranges, in pages of 1,000 items that the emulator has as text. The "
+    "figure counts CPU time of the client, not wall time. The client has one core and the server another."
+)
+_BARE: Final = (
+    "A loop over `query_items_change_feed` of azure-cosmos, for all ranges at once, that builds no event."
+)
+
+
+def _start(server: Account) -> str:
+    with connect(server.config()) as client:
+        return client.read_changes(ChangeFeedRequest(ADDRESS, Now())).continuation_token
+
+
+def _walk(read: Callable[[ChangeFeedRequest], Any], token: str) -> Iterator[Any]:
+    while True:
+        page = read(ChangeFeedRequest(ADDRESS, FromContinuationToken(token)))
+        yield page
+        if page.idle:
+            return
+        token = page.continuation_token
+
+
+def _events(server: Account, token: str, concurrency: int = 32) -> Done:
+    ids: list[str] = []
+    with on_client_core(), connect(server.config(concurrency)) as client:
+        began = time.process_time()
+        for page in _walk(client.read_changes, token):
+            ids += [event.event_id for event in page.events]
+        cpu = time.process_time() - began
+    return Done(len(ids), seconds=cpu, cpu=cpu)
+
+
+def _arrow(server: Account, token: str) -> Done:
+    with on_client_core(), arrow_reader(server.config()) as reader:
+        began = time.process_time()
+        for _ in _walk(reader.read, token):
+            pass
+        cpu = time.process_time() - began
+    return attrs.evolve(reader.done(), ids=0, seconds=cpu, cpu=cpu)
+
+
+def _by_hand(container: Any, continuation: str) -> Done:
+    with on_client_core():
+        began = time.process_time()
+        count = bare_loop(container, continuation)
+        cpu = time.process_time() - began
+    return Done(count, seconds=cpu, cpu=cpu)
+
+
+@row(
+    "cosmos-events",
+    title="Cosmos DB, events",
+    goal=0.77,
+    about=f"The client reads {_CPU}",
+    against=_BARE,
+)
+def cosmos_events(bench: Bench) -> Iterator[Sides]:
+    """At most 1.3 times the CPU time of the loop."""
+    with account(_RANGES) as server:
+        token, container = _start(server), server.container()
+        continuation = start_by_hand(container)
+        server.ask("fill", bench.size(_ITEMS, 2000))
+        yield Sides(lambda: _events(server, token), lambda: _by_hand(container, continuation))
+
+
+@row(
+    "cosmos-arrow",
+    title="Cosmos DB, Arrow",
+    goal=0.91,
+    about=f"The engine reads, as Arrow batches with items as JSON text, {_CPU}",
+    against=_BARE,
+)
+def cosmos_arrow(bench: Bench) -> Iterator[Sides]:
+    """At most 1.1 times the CPU time of the loop."""
+    with account(_RANGES) as server:
+        token, container = _start(server), server.container()
+        continuation = start_by_hand(container)
+        server.ask("fill", bench.size(_ITEMS, 2000))
+        yield Sides(lambda: _arrow(server, token), lambda: _by_hand(container, continuation))
+
+
+# -- Many ranges
+
+
+def _all_ranges(server: Account, token: str, latency: float) -> tuple[Done, int]:
+    before = server.ask("delay", latency)
+    began, cpu = time.perf_counter(), time.process_time()
+    ids: list[str] = []
+    with connect(server.config(_MANY)) as client:
+        for page in _walk(client.read_changes, token):
+            ids += [event.event_id for event in page.events]
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+    return Done(len(ids), seconds=seconds, cpu=cpu), server.ask("count") - before
+
+
+def _ideal(server: Account, token: str) -> Done:
+    done, calls = _all_ranges(server, token, latency=0.0)
+    assert done.cpu is not None
+    server.ask("delay", 0)
+    return attrs.evolve(done, seconds=max(calls * _LATENCY / _MANY, done.cpu))
+
+
+def _one_by_one(server: Account, container: Any, continuation: str) -> Done:
+    server.ask("delay", _LATENCY)
+    began = time.perf_counter()
+    count = bare_loop(container, continuation)
+    return Done(count, seconds=time.perf_counter() - began)
+
+
+_WIDE: Final = "The client reads 64 ranges with 20 ms of latency added to each call (`max_concurrency=64`)."
+
+
+@row(
+    "cosmos-ranges",
+    title="Cosmos DB, 64 ranges",
+    goal=0.8,
+    about=_WIDE,
+    against=(
+        "The ideal, computed from a run of the same calls with no latency. It is the larger of two times: "
+        "calls * latency / 64, and the CPU time of that run."
+    ),
+)
+def cosmos_ranges(bench: Bench) -> Iterator[Sides]:
+    """Fan-out over HTTP."""
+    with account(_MANY) as server:
+        token = _start(server)
+        server.ask("fill", bench.size(_ITEMS, 1000))
+        yield Sides(lambda: _all_ranges(server, token, _LATENCY)[0], lambda: _ideal(server, token))
+
+
+@row(
+    "cosmos-ranges-by-hand",
+    title="Cosmos DB, 64 ranges compared with a loop",
+    goal=8.0,
+    about=_WIDE,
+    against=f"{_BARE} It asks one range after the other.",
+)
+def cosmos_ranges_by_hand(bench: Bench) -> Iterator[Sides]:
+    """All at once and one by one."""
+    with account(_MANY) as server:
+        token, container = _start(server), server.container()
+        continuation = start_by_hand(container)
+        server.ask("fill", bench.size(_ITEMS, 1000))
+        yield Sides(
+            lambda: _all_ranges(server, token, _LATENCY)[0],
+            lambda: _one_by_one(server, container, continuation),
+        )
+
+
+def _idle(server: Account, token: str, calls: int) -> Done:
+    with on_client_core(), closing(connect(server.config())) as client:
+        request = ChangeFeedRequest(ADDRESS, FromContinuationToken(token))
+        client.read_changes(request)
+        before, began = server.ask("count"), time.perf_counter()
+        for _ in range(calls):
+            request = ChangeFeedRequest(
+                ADDRESS, FromContinuationToken(client.read_changes(request).continuation_token)
+            )
+        seconds = time.perf_counter() - began
+        requests = server.ask("count") - before
+    return Done(requests, seconds=seconds, notes={"requests a call": requests / calls})
+
+
+@row(
+    "cosmos-thousand",
+    title="Cosmos DB, 1,000 ranges",
+    unit="ranges/s",
+    goal=0.8,
+    same_work=False,
+    about=(
+        "Calls on an idle feed of 1,000 ranges. In a loop that waits, each range is asked at most once in "
+        "ten seconds: 6,000 requests a minute for all of them."
+    ),
+    against="The same on a feed of 100 ranges: a call takes time in proportion to the ranges.",
+)
+def cosmos_thousand(bench: Bench) -> Iterator[Sides]:
+    """A call is linear in ranges."""
+    with account(bench.size(1000, 50)) as wide, account(bench.size(100, 5)) as narrow:
+        tokens = _start(wide), _start(narrow)
+        yield Sides(lambda: _idle(wide, tokens[0], 2), lambda: _idle(narrow, tokens[1], 20))

@@ -1,0 +1,117 @@
+"""Spark over a container that is written meanwhile: the sink holds what the source holds."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from azure.cosmos.exceptions import CosmosResourceNotFoundError
+
+from multiclouddb_api import decode_json
+
+from .world import DATABASE, NAME
+
+
+def write(world, count, seed=0):
+    """Creates, updates and deletes, and a split."""
+    dice = random.Random(seed)
+    for number in range(count):
+        key = f"k{dice.randrange(40)}"
+        if dice.random() < 0.2:
+            try:
+                world.container.delete_item("1", key)
+            except CosmosResourceNotFoundError:
+                continue
+        else:
+            world.container.upsert_item({"id": "1", "pk": key, "n": number, "seed": seed})
+        if number == count // 2:
+            world.split(world.partitions()[0]["id"])
+
+
+def options_of(world, **options):
+    url = world.config().connection["url"]
+    return {**options, "url": str(url), "database": DATABASE, "collection": NAME, "startingPosition": "now"}
+
+
+def run(spark, world, folder, **options):
+    """A query that ends by itself; the next one continues where it stopped."""
+    query = (
+        spark.readStream.format("multiclouddb")
+        .options(**options_of(world, **options))
+        .load()
+        .writeStream.format("parquet")
+        .option("path", str(folder / "rows"))
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def check(spark, world, folder):
+    """The sink has no change twice, and the last of each key is what the container holds."""
+    rows = spark.read.parquet(str(folder / "rows")).orderBy("order_key").collect()
+    assert len({row.event_id for row in rows}) == len(rows)
+    last = {row.key: row for row in rows}
+    held = [decode_json(row.new_item_state) for row in last.values() if row.type != "DELETE"]
+    there = [[each["pk"], each["n"], each["seed"]] for each in world.container.read_all_items()]
+    assert sorted([each["pk"], each["n"], each["seed"]] for each in held) == sorted(there)
+    return rows
+
+
+def test_runs_hold_what_the_container_holds(spark, world, tmp_path):
+    """Bounded and unbounded runs continue where the run before them stopped, through splits."""
+    run(spark, world, tmp_path)
+    write(world, 60)
+    writer = threading.Thread(target=write, args=(world, 100, 1))
+    writer.start()
+    try:
+        run(spark, world, tmp_path)
+    finally:
+        writer.join()
+    run(spark, world, tmp_path, maxRecordsPerTrigger="60")
+    write(world, 10, 3)
+    run(spark, world, tmp_path)
+    assert len(check(spark, world, tmp_path)) > 100
+
+
+LIFE = """
+import sys
+from pyspark_multiclouddb import local_session
+url, database, collection, folder = sys.argv[1:]
+spark = local_session("killed", **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
+query = (
+    spark.readStream.format("multiclouddb")
+    .options(url=url, database=database, collection=collection, maxRecordsPerTrigger="20",
+             startingPosition="now").load()
+    .writeStream.format("parquet").option("path", folder + "/rows")
+    .option("checkpointLocation", folder + "/checkpoint").start()
+)
+query.awaitTermination()
+"""
+
+
+def test_a_query_that_is_killed_is_made_good_by_the_next(spark, world, tmp_path):
+    run(spark, world, tmp_path)
+    write(world, 100)
+    options = options_of(world)
+    command = [sys.executable, "-c", LIFE, *(options[name] for name in ("url", "database", "collection"))]
+    life = subprocess.Popen(
+        [*command, str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    until = time.monotonic() + 120
+    while len(list((tmp_path / "rows").glob("*.parquet"))) < 2:
+        assert time.monotonic() < until
+        assert life.poll() is None
+        time.sleep(0.05)
+    os.killpg(life.pid, signal.SIGKILL)
+    life.wait()
+    write(world, 30, 2)
+    run(spark, world, tmp_path)
+    check(spark, world, tmp_path)

@@ -1,0 +1,217 @@
+"""Scans a table for `Snapshot()`: the plan, its segments, and the reader of one.
+
+A segment is one of DynamoDB's own: `Scan` with `Segment` and `TotalSegments`, which the plan fixes. The key
+of any item is a position in it, also when the item is deleted, and the service keeps no state of a scan: so
+a scan is continued by any process, at any item, for days.
+
+A `Scan` names only the table, and a table that is deleted and created again has the same name. So each
+answer is followed by the question whether the table's stream is still the one of the feed.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from botocore.exceptions import ClientError, ParamValidationError
+
+from multiclouddb_dynamo.client import Calls, Table
+from multiclouddb_dynamo.errors import GONE, REJECTED, code_of
+from multiclouddb_dynamo.mapping import View
+from multiclouddb_dynamo.partitions import replaced
+from multiclouddb_dynamo.rows import FLOOR, MOST_SEGMENTS, Item, Part, RowMapper, moment_of
+from multiclouddb_dynamo.source import Source
+from multiclouddb_spi import (
+    Batch,
+    Continue,
+    Cursor,
+    Deadline,
+    InvalidCursor,
+    Outcome,
+    Reader,
+    Scanned,
+    ScanPlan,
+    Seed,
+    Segment,
+    cancelled,
+)
+
+__all__ = ["SameTable", "SegmentReader", "cut", "plan_scan", "segments_of"]
+
+# A segment of this size is read in about a minute, and its read is repeated when a Spark task fails.
+_SEGMENT_BYTES: Final = 256 << 20
+_LEAST_SEGMENTS: Final = 8  # that many are read at a time
+_USUAL_SEGMENTS: Final = 32_000
+# The memory of a parsed item as a multiple of its text, and the first estimate of an item's size.
+_SWELLING: Final = 6
+_ITEM_BYTES: Final = 4096
+
+
+class SameTable:
+    """Proves that a table is still the one of a feed; several threads may ask.
+
+    A call that began after an answer was there proves that the answer is of this table: a stream's ARN never
+    comes back. Readers that wait at the same time share such a call.
+
+    Args:
+        source: What the readers of the feed share.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        self._proved_at = -1.0
+
+    def check(self) -> None:
+        """Ask, or take the answer to a question that was asked after this call began.
+
+        Raises:
+            ProviderFault: The table or its stream was replaced, or the table was deleted.
+            Exception: What boto3 raised.
+        """
+        since = time.monotonic()
+        with self._lock:
+            if self._proved_at >= since:
+                return
+            began = time.monotonic()
+            fault = replaced(self._source.calls, self._source.spec.address, self._source.arn)
+            if fault is not None:
+                raise fault
+            self._proved_at = began
+
+
+def segments_of(wanted: int | None, table: Table) -> int:
+    """How many segments a scan has.
+
+    Args:
+        wanted: How many the application wants, or None.
+        table: The table, whose size may be six hours old.
+    """
+    if wanted is None:
+        wanted = min(max(-(-table.nbytes // _SEGMENT_BYTES), _LEAST_SEGMENTS), _USUAL_SEGMENTS)
+    return min(wanted, MOST_SEGMENTS)
+
+
+def plan_scan(source: Source, seeds: list[Seed], wanted: int | None) -> ScanPlan:
+    """Plan a scan, and read one item: that shows early whether the identity may scan the table.
+
+    Args:
+        source: What the readers of the feed share.
+        seeds: Where the stream starts; they were made before this call.
+        wanted: How many segments the application wants, or None.
+    """
+    _scan(source.calls, str(source.spec.address.collection), Part("", 0, 1, 0), source.table, 1)
+    seconds = source.seconds()
+    if seconds is None:  # the service does not tell, and the time of a row decides nothing
+        seconds = int(datetime.now(UTC).timestamp())
+    total, items = segments_of(wanted, source.table), source.table.items
+    plan_id = secrets.token_hex(6)
+    cursor: Cursor = [plan_id, seconds, total, items // total, 0]
+    return ScanPlan(plan_id, cursor, tuple(seeds), FLOOR, moment_of(seconds), total, items or None)
+
+
+def cut(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | None]:
+    """Cut segments off a plan; pure.
+
+    Raises:
+        InvalidCursor: It is no plan.
+    """
+    match cursor:
+        case [str() as plan_id, int() as seconds, int() as total, int() as items, int() as number] if (
+            0 <= number < total <= MOST_SEGMENTS and items >= 0
+        ):
+            pass
+        case _:
+            raise InvalidCursor("it is no plan of a scan")
+    end = min(total, number + count)
+    parts = [Part(plan_id, seconds, total, each) for each in range(number, end)]
+    found = [Segment(part.segment_id, part.cursor, items or None) for part in parts]
+    return found, None if end == total else [plan_id, seconds, total, items, end]
+
+
+def _scan(calls: Calls, name: str, part: Part, table: Table, limit: int, native: bool = False) -> Any:
+    after = part.start_key(table.key_names)
+    return calls.scan(name, (part.segment, part.total), after, limit, native=native)
+
+
+class SegmentReader(Reader):
+    """Reads the items of one segment, one `Scan` per fetch.
+
+    Args:
+        source: What the readers of the feed share.
+        same: Proves that the table is still the one of the feed.
+        view: What the segment's events share.
+        part: Where to begin.
+    """
+
+    def __init__(self, source: Source, same: SameTable, view: View, part: Part) -> None:
+        self._source, self._same, self._view, self._part = source, same, view, part
+        self._item_bytes = _ITEM_BYTES
+        self._cancelled = threading.Event()
+
+    def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
+        """The next items; an answer of the service has at most a megabyte.
+
+        Raises:
+            ProviderFault: The table or its stream was replaced, or the table was deleted.
+            Exception: What boto3 raised.
+        """
+        if self._cancelled.is_set():
+            raise cancelled()
+        if self._part.is_over:
+            return self._batch([], self._part, {}, 0)
+        begin, limit = self._part, min(max_records, max(1, max_bytes // self._item_bytes))
+        answer = self._answer(limit)
+        items: list[Item] = answer["Items"]
+        nbytes = _size(answer, len(items))
+        if items:
+            self._item_bytes = max(1, nbytes // len(items))
+        last = answer.get("LastEvaluatedKey")
+        # The service may look at many items that are gone: then the key is of none of these.
+        self._part = begin.at_end() if not last else begin.after(last, self._view.key_names)
+        return self._batch(items, begin, answer, nbytes)
+
+    def cancel(self) -> None:
+        """Prevent another fetch; a call in flight ends by boto3's read timeout, 10 s."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _answer(self, limit: int) -> Any:
+        source, name = self._source, str(self._source.spec.address.collection)
+        try:
+            answer = _scan(source.calls, name, self._part, source.table, limit, self._view.native)
+        except (ClientError, ParamValidationError) as error:
+            # A table of the same name may have another key, and while it is created it cannot be read.
+            if code_of(error) in GONE | REJECTED:
+                fault = replaced(source.calls, source.spec.address, source.arn)
+                if fault is not None:
+                    raise fault from error
+            raise
+        self._same.check()
+        return answer
+
+    def _batch(self, items: list[Item], begin: Part, answer: Any, nbytes: int) -> Batch:
+        outcome: Outcome = Scanned() if self._part.is_over else Continue()
+        charge = (answer.get("ConsumedCapacity") or {}).get("CapacityUnits")
+        return Batch(
+            items,
+            RowMapper(self._view, begin),
+            begin.cursor,
+            self._part.cursor,
+            outcome,
+            nbytes,
+            caught_up=self._part.is_over,
+            charge=None if charge is None else float(charge),
+            requests=1 if answer else 0,
+        )
+
+
+def _size(answer: Any, count: int) -> int:
+    """The memory of an answer, about."""
+    length = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-length", "")
+    return _SWELLING * int(length) if count and length.isdecimal() else _ITEM_BYTES * count

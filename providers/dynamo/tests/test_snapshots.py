@@ -1,0 +1,649 @@
+"""A snapshot of a table on the scripted server: the rows, their positions, and what may go wrong."""
+
+import itertools
+import random
+
+import pytest
+
+from multiclouddb_api import (
+    BackfillDone,
+    ChangeFeedRequest,
+    ErrorCategory,
+    FromContinuationToken,
+    Gap,
+    MulticloudDbError,
+    NewItemStateMode,
+    Now,
+    OldItemStateMode,
+    RecordSkipped,
+    Resnapshot,
+    ResourceAddress,
+    Snapshot,
+    SnapshotOrder,
+    SnapshotStarted,
+    connect,
+)
+from multiclouddb_conformance.sink import Sink
+from multiclouddb_dynamo import DynamoClients
+from multiclouddb_dynamo.client import Table
+from multiclouddb_dynamo.provider import PLUGIN
+from multiclouddb_dynamo.rows import FLOOR, Part, is_segment
+from multiclouddb_dynamo.snapshots import cut, segments_of
+from multiclouddb_spi import FeedSpec, InvalidCursor, Scanned, plan_id_of, snapshot_event_id
+from multiclouddb_spi.arrow import events_to_arrow
+
+from .world import ADDRESS, TABLE, World, seconds, session, soon
+
+HOUR = 3600
+HOURS = 30  # a stream keeps 24
+ITEMS_OF_DAYS = 4 * HOURS
+ORDERED = Snapshot(SnapshotOrder.ORDERED)
+INTERLEAVED = Snapshot(SnapshotOrder.INTERLEAVED)
+GIB = 1 << 30
+
+
+@pytest.fixture
+def world():
+    with World(shards=2) as made:
+        yield made
+
+
+def request(start, **settings):
+    position = FromContinuationToken(start) if isinstance(start, str) else start
+    return ChangeFeedRequest(ADDRESS, position, **settings)
+
+
+def walk(client, start, size=0, most=3000, **settings):
+    """Pages to the first idle one."""
+    for _ in range(most):
+        page = client.read_changes(request(start, max_page_size=size, **settings), seconds(60))
+        yield page
+        start = page.continuation_token
+        if page.idle:
+            return
+    raise AssertionError("neither idle nor over")
+
+
+def rows_of(pages):
+    return [event for page in pages for event in page.events if event.backfilled]
+
+
+def keys_of(pages):
+    return sorted(event.key.components["id"] for event in rows_of(pages))
+
+
+def is_done(page):
+    return any(isinstance(notice, BackfillDone) for notice in page.notices)
+
+
+class Source:
+    """What has to be in the table."""
+
+    def __init__(self, world):
+        self.world, self.items, self.numbers = world, {}, itertools.count()
+
+    def put(self, key):
+        number = next(self.numbers)
+        item = {"id": {"S": key}, "n": {"N": str(number)}}
+        self.world.server.client().put_item(TableName=TABLE, Item=item)
+        self.items[key] = {"id": key, "n": number}
+
+    def delete(self, key):
+        if self.items.pop(key, None):
+            self.world.server.client().delete_item(TableName=TABLE, Key={"id": {"S": key}})
+
+    def fill(self, count):
+        for number in range(count):
+            self.put(f"k{number}")
+
+    def is_in(self, sink):
+        return {key.components["id"]: dict(item) for key, item in sink.rows().items()} == self.items
+
+
+# -- Keys and values
+
+
+TYPES = {
+    "text": ({"id": "S"}, lambda n: {"id": {"S": f"é{n}"}}),
+    "number": ({"id": "N"}, lambda n: {"id": {"N": str(n - 5)}}),
+    "large number": ({"id": "N"}, lambda n: {"id": {"N": str(10**30 + n)}}),
+    "decimal": ({"id": "N"}, lambda n: {"id": {"N": f"{n}.25"}}),
+    "binary": ({"id": "B"}, lambda n: {"id": {"B": bytes([n, 255])}}),
+    "text and number": ({"id": "S", "at": "N"}, lambda n: {"id": {"S": f"c{n % 3}"}, "at": {"N": str(n)}}),
+    "number and binary": (
+        {"id": "N", "at": "B"},
+        lambda n: {"id": {"N": str(n % 3)}, "at": {"B": bytes([n])}},
+    ),
+}
+VALUES = {
+    "text": {"S": "x"},
+    "$map": {"M": {"$set": {"L": [{"N": "1"}, {"NULL": True}]}}},
+    "big": {"N": "12345678901234567890123456789012345678"},
+    "half": {"N": "0.5"},
+    "raw": {"B": b"\x00\xff"},
+    "set": {"NS": ["1", "2.5"]},
+    "yes": {"BOOL": True},
+}
+ITEMS = 12
+
+
+@pytest.fixture(params=list(TYPES))
+def typed(request):
+    """A table with items whose key has such types: the world, the address, and the keys' attributes."""
+    kinds, key_of = TYPES[request.param]
+    with World() as made:
+        names = list(kinds)
+        made.server.create_table("typed", "NEW_IMAGE", *names[1:], partition_key=names[0], types=kinds)
+        for number in range(ITEMS):
+            made.server.client().put_item(TableName="typed", Item=key_of(number) | VALUES)
+        yield made, ResourceAddress(collection="typed"), names
+
+
+def feed_of(world, address=ADDRESS, clients=None, **spec):
+    provider = PLUGIN.connect(world.config(), clients)
+    return provider.open_feed(FeedSpec(address, **spec), soon())
+
+
+def all_segments(feed, plan, count=3):
+    rest, found = plan.cursor, []
+    while rest is not None:
+        segments, rest = feed.segments(rest, count, soon())
+        found += segments
+    return found
+
+
+def rest_of(feed, segment, cursor, limit=1000):
+    """Every row after a position, and the positions after each of them."""
+    reader, events, cursors = feed.open(segment.segment_id, cursor), [], []
+    while True:
+        batch = reader.fetch(limit, 1 << 20, 0.0, soon())
+        events += batch.events(0, len(batch))
+        cursors += [batch.cursor_after(count) for count in range(1, len(batch) + 1)]
+        if batch.outcome == Scanned():
+            return events, cursors
+        assert batch.caught_up is False
+
+
+class TestKeysAndValues:
+    def test_a_scan_is_continued_after_every_row_by_another_process(self, typed):
+        world, address, _ = typed
+        feed = feed_of(world, address)
+        plan = feed.snapshot(3, soon())
+        seen = []
+        for segment in all_segments(feed, plan):
+            events, cursors = rest_of(feed, segment, segment.cursor, 2)
+            ids = [event.event_id for event in events]
+            seen += ids
+            for number, cursor in enumerate(cursors, 1):
+                again, _ = rest_of(feed_of(world, address), segment, cursor)
+                assert [event.event_id for event in again] == ids[number:]
+        assert len(seen) == len(set(seen)) == ITEMS
+
+    def test_a_row_is_the_document_that_the_stream_has(self, typed):
+        world, address, names = typed
+        with world.client() as client:
+            start = Snapshot(SnapshotOrder.INTERLEAVED)
+            token = client.read_changes(ChangeFeedRequest(address, start)).continuation_token
+            for item in world.server.client().scan(TableName="typed", ConsistentRead=True)["Items"]:
+                world.server.client().put_item(TableName="typed", Item=item | {"n": {"N": "1"}})
+            events = []
+            for _ in range(200):
+                page = client.read_changes(ChangeFeedRequest(address, FromContinuationToken(token)))
+                events += page.events
+                token = page.continuation_token
+                if page.idle:
+                    break
+        rows = {event.key: event for event in events if event.backfilled}
+        later = {event.key: event for event in events if not event.backfilled}
+        assert rows.keys() == later.keys()
+        assert len(rows) == ITEMS
+        for key, row in rows.items():
+            assert {**row.new_item_state, "n": 1} == later[key].new_item_state
+            assert {name: row.new_item_state[name] for name in names} == key.components
+            assert row.event_id == snapshot_event_id(row.event_id.split(":")[1], key)
+            assert row.order_key == FLOOR < later[key].order_key
+
+    @pytest.mark.parametrize("mode", list(NewItemStateMode))
+    def test_arrow_has_what_events_have(self, typed, mode):
+        world, address, _ = typed
+        feed = feed_of(world, address, new_item_state_mode=mode)
+        (segment,) = all_segments(feed, feed.snapshot(1, soon()))
+        batch = feed.open(segment.segment_id, segment.cursor).fetch(100, 1 << 20, 0.0, soon())
+        assert len(batch) == ITEMS
+        assert batch.arrow(2, 9) == events_to_arrow(batch.events(2, 9))
+
+    def test_the_applications_own_clients_give_the_same(self, typed):
+        world, address, _ = typed
+        made = (
+            session().client(name, endpoint_url=world.script.endpoint_url)
+            for name in ("dynamodb", "dynamodbstreams")
+        )
+        own, ours = feed_of(world, address, DynamoClients(*made)), feed_of(world, address)
+        plan = ours.snapshot(1, soon())
+        (segment,) = all_segments(ours, plan)
+        events, cursors = rest_of(ours, segment, segment.cursor)
+        assert rest_of(own, segment, segment.cursor) == (events, cursors)
+        assert rest_of(own, segment, cursors[4])[0] == events[5:]
+
+    def test_native_items_are_what_boto3_returns(self, typed):
+        world, address, _ = typed
+        feed = feed_of(world, address, include_native=True)
+        (segment,) = all_segments(feed, feed.snapshot(1, soon()))
+        events, _ = rest_of(feed, segment, segment.cursor)
+        assert [event.native for event in events] == world.server.client().scan(
+            TableName="typed", ConsistentRead=True
+        )["Items"]
+
+
+# -- Plans and positions
+
+
+class TestPlans:
+    @pytest.mark.parametrize(
+        ("wanted", "nbytes", "count"),
+        [
+            (None, 0, 8),
+            (None, GIB, 8),
+            (None, 2 << 40, 8192),
+            (None, 1 << 50, 32_000),
+            (1, 1 << 50, 1),
+            (40_000, 0, 40_000),
+            (2**40, 0, 1_000_000),
+        ],
+    )
+    def test_the_number_of_segments_depends_on_the_size(self, wanted, nbytes, count):
+        assert segments_of(wanted, Table(None, True, None, ("id",), nbytes, 0)) == count
+
+    @pytest.mark.parametrize("count", [1, 7, 100])
+    def test_every_segment_is_cut_once_whatever_the_steps(self, count):
+        rest, numbers = ["p", 1, 100, 5, 0], []
+        while rest is not None:
+            assert cut(rest, count) == cut(rest, count)
+            segments, rest = cut(rest, count)
+            assert len(segments) <= count
+            numbers += [Part.of(segment.segment_id, segment.cursor).segment for segment in segments]
+            assert {segment.records for segment in segments} == {5}
+            assert {plan_id_of(segment.segment_id) for segment in segments} == {"p"}
+        assert numbers == list(range(100))
+
+    @pytest.mark.parametrize(
+        "cursor",
+        [None, [], ["p", 1, 4, 0], ["p", 1, 4, 0, 4], ["p", 1, 4, -1, 0], ["p", 1, 2_000_000, 0, 0], "p"],
+    )
+    def test_what_is_no_plan_is_refused(self, cursor):
+        with pytest.raises(InvalidCursor):
+            cut(cursor, 1)
+
+    @pytest.mark.parametrize(
+        "cursor",
+        [
+            None,
+            [1],
+            [1, 0],
+            [-1, 4],
+            [1, 2_000_000],
+            [1, 4, "x"],
+            [1, 4, "S"],
+            [1, 4, ".", "."],
+            [1, 4, "Sa", "Sb", "Sc"],
+            [1, 4, "S" + "a" * 5000],
+            [1, 4, 7],
+            ["000000000000000000001", 17],
+            ["n", 17, "iterator"],
+        ],
+    )
+    def test_what_is_no_place_of_a_segment_is_refused(self, world, cursor):
+        assert not is_segment(cursor)
+        with pytest.raises(InvalidCursor):
+            feed_of(world).open("snapshot:p:0", cursor)
+
+    @pytest.mark.parametrize("name", ["", "x", "-1", "4", "1.5", "9" * 5000, "²"])
+    def test_what_is_no_number_of_a_segment_is_refused(self, world, name):
+        with pytest.raises(InvalidCursor):
+            feed_of(world).open(f"snapshot:p:{name}", [1, 4])
+
+    @pytest.mark.parametrize("key", [["Sa", "Sb"], ["B*"]])
+    def test_a_key_that_is_none_of_the_table_is_refused(self, world, key):
+        reader = feed_of(world).open("snapshot:p:0", [1, 4, *key])
+        with pytest.raises(InvalidCursor):
+            reader.fetch(1, 1000, 0.0, soon())
+
+    def test_the_feed_takes_places_of_a_scan_like_others(self, world):
+        feed = feed_of(world)
+        here, there = [1, 4], [1, 4, "Sk1"]
+        assert feed.compare(here, here) == 0
+        assert feed.compare(here, there) is feed.compare(there, ["n", 1]) is None
+        assert feed.without_hints(here) == here
+        assert feed.without_hints(there) == there
+        assert feed.describe(there).text == "part of a scan"
+        assert feed.describe(there).time is None
+        assert feed.headroom(there, feed.clock(soon())) is None
+
+    def test_a_plan_pins_the_stream_before_it_reads(self, world):
+        feed = feed_of(world)
+        feed.snapshot(None, soon())
+        called = [call.operation for call in world.journal.calls()]
+        assert called.index("Scan") > max(
+            index for index, each in enumerate(called) if each == "GetShardIterator"
+        )
+
+    def test_two_plans_differ(self, world):
+        feed = feed_of(world)
+        assert feed.snapshot(2, soon()).plan_id != feed.snapshot(2, soon()).plan_id
+
+    @pytest.mark.parametrize("keys", ["short", "uuid"])
+    def test_a_scan_of_many_segments_adds_at_most_400_bytes_to_a_token(self, keys):
+        dice = random.Random(16)
+        with World(shards=16) as world:
+            for number in range(200):
+                world.put(f"k{number}" if keys == "short" else f"{dice.getrandbits(128):032x}")
+            with world.client() as client:
+                stream = client.read_changes(request(Now())).continuation_token
+                position, largest = Snapshot(SnapshotOrder.ORDERED, segments=16), 0
+                for page in walk(client, position, 5):
+                    largest = max(largest, len(page.continuation_token))
+                    if is_done(page):
+                        break
+        assert largest - len(stream) <= 400
+
+
+# -- Reading
+
+
+class TestReading:
+    def test_a_change_just_before_is_a_row(self, world):
+        source = Source(world)
+        source.fill(6)
+        source.put("last")
+        with world.client() as client:
+            pages = list(walk(client, ORDERED))
+        assert keys_of(pages) == sorted(source.items)
+        assert len(rows_of(pages)) == sum(len(page.events) for page in pages) == 7
+
+    def test_pages_of_the_service_with_few_items(self, world):
+        world.habits.page_bytes = 40
+        source = Source(world)
+        source.fill(30)
+        with world.client() as client:
+            assert keys_of(walk(client, Snapshot(segments=2))) == sorted(source.items)
+
+    def test_a_key_of_an_item_that_was_deleted_is_a_position(self, world):
+        source = Source(world)
+        source.fill(20)
+        with world.client() as client:
+            start, rows = Snapshot(SnapshotOrder.ORDERED, segments=1), []
+            for page in walk(client, start, 1):
+                rows += rows_of([page])
+                for event in rows_of([page]):
+                    source.delete(event.key.components["id"])
+        assert len({event.key for event in rows}) == len(rows) == 20
+
+    def test_the_charge_is_counted_in_read_units(self, world):
+        source = Source(world)
+        source.fill(10)
+        with world.client() as client:
+            pages = list(walk(client, Snapshot(SnapshotOrder.ORDERED, segments=1)))
+        charges = [page.diagnostics.native_charge for page in pages if rows_of([page])]
+        assert charges == [1.0]
+
+    def test_the_rate_bounds_what_a_call_may_read(self, world):
+        source = Source(world)
+        source.fill(12)
+        with world.client() as client:
+            assert keys_of(walk(client, Snapshot(segments=1, max_scan_rate=4))) == sorted(source.items)
+        limits = {call.limit for call in world.journal.calls("Scan")}
+        assert max(limits) == 4
+
+    def test_a_missing_right_is_known_at_the_first_page(self, world):
+        world.troubles.fail("Scan", "AccessDeniedException", None)
+        with world.client() as client, pytest.raises(MulticloudDbError) as caught:
+            client.read_changes(request(Snapshot()))
+        assert caught.value.category == ErrorCategory.AUTHORIZATION_FAILED
+        assert "how-to/dynamodb" in caught.value.message
+
+    def test_throttling_is_retried(self, world):
+        source = Source(world)
+        source.fill(20)
+        trouble = world.troubles.fail(
+            "Scan", "ProvisionedThroughputExceededException", None, every=2, retry_after=0.0
+        )
+        with world.client() as client:
+            assert keys_of(walk(client, Snapshot(segments=2), 3)) == sorted(source.items)
+        assert trouble.happened > 3
+
+    def test_throttling_for_ever_says_how_to_scan_slower(self, world):
+        with world.client() as client:
+            start = Snapshot(SnapshotOrder.ORDERED, segments=1)
+            token = client.read_changes(request(start)).continuation_token
+        world.troubles.fail("Scan", "ProvisionedThroughputExceededException", None)
+        with world.client() as client:
+            page = client.read_changes(request(token), seconds(1))
+        (said,) = page.diagnostics.partition_errors.values()
+        assert "max_scan_rate" in said
+
+    def test_an_answer_that_is_cut_off_is_not_the_end(self, world):
+        source = Source(world)
+        source.fill(20)
+        trouble = world.troubles.drop("Scan", 6, mid_body=True, every=2)
+        with world.client() as client:
+            assert keys_of(walk(client, Snapshot(segments=2), 4)) == sorted(source.items)
+        assert trouble.happened > 3
+
+    def test_an_item_that_cannot_be_decoded_is_named(self, world):
+        source = Source(world)
+        source.fill(6)
+        world.script.spoil_item(TABLE, {"id": {"S": "k3"}})
+        with world.client() as client:
+            with pytest.raises(MulticloudDbError) as caught:
+                list(walk(client, Snapshot(segments=1)))
+            changes = client.iterate_changes(request(Snapshot(segments=1)), on_poison="skip", until_idle=True)
+            pages = list(changes.pages())
+        assert caught.value.category == ErrorCategory.PROVIDER_ERROR
+        assert "id = k3" in caught.value.message
+        assert keys_of(pages) == ["k0", "k1", "k2", "k4", "k5"]
+        (skipped,) = (each for page in pages for each in page.notices if isinstance(each, RecordSkipped))
+        assert "id = k3" in str(skipped)
+
+    def test_new_items_are_required_of_the_stream_too(self):
+        with World(view="KEYS_ONLY") as world, pytest.raises(MulticloudDbError) as caught:
+            world.client().read_changes(request(Snapshot(), new_item_state_mode=NewItemStateMode.REQUIRE))
+        assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+        assert "KEYS_ONLY" in caught.value.message
+
+    def test_old_items_are_required_of_the_stream_too(self):
+        with World(view="NEW_IMAGE") as world, pytest.raises(MulticloudDbError) as caught:
+            world.client().read_changes(request(Snapshot(), old_item_state_mode=OldItemStateMode.REQUIRE))
+        assert caught.value.category == ErrorCategory.UNSUPPORTED_CAPABILITY
+
+    def test_a_service_that_tells_no_time_has_snapshots(self):
+        with World(tells_time=False) as world, world.client() as client:
+            source, sink = Source(world), Sink()
+            source.fill(9)
+            for number, page in enumerate(walk(client, Snapshot(), 2)):
+                sink.apply(page.events)
+                if number < 5:
+                    source.put(f"k{number}")
+            assert source.is_in(sink)
+
+
+# -- Another table of the same name
+
+
+def recreate(world, key="id", **other):
+    tables = world.server.client()
+    tables.delete_table(TableName=TABLE)
+    if key is not None:
+        world.server.create_table(TABLE, partition_key=key, **other)
+        tables.put_item(TableName=TABLE, Item={key: {"S": "stranger"}})
+
+
+REPLACED = {
+    "recreated": (recreate, ErrorCategory.INVALID_REQUEST, "replaced"),
+    "recreated with another key": (
+        lambda world: recreate(world, "name"),
+        ErrorCategory.INVALID_REQUEST,
+        "replaced",
+    ),
+    "deleted": (lambda world: recreate(world, None), ErrorCategory.NOT_FOUND, "was deleted"),
+}
+
+
+@pytest.fixture(params=list(REPLACED))
+def replacement(request):
+    return REPLACED[request.param]
+
+
+class TestAnotherTable:
+    """Never rows of another table, whenever it comes."""
+
+    def test_between_two_pages(self, world, replacement):
+        replace, category, text = replacement
+        Source(world).fill(20)
+        client = world.client()
+        pages = walk(client, Snapshot(SnapshotOrder.ORDERED, segments=2), 2)
+        seen = [next(pages), next(pages)]
+        replace(world)
+        with pytest.raises(MulticloudDbError) as caught:
+            seen += pages
+        assert "stranger" not in {str(event.key) for page in seen for event in page.events}
+        assert (caught.value.category, text in caught.value.message) == (category, True)
+
+    def test_in_another_process(self, world, replacement):
+        replace, category, _ = replacement
+        Source(world).fill(20)
+        token = next(walk(world.client(), ORDERED, 2)).continuation_token
+        replace(world)
+        with pytest.raises(MulticloudDbError) as caught:
+            list(walk(world.client(), token))
+        assert caught.value.category == category
+
+    @pytest.mark.parametrize("call", [2, 3, 5])
+    def test_between_a_question_and_an_answer(self, world, call):
+        """The table is another one just before the service reads for the answer."""
+        Source(world).fill(20)
+        client, calls = world.client(), itertools.count(1)
+
+        def act():
+            if next(calls) == call:
+                recreate(world)
+
+        world.troubles.act(act, None, operation="DescribeTable")
+        seen = []
+        pages = walk(client, Snapshot(SnapshotOrder.ORDERED, segments=2), 2)
+        with pytest.raises(MulticloudDbError) as caught:
+            seen += pages
+        assert caught.value.category in (ErrorCategory.INVALID_REQUEST, ErrorCategory.NOT_FOUND)
+        assert "stranger" not in {event.key.components["id"] for page in seen for event in page.events}
+
+    def test_one_question_serves_readers_that_wait(self, world):
+        feed = feed_of(world)
+        before = world.journal.count("DescribeTable")
+        feed._same.check()
+        assert world.journal.count("DescribeTable") == before + 1
+
+
+# -- Time passes
+
+
+def scan_for_days(world, start, between):
+    """A scan that waits an hour after each page with rows; the sink, and the pages."""
+    sink, pages, hours = Sink(), [], 0
+    while not pages or not pages[-1].idle:
+        assert len(pages) < 500
+        with connect(world.config()) as client:  # another process: it has no rows yet, and knows the time
+            pages.append(client.read_changes(request(start, max_page_size=4), seconds(60)))
+        sink.apply(pages[-1].events)
+        start = pages[-1].continuation_token
+        if hours < HOURS and rows_of(pages[-1:]):
+            hours += 1
+            between(hours)
+            world.script.advance(HOUR)
+    assert hours == HOURS
+    return sink, pages
+
+
+class TestTimePasses:
+    """The scan takes longer than the stream is kept."""
+
+    @pytest.fixture
+    def source(self, world, hasty):
+        source = Source(world)
+        source.fill(ITEMS_OF_DAYS)
+        world.script.advance(HOUR)  # or the stream gives the last two minutes again
+        return source
+
+    def load(self, source):
+        """Changes, and shards that live for four hours, as the service's do."""
+
+        def between(number):
+            source.put(f"k{number * 7 % ITEMS_OF_DAYS}")
+            if number % 2:
+                source.delete(f"k{number * 11 % ITEMS_OF_DAYS}")
+            if number % 4 == 0:
+                source.world.roll_over()
+
+        return between
+
+    def test_interleaved_is_in_time(self, world, source):
+        sink, pages = scan_for_days(world, INTERLEAVED, self.load(source))
+        assert sum(map(is_done, pages)) == 1
+        assert source.is_in(sink)
+
+    def test_auto_becomes_interleaved_when_half_of_the_time_is_over(self, world, source):
+        sink, pages = scan_for_days(world, Snapshot(), self.load(source))
+        assert sum(map(is_done, pages)) == 1
+        assert source.is_in(sink)
+        orders = [page.diagnostics.snapshot.order for page in pages if page.diagnostics.snapshot is not None]
+        assert orders.index(SnapshotOrder.INTERLEAVED) == 13  # the first page has no rows
+        assert set(orders[13:]) == {SnapshotOrder.INTERLEAVED}
+
+    def test_ordered_expires_loudly(self, world, source):
+        with pytest.raises(MulticloudDbError) as caught:
+            scan_for_days(world, ORDERED, self.load(source))
+        assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
+
+    def test_a_second_snapshot_heals_what_was_lost(self, world, hasty):
+        source, sink = Source(world), Sink()
+        source.fill(12)
+        for page in walk(world.client(), Snapshot(), 5):
+            sink.apply(page.events)
+        for number in range(4):
+            source.put(f"k{number}")
+            source.delete(f"k{number + 6}")
+        world.script.advance(25 * HOUR)
+        source.put("k1")
+        first = world.client().read_changes(request(page.continuation_token, on_expired=Resnapshot()))
+        gap, started = first.notices
+        assert isinstance(gap, Gap)
+        assert isinstance(started, SnapshotStarted)
+        sink.begin_again()
+        saved, lost = first.continuation_token, sink.copy()
+        for page in itertools.islice(walk(world.client(), saved, 2), 3):
+            lost.apply(page.events)  # this process dies: its target has the rows, and its token is lost
+        source.delete("k2")
+        for page in walk(world.client(), saved, 2, on_expired=Resnapshot()):
+            lost.apply(page.events)
+            if is_done(page):
+                lost.end_backfill()
+        assert source.is_in(lost)
+
+
+class TestRestarts:
+    @pytest.mark.parametrize("start", [ORDERED, INTERLEAVED], ids=["ordered", "interleaved"])
+    def test_another_process_at_every_page_and_roll_overs(self, world, start, hasty):
+        source, sink, token = Source(world), Sink(), start
+        source.fill(10)
+        for number in range(200):
+            with connect(world.config()) as client:
+                page = client.read_changes(request(token, max_page_size=1), seconds(60))
+            sink.apply(page.events)
+            token = page.continuation_token
+            if number < 8:
+                source.put(f"k{number * 5 % 10}")
+                source.delete(f"k{number * 7 % 10}")
+                source.put("new")
+                if number % 4 == 0:
+                    world.roll_over()
+            if page.idle:
+                break
+        assert source.is_in(sink)

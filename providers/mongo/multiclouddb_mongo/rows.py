@@ -1,0 +1,203 @@
+"""Rows of a scanned collection as events; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from hashlib import blake2b
+from itertools import repeat
+from typing import Any, Final
+
+import attrs
+import bson
+from bson import Int64, ObjectId
+from bson.errors import BSONError
+from orjson import dumps
+
+from multiclouddb_api import ChangeEvent, ChangeType, MulticloudDbError
+from multiclouddb_api.event import trusted_events
+from multiclouddb_api.key import MulticloudDbKey, trusted_keys
+from multiclouddb_mongo.mapping import View
+from multiclouddb_mongo.scan_position import Range, id_of
+from multiclouddb_mongo.values import CODEC, portable
+from multiclouddb_spi import Cursor, Mapper, RecordFault, snapshot_event_id, snapshot_id_of
+
+__all__ = ["RowMapper", "rows_of"]
+
+_DIGEST_BYTES: Final = 6
+_DECIMAL: Final = b"\x13"
+_AS_IS: Final = object()
+# How `canonical` writes keys of these types, which is what nearly all are of.
+_SIMPLE: Final[Mapping[type, Any]] = {
+    str: _AS_IS,
+    int: _AS_IS,
+    Int64: _AS_IS,
+    ObjectId: lambda value: {"$mongo.objectid": value.binary.hex()},
+}
+_DAMAGED: Final = (BSONError, ValueError, LookupError, TypeError, ArithmeticError, MulticloudDbError)
+
+
+def rows_of(answer: bytes) -> list[bytes]:
+    """The documents of an answer, which stand one after the other in it."""
+    rows, at, size = list[bytes](), 0, len(answer)
+    while at < size:
+        end = at + int.from_bytes(answer[at : at + 4], "little")
+        rows.append(answer[at:end])
+        at = end
+    return rows
+
+
+@attrs.frozen(eq=False)
+class RowMapper(Mapper):
+    """Maps the rows of one segment.
+
+    Attributes:
+        view: What their events share.
+        plan_id: Of the snapshot.
+        start: Where the reader was opened.
+    """
+
+    view: View
+    plan_id: str
+    start: Range
+
+    def cursor_behind(self, records: Sequence[bytes], count: int) -> Cursor:
+        """The position after the first `count` rows."""
+        return self.behind(self.start, records, count).cursor()
+
+    def behind(self, start: Range, rows: Sequence[bytes], count: int) -> Range:
+        """The position after the first `count` rows that follow a position."""
+        if not count:
+            return start
+        last = id_of(rows[count - 1])
+        seen: list[str] = []
+        if start.names:
+            first = count - 1
+            while first and id_of(rows[first - 1]) == last:
+                first -= 1
+            seen = [self.digest(row) for row in rows[first:count]]
+            if not first and start.begin[1:] == last:
+                seen = [*start.seen, *seen]
+        return attrs.evolve(start, begin=f"({last}", seen=tuple(seen))
+
+    def unread(self, start: Range, rows: list[bytes]) -> list[bytes]:
+        """The rows behind a position, without those with its `_id` that were read: see `Range.seen`."""
+        if not start.seen:
+            return rows
+        last = start.begin[1:]
+        return [row for row in rows if id_of(row) != last or self.digest(row) not in start.seen]
+
+    def digest(self, row: bytes) -> str:
+        """Tells documents with the same `_id` apart, which lie on different shards."""
+        try:
+            text = self._keys([bson.decode(row, CODEC)])[0].canonical()
+        except _DAMAGED:
+            text = row
+        return blake2b(text, digest_size=_DIGEST_BYTES).hexdigest()
+
+    def events(self, records: Sequence[bytes], start: int, stop: int) -> list[ChangeEvent]:
+        """Map rows to events.
+
+        Raises:
+            RecordFault: The first one that cannot be decoded.
+        """
+        try:
+            return self._events(records[start:stop])
+        except _DAMAGED:
+            raise self._first_fault(records, start, stop) from None
+
+    def _events(self, records: Sequence[bytes]) -> list[ChangeEvent]:
+        rows = bson.decode_all(b"".join(records), CODEC)
+        view = self.view
+        natives: Iterable[Any] = deepcopy(rows) if view.native else repeat(None)
+        keys = self._keys(rows)
+        columns: list[Iterable[Any]] = [
+            self._event_ids(keys),
+            keys,
+            repeat(ChangeType.CREATE),
+            repeat(self.start.moment),
+            map(_document, rows, records) if view.with_new else repeat(None),
+            repeat(None),
+            repeat(self.start.floor),
+            repeat(False),
+            repeat(True),
+            repeat(view.address),
+            repeat(view.partition_id),
+            natives,
+        ]
+        return trusted_events(len(rows), columns)
+
+    def _keys(self, rows: Sequence[dict[str, Any]]) -> list[MulticloudDbKey]:
+        """The keys as the stream has them: the fields of the shard key, then `_id`."""
+        names = self.start.names
+        if names:
+            return [_shard_key(row, names) for row in rows]
+        ids = [row["_id"] for row in rows]
+        if _SIMPLE.keys() >= set(map(type, ids)):
+            return trusted_keys([{"_id": each} for each in ids])
+        return trusted_keys([portable({"_id": _own(each)}) for each in ids])
+
+    def _event_ids(self, keys: Sequence[MulticloudDbKey]) -> list[str]:
+        """The ids that `snapshot_event_id` makes; of the usual keys ten times as fast."""
+        plan_id = self.plan_id
+        if self.start.names:
+            return [snapshot_event_id(plan_id, key) for key in keys]
+        begin = f"{snapshot_id_of(plan_id)}:"
+        ids = []
+        for key in keys:
+            value = key.components["_id"]
+            simple = _SIMPLE.get(type(value))
+            if simple is None:
+                ids.append(snapshot_event_id(plan_id, key))
+            else:
+                text = b'[1,[["_id",%s]]]' % dumps(value if simple is _AS_IS else simple(value))
+                ids.append(begin + blake2b(text, digest_size=16).hexdigest())
+        return ids
+
+    def _first_fault(self, records: Sequence[bytes], start: int, stop: int) -> RecordFault:
+        for index in range(start, stop):
+            try:
+                self._events(records[index : index + 1])
+            except BSONError:
+                return self._fault(records, index, "it is no valid BSON, or holds text that is no UTF-8")
+            except _DAMAGED as error:
+                return self._fault(records, index, f"it cannot be mapped ({type(error).__name__})")
+        return self._fault(records, start, "it is not clear which row is damaged")
+
+    def _fault(self, records: Sequence[bytes], index: int, reason: str) -> RecordFault:
+        where = f"{_named(id_of(records[index]))} of {self.view.address.collection!r}"
+        return RecordFault(index, where, reason, self.cursor_behind(records, index + 1))
+
+
+def _document(row: dict[str, Any], raw: bytes) -> dict[str, Any]:
+    """A row as a document: without the byte of that type there is no decimal in it to replace."""
+    return portable(row) if _DECIMAL in raw else row
+
+
+def _own(value: Any) -> Any:
+    """A key's own copy of an `_id` that can be changed, since the document has it too."""
+    return deepcopy(value) if type(value) in (dict, list) else value
+
+
+def _shard_key(row: Mapping[str, Any], names: Sequence[str]) -> MulticloudDbKey:
+    components = {name: _own(value) for name in names if (value := _at(row, name)) is not _NOTHING}
+    components.setdefault("_id", _own(row["_id"]))
+    return trusted_keys([portable(components)], max(1, len(components) - 1))[0]
+
+
+_NOTHING: Final = object()
+
+
+def _at(row: Any, path: str) -> Any:
+    for name in path.split("."):
+        if not isinstance(row, Mapping) or name not in row:
+            return _NOTHING
+        row = row[name]
+    return row
+
+
+def _named(wanted: str) -> str:
+    """Which document it is; of an `_id` that may hold something personal, only its type."""
+    if wanted.startswith("07"):
+        return f"the document with the _id ObjectId('{ObjectId(bytes.fromhex(wanted[2:]))}')"
+    return f"a document whose _id has the BSON type {int(wanted[:2], 16)}"

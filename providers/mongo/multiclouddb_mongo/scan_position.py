@@ -1,0 +1,282 @@
+"""Positions in the scan of a collection, and their form in a token; pure.
+
+    ["s", time, uuid, begin, end]               a segment: the keys from `begin` to `end`
+    ["s", time, uuid, begin, end, names, seen]  the same in a sharded collection
+    ["p", plan, time, uuid, low, width, left, number, names]  what is not cut into segments yet
+
+`time` is the cluster time where the stream begins, 16 hexadecimal digits. Rows are read as of that time or
+later. `uuid` is that of the collection, or empty where there was none. An `_id` is the byte of its BSON type
+and its BSON value, in hexadecimal: the server gets it back bit by bit, whatever its type. `begin` is `"["`
+and an `_id` that belongs to the segment, or `"("` and the `_id` of the last row that was read, or empty for
+the first key. `end` does not belong to the segment; it is empty for the last segment.
+
+In a sharded collection the shard key has the `names`. Documents of two shards may have the same `_id`, so
+`begin` always belongs to the rest there, and `seen` has digests of the rows with this `_id` that were read.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import attrs
+import bson
+from bson.errors import BSONError
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+
+from multiclouddb_api.codec import JsonValue
+from multiclouddb_mongo.position import At, time_text
+from multiclouddb_mongo.values import CODEC
+from multiclouddb_spi import Cursor, InvalidCursor, Position
+
+__all__ = [
+    "MAX_KEY",
+    "Range",
+    "Rest",
+    "as_field",
+    "describe_scan",
+    "floor_of",
+    "id_of",
+    "is_scan_cursor",
+    "moment_of",
+    "range_of",
+    "rest_of",
+]
+
+MAX_KEY: Final = "7f"
+"""The `_id` that the server's `min` never finds."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_TIME: Final = re.compile(r"[0-9A-F]{16}", re.ASCII)
+_UUID: Final = re.compile(r"([0-9a-f]{32})?", re.ASCII)
+_HEX: Final = re.compile(r"([0-9a-f]{2})*", re.ASCII)
+_PLAN_ID: Final = re.compile(r"[0-9a-f]{12}", re.ASCII)
+_ID_HEAD: Final = b"_id\x00"
+_MOST: Final = 2**63
+_VALUE: Final = 9  # after the row's length, the type of its _id, and that name
+_CLOCKS_SECONDS: Final = 1  # as for watermarks: wall clocks and cluster time differ by less
+# BSON type → bytes of a value; of the other types, how many bytes there are beside the length that it has.
+_FIXED: Final = {
+    **dict.fromkeys((0x06, 0x0A, 0x7F, 0xFF), 0),
+    **dict.fromkeys((0x01, 0x09, 0x11, 0x12), 8),
+    0x07: 12,
+    0x08: 1,
+    0x10: 4,
+    0x13: 16,
+}
+_BESIDE_LENGTH: Final = {0x02: 4, 0x03: 0, 0x04: 0, 0x05: 5, 0x0C: 16, 0x0D: 4, 0x0E: 4, 0x0F: 0}
+_LENIENT: Final = CODEC.with_options(unicode_decode_error_handler="replace")
+_LENIENT_RAW: Final = _LENIENT.with_options(document_class=RawBSONDocument)
+
+
+def id_of(row: bytes) -> str:
+    """The `_id` of a row as it stands in a position; what is in it is not decoded."""
+    if row[5:_VALUE] != _ID_HEAD:
+        row = bson.encode({"_id": bson.decode(row, _LENIENT)["_id"]}, codec_options=CODEC)
+    kind = row[4]
+    size = _FIXED.get(kind)
+    if size is None and kind in _BESIDE_LENGTH:
+        size = int.from_bytes(row[_VALUE : _VALUE + 4], "little") + _BESIDE_LENGTH[kind]
+    if size is None:  # a regular expression: the server accepts none
+        raise ValueError(f"an _id of the BSON type {kind}")
+    return f"{kind:02x}{row[_VALUE : _VALUE + size].hex()}"
+
+
+def as_field(name: str, wanted: str) -> RawBSONDocument:
+    """A document with an `_id` as its one field, for a command.
+
+    Args:
+        name: The field's name.
+        wanted: The `_id`, as `id_of` gives it.
+    """
+    element = bytes.fromhex(wanted)
+    body = b"%c%s\x00%s\x00" % (element[0], name.encode(), element[1:])
+    return RawBSONDocument((len(body) + 4).to_bytes(4, "little") + body, _LENIENT_RAW)
+
+
+@attrs.frozen
+class Range:
+    """A segment, or what is left of it.
+
+    Attributes:
+        time: The cluster time of the stream's start, 16 hexadecimal digits.
+        uuid: The collection's, in hexadecimal; empty where there was none.
+        begin: Empty, or `"["` or `"("` and an `_id`.
+        end: Empty, or an `_id`.
+        names: The fields of the shard key; empty where the collection is not sharded.
+        seen: Digests of rows with the `_id` of `begin` that were read; only where it is sharded.
+    """
+
+    time: str
+    uuid: str
+    begin: str = attrs.field(default="", repr=False)
+    end: str = attrs.field(default="", repr=False)
+    names: tuple[str, ...] = ()
+    seen: tuple[str, ...] = ()
+
+    def cursor(self) -> Cursor:
+        """The form in a token."""
+        short: list[JsonValue] = ["s", self.time, self.uuid, self.begin, self.end]
+        return [*short, list(self.names), list(self.seen)] if self.names else short
+
+    def filter(self) -> dict[str, Any]:
+        """What `find` takes: its comparison knows all types of BSON, that of a plain `$gt` only one."""
+        bounds: list[Any] = []
+        if self.begin:
+            operator = "$gte" if self.begin[0] == "[" or self.names else "$gt"
+            bounds.append({operator: ["$_id", as_field("$literal", self.begin[1:])]})
+        if self.end:
+            bounds.append({"$lt": ["$_id", as_field("$literal", self.end)]})
+        return {"$expr": {"$and": bounds}} if bounds else {}
+
+    @property
+    def floor(self) -> str:
+        """See `floor_of`."""
+        return floor_of(self.time)
+
+    @property
+    def moment(self) -> datetime:
+        """When the snapshot began: no change of the stream has an earlier time."""
+        return moment_of(self.time)
+
+    def timestamp(self) -> Timestamp:
+        """The last cluster time that the stream does not show, so that the rows have to."""
+        ticks = max(1, int(self.time, 16)) - 1
+        return Timestamp(ticks >> 32, ticks & 0xFFFFFFFF)
+
+
+@attrs.frozen
+class Rest:
+    """What is not cut into segments yet.
+
+    Attributes:
+        plan_id: Of the snapshot.
+        time: As in `Range`.
+        uuid: As in `Range`.
+        low: The first `_id`, or empty.
+        width: Rows of a segment, which are counted; 0 where the keys are sampled instead.
+        left: How many segments at most; 0 = as many as it takes.
+        number: Of the next segment.
+        names: As in `Range`.
+    """
+
+    plan_id: str
+    time: str
+    uuid: str
+    width: int
+    left: int = 0
+    low: str = attrs.field(default="", repr=False)
+    number: int = 0
+    names: tuple[str, ...] = ()
+
+    def cursor(self) -> Cursor:
+        """The form in a token."""
+        numbers: list[JsonValue] = [self.width, self.left, self.number]
+        return ["p", self.plan_id, self.time, self.uuid, self.low, *numbers, list(self.names)]
+
+    def until(self, end: str) -> Range:
+        """The segment that begins here and ends before an `_id`, or with the last row if that is empty."""
+        return Range(self.time, self.uuid, f"[{self.low}" if self.low else "", end, self.names)
+
+    def after(self, end: str) -> Rest:
+        """What is left behind that segment."""
+        return attrs.evolve(self, low=end, left=max(0, self.left - 1), number=self.number + 1)
+
+
+def floor_of(time: str) -> str:
+    """The floor of a snapshot: before the resume token of every change at this cluster time or later."""
+    return f"82{time}"
+
+
+def moment_of(time: str) -> datetime:
+    """When a snapshot began, by its cluster time."""
+    return _EPOCH + timedelta(seconds=max(0, int(time[:8], 16) - _CLOCKS_SECONDS))
+
+
+def is_scan_cursor(cursor: Cursor) -> bool:
+    """True for a position of a scan; False for one of the stream, and for what is none."""
+    return isinstance(cursor, list) and bool(cursor) and cursor[0] in ("s", "p")
+
+
+def range_of(cursor: Cursor) -> Range:
+    """The segment in a cursor.
+
+    Raises:
+        InvalidCursor: There is none.
+    """
+    match cursor:
+        case ["s", str() as time, str() as uuid, str() as begin, str() as end, *more] if (
+            _is_of(time, uuid)
+            and (not begin or (begin[0] in "[(" and _is_id(begin[1:])))
+            and (not end or _is_id(end))
+            and len(more) in (0, 2)
+            and all(map(_are_texts, more))
+        ):
+            names, seen = more or ([], [])
+            return Range(time, uuid, begin, end, _texts(names), _texts(seen))
+        case _:
+            raise InvalidCursor("it is no segment of a scan")
+
+
+def rest_of(cursor: Cursor) -> Rest:
+    """The plan in a cursor.
+
+    Raises:
+        InvalidCursor: There is none.
+    """
+    match cursor:
+        case ["p", str() as plan_id, str() as time, str() as uuid, str() as low, *numbers, names] if (
+            _PLAN_ID.fullmatch(plan_id)
+            and _is_of(time, uuid)
+            and (not low or _is_id(low))
+            and len(numbers) == 3
+            and all(type(number) is int and 0 <= number < _MOST for number in numbers)
+            and _are_texts(names)
+        ):
+            rest: Any = numbers
+            width, left, number = rest
+            return Rest(plan_id, time, uuid, width, left, low, number, _texts(names))
+        case _:
+            raise InvalidCursor("it is no plan of a scan")
+
+
+def describe_scan(cursor: Cursor) -> Position:
+    """A position of a scan for a person: nothing of a document's key.
+
+    Raises:
+        InvalidCursor: There is none.
+    """
+    if isinstance(cursor, list) and cursor[:1] == ["p"]:
+        rest = rest_of(cursor)
+        return Position(f"a scan as of {_time_text(rest.time)}, before segment {rest.number}", None)
+    part = range_of(cursor)
+    where = "after a row" if part.begin[:1] == "(" else "before the first row"
+    return Position(f"{where} of a segment of a scan as of {_time_text(part.time)}", None)
+
+
+def _time_text(time: str) -> str:
+    return time_text(At.of(int(time, 16)))
+
+
+def _is_of(time: str, uuid: str) -> bool:
+    return _TIME.fullmatch(time) is not None and _UUID.fullmatch(uuid) is not None
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    return tuple(map(str, values))
+
+
+def _is_id(text: str) -> bool:
+    if len(text) < 2 or _HEX.fullmatch(text) is None:
+        return False
+    try:
+        document = as_field("_id", text).raw
+        return bson.decode(document, _LENIENT).keys() == {"_id"} and id_of(bytes(document)) == text
+    except (BSONError, ValueError):
+        return False

@@ -1,0 +1,174 @@
+"""Reads one segment of a scan."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from pymongo.client_session import ClientSession
+from pymongo.errors import OperationFailure, PyMongoError
+
+from multiclouddb_api import Notice
+from multiclouddb_mongo.mapping import View
+from multiclouddb_mongo.pymongo_internals import Rows
+from multiclouddb_mongo.rows import RowMapper, rows_of
+from multiclouddb_mongo.scan_position import MAX_KEY, Range
+from multiclouddb_mongo.scan_source import ScanSource
+from multiclouddb_spi import Batch, Continue, Deadline, Ended, Outcome, Reader, Scanned, cancelled
+
+__all__ = ["SegmentReader"]
+
+_LEAST_BATCH: Final = 100
+_MOST_BATCH: Final = 1000
+
+
+class SegmentReader(Reader):
+    """Reads the rows of a segment in the order of their `_id`, with one cursor that stays open.
+
+    The server ends the cursor of a collection that is dropped or renamed. A new cursor finds the collection
+    by its name, so that its UUID is looked up each time, after the first answer.
+
+    Args:
+        source: What is scanned.
+        view: What its events share.
+        plan_id: Of the snapshot.
+        start: Where to read from.
+        look: Called with each fetch, so that the position of the stream is compared with the log.
+    """
+
+    def __init__(
+        self, source: ScanSource, view: View, plan_id: str, start: Range, look: Callable[[], None]
+    ) -> None:
+        self._source, self._view, self._plan_id, self._place, self._look = source, view, plan_id, start, look
+        self._rows: list[bytes] = []
+        self._cursor: Rows | None = None
+        self._session: ClientSession | None = None
+        # Nothing was there when the snapshot began, or nothing sorts after the last row.
+        self._exhausted = not start.uuid or start.begin == f"({MAX_KEY}"
+        self._outcome: Outcome = Continue()
+        self._cancelled = threading.Event()
+        self._requests = 0
+
+    def fetch(self, max_records: int, max_bytes: int, wait: float, deadline: Deadline) -> Batch:
+        """The next rows: what is left of the server's last answer, or one more answer.
+
+        An answer has at most 16 MB, whatever `max_bytes` says. Where the cursor is lost, another one is
+        opened after the last row, once.
+        """
+        start, self._requests = self._place, 0
+        rows: list[bytes] = []
+        if isinstance(self._outcome, Continue):
+            if not self._rows and not self._exhausted:
+                self._answer(max_records)
+            rows = self._taken(max_records, max_bytes)
+        self._look()
+        mapper = RowMapper(self._view, self._plan_id, start)
+        self._place = mapper.behind(start, rows, len(rows))
+        if isinstance(self._outcome, Continue) and self._exhausted and not self._rows:
+            self._outcome = Scanned()
+        return Batch(
+            rows,
+            mapper,
+            start.cursor(),
+            self._place.cursor(),
+            self._outcome,
+            sum(map(len, rows)),
+            caught_up=not isinstance(self._outcome, Continue),
+            requests=self._requests,
+        )
+
+    def cancel(self) -> None:
+        """Close the cursor of a running fetch: the server ends its work on an answer at once."""
+        self.halt()
+        self._close_cursor()
+
+    def halt(self) -> None:
+        """Prevent further calls."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """Close the cursor, on the server too."""
+        self._close_cursor()
+        self._rows = []
+
+    def _taken(self, max_records: int, max_bytes: int) -> list[bytes]:
+        count = size = 0
+        for row in self._rows[:max_records]:
+            size += len(row)
+            if count and size > max_bytes:
+                break
+            count += 1
+        rows, self._rows = self._rows[:count], self._rows[count:]
+        return rows
+
+    def _answer(self, max_records: int) -> None:
+        """Take one answer of the server; PyMongo tries a `find` again, and no `getMore`."""
+        lost = self._cursor is not None
+        while True:
+            if self._cancelled.is_set():
+                raise cancelled()
+            try:
+                self._next(max_records)
+                return
+            except PyMongoError as error:
+                self._close_cursor()
+                if self._ended_by(error):
+                    return
+                if not lost or self._cancelled.is_set() or not self._source.client.options.retry_reads:
+                    raise
+                lost = False
+
+    def _next(self, max_records: int) -> None:
+        fresh = self._cursor is None
+        with self._source.at_work():
+            if self._cursor is None:
+                self._open(max_records)
+            cursor = self._cursor
+            assert cursor is not None
+            self._requests += 1
+            answer = next(cursor, b"")
+        if fresh:
+            self._requests += 1
+            notice = self._source.gone(self._place)
+            if notice is not None:
+                self._end(notice)
+                return
+        if self._cancelled.is_set():  # it was closed meanwhile, so that nothing shows what is left
+            self._close_cursor()
+            raise cancelled()
+        rows = rows_of(bytes(answer))
+        self._rows = RowMapper(self._view, self._plan_id, self._place).unread(self._place, rows)
+        if not cursor.alive:
+            self._exhausted = True
+            self._close_cursor()
+
+    def _open(self, max_records: int) -> None:
+        size = min(_MOST_BATCH, max(_LEAST_BATCH, max_records))
+        with self._source.opening():
+            self._session = self._source.session(self._place)
+            self._cursor = self._source.rows(self._place, self._session, size)
+
+    def _ended_by(self, error: PyMongoError) -> bool:
+        """Whether the server refuses to go on because the collection is gone."""
+        if not isinstance(error, OperationFailure) or not self._source.may_be_gone(error):
+            return False
+        notice = self._source.gone(self._place)
+        if notice is None:
+            return False
+        self._end(notice)
+        return True
+
+    def _end(self, notice: Notice) -> None:
+        self._close_cursor()
+        self._rows, self._exhausted, self._outcome = [], True, Ended(notice)
+
+    def _close_cursor(self) -> None:
+        cursor, self._cursor = self._cursor, None
+        session, self._session = self._session, None
+        if cursor is not None:
+            self._source.close(cursor)
+        if session is not None:
+            with suppress(Exception):
+                session.end_session()

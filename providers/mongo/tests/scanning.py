@@ -1,0 +1,66 @@
+"""What the tests of snapshots share: keys of every type, and reading to the end of a scan."""
+
+import datetime
+import uuid
+
+from bson import Binary, Code, DBRef, Decimal128, Int64, MaxKey, MinKey, ObjectId, Timestamp
+
+from multiclouddb_api import BackfillDone, ChangeFeedRequest, FromContinuationToken
+
+# Every type of BSON that the server takes as an _id, some of them several times.
+IDS = (
+    MinKey(),
+    None,
+    float("nan"),
+    float("-inf"),
+    1,
+    2.5,
+    Int64(2**53 + 1),
+    Decimal128("4.50"),
+    "",
+    "$a",
+    "b" * 50,
+    {},
+    {"a": 1},
+    {"a": {"b": [1, 2]}},
+    b"x",
+    Binary(b"y", 5),
+    Binary.from_uuid(uuid.UUID(int=7)),
+    ObjectId("6b019d9fd29d1122ca89d32f"),
+    False,
+    True,
+    datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC),
+    Timestamp(1, 1),
+    Code("f()"),
+    Code("f()", {"x": 1}),
+    DBRef("c", 1),
+    MaxKey(),
+)
+
+
+def pages(client, address, start, size=0, between=lambda number: None, **settings):
+    """Pages from a start, or from a token, to the first that is idle."""
+    for number in range(3000):
+        position = FromContinuationToken(start) if isinstance(start, str) else start
+        page = client.read_changes(ChangeFeedRequest(address, position, max_page_size=size, **settings))
+        yield page
+        if page.idle:
+            return
+        start = page.continuation_token
+        between(number)
+    raise AssertionError("neither idle nor over")
+
+
+def rows(found):
+    """The rows of the scan on some pages."""
+    return [event for page in found for event in page.events if event.backfilled]
+
+
+def is_done(page):
+    """Whether the scan ends on a page."""
+    return any(isinstance(notice, BackfillDone) for notice in page.notices)
+
+
+def keys(events):
+    """The keys as text: every type shows, and no two are equal by chance."""
+    return [event.key.canonical() for event in events]

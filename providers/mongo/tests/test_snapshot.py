@@ -1,0 +1,514 @@
+"""Snapshots of real collections: every row, whatever its key, whoever reads on, whatever happens."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import bson
+import pytest
+from bson import ObjectId, Timestamp
+from bson.raw_bson import RawBSONDocument
+
+from multiclouddb_api import (
+    ChangeFeedRequest,
+    ClientConfig,
+    Dropped,
+    EntireDatabase,
+    ErrorCategory,
+    FromContinuationToken,
+    LogicalPartition,
+    MulticloudDbError,
+    MulticloudDbKey,
+    NewItemStateMode,
+    Now,
+    OperationOptions,
+    Renamed,
+    ResourceAddress,
+    Snapshot,
+    SnapshotOrder,
+    connect,
+    encode_json,
+)
+from multiclouddb_api.event import ChangeEvent
+from multiclouddb_conformance.sink import Sink
+from multiclouddb_mongo import MongoOptions
+from multiclouddb_mongo.oplog import Entry, Log
+from multiclouddb_mongo.position import At
+from multiclouddb_mongo.provider import MongoProvider
+
+from .monitor import watched
+from .scanning import IDS, is_done, keys, pages, rows
+
+ORDERED = Snapshot(SnapshotOrder.ORDERED)
+
+
+@pytest.fixture
+def client(one):
+    """A client of ours."""
+    with connect(ClientConfig("mongo", {"url": one.uri()})) as made:
+        yield made
+
+
+@pytest.fixture
+def mixed(one, database):
+    """A collection with a key of every type; its address, and the collection for native calls."""
+    items = one.client()[database]["mixed"]
+    for number, key in enumerate(IDS):
+        items.insert_one({"_id": key, "n": number})
+    return ResourceAddress(database, "mixed"), items
+
+
+@pytest.fixture
+def many(one, database):
+    """A collection with forty rows."""
+    items = one.client()[database]["many"]
+    items.insert_many([{"_id": number, "n": number} for number in range(40)])
+    return ResourceAddress(database, "many"), items
+
+
+def merged(found, sink=None):
+    """A target that has applied some pages."""
+    sink = sink or Sink()
+    for page in found:
+        sink.apply(page.events)
+    return sink
+
+
+def in_source(client, address):
+    """What the collection has, as a fresh snapshot shows it."""
+    return as_text({event.key: event.new_item_state for event in rows(pages(client, address, ORDERED))})
+
+
+def as_text(found):
+    """Documents by key as JSON: in Python a NaN equals nothing, in our JSON it equals itself."""
+    return {key.canonical(): encode_json(document) for key, document in found.items()}
+
+
+class TestKeys:
+    """No type of key is lost, wherever a segment begins and a page ends."""
+
+    @pytest.mark.parametrize("segments", [None, 1, 3, 26])
+    @pytest.mark.parametrize("size", [1, 0])
+    def test_every_type_of_key_comes_once(self, client, mixed, segments, size):
+        address, _ = mixed
+        found = rows(pages(client, address, Snapshot(SnapshotOrder.ORDERED, segments=segments), size))
+        assert len(found) == len(set(keys(found))) == len(IDS)
+        assert sorted(event.new_item_state["n"] for event in found) == list(range(len(IDS)))
+
+    def test_a_row_has_the_key_that_its_changes_have(self, client, mixed):
+        address, items = mixed
+        _, *found = pages(client, address, Snapshot(SnapshotOrder.ORDERED, segments=3))
+        for key in IDS:
+            items.update_one({"_id": key}, {"$set": {"changed": True}})
+        changes = [
+            event for page in pages(client, address, found[-1].continuation_token) for event in page.events
+        ]
+        by_row = {event.new_item_state["n"]: event for event in rows(found)}
+        assert len(changes) == len(IDS)
+        for change in changes:
+            row = by_row[change.new_item_state.pop("n")]
+            assert row.key == change.key
+            wanted = {"_id": row.new_item_state["_id"], "changed": True}
+            assert encode_json(change.new_item_state) == encode_json(wanted)
+            assert row.order_key < change.order_key
+
+    def test_another_process_goes_on_after_every_row(self, one, client, mixed):
+        address, _ = mixed
+        found = list(pages(client, address, Snapshot(SnapshotOrder.ORDERED, segments=5), 1))
+        tokens = [page.continuation_token for page in found if not page.idle]
+        program = (
+            "import sys, json\n"
+            "from providers.mongo.tests.test_snapshot import rest\n"
+            "print(json.dumps(rest(**json.load(sys.stdin))))"
+        )
+        given = json.dumps({"url": one.uri(), "database": address.database, "tokens": tokens})
+        ran = subprocess.run(
+            [sys.executable, "-c", program],
+            input=given,
+            text=True,
+            capture_output=True,
+            timeout=90,
+            check=False,
+            cwd=Path(__file__).parents[3],
+        )
+        assert ran.returncode == 0, ran.stderr
+        taken = 0
+        everything = {key.decode() for key in keys(rows(found))}
+        for page, left in zip(found, json.loads(ran.stdout), strict=False):
+            taken += len(page.events)
+            read = {key.decode() for key in keys(rows(found[: found.index(page) + 1]))}
+            assert sorted(left) == sorted(everything - read)
+        assert taken == len(IDS)
+
+    def test_a_long_key_is_a_position_and_no_border(self, client, one, database):
+        items = one.client()[database]["long"]
+        items.insert_many([{"_id": f"{number:02}" + "x" * 100_000} for number in range(30)])
+        address = ResourceAddress(database, "long")
+        found = list(pages(client, address, Snapshot(segments=10), 1))
+        assert len(set(keys(rows(found)))) == len(rows(found)) == 30
+        middle = found[10].continuation_token
+        assert len(rows(pages(client, address, middle))) == 30 - len(rows(found[:11]))
+
+    def test_keys_in_the_order_of_a_collation(self, client, one, database):
+        how = {"locale": "en", "strength": 2, "numericOrdering": True}
+        items = one.client()[database].create_collection("collated", collation=how)
+        items.insert_many([{"_id": f"{letter}{number}"} for letter in "abCD" for number in range(12)])
+        address = ResourceAddress(database, "collated")
+        for segments in (1, 7, 48):
+            found = rows(pages(client, address, Snapshot(segments=segments), 1))
+            assert len(found) == len(set(keys(found))) == 48
+
+    def test_a_collection_without_an_index_of_ids(self, client, one, database):
+        index = {"key": {"_id": 1}, "unique": True}
+        items = one.client()[database].create_collection("clustered", clusteredIndex=index)
+        items.insert_many([{"_id": key} for key in IDS])
+        found = rows(pages(client, ResourceAddress(database, "clustered"), Snapshot(segments=5), 1))
+        assert len(found) == len(set(keys(found))) == len(IDS)
+
+    @pytest.mark.parametrize("segments", [2, 6])
+    def test_segments_that_samples_cut(self, client, mixed, segments, monkeypatch):
+        monkeypatch.setattr("multiclouddb_mongo.snapshot._MOST_COUNTED", 0)
+        address, _ = mixed
+        found = list(pages(client, address, Snapshot(segments=segments), 1))
+        assert len(rows(found)) == len(set(keys(rows(found)))) == len(IDS)
+
+    def test_one_document(self, client, mixed):
+        address, _ = mixed
+        for key in (1, {"a": 1}, None, ObjectId("6b019d9fd29d1122ca89d32f")):
+            scope = LogicalPartition(MulticloudDbKey({"_id": key}))
+            (row,) = rows(pages(client, address, Snapshot(), scope=scope))
+            assert row.new_item_state["n"] == list(IDS).index(key)
+        nothing = LogicalPartition(MulticloudDbKey({"n": 4}))  # in no key of a change either
+        assert rows(pages(client, address, Snapshot(), scope=nothing)) == []
+
+
+def rest(url, database, tokens):
+    """For each token the keys of the rows that a new client still reads."""
+    address = ResourceAddress(database, "mixed")
+    found = []
+    for token in tokens:
+        with connect(ClientConfig("mongo", {"url": url})) as client:
+            left = []
+            for page in pages(client, address, token):
+                left += page.events
+                if is_done(page):
+                    break
+            found.append([key.decode() for key in keys(left)])
+    return found
+
+
+class TestLoad:
+    """The target equals the source."""
+
+    @pytest.mark.parametrize("order", list(SnapshotOrder))
+    def test_changes_of_every_type_of_key_during_the_scan(self, client, mixed, order):
+        address, items = mixed
+        over = threading.Event()
+
+        def write():
+            number = 0
+            while not over.wait(0.001):
+                key = IDS[number * 7 % len(IDS)]
+                items.replace_one({"_id": key}, {"n": 1000 + number}, upsert=True)
+                items.delete_one({"_id": IDS[number * 11 % len(IDS)]})
+                number += 1
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        sink = Sink()
+        try:
+            for page in pages(client, address, Snapshot(order, segments=4), 2):
+                sink.apply(page.events)
+                if is_done(page):
+                    break
+        finally:
+            over.set()
+            writer.join()
+        sink = merged(pages(client, address, page.continuation_token), sink)
+        assert as_text(sink.rows()) == in_source(client, address)
+
+    def test_an_election_during_the_scan(self, three, database):
+        items = three.client()[database]["items"]
+        items.insert_many([{"_id": number, "n": 0} for number in range(60)])
+        address = ResourceAddress(database, "items")
+
+        def between(number):
+            if number == 3:
+                three.step_down()
+                three.wait_primary()
+            if number < 10:
+                three.client()[database]["items"].replace_one({"_id": number * 6}, {"n": number}, upsert=True)
+                three.client()[database]["items"].delete_one({"_id": number * 5 + 1})
+
+        with connect(ClientConfig("mongo", {"url": three.uri(retryReads=True)})) as client:
+            sink = merged(pages(client, address, Snapshot(segments=4), 3, between))
+            three.wait_healthy()
+            assert as_text(sink.rows()) == in_source(client, address)
+
+    def test_a_second_snapshot_heals_stale_rows_and_missed_deletes(self, client, mixed):
+        address, items = mixed
+        sink = merged(pages(client, address, Snapshot()))
+        for key in IDS[:9]:
+            items.delete_one({"_id": key})
+        for key in IDS[9:15]:
+            items.replace_one({"_id": key}, {"healed": True})
+        first, *others = pages(client, address, Snapshot(segments=3), 5)
+        assert first.events == ()
+        sink.begin_again()
+        for page in others:
+            sink.apply(page.events)
+            if is_done(page):
+                sink.end_backfill()
+        assert len(sink.rows()) == len(IDS) - 9
+        assert as_text(sink.rows()) == in_source(client, address)
+
+    def test_a_cursor_that_the_server_has_closed_is_opened_again(self, client, many, monkeypatch):
+        monkeypatch.setattr("multiclouddb_mongo.segment_reader._LEAST_BATCH", 2)
+        monkeypatch.setattr("multiclouddb_mongo.segment_reader._MOST_BATCH", 2)
+        address, items = many
+        found, killed = [], 0
+        for page in pages(client, address, ORDERED, 1):
+            found += rows([page])
+            for cursor in _scans(items):
+                items.database.command("killCursors", items.name, cursors=[cursor])
+                killed += 1
+        assert killed
+        assert len(found) == len(set(keys(found))) == 40
+
+
+def _scans(items):
+    now = {"$currentOp": {"allUsers": True, "idleCursors": True}}
+    ours = {"$match": {"ns": items.full_name, "cursor.originatingCommand.find": {"$exists": True}}}
+    return [each["cursor"]["cursorId"] for each in items.database.client.admin.aggregate([now, ours])]
+
+
+class TestReads:
+    """What is sent."""
+
+    def test_rows_are_never_older_than_the_start_of_the_stream(self, one, many, app):
+        address, _ = many
+        with watched(one.uri(appName=app)) as (client, commands):
+            started, *_ = pages(client, address, ORDERED)
+            floor = int(started.notices[0].floor[2:], 16)
+            bodies = [
+                body for body in commands.bodies("find") if body["find"] == "many" and "skip" not in body
+            ]
+            assert bodies
+            for body in bodies:
+                concern = body["readConcern"]
+                assert concern["level"] == "majority"
+                stamp = concern["afterClusterTime"]
+                assert isinstance(stamp, Timestamp)
+                assert (stamp.time << 32 | stamp.inc) >= floor - 1
+                assert body["sort"] == body["hint"] == {"_id": 1}
+
+    def test_only_the_keys_are_sent_without_documents(self, one, many, app):
+        address, _ = many
+        with watched(one.uri(appName=app)) as (client, commands):
+            found = rows(pages(client, address, ORDERED, new_item_state_mode=NewItemStateMode.OMIT))
+            assert [event.new_item_state for event in found] == [None] * 40
+            assert commands.bodies("find")[-1]["projection"] == {"_id": 1}
+
+    def test_native_rows(self, client, many):
+        address, _ = many
+        found = rows(pages(client, address, ORDERED, include_native=True))
+        assert [event.native for event in found] == [{"_id": number, "n": number} for number in range(40)]
+
+    def test_a_token_has_at_most_400_bytes_more(self, client, one, database, monkeypatch):
+        monkeypatch.setattr("multiclouddb_mongo.snapshot._LEAST_WIDTH", 10)
+        items = one.client()[database]["many"]
+        monkeypatch.setattr("multiclouddb_mongo.snapshot._MOST_WIDTH", 10)
+        items.insert_many([{"_id": ObjectId(), "n": number} for number in range(600)])
+        address = ResourceAddress(database, "many")
+        plain = client.read_changes(ChangeFeedRequest(address, Now())).continuation_token
+        found = [len(page.continuation_token) for page in pages(client, address, ORDERED, 7)]
+        assert max(found) - len(plain) <= 400, (max(found), len(plain))
+
+
+class TestAuto:
+    """The stream is released before the log loses its position."""
+
+    def test_auto_becomes_interleaved_when_half_of_the_log_is_used(self, client, many, monkeypatch):
+        address, _ = many
+        monkeypatch.setattr("multiclouddb_mongo.feed._LOG_SECONDS", 0.0)
+        monkeypatch.setattr("multiclouddb_mongo.segment_reader._LEAST_BATCH", 2)
+        monkeypatch.setattr("multiclouddb_mongo.segment_reader._MOST_BATCH", 2)
+        begun = []
+
+        def first_entry(log):
+            now = begun[0] if begun else int(log._source.now().data[2:10], 16)
+            begun.append(now)
+            return Entry(At(now - (100 if len(begun) < 5 else 40)), False)
+
+        monkeypatch.setattr(Log, "first_entry", first_entry)
+        orders = [
+            page.diagnostics.snapshot.order
+            for page in pages(client, address, Snapshot(), 2)
+            if page.diagnostics.snapshot is not None
+        ]
+        assert orders[0] is SnapshotOrder.ORDERED
+        assert orders[-1] is SnapshotOrder.INTERLEAVED
+
+
+class TestGone:
+    """A collection that goes away during the scan is noticed; rows of another one never come."""
+
+    @pytest.mark.parametrize("restarted", [False, True])
+    @pytest.mark.parametrize("what", ["dropped", "renamed", "recreated", "swapped"])
+    @pytest.mark.parametrize("follow", [False, True])
+    def test_the_scan_ends_with_a_notice(self, one, many, what, restarted, follow, monkeypatch):
+        monkeypatch.setattr("multiclouddb_mongo.segment_reader._LEAST_BATCH", 2)
+        monkeypatch.setattr("multiclouddb_mongo.segment_reader._MOST_BATCH", 2)
+        address, items = many
+        options = MongoOptions(after_invalidate="follow" if follow else "end")
+        config = ClientConfig("mongo", {"url": one.uri()})
+        found = []
+        with connect(config) as client:
+            for page in pages(client, address, ORDERED, 3, provider_options=options):
+                found.append(page)
+                if len(found) == 4:
+                    break
+            _end(items, what)
+            token = page.continuation_token
+            if not restarted:
+                refused = _read_on(client, address, token, options, found)
+        if restarted:
+            with connect(config) as client:
+                refused = _read_on(client, address, token, options, found)
+        events = [event for page in found for event in page.events]
+        assert all("other" not in event.new_item_state for event in events if event.backfilled)
+        notices = [notice for page in found for notice in page.notices]
+        if refused:  # the engine compares the UUID of the token
+            assert refused.category is ErrorCategory.INVALID_REQUEST
+        else:
+            gone = Renamed if what in ("renamed", "swapped") else Dropped
+            assert any(isinstance(notice, gone) for notice in notices), notices
+        assert not any(map(is_done, found))
+        assert len(rows(found)) < 40
+
+    def test_a_collection_that_was_not_there_has_no_rows(self, client, one, database):
+        address = ResourceAddress(database, "later")
+        options = MongoOptions(allow_missing=True)
+        found = list(pages(client, address, Snapshot(), provider_options=options))
+        assert [event for page in found for event in page.events] == []
+        assert any(map(is_done, found))
+        one.client()[database]["later"].insert_one({"_id": 1})
+        request = ChangeFeedRequest(
+            address, FromContinuationToken(found[-1].continuation_token), provider_options=options
+        )
+        page = client.read_changes(request, OperationOptions(wait_seconds=5))
+        assert [event.key.components for event in page.events] == [{"_id": 1}]
+
+
+def _end(items, what):
+    database = items.database
+    if what in ("dropped", "recreated"):
+        items.drop()
+    else:
+        items.rename("elsewhere")
+    if what in ("recreated", "swapped"):
+        database["many"].insert_many([{"_id": number, "other": True} for number in range(40)])
+
+
+def _read_on(client, address, token, options, found):
+    try:
+        found.extend(pages(client, address, token, 3, provider_options=options))
+    except MulticloudDbError as error:
+        return error
+    return None
+
+
+class TestPoison:
+    """A row that cannot be decoded is named, and can be skipped."""
+
+    @pytest.mark.parametrize("key", [ObjectId("6b019d9fd29d1122ca89d32f"), "secret"])
+    def test_it_is_named_and_skipped(self, client, one, database, key):
+        items = one.client()[database]["poisoned"]
+        items.insert_many([{"_id": number} for number in range(3)])
+        bad = RawBSONDocument(bson.encode({"_id": key, "text": "damaged"}).replace(b"damaged", b"damage\xff"))
+        items.insert_one(bad)
+        items.insert_one({"_id": True})
+        address = ResourceAddress(database, "poisoned")
+        seen: list[ChangeEvent] = []
+        error = _until_refused(client, address, seen)
+        assert error.category is ErrorCategory.PROVIDER_ERROR
+        assert "UTF-8" in error.message
+        assert "secret" not in error.message
+        assert ("6b019d9fd29d1122ca89d32f" in error.message) is (key != "secret")
+        seen += rows(pages(client, address, error.detail.skip_token))
+        assert [event.key.components["_id"] for event in seen] == [0, 1, 2, True]
+
+
+def _until_refused(client, address, seen):
+    try:
+        for page in pages(client, address, ORDERED):
+            seen += page.events
+    except MulticloudDbError as error:
+        return error
+    raise AssertionError("nothing was refused")
+
+
+class TestRefusals:
+    """What a snapshot cannot do, and the way out."""
+
+    @pytest.mark.parametrize(
+        ("options", "named"),
+        [
+            (MongoOptions(pipeline=[{"$match": {}}]), "pipeline"),
+            (MongoOptions(start_at_operation_time=Timestamp(1, 1)), "start_at_operation_time"),
+        ],
+    )
+    def test_options_of_the_stream_alone(self, client, many, options, named):
+        error = _refused(client, many[0], provider_options=options)
+        assert error.category is ErrorCategory.INVALID_REQUEST
+        assert named in error.message
+        assert "leave it out" in error.message
+
+    def test_require_holds_for_the_stream_too(self, client, many):
+        error = _refused(client, many[0], new_item_state_mode=NewItemStateMode.REQUIRE)
+        assert error.category is ErrorCategory.UNSUPPORTED_CAPABILITY
+        assert "changeStreamPreAndPostImages" in error.message
+
+    def test_a_database(self, client, database):
+        error = _refused(client, ResourceAddress(database), scope=EntireDatabase())
+        assert error.category is ErrorCategory.UNSUPPORTED_CAPABILITY
+        assert "EntireCollection()" in error.message
+
+    def test_a_collection_that_is_not_there(self, client, database):
+        assert _refused(client, ResourceAddress(database, "none")).category is ErrorCategory.NOT_FOUND
+
+
+def _refused(client, address, **settings):
+    with pytest.raises(MulticloudDbError) as caught:
+        next(pages(client, address, Snapshot(), **settings))
+    return caught.value
+
+
+class TestSharded:
+    """Keys with a shard key, on a server that says it is a `mongos`: there is none in the tests."""
+
+    @pytest.mark.parametrize("size", [1, 0])
+    def test_a_row_has_the_shard_key_before_its_id(self, one, database, size, monkeypatch):
+        monkeypatch.setattr(MongoProvider, "_server", lambda provider: (False, True))
+        native = one.client()
+        native[database]["items"].insert_many(
+            [{"_id": number, "place": {"region": "eu"}, "n": number} for number in range(12)]
+        )
+        key = {"place.region": 1, "n": 1}
+        native.config.collections.insert_one({"_id": f"{database}.items", "key": key})
+        address = ResourceAddress(database, "items")
+        try:
+            with connect(ClientConfig("mongo", {"url": one.uri()})) as client:
+                found = list(pages(client, address, Snapshot(segments=3), size))
+                wanted = LogicalPartition(MulticloudDbKey({"place.region": "eu", "n": 4, "_id": 4}, 2))
+                (row,) = rows(pages(client, address, Snapshot(), scope=wanted))
+        finally:
+            native.config.collections.delete_one({"_id": f"{database}.items"})
+        assert {event.key.components["_id"] for event in rows(found)} == set(range(12))
+        assert len(rows(found)) == 12
+        for event in rows(found):
+            assert list(event.key.components) == ["place.region", "n", "_id"]
+            assert event.key.partition_components == 2
+        assert row.new_item_state["n"] == 4

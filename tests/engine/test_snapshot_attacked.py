@@ -1,0 +1,196 @@
+"""What a service, an application or a clock may do to a snapshot, and what has to hold all the same."""
+
+import time
+
+import pytest
+
+from multiclouddb_api import (
+    BackfillDone,
+    ChangeFeedRequest,
+    ClientConfig,
+    Dropped,
+    ErrorCategory,
+    FromContinuationToken,
+    MulticloudDbError,
+    OperationOptions,
+    PhysicalPartition,
+    Resnapshot,
+    Snapshot,
+    SnapshotOrder,
+    SnapshotStarted,
+)
+from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider
+from multiclouddb_conformance.simulation.feed import SimulationFeed
+from multiclouddb_conformance.simulation.segments import SegmentReader
+from multiclouddb_spi import Batch, Ended, Engine, InlineExecutor
+from multiclouddb_spi.faults import Fault
+
+ORDERED, INTERLEAVED, AUTO = SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
+
+
+class Consumer:
+    """Reads one feed page by page; by default in one thread."""
+
+    def __init__(self, sim, order=INTERLEAVED, size=8, *, threads=False, **wanted):
+        self.sim, self.size, self.position = sim, size, Snapshot(order, **wanted)
+        config = ClientConfig("simulation", {}, coverage_audit_seconds=0.0)
+        settings = {} if threads else {"executor": InlineExecutor()}
+        self.engine = Engine(SimulationProvider(sim), config, pause=lambda _: None, **settings)
+
+    def page(self, timeout=30.0, **settings):
+        request = ChangeFeedRequest(self.sim.address, self.position, max_page_size=self.size, **settings)
+        page = self.engine.read_changes(request, OperationOptions(timeout))
+        self.position = FromContinuationToken(page.continuation_token)
+        return page
+
+    def plan(self, **settings):
+        request = ChangeFeedRequest(self.sim.address, self.position)
+        return self.engine.plan_partitions(request, OperationOptions(), **settings)
+
+
+def filled(count, partitions=2, **habits):
+    sim = Simulation(partitions, ServiceBehaviour(**habits))
+    for number in range(count):
+        sim.write(f"k{number}", {"n": number})
+    return sim
+
+
+class TestPlanned:
+    @pytest.mark.parametrize("order", [ORDERED, AUTO])
+    @pytest.mark.parametrize("pages", [1, 2])
+    def test_a_token_whose_stream_waits_cannot_be_planned(self, order, pages):
+        consumer = Consumer(filled(40), order, 4)
+        for _ in range(pages):
+            consumer.page()
+        with pytest.raises(MulticloudDbError, match="INTERLEAVED") as caught:
+            consumer.plan()
+        assert caught.value.category == ErrorCategory.INVALID_REQUEST
+
+    @pytest.mark.parametrize("with_descendants", [False, True])
+    @pytest.mark.parametrize("pages", [0, 1, 2, 5])
+    def test_a_token_of_any_page_is_planned_without_loss(self, pages, with_descendants):
+        sim = filled(40)
+        consumer = Consumer(sim, INTERLEAVED, 4)
+        seen = [event for _ in range(pages) for event in consumer.page().events]
+        parts = consumer.plan(with_descendants=with_descendants)
+        assert len({name for name, _ in parts}) == len(parts)
+        sim.write("k1", {"n": "later"})
+        for name, token in parts:
+            consumer.position = FromContinuationToken(token)
+            for _ in range(50):
+                page = consumer.page(scope=PhysicalPartition(name, with_descendants=with_descendants))
+                seen += page.events
+                if page.idle or page.partition_retired:
+                    break
+            else:
+                raise AssertionError(f"{name} never ends")
+        rows = [event.event_id for event in seen if event.backfilled]
+        assert len(rows) == len(set(rows)) == 40
+        assert [event.new_item_state for event in seen if not event.backfilled] == [{"n": "later"}]
+
+
+class TestCutting:
+    """The service is slow, or fails, or says nothing, when it is asked for the next segments."""
+
+    @pytest.mark.parametrize("answer", ["late", "slow and empty"])
+    def test_changes_are_delivered_while_no_segment_comes(self, answer, monkeypatch):
+        sim = filled(40, slow=1.0, latency=0.05)
+        consumer = Consumer(sim, threads=True, size=4)
+        consumer.page()
+
+        def segments(self, cursor, count, deadline):
+            time.sleep(deadline.remaining() + 0.05 if answer == "late" else 0.4)
+            return [], cursor
+
+        monkeypatch.setattr(SimulationFeed, "segments", segments)
+        for number in range(4):
+            sim.write(f"n{number}", {"n": number})
+        page = consumer.page(timeout=1.5)
+        assert len(page.events) > 0
+        assert not page.idle
+
+    def test_a_plan_that_is_always_empty_is_never_done(self, monkeypatch):
+        consumer = Consumer(filled(5))
+        consumer.page()
+        monkeypatch.setattr(SimulationFeed, "segments", lambda self, cursor, count, deadline: ([], cursor))
+        for _ in range(3):
+            page = consumer.page()
+            assert not page.idle
+            assert page.notices == ()
+
+    def test_a_plan_without_any_segment_is_done_at_once(self, monkeypatch):
+        consumer = Consumer(filled(5))
+        consumer.page()
+        monkeypatch.setattr(SimulationFeed, "segments", lambda self, cursor, count, deadline: ([], None))
+        assert [type(notice) for notice in consumer.page().notices] == [BackfillDone]
+
+
+class TestDropped:
+    @pytest.mark.parametrize("threads", [False, True])
+    @pytest.mark.parametrize("pages", [1, 2, 3])
+    @pytest.mark.parametrize("order", [ORDERED, INTERLEAVED])
+    def test_a_segment_that_ends_takes_those_in_flight_with_it(self, threads, pages, order, monkeypatch):
+        consumer = Consumer(filled(80), order, 4, threads=threads)
+        for _ in range(pages):
+            consumer.page()
+
+        def fetch(self, most, nbytes):
+            here = self._cursor()
+            return Batch([], self._mapper, here, here, Ended(Dropped(self._id)), 0, caught_up=True)
+
+        monkeypatch.setattr(SegmentReader, "_fetch", fetch)
+        notices = []
+        for _ in range(30):
+            page = consumer.page()
+            notices += page.notices
+            if page.idle:
+                break
+        assert [type(notice) for notice in notices] == [Dropped]
+
+
+class TestExpired:
+    @pytest.mark.parametrize("order", [ORDERED, INTERLEAVED, AUTO])
+    def test_a_partition_whose_children_are_gone_begins_another_snapshot(self, order):
+        sim = filled(20, late_children=3)
+        consumer = Consumer(sim, INTERLEAVED, 100)
+        while not consumer.page().idle:
+            pass
+        sim.split(next(iter(sim.open_partitions)))
+        consumer.page()
+        sim.fail_next(None, Fault(ErrorCategory.CHECKPOINT_EXPIRED, "gone"), times=10, operation="discover")
+        page = consumer.page(on_expired=Resnapshot(Snapshot(order)))
+        assert [type(notice).__name__ for notice in page.notices] == ["Gap", "SnapshotStarted"]
+
+    def test_it_is_an_error_without(self):
+        sim = filled(20, late_children=3)
+        consumer = Consumer(sim, INTERLEAVED, 100)
+        while not consumer.page().idle:
+            pass
+        sim.split(next(iter(sim.open_partitions)))
+        consumer.page()
+        sim.fail_next(None, Fault(ErrorCategory.CHECKPOINT_EXPIRED, "gone"), times=10, operation="discover")
+        with pytest.raises(MulticloudDbError) as caught:
+            consumer.page()
+        assert caught.value.category == ErrorCategory.CHECKPOINT_EXPIRED
+
+
+class TestValues:
+    @pytest.mark.parametrize("rate", [10**400, 10**30, 5e-324, float("inf"), float("nan"), 0, -1])
+    def test_a_rate_that_no_token_can_hold_is_refused(self, rate):
+        with pytest.raises(MulticloudDbError, match="max_scan_rate"):
+            Snapshot(max_scan_rate=rate)
+
+    @pytest.mark.parametrize("segments", [10**30, 2**64, 0, -1])
+    def test_so_is_a_number_of_segments(self, segments):
+        with pytest.raises(MulticloudDbError, match="segments"):
+            Snapshot(segments=segments)
+
+    @pytest.mark.parametrize("rate", [1e-6, 0.5, 1, 10**9])
+    def test_a_rate_that_is_taken_is_kept_by_every_token(self, rate):
+        consumer = Consumer(filled(20), max_scan_rate=rate, segments=1000)
+        parts = consumer.plan()
+        name, token = parts[-1]
+        consumer.position = FromContinuationToken(token)
+        page = consumer.page(scope=PhysicalPartition(name))
+        assert [type(notice) for notice in page.notices] == [SnapshotStarted]
+        consumer.page(scope=PhysicalPartition(name))
