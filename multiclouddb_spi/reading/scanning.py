@@ -174,19 +174,19 @@ class Scanning:
         self._context.rates.spend(plan.partition_id, most / plan.rate)
         return most
 
-    def landed(self, turn: Turn, batch: Batch) -> None:
-        """A segment has answered.
+    def landed(self, turn: Turn, batch: Batch) -> Batch:
+        """A partition or segment has answered; returns its batch, whose cost counts for the rate of a scan.
 
         Args:
-            turn: The segment.
-            batch: Its rows.
+            turn: The partition or segment.
+            batch: Its records.
         """
         plan = self._lineage.plan
-        if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
-            return
-        reserved = max(1, int(plan.rate))
-        cost = len(batch) if batch.charge is None else batch.charge
-        self._context.rates.spend(plan.partition_id, (cost - reserved) / plan.rate)
+        if plan is not None and plan.rate is not None and self._lineage.is_segment(turn.partition_id):
+            reserved = max(1, int(plan.rate))
+            cost = len(batch) if batch.charge is None else batch.charge
+            self._context.rates.spend(plan.partition_id, (cost - reserved) / plan.rate)
+        return batch
 
     # -- The scan
 
