@@ -239,10 +239,8 @@ class Poll(Generic[T]):
 
     def _served(self, turn: Turn) -> None:
         """Stop waiting for it: others get the place of the head of the queue, and the scan what is left."""
-        if self._scanning.has_had_turn(turn):
-            self._fetches.ask_held()
-        if turn is self._head:
-            self._head = None
+        if self._scanning.has_had_turn(turn) or turn is self._head:
+            self._head = None if turn is self._head else self._head
             self._fetches.ask_held()
 
     # -- 2. Take an answer
@@ -252,8 +250,7 @@ class Poll(Generic[T]):
         try:
             batch = reader.batch
             if batch is None:
-                batch = self._answers.landed(turn, reader)
-                self._scanning.landed(turn, batch)
+                batch = self._scanning.landed(turn, self._answers.landed(turn, reader))
         except RecordFault as fault:
             reader.discard()
             self._has_had_turn(turn)

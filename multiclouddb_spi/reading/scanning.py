@@ -175,22 +175,23 @@ class Scanning:
         self._context.rates.spend(plan.partition_id, most / plan.rate)
         return most
 
-    def landed(self, turn: Turn, batch: Batch) -> None:
-        """A segment has answered.
+    def landed(self, turn: Turn, batch: Batch) -> Batch:
+        """A partition or segment has answered; returns its batch, whose cost counts for the rate of a scan.
 
         Args:
-            turn: The segment.
-            batch: Its rows.
+            turn: The partition or segment.
+            batch: Its records.
         """
         plan = self._lineage.plan
         if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
-            return
+            return batch
         cost = len(batch) if batch.charge is None else batch.charge
         self._context.rates.spend(plan.partition_id, (cost - self._reserved(plan.rate)) / plan.rate)
         soonest = self._context.rates.not_before(plan.partition_id)
         for other in self._result.turns.paced.values():  # it has cost less than was reserved
             if self._lineage.is_segment(other.partition_id):
                 other.not_before = min(other.not_before, soonest)
+        return batch
 
     def _reserved(self, rate: float) -> int:
         """About the rows of one second, and never more than one fetch asks for."""

@@ -12,7 +12,7 @@ from multiclouddb_cosmos.partitions import missed_ranges, oldest_place, seed_of,
 from multiclouddb_cosmos.position import Place, compare, cursor_of, describe, place_of
 from multiclouddb_cosmos.ranges import range_of
 from multiclouddb_cosmos.reader import CosmosReader
-from multiclouddb_cosmos.scan import ScanReader, cut_segments, is_scan, plan_scan, scan_of
+from multiclouddb_cosmos.snapshots import ScanReader, cut_segments, is_scan, plan_scan, scan_of
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos.start import Resolution
 from multiclouddb_spi import (

@@ -8,7 +8,7 @@ from multiclouddb_api import ResourceAddress
 from multiclouddb_cosmos.position import Place, compare, cursor_of, describe, place_of
 from multiclouddb_cosmos.ranges import KeyRange, RangeMap, range_of, uncovered_parts
 from multiclouddb_cosmos.records import View, behind, records_of
-from multiclouddb_cosmos.scan import Scan, cut_segments, is_scan, scan_of
+from multiclouddb_cosmos.snapshots import Scan, cut_segments, is_scan, scan_of
 from multiclouddb_spi import InvalidCursor
 
 lsns = st.integers(0, 2**62 - 1)

@@ -57,14 +57,6 @@ _MARKED: Final = b'"$'
 _RANGE: Final = "FROM documents WHERE collection = :collection AND id > :after AND id <= :end"
 _COUNT: Final = "SELECT count(*), max(id) FROM documents WHERE collection = :collection AND id > :after"
 _HIGH: Final = f"SELECT id {_RANGE} ORDER BY id LIMIT 1 OFFSET :rows"
-# Which rows to read next: at least one, then as many as are wanted and fit into the bytes.
-_BOUND: Final = f"""
-SELECT count(*), max(id) FROM (
-    SELECT id, sum(length(id) + length(doc)) OVER (ORDER BY id) - length(doc) - length(id) AS before FROM (
-        SELECT id, doc {_RANGE} ORDER BY id LIMIT :most
-    )
-) WHERE before < :bytes
-"""
 _ROWS: Final = f"SELECT id, key, doc {_RANGE} ORDER BY id LIMIT :most"
 _KEYS: Final = f"SELECT id, key, NULL {_RANGE} ORDER BY id LIMIT :most"
 

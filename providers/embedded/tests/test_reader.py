@@ -774,7 +774,7 @@ class TestWaiting:
 
         thread = threading.Thread(target=fetch)
         thread.start()
-        while reader._connection is None and thread.is_alive():
+        while reader._interrupt._connection is None and thread.is_alive():
             time.sleep(0.001)
         asked = 0
         while thread.is_alive() and asked < 400:

@@ -47,7 +47,7 @@ from multiclouddb_mongo.reader import MongoReader
 from multiclouddb_mongo.scan_position import describe_scan, is_scan_cursor, range_of, rest_of
 from multiclouddb_mongo.scan_source import ScanSource
 from multiclouddb_mongo.segment_reader import SegmentReader
-from multiclouddb_mongo.snapshot import check_snapshot, cut, plan_scan
+from multiclouddb_mongo.snapshots import check_snapshot, cut, plan_scan
 from multiclouddb_mongo.source import Source
 from multiclouddb_spi import (
     Batch,

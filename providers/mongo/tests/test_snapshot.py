@@ -169,7 +169,7 @@ class TestKeys:
 
     @pytest.mark.parametrize("segments", [2, 6])
     def test_segments_that_samples_cut(self, client, mixed, segments, monkeypatch):
-        monkeypatch.setattr("multiclouddb_mongo.snapshot._MOST_COUNTED", 0)
+        monkeypatch.setattr("multiclouddb_mongo.snapshots._MOST_COUNTED", 0)
         address, _ = mixed
         found = list(pages(client, address, Snapshot(segments=segments), 1))
         assert len(rows(found)) == len(set(keys(rows(found)))) == len(IDS)
@@ -317,9 +317,9 @@ class TestReads:
         assert [event.native for event in found] == [{"_id": number, "n": number} for number in range(40)]
 
     def test_a_token_has_at_most_400_bytes_more(self, client, one, database, monkeypatch):
-        monkeypatch.setattr("multiclouddb_mongo.snapshot._LEAST_WIDTH", 10)
+        monkeypatch.setattr("multiclouddb_mongo.snapshots._LEAST_WIDTH", 10)
         items = one.client()[database]["many"]
-        monkeypatch.setattr("multiclouddb_mongo.snapshot._MOST_WIDTH", 10)
+        monkeypatch.setattr("multiclouddb_mongo.snapshots._MOST_WIDTH", 10)
         items.insert_many([{"_id": ObjectId(), "n": number} for number in range(600)])
         address = ResourceAddress(database, "many")
         plain = client.read_changes(ChangeFeedRequest(address, Now())).continuation_token

@@ -14,7 +14,7 @@ from multiclouddb_spanner.partitions import oldest_left, seeds_of_missed
 from multiclouddb_spanner.position import Place, compare, cursor_of, describe, moment_of, place_of
 from multiclouddb_spanner.reader import SpannerReader
 from multiclouddb_spanner.records import DataRecord
-from multiclouddb_spanner.scanned import SegmentReader
+from multiclouddb_spanner.segment_reader import SegmentReader
 from multiclouddb_spanner.snapshots import Scans, cut, is_segment, plan_scan, span_of
 from multiclouddb_spanner.source import Source
 from multiclouddb_spi import (
