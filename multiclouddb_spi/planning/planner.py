@@ -79,7 +79,6 @@ class Planner:
         self._provider, self._feed = provider, feed.for_one_call()
         self._on_expired = on_expired or Fail()
         self._watch_seconds, self._audit_seconds = watch_seconds, audit_seconds
-        self._skipped: list[str] = []
 
     def start(self, position: FeedStart | Snapshot, deadline: Deadline, field: str = "AtTime.utc") -> Lineage:
         """Resolve a start.
@@ -197,7 +196,7 @@ class Planner:
         if before.plan is not None:
             return scan_step(self._feed, before, max_records, deadline)
         after = before.copy()
-        self._skipped.clear()
+        self._skipped: list[str] = []
         mover = Mover(self._feed, after, directly, deadline, self._watch_seconds)
         if entries := mover.due():
             mover.discover(entries, partial(_end, mover))
