@@ -56,8 +56,8 @@ CAPABILITIES: Final = CapabilitySet(
             _NATIVE,
             "point in time: all rows as they were at one moment T, which is the floor, for as long as the "
             "database keeps that moment (version_retention_period, an hour by default); a scan that takes "
-            "longer continues at a later moment, convergent: the stream has every change since T. Each row is "
-            "read once, with spanner.databases.read; with spanner.databases.partitionRead, too, a large "
+            "longer continues at a later moment, convergent: the stream has every change since T. Each row "
+            "is read once, with spanner.databases.read; with spanner.databases.partitionRead, too, a large "
             "table is read in parts at the same time",
         ),
         Capability.CHANGE_FEED_OLD_ITEM_STATE: CapabilityNote(
