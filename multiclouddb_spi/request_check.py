@@ -127,7 +127,7 @@ def check_stream_runs(lineage: Lineage) -> None:
     if lineage.plan is not None and lineage.plan.holds:
         raise invalid_request(
             "ChangeFeedRequest.start_position",
-            "begins an ordered scan or is a token of one: no process knows when the others have read their rows",
+            "begins or continues an ordered scan: no process knows when the others have read their rows",
             "read it to BackfillDone in one process, or begin with Snapshot(order=SnapshotOrder.INTERLEAVED)",
         )
 
