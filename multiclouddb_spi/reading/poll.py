@@ -83,8 +83,7 @@ class Poll(Generic[T]):
         self._result = self._answers.result
         self._waiting = Waiting(deadline, wait, feed.longest_wait())
         self._scanning = Scanning(context, feed, lineage, self._result, deadline, now, single=single)
-        active = self._scanning.active
-        for entry in active:
+        for entry in (active := self._scanning.active):
             turns.of(entry.partition_id).failed_last = entry.failed_last
         self._head = turns.of(active[0].partition_id) if active else None
         self._fetches = Fetches(context, feed, turns, len(active), limit, deadline)
@@ -189,9 +188,10 @@ class Poll(Generic[T]):
 
     def _patience(self) -> float:
         """How long the next answer is waited for."""
-        waits = self._head is not None and (self._result.count or self._turns.held)
-        if waits or (self._turns.held and self._scanning.is_sharing()):
+        if self._head is not None and (self._result.count or self._turns.held):
             return self._waiting.for_head()
+        if self._turns.held and self._scanning.is_sharing():
+            return self._scanning.patience(self._waiting.for_head())
         if self._result.count:
             return self._waiting.for_more()
         return self._waiting.for_answer(more_to_ask=bool(self._turns.due))
@@ -210,11 +210,11 @@ class Poll(Generic[T]):
         """No answer came in time: True when there is still something to do."""
         now = time.monotonic()
         more = bool(self._turns.held) or (not self._result.count and now < self._waiting.end())
-        if now >= self._waiting.head_until or not self._turns.asked:
-            if self._head is not None:
-                self._has_had_turn(self._head)
-            elif self._scanning.share_no_more():
-                self._fetches.ask_held()
+        over = now >= self._waiting.head_until or not self._turns.asked
+        if over and self._head is not None:
+            self._has_had_turn(self._head)
+        elif (over or (self._head is None and self._scanning.is_stuck())) and self._scanning.share_no_more():
+            self._fetches.ask_held()
         return more
 
     def _sleep_until_paced(self) -> bool:

@@ -10,6 +10,7 @@ is added up in the token (`Plan.credit`).
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
@@ -27,6 +28,7 @@ from multiclouddb_spi.faults import InvalidCursor
 from multiclouddb_spi.reading.context import ReadContext
 from multiclouddb_spi.reading.result import PollResult
 from multiclouddb_spi.reading.turns import Turn
+from multiclouddb_spi.reading.waiting import HEAD_SECONDS
 from multiclouddb_spi.scan import SupportsSnapshot
 
 __all__ = ["Clock", "Scanning"]
@@ -37,6 +39,7 @@ Clock: TypeAlias = Callable[[], datetime | None]
 _ACTIVE: Final = 8
 _CUT_SECONDS: Final = 10.0
 _LONG: Final = 1e12
+_LOOK_SECONDS: Final = 0.1
 _FEW: Final = 4
 _MOST_EMPTY_CUTS: Final = 100
 _SHARE: Final = 4
@@ -149,6 +152,26 @@ class Scanning:
     def is_sharing(self) -> bool:
         """Whether places are kept for the stream or the scan."""
         return bool(self._unasked) or self._kept > self._rows
+
+    def patience(self, longest: float) -> float:
+        """How long to wait for those that places are kept for, before looking again.
+
+        Args:
+            longest: The longest time.
+        """
+        return 0.0 if self.is_stuck() else min(_LOOK_SECONDS, longest)
+
+    def is_stuck(self) -> bool:
+        """Whether the scan does not use its places soon: every segment that is asked is late or failing."""
+        asked = self._result.turns.asked
+        if self._kept <= self._rows or not self._unasked.isdisjoint(asked):
+            return False
+        slow = time.monotonic() - HEAD_SECONDS
+        return not any(
+            turn.reader is not None and turn.reader.trouble is None and turn.reader.asked_at > slow
+            for name, turn in asked.items()
+            if self._lineage.is_segment(name)
+        )
 
     def share_no_more(self) -> bool:
         """Give every place to whoever has records; False when that was so before."""

@@ -20,11 +20,12 @@ from multiclouddb_api import (
     SnapshotOrder,
     SnapshotStarted,
 )
-from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider
+from multiclouddb_conformance.simulation import ServerError, ServiceBehaviour, Simulation, SimulationProvider
 from multiclouddb_conformance.simulation.feed import SimulationFeed
 from multiclouddb_conformance.simulation.segments import SegmentReader
 from multiclouddb_spi import Batch, Ended, Engine, InlineExecutor
 from multiclouddb_spi.faults import Fault
+from multiclouddb_spi.reading.waiting import HEAD_SECONDS
 
 ORDERED, INTERLEAVED, AUTO = SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
 
@@ -124,6 +125,28 @@ class TestCutting:
         consumer.page()
         monkeypatch.setattr(SimulationFeed, "segments", lambda self, cursor, count, deadline: ([], None))
         assert [type(notice) for notice in consumer.page().notices] == [BackfillDone]
+
+
+class TestThrottled:
+    def test_changes_do_not_wait_for_a_scan_that_fails(self, monkeypatch):
+        sim = filled(200)
+        consumer = Consumer(sim, threads=True, size=8)
+        waits = []
+        consumer.engine._fetcher._pause = consumer.engine._closed.wait
+        consumer.page()
+
+        def fetch(self, most, nbytes):
+            raise ServerError("503 from the scan")
+
+        monkeypatch.setattr(SegmentReader, "_fetch", fetch)
+        for number in range(60):
+            sim.write(f"k{number}", {"n": number})
+        for _ in range(6):
+            began = time.monotonic()
+            assert [event.backfilled for event in consumer.page().events] == [False] * 8
+            waits.append(time.monotonic() - began)
+        # Without it each page waits for as long as a slow partition may take: 2 seconds.
+        assert sorted(waits)[3] < HEAD_SECONDS / 2, waits
 
 
 class TestDropped:
