@@ -119,17 +119,9 @@ def check_plan(plan: Plan | None) -> None:
     Raises:
         MulticloudDbError: `INVALID_REQUEST`: the partitions that wait would be in no token.
     """
-<<<<<<< HEAD
     if plan is not None and plan.holds:
         raise _holding(
             "ChangeFeedRequest.start_position", "begins with an ordered scan, or is a token of one"
-=======
-    if lineage.plan is not None and lineage.plan.holds:
-        raise invalid_request(
-            "ChangeFeedRequest.start_position",
-            "begins or continues an ordered scan: no process knows when the others have read their rows",
-            "read it to BackfillDone in one process, or begin with Snapshot(order=SnapshotOrder.INTERLEAVED)",
->>>>>>> attacksnap
         )
 
 

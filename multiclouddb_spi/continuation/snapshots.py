@@ -46,14 +46,8 @@ def resolve_snapshot(
     scan = snapshot()
     lineage = Lineage.from_seeds(scan.seeds, feed.join, audited)
     kept = [] if now is None else [feed.headroom(seed.cursor, now) for seed in scan.seeds]
-<<<<<<< HEAD
-    retention = min(
-        (int(seconds) for seconds in kept if seconds is not None and seconds < _LONG), default=None
-    )
-=======
     known = [int(seconds) for seconds in kept if seconds is not None and seconds < _LONG]
     retention = min(known, default=None)
->>>>>>> attacksnap
     plan = attrs.evolve(plan_of(scan, wanted), retention=None if retention is None else max(0, retention))
     lineage.begin_scan(plan)
     return lineage
