@@ -8,16 +8,14 @@ capabilities name `Capability.CHANGE_FEED_SNAPSHOT`.
 - *Plan.* `snapshot` resolves the start of the stream **first**, then makes the plan of the scan. The plan has
   an id, a floor, a moment, and a cursor for everything that is not cut into segments yet.
 - *Segments.* `segments` cuts the next segments off a plan. A segment is a part of the collection's keys that
-is
-  read like a partition: the engine calls `Feed.open(segment_id, cursor)` and fetches from the reader. About
-  eight are active at once, so a plan of 32,000 segments is never listed as a whole. The segments of one plan
-  together hold every key, each key in exactly one segment.
+  is read like a partition: the engine calls `Feed.open(segment_id, cursor)` and fetches from the reader.
+  About eight are active at once, so a plan of 32,000 segments is never listed as a whole. The segments of one
+  plan together hold every key, each key in exactly one segment.
 - *Cursors.* A segment's cursor holds all that its reader needs: the plan's id, floor and moment, the keys of
-the
-  segment, and the last key that was read. It means the same in any process, for days, and also when the
+  the segment, and the last key that was read. It means the same in any process, for days, and also when the
   service splits or moves the collection's partitions. There is a position after every row. The methods
-  `compare`, `describe`, `headroom` and `without_hints` of the feed must accept it, as they accept a cursor
-  of the stream (`compare` may return None, `describe` may give no time).
+  `compare`, `describe`, `headroom` and `without_hints` of the feed must accept it, as they accept a cursor of
+  the stream (`compare` may return None, `describe` may give no time).
 - *Ids.* `segment_id_of` makes a segment's id from the plan's id and a name. It can never be the id of a
   partition, and `plan_id_of` finds the plan's id in it; None means that it is the id of a partition.
 - *Rows.* A row that exists when `snapshot` returns, and that is not changed or deleted afterwards, comes at
@@ -31,13 +29,11 @@ the
   has returned. It is never empty. Where no such text exists (a service whose `order_key` says nothing before
   the stream is read), it is a text below every change, and the capability's note says so.
 - *Stream.* The seeds lie at or before the floor: every change after the floor is read from the stream. A
-change
-  that the scan has shown already may come again from the stream.
+  change that the scan has shown already may come again from the stream.
 - *End.* A segment ends with the outcome `Scanned`, on the batch with its last row or on an empty one. It
-never
-  ends with `Drained`, `Awaiting` or `Ended`, except `Ended` with a notice when the collection is dropped. A
-  segment that is better read in pieces (its keys are on several nodes now) ends with `Scanned(pieces)`: the
-  pieces hold what was not read of it, and no key of another segment.
+  never ends with `Drained`, `Awaiting` or `Ended`, except `Ended` with a notice when the collection is
+  dropped. A segment that is better read in pieces (its keys are on several nodes now) ends with
+  `Scanned(pieces)`: the pieces hold what was not read of it, and no key of another segment.
 - *Batches of a segment.* `caught_up` is False while more rows follow. `watermark` and `headroom` are None.
   `charge` is what the scan cost; `Snapshot.max_scan_rate` counts it, and counts rows where it is None.
 - *Rate.* The engine keeps the rate. It asks a segment for at most the rows of about one second at a time, and

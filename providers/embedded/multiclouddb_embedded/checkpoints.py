@@ -90,9 +90,9 @@ class SqliteCheckpointStore:
             expected: The version that `load` or the last `save` returned; None means that none may exist.
 
         Raises:
-            MulticloudDbError: `CONFLICT` when another worker has written it; the errors of `load` for a file
-            that
-                cannot be used; `PERMANENT_FAILURE` when the disk refuses, and then nothing has changed.
+            MulticloudDbError: `CONFLICT` when another worker has written it; the errors of `load` for a
+                file that cannot be used; `PERMANENT_FAILURE` when the disk refuses, and then nothing
+                has changed.
         """
         check_name(name)
         _check_token(token)
