@@ -37,6 +37,16 @@ JVM_TESTS = (
 JVM_PAGE = "-jvm]"
 # All of them together.
 JVM = "jvm"
+# Those that start Spark in processes of their own, one after the other: they go to another worker.
+JVM_TESTS_APART = (
+    "providers/dynamo/tests/test_spark.py",
+    "providers/mongo/tests/test_spark_secrets.py",
+    "spark/tests/test_cluster.py",
+    "spark/tests/test_connect.py",
+    "spark/tests/test_versions.py",
+)
+JVM_APART = "jvm apart"
+JVMS = (JVM, JVM_APART)
 # Files whose tests share what takes long to make: the site, the wheels, a server or three.
 TOGETHER = frozenset(
     {
@@ -116,7 +126,7 @@ class TwoKindsScheduling(LoadScopeScheduling):
     Half of the workers, three at most, begin with what waits, the others with what computes, so that no core
     is idle while there is something to compute. Who has nothing left of its own kind helps with the other.
 
-    All that need a JVM go to one worker, for two JVMs at a time do not fit on a small machine. So do the
+    All that need a JVM go to two workers, for more JVMs at a time do not fit on a small machine. So do the
     tests of a file that is in `TOGETHER`, which then makes what they share once. (The mark `xdist_group` says
     the same, but pytest 9.2 makes it do nothing: https://github.com/pytest-dev/pytest-xdist/issues/1386.)
     """
@@ -126,6 +136,8 @@ class TwoKindsScheduling(LoadScopeScheduling):
         self._queues = None
 
     def _split_scope(self, nodeid):
+        if nodeid.startswith(JVM_TESTS_APART):
+            return JVM_APART
         if nodeid.startswith(JVM_TESTS) or nodeid.endswith(JVM_PAGE):
             return JVM
         file = nodeid.partition("::")[0]
@@ -171,7 +183,9 @@ def pytest_collection_finish():
 def is_quick(nodeid):
     """Whether `make check` runs a test of its folders."""
     return not (
-        is_waiting(nodeid) or nodeid.startswith((*LONG, *JVM_TESTS, *TOGETHER)) or nodeid.endswith(JVM_PAGE)
+        is_waiting(nodeid)
+        or nodeid.startswith((*LONG, *JVM_TESTS, *JVM_TESTS_APART, *TOGETHER))
+        or nodeid.endswith(JVM_PAGE)
     )
 
 
@@ -182,14 +196,14 @@ def by_kind(units):
         units: What goes to one worker together, each with its tests, in the order of their number.
     """
     ordered = sorted(
-        units, key=lambda unit: (unit != JVM, len(units[unit]) == 1 and not unit.startswith(LONG))
+        units, key=lambda unit: (unit not in JVMS, len(units[unit]) == 1 and not unit.startswith(LONG))
     )
     return {kind: deque(unit for unit in ordered if is_waiting(unit) == kind) for kind in (True, False)}
 
 
 def is_waiting(unit):
     """Of one test, or of several that go together."""
-    if unit == JVM or any(name in unit for name in WAITING_CLASSES):
+    if unit in JVMS or any(name in unit for name in WAITING_CLASSES):
         return True
     return unit.startswith(WAITING) and not unit.startswith(COMPUTING)
 

@@ -15,6 +15,7 @@ from multiclouddb_spi.batch import (
     Scanned,
     Segment,
 )
+from multiclouddb_spi.change_mark import SupportsChangeMark
 from multiclouddb_spi.continuation.coverage import missed_by_parents
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import (
@@ -103,6 +104,7 @@ __all__ = [
     "Segment",
     "Step",
     "SupportsBackfill",
+    "SupportsChangeMark",
     "SupportsCommands",
     "SupportsHeads",
     "SupportsSnapshot",

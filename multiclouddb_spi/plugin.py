@@ -37,6 +37,17 @@ class ProviderPlugin(ABC):
             ProviderFault: A configuration that cannot work.
         """
 
+    def check(self, config: ClientConfig) -> None:
+        """Check the configuration, without I/O; by default nothing is checked before `connect`.
+
+        Args:
+            config: As for `connect`.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST` that names the setting and the way out.
+        """
+        del config
+
     @abstractmethod
     def capabilities(self) -> CapabilitySet:
         """The service's capabilities when provisioned as documented: the same as `Provider.capabilities`."""

@@ -160,7 +160,9 @@ class TestIterator:
 
 
 class TestScheduling:
-    @pytest.mark.parametrize("name", ["TOGETHER", "JVM_TESTS", "WAITING", "COMPUTING", "LONG"])
+    @pytest.mark.parametrize(
+        "name", ["TOGETHER", "JVM_TESTS", "JVM_TESTS_APART", "WAITING", "COMPUTING", "LONG"]
+    )
     def test_what_is_named_is_there(self, name):
         found = runpy.run_path(str(ROOT / "conftest.py"))
         assert found[name]

@@ -77,6 +77,7 @@ class Planner:
         self._provider, self._feed = provider, feed.for_one_call()
         self._on_expired = on_expired or Fail()
         self._watch_seconds, self._audit_seconds = watch_seconds, audit_seconds
+        self._skipped: list[str] = []
 
     def start(self, position: FeedStart, deadline: Deadline, field: str = "AtTime.utc") -> Lineage:
         """Resolve a start.
@@ -190,13 +191,14 @@ class Planner:
         allow_empty: bool,
     ) -> Step:
         after = before.copy()
+        self._skipped.clear()
         mover = Mover(self._feed, after, directly, deadline, self._watch_seconds)
         if entries := mover.due():
             mover.discover(entries, partial(_end, mover))
         late = self._audit(after, mover, deadline)
         heads = self._heads(mover, wanted, max_records, deadline, target)
         moved = {name: head for name, head in heads.items() if head.cursor != after.cursor(name)}
-        news = any(is_news(head, name in moved) for name, head in heads.items())
+        news = frozenset(name for name, head in heads.items() if is_news(head, name in moved))
         empty = allow_empty and not news and bool(moved)
         if news or empty:
             for name, head in heads.items():
@@ -204,7 +206,9 @@ class Planner:
                 _end(mover, name, head.outcome)
             after.rotate(heads)
         ends = {name: head.cursor for name, head in heads.items() if name not in after}
-        return Step(before, after, ends, empty, late)
+        counts = [heads[name].records for name in news]
+        records = None if None in counts else sum(count or 0 for count in counts)
+        return Step(before, after, ends, empty, late, news, records, tuple(self._skipped))
 
     def _audit(self, lineage: Lineage, mover: Mover, deadline: Deadline) -> tuple[PartitionFoundLate, ...]:
         """Compare a lineage with what the service lists, when due; a failed audit does not stop the plan."""
@@ -312,11 +316,12 @@ class Planner:
         else:
             found = list(seeds.values())
             mover.replace(name, found, mover.ask_coming(name, found))
+        place = f"{self._feed.public_id(name)} after {self._feed.describe(lost).text}"
+        self._skipped.append(place)
         _log.warning(
-            "%s: what %s held after %s was lost to retention; reading continues after the gap",
+            "%s: what %s held was lost to retention; reading continues after the gap",
             self._feed.spec.address,
-            self._feed.public_id(name),
-            self._feed.describe(lost).text,
+            place,
         )
 
     def _read_head(self, name: str, cursor: Cursor, most: int | None, deadline: Deadline) -> Head:

@@ -39,6 +39,9 @@ class Step:
         ends: Partition → where it ended, for those that ended in this step: `after` no longer holds them.
         empty: True when only positions have moved: there is nothing to read between them.
         found_late: Partitions that an audit found; the next step reads them.
+        news: Partitions with records, or possible records, or an end in this step. All others only moved.
+        records: How many records the step has, or None where the service does not say.
+        skipped: What was lost to retention and is left out, as text for people: the partition and the place.
     """
 
     before: Lineage
@@ -46,6 +49,9 @@ class Step:
     ends: Mapping[str, Cursor]
     empty: bool = False
     found_late: tuple[PartitionFoundLate, ...] = ()
+    news: frozenset[str] = frozenset()
+    records: int | None = 0
+    skipped: tuple[str, ...] = ()
 
     @property
     def moved(self) -> bool:

@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from pyspark_multiclouddb.errors import error_from_query
     from pyspark_multiclouddb.frame import pages_to_dataframe
     from pyspark_multiclouddb.java import ensure_java
+    from pyspark_multiclouddb.listener import ProgressTable
+    from pyspark_multiclouddb.progress import caught_up
     from pyspark_multiclouddb.session import local_session
     from pyspark_multiclouddb.sinks import latest_by_key, merge_into_delta
     from pyspark_multiclouddb.source import DefaultSource
 
 __all__ = [
     "DefaultSource",
+    "ProgressTable",
+    "caught_up",
     "ensure_java",
     "error_from_query",
     "latest_by_key",
@@ -33,6 +37,8 @@ __all__ = [
 
 _MODULES = {
     "DefaultSource": "source",
+    "ProgressTable": "listener",
+    "caught_up": "progress",
     "ensure_java": "java",
     "error_from_query": "errors",
     "latest_by_key": "sinks",
@@ -46,7 +52,12 @@ def __getattr__(name: str) -> Any:
     module = _MODULES.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{module}"), name)
+    try:
+        return getattr(import_module(f"{__name__}.{module}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "pyspark":
+            raise
+        raise import_module(f"{__name__}.missing").no_pyspark(name) from error
 
 
 def __dir__() -> list[str]:

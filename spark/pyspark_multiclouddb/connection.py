@@ -1,4 +1,4 @@
-"""A provider and its feed: one for each set of options in each of Spark's worker processes.
+"""A provider and its feed: one for each database, collection and kind of rows in a process.
 
 Spark unpickles a new reader for every task, but keeps the process: later tasks use what is opened here.
 Nothing is opened at import, because workers are forked.
@@ -36,6 +36,7 @@ T = TypeVar("T")
 
 _CALL_SECONDS: Final = 120.0
 _TRIES: Final = 100
+_MOST_OPEN: Final = 16
 _LOG: Final = logging.getLogger("multiclouddb.spark")
 
 _open: dict[Settings, Connection] = {}
@@ -112,15 +113,21 @@ class Connection:
 
 
 def connection_for(settings: Settings) -> Connection:
-    """The connection of this process for these options, opened at the first use."""
+    """The connection of this process for these options, opened at the first use.
+
+    The one that was used least recently is closed when there are too many. So use what this returns before
+    the next call.
+    """
     global _pid
     if _pid != os.getpid():
         # They belong to the parent process, which closes them.
         _open.clear()
         _pid = os.getpid()
-    connection = _open.get(settings)
-    if connection is None:
-        connection = _open[settings] = Connection(settings)
+    settings = settings.of_the_connection()
+    connection = _open.pop(settings, None) or Connection(settings)
+    while len(_open) >= _MOST_OPEN:
+        _open.pop(next(iter(_open))).close()
+    _open[settings] = connection
     return connection
 
 

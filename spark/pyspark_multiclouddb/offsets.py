@@ -11,6 +11,9 @@ the lineage as in a continuation token. `e` says where the partitions ended that
 read to their end, so that the step can be read again with the same result. `empty` is there when only the
 positions of an idle feed have moved. Such a step needs no reading, so it can be replayed also when the
 service has deleted the log after it.
+
+On Spark 4.0 and 4.1 the first micro-batch has rows. Its end holds the lineage of the resolved start as `o`.
+`more` says there that the step had records, so that more may follow (`caught_up`).
 """
 
 from __future__ import annotations
@@ -52,12 +55,16 @@ class Pinned:
         cursors: The lineage as JSON.
         ends: The ends of the partitions that ended in the step to this offset.
         empty: True when that step has no record.
+        origin: The lineage as JSON where that step starts, when it starts at a symbolic offset.
+        more: True when records may follow, for a Spark that runs one micro-batch at a time.
     """
 
     incarnation: str | None
     cursors: Cursor
     ends: Mapping[str, Cursor] = attrs.field(factory=dict)
     empty: bool = False
+    origin: Cursor | None = None
+    more: bool = False
 
     def check_incarnation(self, opened: OpenFeed) -> None:
         """Refuse an offset of a resource that was recreated.
@@ -81,12 +88,10 @@ def offset_to_json(settings: Settings, offset: Offset) -> dict[str, Any]:
     match offset:
         case Symbolic(position):
             value["from"] = position_text(position)
-        case Pinned(incarnation, cursors, ends, empty):
+        case Pinned(incarnation, cursors, ends, empty, origin, more):
             value |= {"inc": incarnation, "c": cursors}
-            if ends:
-                value["e"] = dict(ends)
-            if empty:
-                value["empty"] = True
+            optional = {"e": dict(ends), "empty": empty, "o": origin, "more": more, "modes": settings.modes}
+            value |= {name: each for name, each in optional.items() if each}
     canonical: dict[str, Any] = json.loads(json.dumps(value, sort_keys=True))
     return canonical
 
@@ -111,12 +116,26 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
                 f"is of another source than {settings.config.provider} {settings.address}",
                 f"set provider, database and collection as they were, or {_NEW_CHECKPOINT}",
             )
+        case {"v": 1, "c": _} if value.get("modes", {}) != settings.modes:
+            raise invalid_request(
+                "checkpoint",
+                f"was written with {_modes_text(value.get('modes'))}, and the query has "
+                f"{_modes_text(settings.modes)}",
+                f"set newItemState and oldItemState as they were, or {_NEW_CHECKPOINT}",
+            )
         case {"v": 1, "src": str(), "from": str(text)}:
             return Symbolic(position_from_text(text))
         case {"v": 1, "src": str(), "inc": str() | None as incarnation, "c": dict(cursors)} if isinstance(
             value.get("e", {}), dict
         ):
-            return Pinned(incarnation, cursors, value.get("e", {}), value.get("empty") is True)
+            return Pinned(
+                incarnation,
+                cursors,
+                value.get("e", {}),
+                value.get("empty") is True,
+                value.get("o"),
+                value.get("more") is True,
+            )
         case _:
             raise _damaged("holds an offset that is not of this source")
 
@@ -128,25 +147,35 @@ def ranges_of(start: Offset, end: Offset) -> list[Range]:
         MulticloudDbError: `INVALID_REQUEST` when the end cannot have been planned from the start.
     """
     match start, end:
+        case Symbolic(), Pinned(origin=origin) if origin is not None:
+            return ranges_between(_lineage(origin), _lineage(end.cursors), end.ends)
         case Symbolic(), _:
             return []
         case Pinned(), Pinned():
             if start.incarnation != end.incarnation:
                 raise _damaged("mixes two incarnations of the resource")
-            return [] if end.empty else ranges_between(_lineage(start), _lineage(end), end.ends)
+            return (
+                [] if end.empty else ranges_between(_lineage(start.cursors), _lineage(end.cursors), end.ends)
+            )
         case _:
             raise _damaged("goes back before its own start")
 
 
-def _lineage(offset: Pinned) -> Lineage:
+def _lineage(cursors: Cursor) -> Lineage:
     try:
-        return Lineage.from_json(offset.cursors, _no_join)
+        return Lineage.from_json(cursors, _no_join)
     except InvalidCursor as error:
         raise _damaged(f"holds a damaged offset ({error})") from None
 
 
 def _no_join(child_id: str, cursors: object) -> Cursor:
     raise AssertionError(f"{child_id} starts while ranges are only compared")
+
+
+def _modes_text(modes: Any) -> str:
+    if not modes or not isinstance(modes, dict):
+        return "the default newItemState and oldItemState"
+    return " and ".join(f"{name}={value}" for name, value in sorted(modes.items()))
 
 
 def _damaged(problem: str) -> MulticloudDbError:

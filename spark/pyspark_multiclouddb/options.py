@@ -1,27 +1,18 @@
-"""The options of the data source.
+"""The options of the data source, checked.
 
-Names are case-insensitive. Options that begin with `connection.` go to the provider's own configuration.
-
-| option | values | default |
-|---|---|---|
-| `url` | as for `connect`: `embedded:///data/store.db` | `url` or `provider` is required |
-| `provider`, `connection.*` | provider id, and its settings | |
-| `database`, `collection` | where the documents are | the provider's; `collection` is required |
-| `startingPosition` | `beginning`, `now`, or an ISO time with a zone | `beginning` |
-| `endingPosition` | `latest`, or an ISO time with a zone; batch only | `latest` |
-| `maxRecordsPerTrigger` | hard bound on the rows of a micro-batch; stream only | none |
-| `maxPartitionsPerBatch` | maximum number of tasks of a batch | the driver's cores |
-| `failOnDataLoss` | `false` to skip changes that have expired | `true` |
-| `newItemState` | `omit`, `include_if_available`, `require` | `include_if_available` |
-| `oldItemState` | the same values | `omit` |
-| `pollInterval` | how often an idle feed is polled: `1 second`, `500 ms`; stream only | `1 second` |
-| `idleCheckpointInterval` | how often an idle position is saved; stream only | `5 minutes` |
+Names are case-insensitive. Options that begin with `connection.` go to the provider's own configuration,
+which knows their names. `pyspark_multiclouddb.option_table` has all others.
 
 The default start is `beginning` for streams and for batches, so that nothing is left out unless you ask for
 it (Kafka's source starts a stream at the end). It applies only to a new query: a query with a checkpoint
-resumes from the checkpoint. The names of Kafka's source work too: `startingOffsets` and `endingOffsets`
-(`earliest`, `latest`), `startingTimestamp` and `endingTimestamp` (milliseconds since 1970),
-`maxOffsetsPerTrigger`.
+resumes from the checkpoint. The names of Kafka's source work too; its times are milliseconds since 1970.
+
+The value `env:NAME` is that variable of the environment. Each process reads it by itself: the driver when it
+plans, and each worker when it connects. So a secret is neither in the options nor in what Spark sends.
+
+A secret is only accepted where Spark hides it: in `url`, and in options whose names have `password`,
+`secret`, `token` or `access_key` in them. Spark prints all other options of a stream in clear, for example in
+`explain(True)`.
 
 The position of an idle feed moves with the service's log, and an old position in the checkpoint expires. So a
 query saves the new position when it resumes from a checkpoint, and then once per `idleCheckpointInterval`, in
@@ -33,11 +24,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping
+from datetime import datetime
 from difflib import get_close_matches
-from enum import Enum
-from typing import Final, TypeVar
+from typing import Final
 
 import attrs
 
@@ -58,53 +48,29 @@ from multiclouddb_api import (
     invalid_request,
 )
 from multiclouddb_spi import FeedStart
+from pyspark_multiclouddb import option_values as values
+from pyspark_multiclouddb.option_table import ALIASES, CONNECTION, OPTIONS
 
 __all__ = ["Settings", "parse_options", "position_from_text", "position_text"]
 
-_NAMES: Final = {
-    name.lower(): name
-    for name in (
-        "url",
-        "provider",
-        "database",
-        "collection",
-        "startingPosition",
-        "endingPosition",
-        "maxRecordsPerTrigger",
-        "maxPartitionsPerBatch",
-        "failOnDataLoss",
-        "newItemState",
-        "oldItemState",
-        "pollInterval",
-        "idleCheckpointInterval",
-    )
+_NAMES: Final = {option.name.lower(): option.name for option in OPTIONS}
+_ALIAS_NAMES: Final = {alias.lower(): alias for alias in ALIASES}
+_ONLY: Final = {option.name: option.only for option in OPTIONS if option.only}
+_DEFAULT_TASKS: Final = 32
+# spark.redaction.regex and spark.sql.redaction.options.regex, as Spark sets them.
+_HIDDEN: Final = re.compile(r"secret|password|token|access[._]?key|url")
+_SECRET: Final = re.compile(r"key|credential|connection_?string|passw|pwd|sas|auth|signature|private")
+_HINTS: Final = {
+    "path": 'load() takes no path: name the database with .option("url", …), the documents with collection',
+    "topic": "the name for a topic is collection",
+    "subscribe": "the name for a topic is collection",
+    "checkpointlocation": "it belongs to the query: df.writeStream.option(…)",
+    "maxpartitionsperbatch": "it is called maxTasksPerBatch",
 }
-_ALIASES: Final = {
-    "startingOffsets": "startingPosition",
-    "startingTimestamp": "startingPosition",
-    "endingOffsets": "endingPosition",
-    "endingTimestamp": "endingPosition",
-    "maxOffsetsPerTrigger": "maxRecordsPerTrigger",
-}
-_ALIAS_NAMES: Final = {alias.lower(): alias for alias in _ALIASES}
-_CONNECTION: Final = "connection."
-_ONLY_STREAM: Final = ("maxRecordsPerTrigger", "pollInterval", "idleCheckpointInterval")
-_ONLY_BATCH: Final = ("endingPosition",)
-_SECONDS: Final = {
-    "ms": 0.001,
-    "millisecond": 0.001,
-    "": 1,
-    "s": 1,
-    "sec": 1,
-    "second": 1,
-    "min": 60,
-    "minute": 60,
-    "h": 3600,
-    "hour": 3600,
-}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
-_WAY_OUT_POSITION: Final = "write beginning, now, or a time with its zone such as 2026-01-31T12:00:00Z"
-_Mode = TypeVar("_Mode", bound=Enum)
+
+
+def _names_alone(connection: tuple[tuple[str, str], ...]) -> str:
+    return "{" + ", ".join(f"{name}: …" for name, _ in connection) + "}"
 
 
 @attrs.frozen
@@ -112,32 +78,43 @@ class Settings:
     """The options, checked.
 
     Attributes:
-        config: How to reach the database.
+        connection: The way to reach the database: `url` or `provider`, and the provider's settings, as given.
         address: The collection.
         start: The start of a new query or a batch.
         end: The end of a batch; None means the current end.
         max_records: Hard bound on the rows of a micro-batch, or None.
-        max_tasks: Maximum number of tasks of a batch, or None for the driver's cores.
+        max_tasks: Maximum number of tasks of a batch.
         fail_on_data_loss: False to skip changes that have expired.
-        new_item_state: Whether rows have the new document.
-        old_item_state: Whether rows have the old document.
-        poll_seconds: How often an idle feed is polled.
-        idle_checkpoint_seconds: How often a position that moved without a record is saved.
-        given: Lower-case names of the options that were given.
+        new_item_state: The mode of the new document in rows.
+        old_item_state: The mode of the old document in rows.
+        poll_seconds: The time between two polls of an idle feed.
+        idle_checkpoint_seconds: The time after which positions that moved without a record are saved.
+        given: The options that were given → how the user spelled each.
     """
 
-    config: ClientConfig
+    connection: tuple[tuple[str, str], ...] = attrs.field(repr=_names_alone)
     address: ResourceAddress
     start: FeedStart
     end: datetime | None
     max_records: int | None
-    max_tasks: int | None
+    max_tasks: int
     fail_on_data_loss: bool
     new_item_state: NewItemStateMode
     old_item_state: OldItemStateMode
     poll_seconds: float
     idle_checkpoint_seconds: float
-    given: frozenset[str]
+    given: tuple[tuple[str, str], ...]
+
+    @property
+    def config(self) -> ClientConfig:
+        """The configuration of the client in this process: `env:NAME` is replaced here, and nowhere before.
+
+        Raises:
+            MulticloudDbError: `INVALID_REQUEST`: this process has no such variable, or `url` is not valid.
+        """
+        found = {name: values.from_environment(name, value) for name, value in self.connection}
+        ours = {name: found.pop(name, None) for name in ("url", "provider")}
+        return _config(ours["url"], ours["provider"], _provider_options(found))
 
     @property
     def on_expired(self) -> OnExpired:
@@ -150,6 +127,29 @@ class Settings:
         what = [self.config.provider, self.address.database, self.address.collection]
         return hashlib.sha256(canonical_json(what)).hexdigest()[:12]
 
+    @property
+    def modes(self) -> dict[str, str]:
+        """The options that decide the columns of a query and are not the default: option → value."""
+        modes = {}
+        if self.new_item_state is not NewItemStateMode.INCLUDE_IF_AVAILABLE:
+            modes["newItemState"] = str(self.new_item_state.value)
+        if self.old_item_state is not OldItemStateMode.OMIT:
+            modes["oldItemState"] = str(self.old_item_state.value)
+        return modes
+
+    def of_the_connection(self) -> Settings:
+        """The same without what does not make another connection."""
+        return attrs.evolve(
+            self,
+            start=Now(),
+            end=None,
+            max_records=None,
+            max_tasks=_DEFAULT_TASKS,
+            poll_seconds=0.0,
+            idle_checkpoint_seconds=0.0,
+            given=(),
+        )
+
     def request(self) -> ChangeFeedRequest:
         """The request that opens the feed; its start position is not used."""
         return ChangeFeedRequest(
@@ -159,13 +159,21 @@ class Settings:
             old_item_state_mode=self.old_item_state,
         )
 
+    def named(self, name: str) -> str:
+        """An option as the user spelled it.
+
+        Args:
+            name: As the docs spell it.
+        """
+        return dict(self.given).get(name, name)
+
     def for_stream(self) -> Settings:
         """These settings, checked for a stream.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` when an option is only for batches.
         """
-        self._refuse(_ONLY_BATCH, "a stream", "end it with trigger(availableNow=True), or use spark.read")
+        self._refuse("batch", "a stream", "end it with trigger(availableNow=True), or use spark.read")
         return self
 
     def for_batch(self) -> Settings:
@@ -175,23 +183,20 @@ class Settings:
             MulticloudDbError: `INVALID_REQUEST` when an option is only for streams, or nothing can be between
                 the start and the end.
         """
-        self._refuse(_ONLY_STREAM, "a batch", "leave it out, or use spark.readStream")
+        self._refuse("stream", "a batch", "leave it out, or use spark.readStream")
+        start, end = self.named("startingPosition"), self.named("endingPosition")
         if isinstance(self.start, Now):
             raise invalid_request(
-                "startingPosition",
-                "is now, after which a batch finds nothing",
-                "start at beginning or a time",
+                start, "is now, after which a batch finds nothing", "start at beginning or a time"
             )
         if self.end is not None and isinstance(self.start, AtTime) and self.end < self.start.utc:
-            raise invalid_request(
-                "endingPosition", "is before startingPosition", "make the end the later of the two"
-            )
+            raise invalid_request(end, f"is before {start}", "make the end the later of the two")
         return self
 
-    def _refuse(self, names: Iterable[str], where: str, way_out: str) -> None:
-        for name in names:
-            if name.lower() in self.given:
-                raise invalid_request(name, f"has no meaning in {where}", way_out)
+    def _refuse(self, only: str, where: str, way_out: str) -> None:
+        for name, spelled in self.given:
+            if _ONLY.get(name) == only:
+                raise invalid_request(spelled, f"has no meaning in {where}", way_out)
 
 
 def parse_options(options: Mapping[str, str]) -> Settings:
@@ -204,33 +209,39 @@ def parse_options(options: Mapping[str, str]) -> Settings:
         MulticloudDbError: `INVALID_REQUEST` that names the option and the way out.
     """
     given, connection = _sorted_out(options)
-    collection = given.get("collection")
-    if collection is None:
+
+    def text(name: str, default: str) -> tuple[str, str]:
+        return given.get(name, (name, default))
+
+    if "collection" not in given:
         raise invalid_request("collection", "is missing", 'add .option("collection", "NAME")')
-    end = _position("endingPosition", given.get("endingposition", "latest"))
+    end_name, end_text = text("endingPosition", "latest")
+    end = values.position(end_name, end_text)
     if isinstance(end, Beginning):
-        raise invalid_request("endingPosition", "is the beginning", "write latest, or a time with its zone")
-    return Settings(
-        config=_config(given, connection),
-        address=ResourceAddress(given.get("database"), collection),
-        start=_position("startingPosition", given.get("startingposition", "beginning")),
-        end=end.utc if isinstance(end, AtTime) else None,
-        max_records=_count("maxRecordsPerTrigger", given),
-        max_tasks=_count("maxPartitionsPerBatch", given),
-        fail_on_data_loss=_truth("failOnDataLoss", given.get("failondataloss", "true")),
-        new_item_state=_mode("newItemState", given, NewItemStateMode.INCLUDE_IF_AVAILABLE),
-        old_item_state=_mode("oldItemState", given, OldItemStateMode.OMIT),
-        poll_seconds=_duration("pollInterval", given.get("pollinterval", "1 second")),
-        idle_checkpoint_seconds=_duration(
-            "idleCheckpointInterval", given.get("idlecheckpointinterval", "5 minutes")
+        raise invalid_request(end_name, "is the beginning", "write latest, or a time with its zone")
+    settings = Settings(
+        connection=tuple(sorted(connection.items())),
+        address=ResourceAddress(
+            given["database"][1] if "database" in given else None, given["collection"][1]
         ),
-        given=frozenset(given),
+        start=values.position(*text("startingPosition", "beginning")),
+        end=end.utc if isinstance(end, AtTime) else None,
+        max_records=values.count(*given["maxRecordsPerTrigger"]) if "maxRecordsPerTrigger" in given else None,
+        max_tasks=_tasks(given),
+        fail_on_data_loss=values.truth(*text("failOnDataLoss", "true")),
+        new_item_state=values.mode(*text("newItemState", "include_if_available"), NewItemStateMode),
+        old_item_state=values.mode(*text("oldItemState", "omit"), OldItemStateMode),
+        poll_seconds=values.duration(*text("pollInterval", "1 second")),
+        idle_checkpoint_seconds=values.duration(*text("idleCheckpointInterval", "5 minutes")),
+        given=tuple((name, spelled) for name, (spelled, _) in given.items()),
     )
+    _ = settings.config
+    return settings
 
 
 def position_from_text(text: str) -> FeedStart:
     """The inverse of `position_text`."""
-    return _position("startingPosition", text)
+    return values.position("startingPosition", text)
 
 
 def position_text(position: FeedStart) -> str:
@@ -244,40 +255,67 @@ def position_text(position: FeedStart) -> str:
             return utc.isoformat()
 
 
-def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Our own options by their lower-case names, with aliases resolved, and the provider's options."""
-    given: dict[str, str] = {}
+def _tasks(given: Mapping[str, tuple[str, str]]) -> int:
+    """The maximum number of tasks of a batch."""
+    least = values.count(*given["minPartitions"]) if "minPartitions" in given else 1
+    if "maxTasksPerBatch" not in given:
+        return max(least, _DEFAULT_TASKS)
+    most = values.count(*given["maxTasksPerBatch"])
+    if most < least:
+        raise invalid_request("maxTasksPerBatch", "is less than minPartitions", "give one of them")
+    return most
+
+
+def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
+    """Our own options, name → how it was spelled and its value, and what makes the connection."""
+    given: dict[str, tuple[str, str]] = {}
     connection: dict[str, str] = {}
     for name, value in options.items():
         lower, text = name.lower(), str(value).strip()
-        if lower.startswith(_CONNECTION):
-            connection[lower.removeprefix(_CONNECTION)] = str(value)
+        if lower.startswith(CONNECTION):
+            _check_hidden(name, lower.removeprefix(CONNECTION))
+            connection[lower] = str(value)
             continue
-        if lower in _ALIAS_NAMES:
-            alias = _ALIAS_NAMES[lower]
-            lower = _ALIASES[alias].lower()
-            text = _from_millis(alias, text) if alias.endswith("Timestamp") else text
-        if lower not in _NAMES:
+        option = ALIASES[_ALIAS_NAMES[lower]] if lower in _ALIAS_NAMES else _NAMES.get(lower)
+        if option is None:
             raise _unknown(name)
-        if lower in given:
-            raise invalid_request(_NAMES[lower], f"is given twice, also as {name}", "give it once")
+        spelled = _ALIAS_NAMES.get(lower, option)
+        if option in given:
+            raise invalid_request(spelled, f"is given twice, also as {given[option][0]}", "give it once")
         if not text:
-            raise invalid_request(_NAMES[lower], "is empty", "give a value, or leave the option out")
-        given[lower] = text
+            raise invalid_request(spelled, "is empty", "give a value, or leave the option out")
+        if option in ("url", "provider"):
+            connection[option] = text
+        else:
+            text = values.from_environment(spelled, text)
+        given[option] = spelled, values.moment_of_millis(spelled, text) if "Timestamp" in spelled else text
     return given, connection
+
+
+def _check_hidden(name: str, setting: str) -> None:
+    if _SECRET.search(setting) and not _HIDDEN.search(setting):
+        raise invalid_request(
+            name,
+            "would show a secret: Spark prints this option in clear",
+            "leave it to the vendor's own environment variable or credential chain, or put it into url",
+        )
 
 
 def _unknown(name: str) -> MulticloudDbError:
     known = {**_NAMES, **_ALIAS_NAMES}
     close = get_close_matches(name.lower(), known, n=1)
-    hint = f"did you mean {known[close[0]]}?" if close else f"known are {', '.join(_NAMES.values())}."
-    return invalid_request(
-        name, "is not an option of this source", f"{hint} The provider's own options begin with connection."
-    )
+    hint = _HINTS.get(name.lower())
+    if hint is None:
+        hint = f"did you mean {known[close[0]]}?" if close else f"known are {', '.join(_NAMES.values())}."
+        hint += " The provider's own options begin with connection."
+    return invalid_request(name, "is not an option of this source", hint)
 
 
-def _config(given: Mapping[str, str], connection: Mapping[str, str]) -> ClientConfig:
-    url, provider = given.get("url"), given.get("provider")
+def _provider_options(connection: Mapping[str, str]) -> dict[str, str]:
+    return {name.removeprefix(CONNECTION): value for name, value in connection.items()}
+
+
+def _config(url: str | None, provider: str | None, connection: Mapping[str, str]) -> ClientConfig:
     if url is None and provider is None:
         raise invalid_request(
             "url",
@@ -291,72 +329,3 @@ def _config(given: Mapping[str, str], connection: Mapping[str, str]) -> ClientCo
     if provider not in (None, config.provider):
         raise invalid_request("provider", f"is {provider}, but url is of {config.provider}", "leave it out")
     return ClientConfig(config.provider, {**connection, **config.connection})
-
-
-def _position(name: str, text: str) -> FeedStart:
-    match text.lower():
-        case "beginning" | "earliest":
-            return Beginning()
-        case "now" | "latest":
-            return Now()
-        case _:
-            return AtTime(_moment(name, text))
-
-
-def _moment(name: str, text: str) -> datetime:
-    way_out = (
-        _WAY_OUT_POSITION.replace("beginning, now", "latest")
-        if name == "endingPosition"
-        else _WAY_OUT_POSITION
-    )
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise invalid_request(name, f"is {text!r}", way_out) from None
-    if moment.utcoffset() is None:
-        raise invalid_request(name, f"has no time zone: {text!r}", way_out)
-    return moment.astimezone(UTC)
-
-
-def _from_millis(name: str, text: str) -> str:
-    try:
-        return datetime.fromtimestamp(int(text) / 1000, UTC).isoformat()
-    except (ValueError, OverflowError, OSError):
-        raise invalid_request(
-            name, f"is {text!r}", "give milliseconds since 1970 as a whole number"
-        ) from None
-
-
-def _count(name: str, given: Mapping[str, str]) -> int | None:
-    text = given.get(name.lower())
-    if text is None:
-        return None
-    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) == 0:
-        raise invalid_request(name, f"is {text!r}", "give a whole number, 1 or more")
-    return int(text)
-
-
-def _truth(name: str, text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise invalid_request(name, f"is {text!r}", "write true or false")
-    return text.lower() == "true"
-
-
-def _mode(name: str, given: Mapping[str, str], default: _Mode) -> _Mode:
-    text = given.get(name.lower())
-    if text is None:
-        return default
-    modes = {mode.value: mode for mode in type(default)}
-    if text.lower() not in modes:
-        raise invalid_request(name, f"is {text!r}", f"write one of {', '.join(modes)}")
-    return modes[text.lower()]
-
-
-def _duration(name: str, text: str) -> float:
-    found = _DURATION.fullmatch(text.lower())
-    unit = None
-    if found:
-        unit = _SECONDS.get(found[2]) or _SECONDS.get(found[2].removesuffix("s"))
-    if found is None or unit is None:
-        raise invalid_request(name, f"is {text!r}", "write it as 1 second, 500 ms or 2 minutes")
-    return float(found[1]) * unit

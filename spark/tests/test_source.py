@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 
-import multiclouddb_spi
 import pyspark_multiclouddb
 from multiclouddb_api import (
     Beginning,
@@ -320,14 +319,13 @@ from pyspark.sql.datasource import DataSource
 
 (source,) = [module.DefaultSource for module in found if hasattr(module, "DefaultSource")]
 assert issubclass(source, DataSource)
-assert not {"multiclouddb_embedded", "sqlite3", "deltalake"} & set(sys.modules), "no provider before its use"
+ours = {name for name in sys.modules if name.startswith("multiclouddb")}
+assert not {"attrs", "pyarrow", *ours} & set(sys.modules), "nothing that may be missing or fail"
 print(source.name())
 """
 
     def test_with_nothing_but_a_path(self, tmp_path):
-        homes = {
-            Path(module.__file__).parents[1] for module in (pyspark_multiclouddb, multiclouddb_spi, pytest)
-        }
+        homes = {Path(module.__file__).parents[1] for module in (pyspark_multiclouddb, pytest)}
         path = os.pathsep.join(str(home) for home in homes)
         # -S: no site-packages, hence no editable installation of ours.
         command = [sys.executable, "-S", "-c", self.LOOKUP]
@@ -335,6 +333,49 @@ print(source.name())
             command, env={"PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, check=False
         )
         assert ran.stdout == "multiclouddb\n", ran.stderr
+
+    MISSING = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {name!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+import pyspark_multiclouddb
+{then}
+"""
+
+    @pytest.mark.parametrize(
+        ("name", "then", "message"),
+        [
+            (
+                "pyspark",
+                "pyspark_multiclouddb.DefaultSource",
+                "DefaultSource needs PySpark 4.0 or newer: it is n",
+            ),
+            (
+                "pyspark",
+                "pyspark_multiclouddb.ensure_java()",
+                "ensure_java needs PySpark 4.0 or newer: it is n",
+            ),
+            (
+                "pyarrow",
+                "pyspark_multiclouddb.DefaultSource({}).schema()",
+                "No module named 'pyarrow'; install",
+            ),
+            ("attrs", "pyspark_multiclouddb.DefaultSource({}).schema()", "cannot run in "),
+        ],
+    )
+    def test_what_is_missing_is_one_clear_error_at_its_use(self, name, then, message):
+        program = self.MISSING.format(name=name, then=then)
+        command = [sys.executable, "-c", program]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        last = ran.stderr.splitlines()[-1]
+        assert last.startswith("ImportError: ")
+        assert message in last
+        assert "multiclouddb[spark]" in last
 
     def test_public_names(self):
         assert pyspark_multiclouddb.__all__ == sorted(pyspark_multiclouddb.__all__)

@@ -15,8 +15,9 @@ from multiclouddb_conformance.simulation import (
     capabilities_without,
 )
 from multiclouddb_conformance.waiting import wait_until
+from multiclouddb_embedded.feed import EmbeddedFeed
 from multiclouddb_spi import Planner
-from pyspark_multiclouddb import connection, stream
+from pyspark_multiclouddb import connection, micro_batches
 from pyspark_multiclouddb.errors import SourceError
 from pyspark_multiclouddb.options import parse_options
 from pyspark_multiclouddb.stream import ChangeFeedStreamReader
@@ -140,6 +141,10 @@ class TestIdle:
         wait_until(lambda: reader.latestOffset(pinned, ALL) is not pinned)
 
 
+def places(offset):
+    return sorted(map(json.dumps, offset["c"]["p"]))
+
+
 class Clock:
     """Replaces the module `time`, so that nothing waits."""
 
@@ -156,7 +161,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(stream, "time", made)
+    monkeypatch.setattr(micro_batches, "time", made)
     return made
 
 
@@ -209,14 +214,22 @@ class TestIdlePosition:
         found = self.moves(source, reader, offset, clock, 10, 13)
         assert [round(seconds, -1) for seconds in found] == [0, 60, 120]
 
-    def test_is_saved_by_records_too(self, source, offset, clock):
+    def test_is_saved_by_records_only_when_it_is_due(self, source, offset, clock):
+        """A batch moves the partitions that have records in it; the others wait for the interval."""
         reader = reader_of(source, pollInterval="0")
         self.write_beside(source)
         offset = reader.latestOffset(offset, ALL)
         clock.seconds += 299
+        self.write_beside(source)
         source.write(1)
-        offset = reader.latestOffset(offset, ALL)
-        assert self.moves(source, reader, offset, clock, 100, 7) == [300, 600]
+        end = reader.latestOffset(offset, ALL)
+        moved = [new for new, old in zip(places(end), places(offset), strict=True) if new != old]
+        assert len(moved) == 1
+        assert len(reader.partitions(offset, end)) == 1
+        clock.seconds += 1
+        source.write(1)
+        last = reader.latestOffset(end, ALL)
+        assert all(new != old for new, old in zip(places(last), places(offset), strict=True))
 
     def test_that_was_just_pinned_is_fresh(self, source, clock):
         reader = reader_of(source, startingPosition="now")
@@ -285,7 +298,9 @@ class TestIdlePosition:
         assert len(rows(reader, offset, end)) == 3
         assert begun[-1] != offset["c"]
         reader.latestOffset(end, ALL)
-        assert begun[-1] == end["c"]
+        # Further ahead than the offset, where partitions without records stay.
+        assert sorted(begun[-1]["p"]) >= sorted(end["c"]["p"])
+        assert begun[-1] not in begun[:-1]
 
     def test_of_another_question_is_not_taken_for_this_one(self, source, offset, clock, begun):
         reader = reader_of(source, pollInterval="0")
@@ -385,7 +400,71 @@ class TestIdleFeedOverRetention:
         assert len(rows(again, end, again.latestOffset(end, ALL))) == 1
 
 
+class TestManyPartitions:
+    def test_batch_of_one_record_reads_one_range(self, monkeypatch, simulation):
+        sim = Simulation(partitions=1000)
+        sim.provider = SimulationProvider(sim)
+        monkeypatch.setattr(connection, "open_provider", lambda config: sim.provider)
+        reader = simulated(startingPosition="now")
+        pinned = reader.latestOffset(reader.initialOffset(), ALL)
+        for number in range(3):
+            sim.write("a", {"n": number})
+            end = reader.latestOffset(pinned, ALL)
+            (task,) = reader.partitions(pinned, end)
+            assert len(task.value.ranges) == 1
+            assert len(rows(reader, pinned, end)) == 1
+            pinned = end
+
+    def test_idle_poll_looks_at_no_partition_while_nothing_changes(self, source, clock, monkeypatch):
+        looked, heads = [], EmbeddedFeed.heads
+
+        def counted(feed, cursors, *arguments):
+            looked.append(len(cursors))
+            return heads(feed, cursors, *arguments)
+
+        monkeypatch.setattr(EmbeddedFeed, "heads", counted)
+        source.store.create_collection("orders", partitions=100, recreate=True)
+        reader = reader_of(source, pollInterval="0")
+        pinned = reader.latestOffset(reader.initialOffset(), ALL)
+        for _ in range(10):
+            assert reader.latestOffset(pinned, ALL) is pinned
+        assert looked == [100]
+        clock.seconds += 61
+        assert reader.latestOffset(pinned, ALL) is pinned
+        assert looked == [100, 100]
+        for act in (lambda: source.write(1), source.split, source.merge):
+            act()
+            end = reader.latestOffset(pinned, ALL)
+            assert end is not pinned
+            pinned = end
+
+
 class TestReport:
+    def test_tells_what_was_skipped_with_count_and_place(self, source):
+        source.write(20)
+        reader = reader_of(source, failOnDataLoss="false", pollInterval="0")
+        pinned = reader.latestOffset(reader.initialOffset(), ALL)
+        source.store.trim("orders", max_count=5)
+        end = reader.latestOffset(pinned, ALL)
+        report = reader.reportLatestOffset()
+        assert report["skipped"]["count"] >= 1
+        assert " after sequence " in report["skipped"]["last"]
+        assert (report["events"], report["idle"]) == (len(rows(reader, pinned, end)), False)
+        assert reader.latestOffset(end, ALL) is end
+        assert reader.reportLatestOffset()["skipped"] == report["skipped"]
+
+    def test_tells_lag_and_headroom(self, simulation):
+        simulation.write("a", {"n": 1})
+        reader = simulated()
+        pinned = reader.latestOffset(reader.initialOffset(), ALL)
+        reader.latestOffset(pinned, ALL)
+        report = reader.reportLatestOffset()
+        assert report["lagSeconds"] >= 0
+        assert set(report) == {
+            "events", "foundLate", "headroomSeconds", "idle", "lagSeconds", "openWatches", "partitions",
+            "readUntil", "skipped", "v", "waiting",
+        }  # fmt: skip
+
     def test_summary_is_small_and_tells_how_far(self, source):
         source.write(20)
         reader = reader_of(source, pollInterval="0")
@@ -429,6 +508,20 @@ class TestAvailableNow:
 
 
 class TestRefusals:
+    @pytest.mark.parametrize(
+        ("name", "value"), [("newItemState", "require"), ("oldItemState", "include_if_available")]
+    )
+    def test_other_columns_than_those_of_the_checkpoint(self, source, name, value):
+        pinned = reader_of(source).latestOffset(reader_of(source).initialOffset(), ALL)
+        other = reader_of(source, **{name: value})
+        with pytest.raises(
+            SourceError, match=rf"checkpoint: was written with the default .* the query has {name}={value}"
+        ):
+            other.latestOffset(pinned, ALL)
+        same = reader_of(source, **{name: value})
+        again = same.latestOffset(same.initialOffset(), ALL)
+        assert same.latestOffset(again, ALL) is again
+
     def test_checkpoint_of_another_collection(self, source):
         pinned = reader_of(source).latestOffset(reader_of(source).initialOffset(), ALL)
         other = reader_of(source, collection="others")
@@ -472,7 +565,9 @@ class TestRefusals:
             simulation, capabilities=capabilities_without(Capability.CHANGE_FEED_BEGINNING)
         )
         reader = simulated()
-        with pytest.raises(SourceError, match=r"UNSUPPORTED_CAPABILITY\] Beginning\(\) is not supported"):
+        with pytest.raises(
+            SourceError, match=r"UNSUPPORTED_CAPABILITY\] startingPosition=beginning is not supported"
+        ):
             reader.latestOffset(reader.initialOffset(), ALL)
         now = simulated(startingPosition="now")
         pinned = now.latestOffset(now.initialOffset(), ALL)
@@ -518,8 +613,9 @@ class TestTroubles:
         message = r"\[MULTICLOUDDB:CHECKPOINT_EXPIRED\].*set failOnDataLoss=false"
         with pytest.raises(SourceError, match=message):
             reader_of(source).latestOffset(pinned, ALL)
-        with pytest.raises(SourceError, match=message):
+        with pytest.raises(SourceError, match=message) as caught:
             rows(reader, pinned, end)
+        assert "SkipToOldest" not in str(caught.value)
 
     def test_loss_is_skipped_when_asked_for(self, source):
         source.write(20)
@@ -533,7 +629,12 @@ class TestTroubles:
 
     def test_feed_that_has_ended_is_told_once_all_is_delivered(self, simulation):
         reader = simulated()
-        ended = {"c": {"p": []}, "inc": simulation.incarnation, "src": reader._settings.source, "v": 1}
+        ended = {
+            "c": {"p": []},
+            "inc": simulation.incarnation,
+            "src": reader._batches.settings.source,
+            "v": 1,
+        }
         with pytest.raises(SourceError, match=r"\[MULTICLOUDDB:NOT_FOUND\] the feed of sim/items has ended"):
             reader.latestOffset(ended, ALL)
 

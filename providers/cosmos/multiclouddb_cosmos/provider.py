@@ -95,6 +95,14 @@ class CosmosPlugin(ProviderPlugin):
         """What a container can do whose account has the feed with all versions and deletes."""
         return CAPABILITIES
 
+    def check(self, config: ClientConfig) -> None:
+        """Check the names and the values in `connection`.
+
+        Args:
+            config: As for `connect`.
+        """
+        CosmosConfig.from_client(config)
+
     def connect(self, config: ClientConfig, native_client: object | None) -> CosmosProvider:
         """Check the configuration; azure-cosmos asks for the account when it is first used.
 

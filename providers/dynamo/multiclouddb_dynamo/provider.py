@@ -102,6 +102,14 @@ class DynamoPlugin(ProviderPlugin):
         """The capabilities of a table whose stream is enabled."""
         return CAPABILITIES
 
+    def check(self, config: ClientConfig) -> None:
+        """Check the names and the values in `connection`.
+
+        Args:
+            config: As for `connect`.
+        """
+        DynamoConfig.from_client(config)
+
     def connect(self, config: ClientConfig, native_client: object | None) -> DynamoProvider:
         """Make boto3's clients; nothing is called yet.
 

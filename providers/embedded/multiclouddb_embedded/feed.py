@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime
 
 from multiclouddb_api import AtTime, Beginning, Now
@@ -15,6 +15,7 @@ from multiclouddb_embedded.partitions import (
     outcome_of,
     read_family,
     read_head,
+    read_shape,
     standing,
     to_partition,
 )
@@ -175,6 +176,11 @@ class EmbeddedFeed(Feed):
                 name: find_head(connection, self._scope, name, position_of(cursor), max_records)
                 for name, cursor in cursors.items()
             }
+
+    def change_mark(self, deadline: Deadline) -> Hashable:
+        """The last change of the store, and what the collection has of partitions and of its log."""
+        with self._store.reading(deadline) as connection:
+            return read_head(connection), read_shape(connection, self._scope)
 
 
 def _place_at(

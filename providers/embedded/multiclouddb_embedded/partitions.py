@@ -310,6 +310,14 @@ def read_head(connection: sqlite3.Connection) -> tuple[int, int]:
     return seq, ts
 
 
+def read_shape(connection: sqlite3.Connection, scope: Scope) -> tuple[object, ...] | None:
+    """What changes when the collection is split, merged, trimmed or dropped; None once it is gone."""
+    found: tuple[object, ...] | None = connection.execute(
+        "SELECT * FROM collections WHERE id = ?", (scope.collection.id,)
+    ).fetchone()
+    return found
+
+
 def to_partition(row: PartitionRow) -> Partition:
     """A partition as the contract lists it."""
     return Partition(row.name, row.parents, PartitionState.OPEN if row.is_open else PartitionState.CLOSED)

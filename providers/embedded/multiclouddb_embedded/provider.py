@@ -92,6 +92,14 @@ class EmbeddedPlugin(ProviderPlugin):
         """Everything except wider scopes and commands, as far as the profile allows."""
         return self._profile.capabilities
 
+    def check(self, config: ClientConfig) -> None:
+        """Check the names and the values in `connection`.
+
+        Args:
+            config: As for `connect`.
+        """
+        EmbeddedConfig.from_client(config)
+
     def connect(self, config: ClientConfig, native_client: object | None) -> EmbeddedProvider:
         """Check the configuration; the store has to exist, it is never made here.
 

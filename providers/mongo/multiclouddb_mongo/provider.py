@@ -185,6 +185,14 @@ class MongoPlugin(ProviderPlugin):
         """The capabilities of a replica set."""
         return CAPABILITIES
 
+    def check(self, config: ClientConfig) -> None:
+        """Check the names and the values in `connection`.
+
+        Args:
+            config: As for `connect`.
+        """
+        MongoConfig.from_client(config)
+
     def connect(self, config: ClientConfig, native_client: object | None) -> MongoProvider:
         """Make PyMongo's client; nothing is sent yet.
 

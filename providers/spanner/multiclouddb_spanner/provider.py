@@ -139,6 +139,14 @@ class SpannerPlugin(ProviderPlugin):
         """What a database with a change stream can do."""
         return CAPABILITIES
 
+    def check(self, config: ClientConfig) -> None:
+        """Check the names and the values in `connection`.
+
+        Args:
+            config: As for `connect`.
+        """
+        SpannerConfig.from_client(config)
+
     def connect(self, config: ClientConfig, native_client: object | None) -> SpannerProvider:
         """Make the vendor's client; nothing is called yet.
 

@@ -1,0 +1,119 @@
+"""A listener that prints the progress of queries as a table."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+    )
+
+__all__ = ["ProgressTable"]
+
+_COLUMNS: Final = (
+    ("query", 16),
+    ("batch", 7),
+    ("rows", 9),
+    ("events", 9),
+    ("lag s", 9),
+    ("headroom s", 11),
+    ("partitions", 10),
+    ("skipped", 8),
+    ("read until", 20),
+)
+_LINES_PER_HEAD: Final = 20
+
+
+class ProgressTable(StreamingQueryListener):
+    """Prints one line for each micro-batch, and what was skipped or found late.
+
+    Before Spark 4.2 a source cannot report, and the columns from `events` on stay empty.
+
+    Args:
+        file: The file to print to; standard error by default.
+
+    Examples:
+        >>> spark.streams.addListener(ProgressTable())
+    """
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        self._file = file
+        self._lines = 0
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing to show yet.
+
+        Args:
+            event: The event; Spark passes it.
+        """
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Print a line for each source of ours.
+
+        Args:
+            event: The event; Spark passes it.
+        """
+        progress = event.progress
+        for source in progress.sources:
+            report = _report(source.latestOffset)
+            skipped = report.get("skipped") or {}
+            self._print(
+                progress.name or str(progress.id)[:8],
+                progress.batchId,
+                source.numInputRows,
+                *(report.get(name) for name in ("events", "lagSeconds", "headroomSeconds", "partitions")),
+                skipped.get("count"),
+                report.get("readUntil"),
+            )
+            if skipped.get("count"):
+                self._write(f"  skipped, last: {skipped.get('last')}")
+            if report.get("foundLate"):
+                self._write(f"  partitions that an audit found late: {report['foundLate']}")
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Print nothing: an idle query has no micro-batch.
+
+        Args:
+            event: The event; Spark passes it.
+        """
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Print how a query ended.
+
+        Args:
+            event: The event; Spark passes it.
+        """
+        self._write(f"query {str(event.id)[:8]} {'failed' if event.exception else 'ended'}")
+
+    def _print(self, *values: Any) -> None:
+        if self._lines % _LINES_PER_HEAD == 0:
+            self._write("  ".join(name.rjust(width) for name, width in _COLUMNS))
+        self._lines += 1
+        columns = zip(values, _COLUMNS, strict=True)
+        self._write("  ".join(_shown(value).rjust(width) for value, (_, width) in columns))
+
+    def _write(self, line: str) -> None:
+        print(line, file=self._file or sys.stderr, flush=True)
+
+
+def _report(text: str | None) -> dict[str, Any]:
+    """The report of our source, or an empty one: another source has an offset there."""
+    try:
+        value = json.loads(text or "null")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) and "openWatches" in value else {}
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.1f}" if isinstance(value, float) else str(value)[:20]

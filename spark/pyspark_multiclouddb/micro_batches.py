@@ -1,0 +1,247 @@
+"""Micro-batches: where each ends, and what its tasks read; for the stream of every Spark."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
+from multiclouddb_spi import FeedStart, Lineage, Step, SupportsChangeMark, Target
+from pyspark_multiclouddb.connection import Connection, connection_for
+from pyspark_multiclouddb.errors import source_errors
+from pyspark_multiclouddb.offsets import (
+    Pinned,
+    Symbolic,
+    offset_from_json,
+    offset_to_json,
+    ranges_of,
+)
+from pyspark_multiclouddb.options import Settings
+from pyspark_multiclouddb.progress import Reports
+from pyspark_multiclouddb.rows import read_work, work_of
+
+__all__ = ["MicroBatches"]
+
+_NAP_SECONDS: Final = 0.1
+# Audits, and positions that are due, are looked at again after this time, also where nothing has changed.
+_STILL_SECONDS: Final = 60.0
+
+
+class MicroBatches:
+    """The micro-batches of one query. Planning happens in one long-lived process, reading in Spark's tasks.
+
+    The constructor does no I/O.
+
+    Args:
+        settings: The options, checked for a stream.
+
+    Attributes:
+        settings: The same.
+        ends_by_itself: True to read no further than the end that the feed has when the first batch is
+            planned. The end is looked up then, because only a position of the checkpoint leads to it through
+            all splits.
+        report: A summary for the query's progress, or None before anything is planned. It is not an offset.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.ends_by_itself = False
+        self.report: dict[str, Any] | None = None
+        self._target: Target | None = None
+        self._idle: tuple[dict[str, Any], float] | None = None
+        self._saved = -math.inf
+        self._ahead: tuple[dict[str, Any], Lineage] | None = None
+        self._reports = Reports()
+        self._still: tuple[dict[str, Any], Hashable, float] | None = None
+
+    def initial(self) -> dict[str, Any]:
+        """The start of a new query; it is not resolved here, because Spark asks again on a replay."""
+        return offset_to_json(self.settings, Symbolic(self.settings.start))
+
+    def first(self, max_records: int | None) -> dict[str, Any]:
+        """The end of the first micro-batch, for a Spark that runs one micro-batch at a time.
+
+        The start is stored beside the end, so that the batch can be replayed.
+
+        Args:
+            max_records: The bound on its rows.
+        """
+        with source_errors():
+            connection = connection_for(self.settings)
+            start = self._started(connection, self.settings.start)
+            step = self._step(connection, start, max_records)
+            offset = Pinned(connection.incarnation, start.to_json())
+            if step.moved and not step.empty:
+                offset = Pinned(
+                    connection.incarnation,
+                    step.after.to_json(),
+                    step.ends,
+                    origin=start.to_json(),
+                    more=_may_have_more(start, step.after, max_records),
+                )
+            self._saved = time.monotonic()
+            return offset_to_json(self.settings, offset)
+
+    def after(
+        self, start: dict[str, Any], max_records: int | None, *, tell_more: bool = False
+    ) -> dict[str, Any]:
+        """The end of the next micro-batch.
+
+        Args:
+            start: The start of the micro-batch.
+            max_records: The bound on its rows.
+            tell_more: True to mark an offset behind which there may be more.
+
+        Returns:
+            `start` itself when there is nothing to read. Spark then asks again without a pause, so this
+            answer is reused for `pollInterval`. At first, and once per `idleCheckpointInterval`, a position
+            that moved without a record is an end too, so that the position in the checkpoint does not expire.
+        """
+        if self._is_idle(start):
+            time.sleep(min(_NAP_SECONDS, self.settings.poll_seconds))
+            return start
+        with source_errors():
+            if self._stands_still(start):
+                self._idle = start, time.monotonic()
+                return start
+            self._still = None
+            end = self._plan(start, max_records, tell_more)
+        # A position that moved without a record has nothing after it either.
+        self._idle = (end, time.monotonic()) if end is start or "empty" in end else None
+        return end
+
+    def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The work of a micro-batch: the same on every call, without a call to the database.
+
+        Args:
+            start: The start of the batch.
+            end: The end of the batch.
+        """
+        with source_errors():
+            before = offset_from_json(self.settings, start)
+            after = offset_from_json(self.settings, end)
+            ranges = ranges_of(before, after)
+            if not ranges:
+                return []
+            assert isinstance(after, Pinned)
+            return work_of(self.settings, after.incarnation, ranges)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task.
+
+        Args:
+            partition: One of `tasks`.
+        """
+        return read_work(self.settings, partition)
+
+    def _is_idle(self, start: dict[str, Any]) -> bool:
+        """True when the same start was asked for a moment ago, and there was nothing."""
+        if self._idle is None or self.ends_by_itself:
+            return False
+        asked, when = self._idle
+        return asked == start and time.monotonic() - when < self.settings.poll_seconds
+
+    def _plan(self, start: dict[str, Any], max_records: int | None, tell_more: bool) -> dict[str, Any]:
+        offset = offset_from_json(self.settings, start)
+        connection = connection_for(self.settings)
+        if isinstance(offset, Symbolic):
+            lineage = self._started(connection, offset.position)
+            self.report = self._reports.report(connection, lineage, None, idle=False)
+            self._saved = time.monotonic()
+            return offset_to_json(self.settings, Pinned(connection.incarnation, lineage.to_json()))
+        offset.check_incarnation(connection.opened)
+        before = connection.plan("restore", lambda planner, _: planner.restore(offset.cursors))
+        if not len(before):
+            raise _ended(self.settings)
+        mark = self._mark()
+        step = self._step(connection, self._standing(start, before), max_records)
+        nothing = step.empty or not step.moved
+        self.report = self._reports.report(connection, step.after, step, idle=nothing)
+        due = time.monotonic() - self._saved >= self.settings.idle_checkpoint_seconds or bool(step.skipped)
+        if nothing and not _is_worth_saving(before, step.after, due):
+            # The next call begins here, so that the same records are not scanned again.
+            self._ahead = start, step.after
+            if mark is not None and not step.after.awaiting_children():
+                self._still = start, mark, time.monotonic()
+            return start
+        stands = step.after if nothing or due else _without_idle_moves(before, step)
+        more = tell_more and not nothing and _may_have_more(before, step.after, max_records)
+        pinned = Pinned(offset.incarnation, stands.to_json(), step.ends, nothing, more=more)
+        end = offset_to_json(self.settings, pinned)
+        self._ahead = end, step.after
+        if stands is step.after:
+            self._saved = time.monotonic()
+        return end
+
+    def _stands_still(self, start: dict[str, Any]) -> bool:
+        """True when nothing was found after the same start, and the database has not changed since."""
+        if self._still is None:
+            return False
+        asked, mark, when = self._still
+        return asked == start and time.monotonic() - when < _STILL_SECONDS and self._mark() == mark
+
+    def _mark(self) -> Hashable:
+        """A value that stays equal while nothing changes; None where the database has none."""
+        connection = connection_for(self.settings)
+        if not isinstance(connection.feed, SupportsChangeMark):
+            return None
+        return connection.opened.call("mark", connection.feed.change_mark)
+
+    def _started(self, connection: Connection, position: FeedStart) -> Lineage:
+        """The start of a new query; this process may know an earlier resource of the same name."""
+        connection.opened.renew()
+        return connection.start(position)
+
+    def _standing(self, start: dict[str, Any], before: Lineage) -> Lineage:
+        """The lineage to plan from: further ahead than the offset, if nothing was found after it."""
+        return self._ahead[1] if self._ahead is not None and self._ahead[0] == start else before
+
+    def _step(self, connection: Connection, before: Lineage, max_records: int | None) -> Step:
+        if self.ends_by_itself and self._target is None:
+            self._target = connection.plan("plan", lambda planner, deadline: planner.target(before, deadline))
+        return connection.plan(
+            "plan",
+            lambda planner, deadline: planner.advance(
+                before, max_records, deadline, self._target, allow_empty=True
+            ),
+        )
+
+
+def _entries(lineage: Lineage) -> dict[str, object]:
+    return {entry.partition_id: entry for entry in lineage}
+
+
+def _is_worth_saving(before: Lineage, stands: Lineage, due: bool) -> bool:
+    """True to save positions that moved without a record as an offset."""
+    then, now = _entries(before), _entries(stands)
+    if then.keys() != now.keys() or any(type(then[name]) is not type(now[name]) for name in now):
+        return True  # the ranges of a batch come from the partitions in its first offset
+    return due and then != now
+
+
+def _without_idle_moves(before: Lineage, step: Step) -> Lineage:
+    """The end of a step in which partitions without records stay: the batch does not read them."""
+    kept = step.after.copy()
+    now = _entries(step.after)
+    for entry in before.active():
+        if entry.partition_id not in step.news and type(now.get(entry.partition_id)) is type(entry):
+            kept.advance(entry.partition_id, entry.cursor)
+    return kept
+
+
+def _may_have_more(before: Lineage, after: Lineage, max_records: int | None) -> bool:
+    """True when more records may follow a step with records."""
+    return max_records is not None or _entries(before).keys() != _entries(after).keys()
+
+
+def _ended(settings: Settings) -> MulticloudDbError:
+    return MulticloudDbError(
+        f"the feed of {settings.address} has ended, and all its changes are delivered; "
+        "if the resource was recreated, start a query with a checkpointLocation of its own",
+        ErrorDetail(ErrorCategory.NOT_FOUND),
+    )

@@ -1,0 +1,16 @@
+"""The error for a PySpark that is missing or too old."""
+
+from importlib import import_module
+
+
+def no_pyspark(name: str) -> ImportError:
+    """The error to raise for a function that needs PySpark.
+
+    Args:
+        name: The name of the function.
+    """
+    try:
+        trouble = f"this is {import_module('pyspark').__version__}; install a newer one"
+    except ModuleNotFoundError:
+        trouble = 'it is not installed; run: pip install "multiclouddb[spark]"'
+    return ImportError(f"{name} needs PySpark 4.0 or newer: {trouble}")

@@ -1,0 +1,76 @@
+"""The options of the data source: one place for their names, what they mean and the table in the docs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+__all__ = ["ALIASES", "CONNECTION", "OPTIONS", "Option", "options_table"]
+
+CONNECTION: Final = "connection."
+"""The prefix of options that go to the provider's own configuration."""
+
+
+@attrs.frozen
+class Option:
+    """One option.
+
+    Attributes:
+        name: As the docs spell it; Spark ignores case.
+        values: Its possible values, in Markdown.
+        default: Its default, in Markdown.
+        only: `stream` or `batch` where it means nothing in the other, else empty.
+    """
+
+    name: str
+    values: str
+    default: str
+    only: str = ""
+
+
+OPTIONS: Final = (
+    Option("url", "as for `connect`: `embedded:///data/store.db`", "`url` or `provider` is required"),
+    Option("provider", "provider id; its settings are `connection.*`", "from `url`"),
+    Option("database", "where the documents are", "the provider's"),
+    Option("collection", "where the documents are", "required"),
+    Option("startingPosition", "`beginning`, `now`, or an ISO time with a zone", "`beginning`"),
+    Option("endingPosition", "`latest`, or an ISO time with a zone", "`latest`", "batch"),
+    Option("maxRecordsPerTrigger", "hard bound on the rows of a micro-batch", "none", "stream"),
+    Option("maxTasksPerBatch", "maximum number of tasks of a batch", "`32`"),
+    Option(
+        "minPartitions",
+        "as in Kafka's source, how many tasks are wanted: with more than 32 it raises `maxTasksPerBatch`; a "
+        "partition is never read by two tasks",
+        "one task for each partition with records",
+    ),
+    Option("failOnDataLoss", "`false` to skip changes that have expired", "`true`"),
+    Option("newItemState", "`omit`, `include_if_available`, `require`", "`include_if_available`"),
+    Option("oldItemState", "the same values", "`omit`"),
+    Option("pollInterval", "how often an idle feed is polled: `1 second`, `500 ms`", "`1 second`", "stream"),
+    Option("idleCheckpointInterval", "how often an idle position is saved", "`5 minutes`", "stream"),
+)
+
+ALIASES: Final = {
+    "startingOffsets": "startingPosition",
+    "startingTimestamp": "startingPosition",
+    "endingOffsets": "endingPosition",
+    "endingTimestamp": "endingPosition",
+    "maxOffsetsPerTrigger": "maxRecordsPerTrigger",
+}
+"""Names of Kafka's source → the option that they mean."""
+
+
+def options_table() -> str:
+    """The table of options in Markdown, as the docs show it."""
+    also = {option.name: [name for name in ALIASES if ALIASES[name] == option.name] for option in OPTIONS}
+    lines = ["| option | values | default |", "|---|---|---|"]
+    for option in OPTIONS:
+        names = ", ".join(f"`{name}`" for name in (option.name, *also[option.name]))
+        only = f"; {option.only} only" if option.only else ""
+        lines.append(f"| {names} | {option.values}{only} | {option.default} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(options_table())  # noqa: T201 - for the docs

@@ -1,0 +1,158 @@
+"""The values of options: text into what it means, or an error that names the option as the user did."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Final, TypeVar
+
+from multiclouddb_api import AtTime, Beginning, Now, invalid_request
+from multiclouddb_spi import FeedStart
+
+__all__ = ["count", "duration", "from_environment", "mode", "moment_of_millis", "position", "truth"]
+
+_ENVIRONMENT: Final = "env:"
+_SECONDS: Final = {
+    "ms": 0.001,
+    "millisecond": 0.001,
+    "": 1,
+    "s": 1,
+    "sec": 1,
+    "second": 1,
+    "min": 60,
+    "minute": 60,
+    "h": 3600,
+    "hour": 3600,
+}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_WAY_OUT_POSITION: Final = "write beginning, now, or a time with its zone such as 2026-01-31T12:00:00Z"
+# Milliseconds below this are in 1970 to 1973, seconds are now.
+_LEAST_MILLIS: Final = 100_000_000_000
+_Mode = TypeVar("_Mode", bound=Enum)
+
+
+def from_environment(name: str, value: str) -> str:
+    """The value itself; for `env:NAME` the value of that variable of this process.
+
+    Args:
+        name: The option, for the error.
+        value: The value that the user gave.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` when this process has no such variable.
+    """
+    if not value.startswith(_ENVIRONMENT):
+        return value
+    variable = value.removeprefix(_ENVIRONMENT).strip()
+    found = os.environ.get(variable)
+    if found is None:
+        raise invalid_request(
+            name,
+            f"is {value!r}, and a process of Spark has no such variable",
+            f"set {variable} in the environment of the driver and of every executor",
+        )
+    return found
+
+
+def position(name: str, text: str) -> FeedStart:
+    """A start or an end.
+
+    Args:
+        name: The option, as the user spelled it.
+        text: Its value.
+    """
+    match text.lower():
+        case "beginning" | "earliest":
+            return Beginning()
+        case "now" | "latest":
+            return Now()
+        case _:
+            return AtTime(_moment(name, text))
+
+
+def _moment(name: str, text: str) -> datetime:
+    way_out = (
+        _WAY_OUT_POSITION.replace("beginning, now", "latest")
+        if name.startswith("ending")
+        else _WAY_OUT_POSITION
+    )
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise invalid_request(name, f"is {text!r}", way_out) from None
+    if moment.utcoffset() is None:
+        raise invalid_request(name, f"has no time zone: {text!r}", way_out)
+    return moment.astimezone(UTC)
+
+
+def moment_of_millis(name: str, text: str) -> str:
+    """Kafka's milliseconds since 1970 as an ISO time.
+
+    Args:
+        name: The option, as the user spelled it.
+        text: Its value.
+    """
+    way_out = "give milliseconds since 1970 as a whole number"
+    try:
+        moment = datetime.fromtimestamp(int(text) / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        raise invalid_request(name, f"is {text!r}", way_out) from None
+    if 0 < int(text) < _LEAST_MILLIS:
+        raise invalid_request(name, f"is {text!r}, which seems to be in seconds", f"{way_out}: {text}000")
+    return moment.isoformat()
+
+
+def count(name: str, text: str) -> int:
+    """A whole number, 1 or more.
+
+    Args:
+        name: The option, as the user spelled it.
+        text: Its value.
+    """
+    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) == 0:
+        raise invalid_request(name, f"is {text!r}", "give a whole number, 1 or more")
+    return int(text)
+
+
+def truth(name: str, text: str) -> bool:
+    """True or false.
+
+    Args:
+        name: The option, as the user spelled it.
+        text: Its value.
+    """
+    if text.lower() not in ("true", "false"):
+        raise invalid_request(name, f"is {text!r}", "write true or false")
+    return text.lower() == "true"
+
+
+def mode(name: str, text: str, kind: type[_Mode]) -> _Mode:
+    """One of a closed choice.
+
+    Args:
+        name: The option, as the user spelled it.
+        text: Its value.
+        kind: The choice.
+    """
+    modes = {each.value: each for each in kind}
+    if text.lower() not in modes:
+        raise invalid_request(name, f"is {text!r}", f"write one of {', '.join(modes)}")
+    return modes[text.lower()]
+
+
+def duration(name: str, text: str) -> float:
+    """Seconds.
+
+    Args:
+        name: The option, as the user spelled it.
+        text: Its value.
+    """
+    found = _DURATION.fullmatch(text.lower())
+    unit = None
+    if found:
+        unit = _SECONDS.get(found[2]) or _SECONDS.get(found[2].removesuffix("s"))
+    if found is None or unit is None:
+        raise invalid_request(name, f"is {text!r}", "write it as 1 second, 500 ms or 2 minutes")
+    return float(found[1]) * unit

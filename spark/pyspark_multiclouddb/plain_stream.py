@@ -1,0 +1,75 @@
+"""The stream on a Spark that passes neither a position nor a limit to `latestOffset` (4.0 and 4.1).
+
+There Spark calls `partitions(last, last)` with the newest offset of its log before the first `latestOffset()`
+of a restart. So the reader learns where its checkpoint stands, and applies the limit itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from multiclouddb_api import invalid_request
+from pyspark_multiclouddb.errors import source_errors
+from pyspark_multiclouddb.micro_batches import MicroBatches
+from pyspark_multiclouddb.options import Settings
+
+__all__ = ["PlainStreamReader"]
+
+_WRAPPER: Final = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
+
+
+class PlainStreamReader(DataSourceStreamReader):
+    """Plans micro-batches from the offsets that it returned, and from the one that a restart begins with.
+
+    A query that ends by itself (`availableNow`, `once`) runs one micro-batch. Its first batch fixes the start
+    and has rows, too: a batch without rows would be the whole run.
+
+    Args:
+        settings: The options, checked for a stream.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._batches = MicroBatches(settings)
+        self._first: dict[str, Any] | None = None
+        self._position: dict[str, Any] | None = None
+
+    def __reduce__(self) -> tuple[type[PlainStreamReader], tuple[Settings]]:
+        return type(self), (self._batches.settings,)
+
+    def initialOffset(self) -> dict[str, Any]:
+        """The start of a new query; it is not resolved here, because Spark asks again on a replay."""
+        return self._batches.initial()
+
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override] # as Spark 4.0 and 4.1 call it
+        """The end of the next micro-batch; the current position when there is nothing to read."""
+        most = self._batches.settings.max_records
+        if self._position is not None:
+            return self._batches.after(self._position, most, tell_more=True)
+        if self._first is None:
+            self._first = self._batches.first(most)
+        return self._first
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The work of a micro-batch; `end` is where the query stands from now on.
+
+        Raises:
+            SourceError: The query has a checkpoint, and Spark did not say where it stands before it asked for
+                the first batch. Nothing is written by then.
+        """
+        if self._position is None and self._first not in (None, end):
+            with source_errors():
+                raise invalid_request(
+                    "checkpoint",
+                    "has a position that this Spark does not tell before the first batch is planned",
+                    f"set {_WRAPPER} to false, its default, or use Spark 4.2 or newer",
+                )
+        self._position = end
+        return self._batches.tasks(start, end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task."""
+        return self._batches.read(partition)

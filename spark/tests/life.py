@@ -1,0 +1,123 @@
+"""The program that `test_versions.py` runs on each version of Spark: what a query does in its life.
+
+    python life.py FOLDER PART
+
+PART is `first` (a batch, streams that end, a replay; it dies in a batch of a stream that does not end) or
+`second` (it resumes after the death, and ends when it has everything).
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from pyspark.errors import StreamingQueryException
+
+from pyspark_multiclouddb import caught_up, error_from_query, local_session
+
+folder, part = Path(sys.argv[1]), sys.argv[2]
+count = int((folder / "count").read_text())
+LIMIT = 60
+options = {"url": f"embedded://{folder}/store.db", "collection": "orders", "maxRecordsPerTrigger": str(LIMIT)}
+
+
+def note(**facts):
+    with (folder / "facts").open("a") as file:
+        file.write(json.dumps(facts) + "\n")
+
+
+class Rows:
+    """A `foreachBatch` that keeps each batch in a file."""
+
+    def __init__(self, name, die_in=None):
+        self.folder, self.die_in, self.batches = folder / name, die_in, []
+        self.folder.mkdir(exist_ok=True)
+
+    def __call__(self, frame, batch_id):
+        rows = [row.event_id for row in frame.select("event_id").collect()]
+        if batch_id == self.die_in:
+            for pid in (spark.sparkContext._gateway.proc.pid, os.getpid()):
+                os.kill(pid, signal.SIGKILL)
+        self.batches.append(batch_id)
+        (self.folder / str(batch_id)).write_text(json.dumps(rows))
+
+    def all(self):
+        return [row for file in self.folder.iterdir() for row in json.loads(file.read_text())]
+
+
+def writer(rows, **more):
+    stream = spark.readStream.format("multiclouddb").options(**options, **more).load()
+    checkpoint = folder / f"{rows.folder.name}-checkpoint"
+    return stream.writeStream.foreachBatch(rows).option("checkpointLocation", str(checkpoint))
+
+
+def run_once(rows):
+    query = writer(rows).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query
+
+
+def run_all(rows):
+    """The loop of the docs; every run but the first is a clean restart."""
+    runs = 1
+    while not caught_up(run_once(rows)):
+        runs += 1
+    return runs
+
+
+def follow(rows):
+    query = writer(rows, pollInterval="20 ms").start()
+    while len(rows.all()) < count:
+        assert not query.awaitTermination(0.02)
+    query.stop()
+
+
+def ended_runs():
+    """Streams that end, and the replay of a batch that was planned and not done."""
+    rows = Rows("ended")
+    runs = run_all(rows)
+    last = max(
+        int(path.name) for path in (folder / "ended-checkpoint/commits").iterdir() if path.name.isdigit()
+    )
+    # The batch that had the last rows, and what came after it, are not done.
+    full = max(batch for batch in rows.batches if json.loads((rows.folder / str(batch)).read_text()))
+    before = (rows.folder / str(full)).read_text()
+    for kind, first in (("commits", full), ("offsets", full + 1)):
+        for number in range(first, last + 1):
+            for name in (f"{number}", f".{number}.crc"):
+                (folder / "ended-checkpoint" / kind / name).unlink(missing_ok=True)
+    again = Rows("ended")
+    run_all(again)
+    same = sorted(json.loads(before)) == sorted(json.loads((rows.folder / str(full)).read_text()))
+    note(runs=runs, replayed=again.batches[0] == full, same=same, ended=rows.all())
+
+
+def unknown_position():
+    """The one configuration in which Spark 4.0 and 4.1 do not say where the checkpoint stands."""
+    spark.conf.set("spark.sql.streaming.triggerAvailableNowWrapper.enabled", "true")
+    path = folder / "ended-checkpoint/offsets"
+    before = sorted(file.name for file in path.iterdir())
+    try:
+        run_once(Rows("ended"))
+        refused = None
+    except StreamingQueryException as error:
+        refused = [str(error_from_query(error)), str(error)]
+    spark.conf.set("spark.sql.streaming.triggerAvailableNowWrapper.enabled", "false")
+    note(refused=refused, offsets_stay=before == sorted(file.name for file in path.iterdir()))
+
+
+spark = local_session("life", **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
+spark.sparkContext.setLogLevel("OFF")
+if part == "first":
+    foreign = [row.n for row in spark.read.format("foreign").load().collect()]
+    batch = spark.read.format("multiclouddb").options(url=options["url"], collection="orders").load()
+    note(version=spark.version, foreign=foreign, batch=[row.event_id for row in batch.collect()])
+    ended_runs()
+    unknown_position()
+    follow(Rows("followed", die_in=1))
+else:
+    rows = Rows("followed")
+    follow(rows)
+    note(followed=rows.all())
+spark.stop()

@@ -1,0 +1,57 @@
+"""Runs `database_life.py` on a version of Spark, and looks for secrets in all that is left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+
+PROGRAM = Path(__file__).with_name("database_life.py")
+ENVIRONMENTS = Path(__file__).with_name("environments.py")
+SECONDS = 400
+VERSIONS = (pyspark.__version__, "4.0.5")
+
+
+def live(folder, version, options, count, secrets, **environ):
+    """Every event came once, and no secret is anywhere; on the version of `.venv` the query is killed once.
+
+    Args:
+        folder: An empty folder.
+        version: The version of PySpark.
+        options: The options of the source.
+        count: How many events the feed has.
+        secrets: What must not be found.
+        environ: Variables of the environment.
+    """
+    log = folder / "log"
+    given = {**options, "maxRecordsPerTrigger": str(max(count // 2, 1))}
+    command = [sys.executable, str(PROGRAM), str(folder), json.dumps(given), str(count)]
+    path = []
+    if version != pyspark.__version__:
+        located = [sys.executable, str(ENVIRONMENTS), version]
+        path = [subprocess.run(located, capture_output=True, text=True, check=True).stdout.strip()]
+    path += filter(None, [os.environ.get("PYTHONPATH")])
+    environ = {**os.environ, **environ, "PYTHONPATH": os.pathsep.join(path)}
+
+    def run(status, *more):
+        with log.open("a") as out:
+            ended = subprocess.run(
+                [*command, *more], env=environ, stdout=out, stderr=out, timeout=SECONDS, check=False
+            )
+        assert ended.returncode == status, log.read_text()[-5000:]
+
+    if version == pyspark.__version__:
+        run(-signal.SIGKILL, "die")
+    run(0)
+    rows = [row for file in (folder / "rows").iterdir() for row in json.loads(file.read_text())]
+    assert len(rows) == len(set(rows)) == count
+    assert f"={count})" in (folder / "shown" / "batch").read_text()
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    assert len([file for file in files if "page-" in file.name]) >= 10
+    assert any("events" in file.parts for file in files)
+    found = [(file, secret) for file in files for secret in secrets if secret.encode() in file.read_bytes()]
+    assert found == []
+    return folder

@@ -1,0 +1,60 @@
+"""The program that `test_connect.py` runs: a client of Spark Connect. It has no package of ours.
+
+    python remote.py ADDRESS FOLDER
+
+It prints one line of JSON: what it found.
+"""
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+address, folder = sys.argv[1], Path(sys.argv[2])
+table, checkpoint = str(folder / "table"), str(folder / "checkpoint")
+options = {"url": f"embedded://{folder}/store.db", "collection": "orders"}
+spark = SparkSession.builder.remote(address).getOrCreate()
+
+
+def merge(frame, batch_id):
+    from pyspark_multiclouddb import merge_into_delta
+
+    merge_into_delta(frame, batch_id, table, "remote")
+
+
+def follow():
+    stream = spark.readStream.format("multiclouddb").options(**options, maxRecordsPerTrigger="60").load()
+    query = stream.writeStream.foreachBatch(merge).option("checkpointLocation", checkpoint)
+    query = query.trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query
+
+
+def error_of(ask):
+    try:
+        ask()
+    except PySparkException as error:
+        return str(error)
+    return None
+
+
+def source(**more):
+    return spark.read.format("multiclouddb").options(**{**options, **more}).load()
+
+
+found = {
+    "ours": find_spec("pyspark_multiclouddb") is not None,
+    "version": spark.version,
+    "batch": [row.event_id for row in source().select("event_id").collect()],
+    "wrong": error_of(lambda: source(maxrecords="5").count()),
+    "missing": error_of(lambda: source(collection="none").count()),
+}
+# On Spark 4.0 a run is one micro-batch.
+while (progress := follow().lastProgress) is not None and progress["sources"][0]["numInputRows"]:
+    pass
+options["collection"] = "others"
+found["other"] = error_of(follow)
+sys.stdout.write(json.dumps(found) + "\n")

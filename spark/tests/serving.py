@@ -1,0 +1,19 @@
+"""The program that serves clients of Spark Connect until its standard input ends.
+
+python serving.py PORT
+"""
+
+import sys
+
+from pyspark_multiclouddb import local_session
+
+conf = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+    "spark.connect.grpc.binding.port": sys.argv[1],
+}
+with local_session("serving", **conf) as spark:
+    spark.sparkContext.setLogLevel("OFF")
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.read()

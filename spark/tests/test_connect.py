@@ -1,0 +1,93 @@
+"""Spark Connect: a client without our package; the server has it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from multiclouddb_api import ErrorCategory
+from pyspark_multiclouddb import error_from_query
+
+from .environments import environment, zstandard
+from .test_kill import table_of
+from .test_source import through_the_client
+
+SERVER, CLIENT = (Path(__file__).with_name(name) for name in ("serving.py", "remote.py"))
+SECONDS = 300
+
+
+def packages():
+    """The folder with all packages but ours: those of this workspace are on the path by other means."""
+    return str(Path(pyspark.__file__).parents[1])
+
+
+def environ(*folders):
+    """The environment of a process with some folders before all others on its path."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+
+
+@contextmanager
+def serving(*folders):
+    """A server on this machine; its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, str(SERVER), str(port)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environ(*folders), stdin=pipe, stdout=pipe, text=True) as server:
+        assert server.stdout.readline() == "ready\n"
+        try:
+            yield f"sc://127.0.0.1:{port}"
+        finally:
+            server.stdin.close()
+            server.wait(SECONDS)
+
+
+def run_client(address, folder, *folders):
+    """What the client found, on a path that leads to no package of ours."""
+    ran = subprocess.run(
+        [sys.executable, "-S", str(CLIENT), address, str(folder)],
+        env=environ(*folders, packages()),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def check_client(found, source, written, folder):
+    assert not found["ours"]
+    assert sorted(found["batch"]) == sorted(written)
+    assert table_of(folder) == source.documents
+    categories = {name: error_from_query(RuntimeError(found[name])) for name in ("wrong", "missing", "other")}
+    assert categories == {
+        "wrong": ErrorCategory.INVALID_REQUEST,
+        "missing": ErrorCategory.NOT_FOUND,
+        "other": ErrorCategory.INVALID_REQUEST,
+    }
+    assert "did you mean maxRecordsPerTrigger?" in found["wrong"]
+    assert "is of another source" in found["other"]
+
+
+@pytest.mark.parametrize("version", [pyspark.__version__, "4.0.5"])
+def test_batch_stream_sink_and_errors(source, tmp_path, version):
+    """Server and client are of one version."""
+    source.write(60)
+    source.split()
+    source.write(60)
+    source.store.create_collection("others")
+    written = [row["event_id"] for row in through_the_client(source)]
+    folders = [zstandard()] if version == pyspark.__version__ else [environment(version), zstandard()]
+    with serving(*folders) as address:
+        found = run_client(address, tmp_path, *folders)
+    assert found["version"] == version
+    check_client(found, source, written, tmp_path)
