@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
+
+from pyspark_multiclouddb import live_rows
 
 PROGRAM = Path(__file__).with_name("follower.py")
 SECONDS = 300
@@ -18,12 +19,12 @@ SECONDS = 300
 class Follower:
     """The program, and its progress."""
 
-    def __init__(self, folder, die_at=""):
+    def __init__(self, folder, argument="", program=PROGRAM):
         self.folder = folder
         self.log = (folder / "log").open("a")
         self.printed = self.log.tell()
         self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(folder), die_at], stdout=self.log, stderr=self.log
+            [sys.executable, str(program), str(folder), argument], stdout=self.log, stderr=self.log
         )
 
     def noise(self):
@@ -53,7 +54,7 @@ class Follower:
 
 
 def table_of(folder):
-    table = DeltaTable(folder / "table").to_pyarrow_dataset().scanner(use_threads=False).to_table()
+    table = live_rows(folder / "table").read_all()
     return {json.loads(row["key"])["id"]: json.loads(row["new_item_state"]) for row in table.to_pylist()}
 
 
