@@ -23,6 +23,8 @@ __all__ = ["collected_in_pieces", "latest_rows"]
 
 _BUCKETS: Final = 4096
 """Keys are distributed to so many; a piece has one or more of them."""
+_TASKS: Final = 32
+"""As many as a batch of the source has by default; Spark's own 200 cost more than the work of a small batch."""
 _BUCKET: Final = "_bucket"
 _SIZE: Final = "_size"
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
@@ -58,7 +60,7 @@ def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[pa.Table]:
     bucket = F.pmod(F.xxhash64("key"), F.lit(_BUCKETS)).cast("int")
     size = sum((_bytes_of(_column(field.name), field.dataType) for field in frame.schema), F.lit(0))
     kept = latest_rows(frame).select(*columns, bucket.alias(_BUCKET), size.alias(_SIZE))
-    kept = kept.persist(StorageLevel.MEMORY_AND_DISK)
+    kept = kept.coalesce(_TASKS).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         for first, last in _cuts(kept, _bound(frame, max_bytes)):
             yield kept.where(F.col(_BUCKET).between(first, last)).select(*columns).toArrow()

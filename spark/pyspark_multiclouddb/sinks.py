@@ -14,7 +14,7 @@ from a scan. It never wins, because the table stores the `order_key` of each row
 stays as a *tombstone* for the same reason, with the time of its delete in `_deleted_at`. Read the table with
 `live_rows`, or with `WHERE _deleted_at IS NULL`, and call `drop_tombstones` from time to time.
 
-Spark is not needed: `merge_into_delta` takes a page of `client.iterate_changes` as well.
+Spark is not needed: `merge_into_delta` takes a page of `client.iterate_changes(…).pages()` as well.
 """
 
 from __future__ import annotations
