@@ -24,7 +24,7 @@ __all__ = ["collected_in_pieces", "latest_rows"]
 _BUCKETS: Final = 4096
 """Keys are distributed to so many; a piece has one or more of them."""
 _TASKS: Final = 32
-"""As many as a batch of the source has by default; Spark's own 200 cost more than the work of a small batch."""
+"""As many as a batch of the source has by default: Spark's own 200 cost more than a small batch is worth."""
 _BUCKET: Final = "_bucket"
 _SIZE: Final = "_size"
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
@@ -48,7 +48,7 @@ def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[pa.Table]:
             Only what is in one of 4096 parts of all keys is never cut.
 
     Returns:
-        Tables with the columns of the frame, no two with a row of the same key. None for a frame without rows.
+        Tables with the columns of the frame, each key in one of them. None for a frame without rows.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` when a row has no key, `order_key` or type.

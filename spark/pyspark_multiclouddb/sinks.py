@@ -9,10 +9,10 @@ So there are two steps, and each is safe to repeat:
 
     stream.writeStream.foreachBatch(merge).option("checkpointLocation", "/data/checkpoint").start()
 
-An older change can come after a newer one, too: from a second query on the table, from a query that starts again,
-from a scan. It never wins, because the table stores the `order_key` of each row. The row of a deleted document
-stays as a *tombstone* for the same reason, with the time of its delete in `_deleted_at`. Read the table with
-`live_rows`, or with `WHERE _deleted_at IS NULL`, and call `drop_tombstones` from time to time.
+An older change can come after a newer one, too: from a second query on the table, from a query that starts
+again, from a scan. It never wins, because the table stores the `order_key` of each row. The row of a deleted
+document stays as a *tombstone* for the same reason, with the time of its delete in `_deleted_at`. Read the
+table with `live_rows`, or with `WHERE _deleted_at IS NULL`, and call `drop_tombstones` from time to time.
 
 Spark is not needed: `merge_into_delta` takes a page of `client.iterate_changes(…).pages()` as well.
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["drop_tombstones", "latest_by_key", "live_rows", "merge_into_delta"]
 
-_Events = TypeVar("_Events", "pa.Table", "DataFrame")
+_Events = TypeVar("_Events", bound="pa.Table | DataFrame")
 _NEEDED: Final = ("key", "order_key", "type")
 _OF_THE_EVENT: Final = frozenset(
     {
@@ -65,7 +65,7 @@ def latest_by_key(events: _Events) -> _Events:
     if not isinstance(events, pa.Table):
         from pyspark_multiclouddb.pieces import latest_rows
 
-        return latest_rows(events)
+        return cast("_Events", latest_rows(events))
     if not events.num_rows:
         return events
     order = pc.sort_indices(events, sort_keys=[("key", "ascending"), ("order_key", "descending")])
@@ -75,7 +75,7 @@ def latest_by_key(events: _Events) -> _Events:
     if len(keys) > 1:
         changes = pc.not_equal(keys[1:], keys[:-1])
         is_first = pa.concat_arrays([is_first, changes])
-    return ordered.filter(is_first)
+    return cast("_Events", ordered.filter(is_first))
 
 
 def merge_into_delta(
@@ -90,33 +90,34 @@ def merge_into_delta(
 ) -> bool:
     """Merge changes into a Delta table: one row per document, and a tombstone for a deleted one.
 
-    A row is written when its `order_key` is higher than the table's, so it does not matter in which order changes
-    arrive, or how often. The row of a deleted document has the time of its merge in `_deleted_at`, which is null
-    for all others (`live_rows`, `drop_tombstones`).
+    A row is written when its `order_key` is higher than the table's, so it does not matter in which order
+    changes arrive, or how often. The row of a deleted document has the time of its merge in `_deleted_at`,
+    which is null for all others (`live_rows`, `drop_tombstones`).
 
     Spark finds the last change of each key. Only these, and only the columns that the table has, come to the
-    driver, in pieces of at most `max_bytes`; each piece is a commit of its own. Spark reads the source once and
-    keeps the last changes on its executors until all pieces are merged, on their disks where memory is short. A
-    process that is killed between two commits merges the batch again when it restarts, and what was merged is
-    found equal. The last commit stores the number of the batch: a batch whose number the table has is left out.
+    driver, in pieces of at most `max_bytes`; each piece is a commit of its own. Spark reads the source once
+    and keeps the last changes on its executors until all pieces are merged, on their disks where memory is
+    short. A process that is killed between two commits merges the batch again when it restarts, and what was
+    merged is found equal. The last commit stores the number of the batch: a batch whose number the table has
+    is left out.
 
     The first merge creates the table, with the columns `key`, `order_key`, `timestamp`, `new_item_state` and
     `_deleted_at`. Additional columns of the batch are kept too, so you can parse documents before:
-    `frame.withColumn("total", get_json_object("new_item_state", "$.total"))`. A column of the table that the batch
-    does not have keeps its values.
+    `frame.withColumn("total", get_json_object("new_item_state", "$.total"))`. A column of the table that the
+    batch does not have keeps its values.
 
     Args:
-        batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page. A table or a
-            page is one commit.
-        batch_id: The number that Spark passes. None for changes that have no number: they are always merged, and a
-            repetition changes nothing.
+        batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page. A table
+            or a page is one commit.
+        batch_id: The number that Spark passes. None for changes that have no number: they are always merged,
+            and a repetition changes nothing.
         table_path: A folder, or a URL that `deltalake` supports. Only one process may write at a time.
         app_id: Identifies the query and its checkpoint. With a new checkpoint directory the numbers begin
-            again, so use another `app_id`. Otherwise the first batches count as replays and are left out. None
-            if, and only if, there is no number.
+            again, so use another `app_id`. Otherwise the first batches count as replays and are left out.
+            None if, and only if, there is no number.
         create: False: a table that does not exist is an error.
-        new_columns: What to do with a column that the batch has and the table does not: `"add"` it, with null in
-            the rows that are there, or `"refuse"` the batch.
+        new_columns: What to do with a column that the batch has and the table does not: `"add"` it, with null
+            in the rows that are there, or `"refuse"` the batch.
         max_bytes: The bound of a piece, about as Arrow stores it. It becomes lower where Spark's
             `spark.driver.maxResultSize` needs it. A single row is never cut.
 
@@ -124,8 +125,9 @@ def merge_into_delta(
         True when the batch was merged; False when it was empty or the table had it already.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` when a column is missing, is of another type than in the table, or is
-            new and refused; `NOT_FOUND` when there is no table and `create` is False. Nothing was written then.
+        MulticloudDbError: `INVALID_REQUEST` when a column is missing, is of another type than in the table,
+            or is new and refused; `NOT_FOUND` when there is no table and `create` is False. Nothing was
+            written then.
         ImportError: `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
     """
     from deltalake import Transaction
@@ -152,7 +154,7 @@ def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Ite
     if isinstance(batch, ChangeFeedPage):
         batch = pa.Table.from_batches([events_to_arrow(batch.events)])
     is_table = isinstance(batch, pa.Table)
-    names: list[str] = batch.column_names if is_table else batch.columns
+    names = cast("list[str]", batch.column_names if is_table else batch.columns)
     for name in _NEEDED:
         if name not in names:
             raise invalid_request("batch", f"has no column {name}", "pass the rows of the data source")

@@ -86,8 +86,14 @@ class TestPieces:
         changes, _ = self.changes()
         frame = spark.createDataFrame(rows(*changes))
         frame = frame.selectExpr(
-            "key", "order_key", "type", "new_item_state", "named_struct('n', 1, 's', key) as `a.b`",
-            "sequence(1, 20) as numbers", "timestamp", "map(key, true) as flags",
+            "key",
+            "order_key",
+            "type",
+            "new_item_state",
+            "named_struct('n', 1, 's', key) as `a.b`",
+            "sequence(1, 20) as numbers",
+            "timestamp",
+            "map(key, true) as flags",
         )
         pieces = list(collected_in_pieces(frame, 20_000))
         keys = [key for piece in pieces for key in piece["key"].to_pylist()]
@@ -113,7 +119,9 @@ class TestPieces:
     @pytest.mark.parametrize("name", ["key", "order_key", "type"])
     def test_row_without_a_value_that_is_needed_is_an_error(self, spark, tmp_path, name):
         batch = rows(("a", 1, {}), ("a", 2, {}))
-        batch = batch.set_column(batch.column_names.index(name), name, pa.array([batch[name][0].as_py(), None]))
+        batch = batch.set_column(
+            batch.column_names.index(name), name, pa.array([batch[name][0].as_py(), None])
+        )
         with pytest.raises(MulticloudDbError, match="rows without key, order_key or type"):
             merge_into_delta(spark.createDataFrame(batch), 0, tmp_path / "table", "app")
         assert not (tmp_path / "table").exists()

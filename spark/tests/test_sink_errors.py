@@ -63,7 +63,9 @@ class TestRefused:
 
     def test_clash_of_types(self, path):
         merge_into_delta(with_column(rows(GOOD), "n", [1]), 0, path, "app")
-        refused(path, with_column(rows(LATER), "n", ["1"]), "column n: is string in the batch and long", "cast")
+        refused(
+            path, with_column(rows(LATER), "n", ["1"]), "column n: is string in the batch and long", "cast"
+        )
 
     def test_column_of_the_sink(self, path):
         refused(path, with_column(rows(GOOD), "_deleted_at", [None], pa.string()), "rename yours")
@@ -97,7 +99,9 @@ class TestNewColumns:
 
     def test_table_without_tombstones_gets_them(self, path):
         """A table that an earlier version of the sink made."""
-        schema = pa.schema([("key", pa.string()), ("order_key", pa.string()), ("new_item_state", pa.string())])
+        schema = pa.schema(
+            [("key", pa.string()), ("order_key", pa.string()), ("new_item_state", pa.string())]
+        )
         DeltaTable.create(path, schema)
         batch = rows(GOOD, ("b", 2, None)).drop_columns("timestamp")
         merge_into_delta(batch, 0, path, "app")
