@@ -68,14 +68,7 @@ def latest_by_key(events: _Events) -> _Events:
         return cast("_Events", latest_rows(events))
     if not events.num_rows:
         return events
-    order = pc.sort_indices(events, sort_keys=[("key", "ascending"), ("order_key", "descending")])
-    ordered = events.take(order)
-    keys = ordered["key"].combine_chunks()
-    is_first = pa.array([True])
-    if len(keys) > 1:
-        changes = pc.not_equal(keys[1:], keys[:-1])
-        is_first = pa.concat_arrays([is_first, changes])
-    return cast("_Events", ordered.filter(is_first))
+    return cast("_Events", events.take(_last_of_each(events)))
 
 
 def merge_into_delta(
@@ -170,7 +163,29 @@ def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Ite
             "batch", "has rows without key, order_key or type", "pass the rows of the data source"
         )
     if batch.num_rows:
-        yield _in_utc(latest_by_key(batch.select(kept)))
+        yield _in_utc(_without_older(batch.select(kept)))
+
+
+def _last_of_each(events: pa.Table) -> pa.Array:
+    """The rows with the highest `order_key` of each `key`, in the order of keys."""
+    order = pc.sort_indices(events, sort_keys=[("key", "ascending"), ("order_key", "descending")])
+    keys = events["key"].take(order).combine_chunks()
+    is_first = pa.array([True])
+    if len(keys) > 1:
+        is_first = pa.concat_arrays([is_first, pc.not_equal(keys[1:], keys[:-1])])
+    return order.filter(is_first)
+
+
+def _without_older(events: pa.Table) -> pa.Table:
+    """The last change of each key in any order: only what has a key of another row is sorted."""
+    numbers = events["key"].combine_chunks().dictionary_encode().indices
+    counts = pc.value_counts(numbers)
+    several = counts.field(0).filter(pc.greater(counts.field(1), 1))
+    if not len(several):
+        return events
+    again = pc.is_in(numbers, value_set=several)
+    rest = events.filter(again)
+    return pa.concat_tables([events.filter(pc.invert(again)), rest.take(_last_of_each(rest))])
 
 
 def _with_last(pieces: Iterator[pa.Table]) -> Iterator[tuple[pa.Table, bool]]:
