@@ -39,6 +39,7 @@ JVM_PAGE = "-jvm]"
 JVM = "jvm"
 # Those that start Spark in processes of their own, one after the other: they go to another worker.
 JVM_TESTS_APART = (
+    "providers/cosmos/tests/test_spark.py",
     "providers/dynamo/tests/test_spark.py",
     "providers/mongo/tests/test_spark_secrets.py",
     "spark/tests/test_cluster.py",

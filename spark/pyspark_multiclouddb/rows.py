@@ -18,7 +18,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from multiclouddb_spi import Batch, Range, read_range
+from multiclouddb_spi import Batch, Range, collector_paused, read_range
 from multiclouddb_spi.arrow import EVENT_SCHEMA, events_to_arrow
 from pyspark_multiclouddb.connection import connection_for
 from pyspark_multiclouddb.errors import source_errors
@@ -78,9 +78,19 @@ def read_work(settings: Settings, partition: InputPartition) -> Iterator[pa.Reco
         Pinned(work.incarnation, []).check_incarnation(connection.opened)
         for part in work.ranges:
             done = 0
-            for batch in read_range(connection.provider, connection.feed, part, settings.on_expired):
-                yield with_sequence(_to_arrow(batch), range(done, done + len(batch)))
-                done += len(batch)
+            batches = read_range(connection.provider, connection.feed, part, settings.on_expired)
+            while (rows := _next_rows(batches, done)) is not None:
+                yield rows
+                done += rows.num_rows
+
+
+def _next_rows(batches: Iterator[Batch], done: int) -> pa.RecordBatch | None:
+    """The next rows of a range, after so many; None at its end."""
+    with collector_paused():
+        batch = next(batches, None)
+        if batch is None:
+            return None
+        return with_sequence(_to_arrow(batch), range(done, done + len(batch)))
 
 
 def with_sequence(events: pa.RecordBatch, sequence: Sequence[int]) -> pa.RecordBatch:

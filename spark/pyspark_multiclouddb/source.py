@@ -25,7 +25,7 @@ _LIMITS: Final = "pyspark.sql.streaming.datasource"
 class DefaultSource(DataSource):
     """`format("multiclouddb")`, for `spark.readStream` and `spark.read`.
 
-    The module `pyspark_multiclouddb.options` begins with the table of options.
+    The module `pyspark_multiclouddb.option_table` has the options.
 
     Each row is one change. `key`, `new_item_state` and `old_item_state` are JSON text. Of two changes
     of one key the later has the higher `order_key`; rows of a batch come in no particular order.

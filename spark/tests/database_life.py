@@ -1,10 +1,10 @@
 """A short life of a query on a database with secrets; it keeps whatever Spark shows or writes of it.
 
-    python database_life.py FOLDER OPTIONS COUNT [die]
+    python database_life.py FOLDER OPTIONS COUNT [die | pin]
 
 OPTIONS are those of the source, as JSON; COUNT is how many events there are. With `die` it kills itself,
-driver and JVM, in its second batch, after the sink. Otherwise it ends when all events are there. The files of
-the rows and all that was shown lie in the folder.
+driver and JVM, in its second batch, after the sink. With `pin` it only fixes the start of the query.
+Otherwise it ends when all events are there. The files of the rows and all that was shown lie in the folder.
 """
 
 import contextlib
@@ -68,6 +68,9 @@ while True:
         .start()
     )
     query.awaitTermination()
+    if "pin" in sys.argv:
+        spark.stop()
+        sys.exit()
     if sum(len(read(batch)) for batch in os.listdir(folder / "rows")) >= count and caught_up(query):
         break
 show("explain", printed(lambda: stream.explain(True)))
@@ -75,10 +78,11 @@ show("explain-query", printed(lambda: query.explain(True)))
 show("progress", query.recentProgress)
 show("repr", repr(stream) + repr(query) + repr(query.status))
 del options["maxRecordsPerTrigger"]
-batch = spark.read.format("multiclouddb").options(**options).load()
-show("explain-batch", printed(lambda: batch.explain(True)))
-batch.createOrReplaceTempView("changes")
-show("batch", spark.sql("SELECT count(*) FROM changes").collect())
+if options.get("startingPosition") != "now":
+    batch = spark.read.format("multiclouddb").options(**options).load()
+    show("explain-batch", printed(lambda: batch.explain(True)))
+    batch.createOrReplaceTempView("changes")
+    show("batch", spark.sql("SELECT count(*) FROM changes").collect())
 root = spark.sparkContext.uiWebUrl
 pages = ["jobs", "stages", "storage", "environment", "executors", "SQL", "StreamingQuery"]
 pages += [f"SQL/execution/?id={number}" for number in range(4)]
@@ -88,7 +92,7 @@ for number, page in enumerate(pages):
     with urlopen(f"{root}/{page.rstrip('/')}{'' if '?' in page or 'api' in page else '/'}") as answer:
         show(f"page-{number}", answer.read().decode())
 try:
-    spark.read.format("multiclouddb").options(**options, startingPosition="later").load()
+    spark.read.format("multiclouddb").options(**{**options, "startingPosition": "later"}).load()
 except Exception as error:  # noqa: BLE001 - it is looked into for secrets
     show("error", error)
 spark.stop()

@@ -2,8 +2,9 @@
 
     python life.py FOLDER PART
 
-PART is `first` (a batch, streams that end, a replay; it dies in a batch of a stream that does not end) or
-`second` (it resumes after the death, and ends when it has everything).
+PART is `found` (a batch of this source and of somebody else's), `first` (the same, streams that end, a
+replay; it dies in a batch of a stream that does not end) or `second` (it resumes after the death, and ends
+when it has everything).
 """
 
 import json
@@ -109,14 +110,15 @@ def unknown_position():
 
 spark = local_session("life", **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
 spark.sparkContext.setLogLevel("OFF")
-if part == "first":
+if part != "second":
     foreign = [row.n for row in spark.read.format("foreign").load().collect()]
     batch = spark.read.format("multiclouddb").options(url=options["url"], collection="orders").load()
     note(version=spark.version, foreign=foreign, batch=[row.event_id for row in batch.collect()])
+if part == "first":
     ended_runs()
     unknown_position()
     follow(Rows("followed", die_in=1))
-else:
+elif part == "second":
     rows = Rows("followed")
     follow(rows)
     note(followed=rows.all())
