@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 _ROWS: Final = 100_000
 _KEYS: Final = 200_000
 _ABOUT: Final = (
-    "`merge_into_delta` merges a table of 100,000 changes of 95,000 keys, one in ten a delete, into a table with "
-    "{keys} rows, with documents of 300 bytes. The copy of the table before each run is not counted."
+    "`merge_into_delta` merges 100,000 changes of 95,000 keys, one in ten a delete, into a table with {keys} "
+    "rows, with documents of 300 bytes. The copy of the table before each run is not counted."
 )
 _AGAINST: Final = (
     "deltalake's own merge of the last change of each key, found off the clock: an upsert without a "
@@ -56,7 +56,7 @@ def by_sink(path: Path, batch: pa.Table) -> None:
 
 
 def by_deltalake(path: Path, latest: pa.Table) -> None:
-    """deltalake's upsert of rows without duplicates."""
+    """An upsert by deltalake, of rows without duplicates."""
     from deltalake import DeltaTable
 
     merger = DeltaTable(path).merge(latest, "s.key = t.key", source_alias="s", target_alias="t")

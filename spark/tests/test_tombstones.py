@@ -76,6 +76,7 @@ class TestOlderChange:
         for run in ("first", "again"):
             for number, change in enumerate(self.HISTORY):
                 merge_into_delta(rows(change), number, path, run)
+                assert run == "first" or documents(path) == {"b": {"n": 6}}
         self.check(path)
 
     def test_children_that_come_late(self, path):
