@@ -39,7 +39,7 @@ def latest_rows(frame: DataFrame) -> DataFrame:
     return frame.groupBy("key").agg(F.max_by(row, order).alias("row")).select("row.*")
 
 
-def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[pa.Table]:
+def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[tuple[pa.Table, bool]]:
     """Collect the last change of each key.
 
     Args:
@@ -48,7 +48,8 @@ def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[pa.Table]:
             Only what is in one of 4096 parts of all keys is never cut.
 
     Returns:
-        Tables with the columns of the frame, each key in one of them. None for a frame without rows.
+        Tables with the columns of the frame, each key in one of them, and True with the last. None for
+        a frame without rows.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` when a row has no key, `order_key` or type.
@@ -62,8 +63,10 @@ def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[pa.Table]:
     kept = latest_rows(frame).select(*columns, bucket.alias(_BUCKET), size.alias(_SIZE))
     kept = kept.coalesce(_TASKS).persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        for first, last in _cuts(kept, _bound(frame, max_bytes)):
-            yield kept.where(F.col(_BUCKET).between(first, last)).select(*columns).toArrow()
+        cuts = _cuts(kept, _bound(frame, max_bytes))
+        for number, (first, last) in enumerate(cuts, 1):
+            piece = kept.where(F.col(_BUCKET).between(first, last)).select(*columns).toArrow()
+            yield piece, number == len(cuts)
     finally:
         kept.unpersist()
 

@@ -134,7 +134,7 @@ def merge_into_delta(
     if batch_id is not None and app_id is not None and target.has(app_id, batch_id):
         return False
     merged = False
-    for rows, is_last in _with_last(_pieces(batch, max_bytes)):
+    for rows, is_last in _pieces(batch, max_bytes):
         if not merged:
             target.prepare(rows.drop_columns("type").schema)
         target.merge(rows, done if is_last else None)
@@ -142,8 +142,8 @@ def merge_into_delta(
     return merged
 
 
-def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Iterator[pa.Table]:
-    """The last changes of the batch, in the columns of the target and `type`."""
+def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Iterator[tuple[pa.Table, bool]]:
+    """The last changes of the batch in the columns of the target and `type`; True with the last piece."""
     if isinstance(batch, ChangeFeedPage):
         batch = pa.Table.from_batches([events_to_arrow(batch.events)])
     is_table = isinstance(batch, pa.Table)
@@ -155,15 +155,16 @@ def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Ite
     if not is_table:
         from pyspark_multiclouddb.pieces import collected_in_pieces
 
-        for piece in collected_in_pieces(batch.select(*(f"`{name}`" for name in kept)), max_bytes):
-            yield _in_utc(piece)
+        columns = (f"`{name}`" for name in kept)
+        for piece, is_last in collected_in_pieces(batch.select(*columns), max_bytes):
+            yield _in_utc(piece), is_last
         return
     if any(batch[name].null_count for name in _NEEDED):
         raise invalid_request(
             "batch", "has rows without key, order_key or type", "pass the rows of the data source"
         )
     if batch.num_rows:
-        yield _in_utc(_without_older(batch.select(kept)))
+        yield _in_utc(_without_older(batch.select(kept))), True
 
 
 def _last_of_each(events: pa.Table) -> pa.Array:
@@ -186,16 +187,6 @@ def _without_older(events: pa.Table) -> pa.Table:
     again = pc.is_in(numbers, value_set=several)
     rest = events.filter(again)
     return pa.concat_tables([events.filter(pc.invert(again)), rest.take(_last_of_each(rest))])
-
-
-def _with_last(pieces: Iterator[pa.Table]) -> Iterator[tuple[pa.Table, bool]]:
-    """Each piece, and whether it is the last one."""
-    before = next(pieces, None)
-    for piece in pieces:
-        yield before, False
-        before = piece
-    if before is not None:
-        yield before, True
 
 
 def _in_utc(events: pa.Table) -> pa.Table:
