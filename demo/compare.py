@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 from demo.places import COLLECTION, Places
 from multiclouddb_api import encode_json
 from multiclouddb_embedded import EmbeddedStore
+from pyspark_multiclouddb import live_rows
 
 __all__ = ["Verdict", "compare", "tamper"]
 
@@ -71,9 +72,7 @@ def tamper(places: Places) -> str:
 
 def _rows(places: Places) -> Iterator[tuple[str, dict[str, Any]]]:
     """Key and document of each row; a document has no missing values."""
-    dataset = DeltaTable(places.table).to_pyarrow_dataset()
-    # With its own threads, deltalake's reader sometimes aborts the process when it ends.
-    for batch in dataset.scanner(use_threads=False).to_batches():
+    for batch in live_rows(places.table):
         for row in batch.to_pylist():
             name = row.pop("key")
             del row["order_key"], row["timestamp"]

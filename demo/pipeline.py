@@ -9,7 +9,6 @@ import sys
 import time
 from typing import Any, Final
 
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
@@ -60,12 +59,14 @@ def _start(spark: SparkSession, places: Places, records: int, **trigger: Any) ->
 
     def merge(batch: DataFrame, batch_id: int) -> None:
         changes = batch.withColumn("document", f.from_json("new_item_state", _DOCUMENT))
-        rows = changes.select("key", "type", "order_key", "timestamp", "document.*").toArrow()
+        rows = changes.select("key", "type", "order_key", "timestamp", "document.*")
         merge_into_delta(rows, batch_id, places.table, _APP)
-        if rows.num_rows:
-            lag = time.time() - pc.max(rows["timestamp"]).as_py().timestamp()
+        last = f.unix_micros(f.max("timestamp")).alias("last")
+        [found] = batch.agg(f.count(f.lit(1)).alias("events"), last).toArrow().to_pylist()
+        if found["events"]:
+            lag = time.time() - found["last"] / 1e6
             append_line(
-                places.merged, at=time.time(), batch=batch_id, events=rows.num_rows, lag=max(0.0, lag)
+                places.merged, at=time.time(), batch=batch_id, events=found["events"], lag=max(0.0, lag)
             )
 
     return (

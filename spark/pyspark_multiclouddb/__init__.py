@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pyspark_multiclouddb.delta import drop_tombstones, live_rows
     from pyspark_multiclouddb.errors import error_from_query
     from pyspark_multiclouddb.frame import pages_to_dataframe
     from pyspark_multiclouddb.java import ensure_java
@@ -27,9 +28,11 @@ __all__ = [
     "DefaultSource",
     "ProgressTable",
     "caught_up",
+    "drop_tombstones",
     "ensure_java",
     "error_from_query",
     "latest_by_key",
+    "live_rows",
     "local_session",
     "merge_into_delta",
     "pages_to_dataframe",
@@ -39,9 +42,11 @@ _MODULES = {
     "DefaultSource": "source",
     "ProgressTable": "listener",
     "caught_up": "progress",
+    "drop_tombstones": "delta",
     "ensure_java": "java",
     "error_from_query": "errors",
     "latest_by_key": "sinks",
+    "live_rows": "delta",
     "local_session": "session",
     "merge_into_delta": "sinks",
     "pages_to_dataframe": "frame",

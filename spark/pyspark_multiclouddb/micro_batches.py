@@ -45,12 +45,14 @@ class MicroBatches:
         ends_by_itself: True to read no further than the end that the feed has when the first batch is
             planned. The end is looked up then, because only a position of the checkpoint leads to it through
             all splits.
+        caught_up: True once a micro-batch had less than its bound: the backlog of the start is done.
         report: A summary for the query's progress, or None before anything is planned. It is not an offset.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.ends_by_itself = False
+        self.caught_up = False
         self.report: dict[str, Any] | None = None
         self._target: Target | None = None
         self._idle: tuple[dict[str, Any], float] | None = None
@@ -161,6 +163,7 @@ class MicroBatches:
         mark = self._mark()
         step = self._step(connection, self._standing(start, before), max_records)
         nothing = step.empty or not step.moved
+        self.caught_up |= step.records is None or max_records is None or step.records < max_records
         self.report = self._reports.report(connection, step.after, step, idle=nothing)
         due = time.monotonic() - self._saved >= self.settings.idle_checkpoint_seconds or bool(step.skipped)
         if nothing and not _is_worth_saving(before, step.after, due):

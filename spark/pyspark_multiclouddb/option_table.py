@@ -6,10 +6,13 @@ from typing import Final
 
 import attrs
 
-__all__ = ["ALIASES", "CONNECTION", "OPTIONS", "Option", "options_table"]
+__all__ = ["ALIASES", "BACKLOG_RECORDS", "CONNECTION", "OPTIONS", "Option", "options_table"]
 
 CONNECTION: Final = "connection."
 """The prefix of options that go to the provider's own configuration."""
+
+BACKLOG_RECORDS: Final = 1_000_000
+"""The bound on a micro-batch until a stream without `maxRecordsPerTrigger` has caught up."""
 
 
 @attrs.frozen
@@ -36,7 +39,7 @@ OPTIONS: Final = (
     Option("collection", "where the documents are", "required"),
     Option("startingPosition", "`beginning`, `now`, or an ISO time with a zone", "`beginning`"),
     Option("endingPosition", "`latest`, or an ISO time with a zone", "`latest`", "batch"),
-    Option("maxRecordsPerTrigger", "hard bound on the rows of a micro-batch", "none", "stream"),
+    Option("maxRecordsPerTrigger", "hard bound on the rows of a micro-batch", "see below", "stream"),
     Option("maxTasksPerBatch", "maximum number of tasks of a batch", "`32`"),
     Option(
         "minPartitions",

@@ -8,24 +8,35 @@ So there are two steps, and each is safe to repeat:
         merge_into_delta(frame, batch_id, "/data/orders", app_id="orders-1")
 
     stream.writeStream.foreachBatch(merge).option("checkpointLocation", "/data/checkpoint").start()
+
+An older change can come after a newer one, too: from a second query on the table, from a query that starts
+again, from a scan. It never wins, because the table stores the `order_key` of each row. The row of a deleted
+document stays as a *tombstone* for the same reason, with the time of its delete in `_deleted_at`. Read the
+table with `live_rows`, or with `WHERE _deleted_at IS NULL`, and call `drop_tombstones` from time to time.
+
+Spark is not needed: `merge_into_delta` takes a page of `client.iterate_changes(…).pages()` as well.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from multiclouddb_api import invalid_request
+from multiclouddb_api import ChangeFeedPage, invalid_request
+from multiclouddb_spi.arrow import events_to_arrow
+from pyspark_multiclouddb.delta import Target, drop_tombstones, live_rows
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
     from pyspark.sql import DataFrame
 
-__all__ = ["latest_by_key", "merge_into_delta"]
+__all__ = ["drop_tombstones", "latest_by_key", "live_rows", "merge_into_delta"]
 
+_Events = TypeVar("_Events", bound="pa.Table | DataFrame")
+_NEEDED: Final = ("key", "order_key", "type")
 _OF_THE_EVENT: Final = frozenset(
     {
         "event_id",
@@ -41,104 +52,145 @@ _OF_THE_EVENT: Final = frozenset(
 )
 
 
-def latest_by_key(events: pa.Table) -> pa.Table:
+def latest_by_key(events: _Events) -> _Events:
     """Keep the last change of each key.
 
     Args:
-        events: With the columns `key` and `order_key`, and any others.
+        events: A DataFrame or a pyarrow table with the columns `key` and `order_key`, and any others.
 
     Returns:
-        The row with the highest `order_key` of each `key`, sorted by `key`. An event that came twice gives
-        one row.
+        The row with the highest `order_key` of each `key`. An event that came twice gives one row. A table is
+        sorted by `key`; a DataFrame is evaluated when you use it, in Spark, and has no order.
     """
+    if not isinstance(events, pa.Table):
+        from pyspark_multiclouddb.pieces import latest_rows
+
+        return cast("_Events", latest_rows(events))
     if not events.num_rows:
         return events
-    order = pc.sort_indices(events, sort_keys=[("key", "ascending"), ("order_key", "descending")])
-    ordered = events.take(order)
-    keys = ordered["key"].combine_chunks()
-    is_first = pa.array([True])
-    if len(keys) > 1:
-        changes = pc.not_equal(keys[1:], keys[:-1])
-        is_first = pa.concat_arrays([is_first, changes])
-    return ordered.filter(is_first)
+    return cast("_Events", events.take(_last_of_each(events)))
 
 
 def merge_into_delta(
-    batch: DataFrame | pa.Table, batch_id: int, table_path: str | os.PathLike[str], app_id: str
+    batch: DataFrame | pa.Table | ChangeFeedPage,
+    batch_id: int | None,
+    table_path: str | os.PathLike[str],
+    app_id: str | None,
+    *,
+    create: bool = True,
+    new_columns: Literal["add", "refuse"] = "refuse",
+    max_bytes: int = 64 << 20,
 ) -> bool:
-    """Merge a micro-batch into a Delta table: one row per document, none for a deleted one.
+    """Merge changes into a Delta table: one row per document, and a tombstone for a deleted one.
 
-    A row is written when its `order_key` is higher than the table's, and a `DELETE` removes a row under the
-    same condition. The table stores the batch's number in the same commit as the rows. A batch whose number
-    it has already is left out: a replay changes nothing.
+    A row is written when its `order_key` is higher than the table's, so it does not matter in which order
+    changes arrive, or how often. The row of a deleted document has the time of its merge in `_deleted_at`,
+    which is null for all others (`live_rows`, `drop_tombstones`).
 
-    When a row is deleted, its `order_key` is lost, so an *older* change of the same key would bring the row
-    back. No older change comes after a delete: a stream delivers the changes of one key in order, across
-    batches and through splits and merges, and a replay repeats whole batches. With two queries on one table
-    this is not guaranteed.
+    Spark finds the last change of each key. Only these, and only the columns that the table has, come to the
+    driver, in pieces of at most `max_bytes`; each piece is a commit of its own. Spark reads the source once
+    and keeps the last changes on its executors until all pieces are merged, on their disks where memory is
+    short. A process that is killed between two commits merges the batch again when it restarts, and what was
+    merged is found equal. The last commit stores the number of the batch: a batch whose number the table has
+    is left out.
 
-    The first merge creates the table, with the columns `key`, `order_key`, `timestamp` and `new_item_state`.
-    Additional columns of the batch are kept too, so you can parse documents before:
-    `frame.withColumn("total", get_json_object("new_item_state", "$.total"))`.
+    The first merge creates the table, with the columns `key`, `order_key`, `timestamp`, `new_item_state` and
+    `_deleted_at`. Additional columns of the batch are kept too, so you can parse documents before:
+    `frame.withColumn("total", get_json_object("new_item_state", "$.total"))`. A column of the table that the
+    batch does not have keeps its values.
 
     Args:
-        batch: The DataFrame that `foreachBatch` passes, or its table. A DataFrame is collected once, to the
-            driver; limit its size with `maxRecordsPerTrigger`.
-        batch_id: The number that Spark passes.
+        batch: The DataFrame that `foreachBatch` passes, a pyarrow table with its columns, or a page. A table
+            or a page is one commit.
+        batch_id: The number that Spark passes. None for changes that have no number: they are always merged,
+            and a repetition changes nothing.
         table_path: A folder, or a URL that `deltalake` supports. Only one process may write at a time.
         app_id: Identifies the query and its checkpoint. With a new checkpoint directory the numbers begin
             again, so use another `app_id`. Otherwise the first batches count as replays and are left out.
+            None if, and only if, there is no number.
+        create: False: a table that does not exist is an error.
+        new_columns: What to do with a column that the batch has and the table does not: `"add"` it, with null
+            in the rows that are there, or `"refuse"` the batch.
+        max_bytes: The bound of a piece, about as Arrow stores it. It becomes lower where Spark's
+            `spark.driver.maxResultSize` needs it. A single row is never cut.
 
     Returns:
         True when the batch was merged; False when it was empty or the table had it already.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` when a column is missing.
+        MulticloudDbError: `INVALID_REQUEST` when a column is missing, is of another type than in the table,
+            or is new and refused; `NOT_FOUND` when there is no table and `create` is False. Nothing was
+            written then.
         ImportError: `deltalake` is not installed: `pip install "multiclouddb-spark[delta]"`.
     """
-    from deltalake import CommitProperties, DeltaTable, Transaction
+    from deltalake import Transaction
 
-    where = os.fspath(table_path)
-    if DeltaTable.is_deltatable(where) and _is_known(DeltaTable(where), batch_id, app_id):
+    if (batch_id is None) != (app_id is None):
+        raise invalid_request("batch_id", "goes with app_id", "give both, or None for both")
+    if max_bytes < 1:
+        raise invalid_request("max_bytes", "is less than 1", "give the bytes that a piece may have")
+    target = Target(os.fspath(table_path), create=create, new_columns=new_columns)
+    done = None if batch_id is None or app_id is None else Transaction(app_id, batch_id)
+    if batch_id is not None and app_id is not None and target.has(app_id, batch_id):
         return False
-    events = latest_by_key(_checked(batch if isinstance(batch, pa.Table) else batch.toArrow()))
-    if not events.num_rows:
-        return False
-    kept = [name for name in events.column_names if name not in _OF_THE_EVENT]
-    table = _table(where, events.select(kept).schema)
-    newer = "s.order_key > t.order_key"
-    merger = table.merge(
-        events.select([*kept, "type"]),
-        "s.key = t.key",
-        source_alias="s",
-        target_alias="t",
-        commit_properties=CommitProperties(app_transactions=[Transaction(app_id, batch_id)]),
-    )
-    columns = {name: f"s.{name}" for name in kept}
-    merger.when_matched_delete(f"s.type = 'DELETE' AND {newer}").when_matched_update(
-        columns, newer
-    ).when_not_matched_insert(columns, "s.type <> 'DELETE'").execute()
-    return True
+    merged = False
+    for rows, is_last in _pieces(batch, max_bytes):
+        if not merged:
+            target.prepare(rows.drop_columns("type").schema)
+        target.merge(rows, done if is_last else None)
+        merged = True
+    return merged
 
 
-def _is_known(table: DeltaTable, batch_id: int, app_id: str) -> bool:
-    last = table.transaction_version(app_id)
-    return last is not None and last >= batch_id
-
-
-def _table(where: str, schema: pa.Schema) -> DeltaTable:
-    from deltalake import DeltaTable
-
-    if DeltaTable.is_deltatable(where):
-        return DeltaTable(where)
-    return DeltaTable.create(where, schema=schema, mode="ignore")
-
-
-def _checked(events: pa.Table) -> pa.Table:
-    """The events, with times in UTC: Spark labels them with the zone of the session."""
-    for name in ("key", "order_key", "type"):
-        if name not in events.column_names:
+def _pieces(batch: DataFrame | pa.Table | ChangeFeedPage, max_bytes: int) -> Iterator[tuple[pa.Table, bool]]:
+    """The last changes of the batch in the columns of the target and `type`; True with the last piece."""
+    if isinstance(batch, ChangeFeedPage):
+        batch = pa.Table.from_batches([events_to_arrow(batch.events)])
+    is_table = isinstance(batch, pa.Table)
+    names = cast("list[str]", batch.column_names if is_table else batch.columns)
+    for name in _NEEDED:
+        if name not in names:
             raise invalid_request("batch", f"has no column {name}", "pass the rows of the data source")
+    kept = [*(name for name in names if name not in _OF_THE_EVENT), "type"]
+    if not is_table:
+        from pyspark_multiclouddb.pieces import collected_in_pieces
+
+        columns = (f"`{name}`" for name in kept)
+        for piece, is_last in collected_in_pieces(batch.select(*columns), max_bytes):
+            yield _in_utc(piece), is_last
+        return
+    if any(batch[name].null_count for name in _NEEDED):
+        raise invalid_request(
+            "batch", "has rows without key, order_key or type", "pass the rows of the data source"
+        )
+    if batch.num_rows:
+        yield _in_utc(_without_older(batch.select(kept))), True
+
+
+def _last_of_each(events: pa.Table) -> pa.Array:
+    """The rows with the highest `order_key` of each `key`, in the order of keys."""
+    order = pc.sort_indices(events, sort_keys=[("key", "ascending"), ("order_key", "descending")])
+    keys = events["key"].take(order).combine_chunks()
+    is_first = pa.array([True])
+    if len(keys) > 1:
+        is_first = pa.concat_arrays([is_first, pc.not_equal(keys[1:], keys[:-1])])
+    return order.filter(is_first)
+
+
+def _without_older(events: pa.Table) -> pa.Table:
+    """The last change of each key in any order: only what has a key of another row is sorted."""
+    numbers = events["key"].combine_chunks().dictionary_encode().indices
+    counts = pc.value_counts(numbers)
+    several = counts.field(0).filter(pc.greater(counts.field(1), 1))
+    if not len(several):
+        return events
+    again = pc.is_in(numbers, value_set=several)
+    rest = events.filter(again)
+    return pa.concat_tables([events.filter(pc.invert(again)), rest.take(_last_of_each(rest))])
+
+
+def _in_utc(events: pa.Table) -> pa.Table:
+    """The events, with times in UTC: Spark labels them with the zone of the session."""
     for index, field in enumerate(events.schema):
         if pa.types.is_timestamp(field.type) and field.type.tz not in (None, "UTC"):
             utc: Any = events.column(index).cast(pa.timestamp("us", tz="UTC"))

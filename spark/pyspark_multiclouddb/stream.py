@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
 
 from pyspark_multiclouddb.micro_batches import MicroBatches
+from pyspark_multiclouddb.option_table import BACKLOG_RECORDS
 from pyspark_multiclouddb.options import Settings
 
 __all__ = ["ChangeFeedStreamReader"]
@@ -41,9 +41,8 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return self._batches.initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The bound on the rows of a micro-batch."""
-        most = self._batches.settings.max_records
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        """The bound on the rows of a micro-batch; without the option, that of the first ones."""
+        return ReadMaxRows(self._batches.settings.max_records or BACKLOG_RECORDS)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Make the query end by itself, at the end that the feed has when the first batch is planned."""
@@ -51,7 +50,9 @@ class ChangeFeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next micro-batch; `start` itself when there is nothing to read."""
-        return self._batches.after(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        by_default = self._batches.settings.max_records is None and most == BACKLOG_RECORDS
+        return self._batches.after(start, None if by_default and self._batches.caught_up else most)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """A summary for the query's progress, not an offset."""

@@ -27,7 +27,8 @@ def die(place, batch_id):
 
 def merge(frame, batch_id):
     die("before-sink", batch_id)
-    merge_into_delta(frame, batch_id, folder / "table", "follower")
+    # Less than a batch, which so is several commits.
+    merge_into_delta(frame, batch_id, folder / "table", "follower", max_bytes=1500)
     die("after-sink", batch_id)
 
 

@@ -10,6 +10,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -22,7 +23,14 @@ spark = SparkSession.builder.remote(address).getOrCreate()
 def merge(frame, batch_id):
     from pyspark_multiclouddb import merge_into_delta
 
-    merge_into_delta(frame, batch_id, table, "remote")
+    def counted(batches):
+        """Each task that reads the source leaves a line."""
+        with Path(checkpoint).with_name("reads").open("a") as file:
+            file.write(f"{batch_id} {TaskContext.get().partitionId()}\n")
+        yield from batches
+
+    # Small pieces: a batch is several commits.
+    merge_into_delta(frame.mapInArrow(counted, frame.schema), batch_id, table, "remote", max_bytes=1000)
 
 
 def follow():

@@ -5,11 +5,13 @@ import os
 import socket
 import subprocess
 import sys
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
 import pytest
+from deltalake import DeltaTable
 
 from multiclouddb_api import ErrorCategory
 from pyspark_multiclouddb import error_from_query
@@ -91,3 +93,7 @@ def test_batch_stream_sink_and_errors(source, tmp_path, version):
         found = run_client(address, tmp_path, *folders)
     assert found["version"] == version
     check_client(found, source, written, tmp_path)
+    reads = Counter((tmp_path / "reads").read_text().splitlines())
+    assert max(reads.values()) == 1
+    table = DeltaTable(tmp_path / "table")
+    assert table.version() > len({line.split()[0] for line in reads}) + 2

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
+from pyspark_multiclouddb import live_rows
+
 PROGRAM = Path(__file__).with_name("follower.py")
 SECONDS = 300
 
@@ -18,12 +21,12 @@ SECONDS = 300
 class Follower:
     """The program, and its progress."""
 
-    def __init__(self, folder, die_at=""):
+    def __init__(self, folder, argument="", program=PROGRAM):
         self.folder = folder
         self.log = (folder / "log").open("a")
         self.printed = self.log.tell()
         self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(folder), die_at], stdout=self.log, stderr=self.log
+            [sys.executable, str(program), str(folder), argument], stdout=self.log, stderr=self.log
         )
 
     def noise(self):
@@ -39,6 +42,18 @@ class Follower:
             assert time.monotonic() < deadline, f"{name} does not come"
             time.sleep(0.002)
 
+    def files(self):
+        """How many commits and marks there are: the progress of a run."""
+        places = ("table/_delta_log/*.json", "checkpoint/offsets/*", "checkpoint/commits/*")
+        return sum(len(list(self.folder.glob(place))) for place in places)
+
+    def wait_for_files(self, more):
+        deadline, wanted = time.monotonic() + SECONDS, self.files() + more
+        while self.files() < wanted:
+            assert self.process.poll() is None, (self.folder / "log").read_text()
+            assert time.monotonic() < deadline, "it makes no progress"
+            time.sleep(0.001)
+
     def kill(self):
         # Both are stopped first, so that neither runs while the other one is dead.
         for number in (signal.SIGSTOP, signal.SIGKILL):
@@ -53,8 +68,14 @@ class Follower:
 
 
 def table_of(folder):
-    table = DeltaTable(folder / "table").to_pyarrow_dataset().scanner(use_threads=False).to_table()
+    table = live_rows(folder / "table").read_all()
     return {json.loads(row["key"])["id"]: json.loads(row["new_item_state"]) for row in table.to_pylist()}
+
+
+def deleted_in(folder):
+    """The keys of the tombstones."""
+    table = DeltaTable(folder / "table").to_pyarrow_dataset().scanner(use_threads=False).to_table()
+    return {json.loads(row["key"])["id"] for row in table.to_pylist() if row["_deleted_at"] is not None}
 
 
 def marks(folder, kind):
@@ -85,3 +106,19 @@ def test_table_equals_the_source_after_kills_at_every_stage(source, tmp_path):
     assert last.noise() == []
     assert marks(tmp_path, "offsets") == marks(tmp_path, "commits")
     assert table_of(tmp_path) == source.documents
+
+
+@pytest.mark.timeout(900)  # it starts Spark six times
+def test_table_equals_the_source_after_kills_at_random_moments(source, tmp_path):
+    seed = random.randrange(1_000_000)
+    print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails
+    dice = random.Random(seed)
+    for number in range(5):
+        source.write(150, seed=f"{seed} {number}")
+        follower = Follower(tmp_path)
+        follower.wait_for_files(dice.randint(1, 12))
+        time.sleep(dice.random() / 10)
+        follower.kill()
+    Follower(tmp_path).end(0)
+    assert table_of(tmp_path) == source.documents
+    assert deleted_in(tmp_path) == {key for _, key, _ in source.truth} - source.documents.keys()

@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable
 
 from multiclouddb_api import MulticloudDbError
-from pyspark_multiclouddb import latest_by_key, merge_into_delta
+from pyspark_multiclouddb import latest_by_key, live_rows, merge_into_delta
 from pyspark_multiclouddb.rows import ROW_SCHEMA
 
 
@@ -31,8 +31,8 @@ def rows(*changes):
 
 
 def documents(path):
-    """The table as key → document; threads of the scanner can abort the process at its exit."""
-    table = DeltaTable(path).to_pyarrow_dataset().scanner(use_threads=False).to_table()
+    """The table as key → document."""
+    table = live_rows(path).read_all()
     found = {json.loads(row["key"])["id"]: json.loads(row["new_item_state"]) for row in table.to_pylist()}
     assert len(found) == table.num_rows
     return found
@@ -133,13 +133,18 @@ class TestMergeIntoDelta:
 
     def test_columns(self, path):
         merge_into_delta(rows(("a", 1, {"n": 1})), 0, path, "app")
-        names = ["key", "timestamp", "new_item_state", "order_key"]
+        names = ["key", "timestamp", "new_item_state", "order_key", "_deleted_at"]
         assert [field.name for field in DeltaTable(path).schema().fields] == names
 
     def test_columns_of_the_user_are_kept(self, path):
         batch = rows(("a", 1, {"n": 1})).select(["type", "key", "order_key"])
         merge_into_delta(batch.append_column("n", pa.array([1])), 0, path, "app")
-        assert [field.name for field in DeltaTable(path).schema().fields] == ["key", "order_key", "n"]
+        assert [field.name for field in DeltaTable(path).schema().fields] == [
+            "key",
+            "order_key",
+            "n",
+            "_deleted_at",
+        ]
 
     def test_missing_column_is_named(self, path):
         with pytest.raises(MulticloudDbError, match="batch: has no column order_key"):

@@ -1,0 +1,125 @@
+"""The Delta sink compared with deltalake's own merge."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from benchmarks.row import Bench, Done, Side, Sides, row
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ROWS: Final = 100_000
+_KEYS: Final = 200_000
+_ABOUT: Final = (
+    "`merge_into_delta` merges 100,000 changes of 95,000 keys, one in ten a delete, into a table with {keys} "
+    "rows, with documents of 300 bytes. The copy of the table before each run is not counted."
+)
+_AGAINST: Final = (
+    "deltalake's own merge of the last change of each key, found off the clock: an upsert without a "
+    "condition and without tombstones."
+)
+
+
+def changes(numbers: list[int], order: int) -> pa.Table:
+    """A change of each of these keys."""
+    import pyarrow as pa
+
+    from multiclouddb_spi.arrow import EVENT_SCHEMA
+
+    count = len(numbers)
+    types = ["DELETE" if place % 10 == 9 and order else "UPDATE" for place in range(count)]
+    values = {
+        "event_id": [f"e{order + place}" for place in range(count)],
+        "type": types,
+        "key": [f'{{"id":"k{number:09d}"}}' for number in numbers],
+        "timestamp": [1_700_000_000_000_000] * count,
+        "new_item_state": [None if kind == "DELETE" else "x" * 300 for kind in types],
+        "order_key": [f"{order + place:020d}" for place in range(count)],
+        "backfilled": [False] * count,
+    }
+    return pa.table(
+        [pa.array(values.get(field.name, [None] * count), field.type) for field in EVENT_SCHEMA],
+        schema=EVENT_SCHEMA,
+    )
+
+
+def by_sink(path: Path, batch: pa.Table) -> None:
+    """The sink."""
+    from pyspark_multiclouddb import merge_into_delta
+
+    merge_into_delta(batch, 1, path, "bench")
+
+
+def by_deltalake(path: Path, latest: pa.Table) -> None:
+    """An upsert by deltalake, of rows without duplicates."""
+    from deltalake import DeltaTable
+
+    merger = DeltaTable(path).merge(latest, "s.key = t.key", source_alias="s", target_alias="t")
+    columns = {name: f"s.{name}" for name in latest.column_names}
+    merger.when_matched_update(columns).when_not_matched_insert(columns).execute()
+
+
+@row(
+    "delta-merge",
+    title="Merge into a Delta table of 200,000 rows",
+    unit="rows/s",
+    goal=0.9,
+    about=_ABOUT.format(keys="200,000"),
+    against=_AGAINST,
+    shown=(by_deltalake,),
+)
+def delta_merge(bench: Bench) -> Iterator[Sides]:
+    """Many changes, small table."""
+    yield _sides(bench, _KEYS)
+
+
+@row(
+    "delta-merge-million",
+    title="Merge into a Delta table of 1,000,000 rows",
+    unit="rows/s",
+    goal=0.9,
+    about=_ABOUT.format(keys="1,000,000"),
+    against=_AGAINST,
+)
+def delta_merge_million(bench: Bench) -> Iterator[Sides]:
+    """The same changes, larger table."""
+    yield _sides(bench, 1_000_000)
+
+
+def _sides(bench: Bench, keys: int) -> Sides:
+    import random
+
+    from pyspark_multiclouddb import latest_by_key, merge_into_delta
+
+    table, size = bench.folder / "table", bench.size(_ROWS)
+    step = 500_000
+    for first in range(0, bench.size(keys), step):
+        numbers = list(range(first, min(first + step, bench.size(keys))))
+        merge_into_delta(changes(numbers, 0), None, table, None)
+    dice = random.Random(1)
+    numbers = dice.sample(range(bench.size(keys)), round(size * 0.95))
+    batch = changes([*numbers, *dice.sample(numbers, size - len(numbers))], 1_000_000)
+    latest = latest_by_key(batch).select(["key", "timestamp", "new_item_state", "order_key"])
+    return Sides(
+        _timed(bench, table, size, lambda path: by_sink(path, batch)),
+        _timed(bench, table, size, lambda path: by_deltalake(path, latest)),
+    )
+
+
+def _timed(bench: Bench, table: Path, size: int, merge: Callable[[Path], Any]) -> Side:
+    """The merge into a fresh copy of the table; the copy is off the clock."""
+
+    def run() -> Done:
+        copy = bench.folder / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(table, copy)
+        began = time.perf_counter()
+        merge(copy)
+        return Done(size, seconds=time.perf_counter() - began)
+
+    return run

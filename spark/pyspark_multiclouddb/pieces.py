@@ -1,0 +1,150 @@
+"""The last change of each key of a DataFrame, collected in pieces of bounded size.
+
+Spark finds the last changes and keeps them on the executors, so the source is read once for all pieces, and a
+second time only where an executor was lost meanwhile.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from multiclouddb_api import invalid_request
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
+
+__all__ = ["collected_in_pieces", "latest_rows"]
+
+_BUCKETS: Final = 4096
+"""Keys are distributed to so many; a piece has one or more of them."""
+_TASKS: Final = 32
+"""As many as a batch of the source has by default: Spark's own 200 cost more than a small batch is worth."""
+_BUCKET: Final = "_bucket"
+_SIZE: Final = "_size"
+_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
+
+
+def latest_rows(frame: DataFrame) -> DataFrame:
+    """The row with the highest `order_key` of each `key`, found in Spark; a missing one counts as highest."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    row = F.struct(*(_column(name) for name in frame.columns))
+    order = F.coalesce("order_key", F.lit("\U0010ffff"))
+    return frame.groupBy("key").agg(F.max_by(row, order).alias("row")).select("row.*")
+
+
+def collected_in_pieces(frame: DataFrame, max_bytes: int) -> Iterator[tuple[pa.Table, bool]]:
+    """Collect the last change of each key.
+
+    Args:
+        frame: With the columns `key`, `order_key` and `type`, and any others.
+        max_bytes: The bound of a piece. It becomes lower where Spark's `spark.driver.maxResultSize` needs it.
+            Only what is in one of 4096 parts of all keys is never cut.
+
+    Returns:
+        Tables with the columns of the frame, each key in one of them, and True with the last. None for
+        a frame without rows.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` when a row has no key, `order_key` or type.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+    from pyspark.storagelevel import StorageLevel
+
+    columns = [_column(name) for name in frame.columns]
+    bucket = F.pmod(F.xxhash64("key"), F.lit(_BUCKETS)).cast("int")
+    size = sum((_bytes_of(_column(field.name), field.dataType) for field in frame.schema), F.lit(0))
+    kept = latest_rows(frame).select(*columns, bucket.alias(_BUCKET), size.alias(_SIZE))
+    kept = kept.coalesce(_TASKS).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        cuts = _cuts(kept, _bound(frame, max_bytes))
+        for number, (first, last) in enumerate(cuts, 1):
+            piece = kept.where(F.col(_BUCKET).between(first, last)).select(*columns).toArrow()
+            yield piece, number == len(cuts)
+    finally:
+        kept.unpersist()
+
+
+def _column(name: str) -> Column:
+    """A column of this very name: dots in it are no path."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+@attrs.frozen
+class _Total:
+    rows: int
+    size: int
+    incomplete: int
+
+
+def _total(kept: DataFrame) -> _Total:
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    incomplete = F.col("key").isNull() | F.col("order_key").isNull() | F.col("type").isNull()
+    found = kept.agg(
+        F.count(F.lit(1)).alias("rows"),
+        F.coalesce(F.sum(_SIZE), F.lit(0)).alias("size"),
+        F.coalesce(F.sum(incomplete.cast("long")), F.lit(0)).alias("incomplete"),
+    )
+    [row] = found.toArrow().to_pylist()
+    return _Total(**row)
+
+
+def _cuts(kept: DataFrame, bound: int) -> list[tuple[int, int]]:
+    """The first and last bucket of each piece."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    total = _total(kept)
+    if total.incomplete:
+        raise invalid_request(
+            "batch", "has rows without key, order_key or type", "pass the rows of the data source"
+        )
+    if not total.rows:
+        return []
+    if total.size <= bound:
+        return [(0, _BUCKETS - 1)]
+    sizes = kept.groupBy(_BUCKET).agg(F.sum(_SIZE).alias(_SIZE)).toArrow().to_pylist()
+    cuts: list[tuple[int, int]] = []
+    filled = 0
+    for number, size in sorted((row[_BUCKET], row[_SIZE]) for row in sizes):
+        if cuts and filled + size <= bound:
+            cuts[-1] = cuts[-1][0], number
+            filled += size
+        else:
+            cuts.append((number, number))
+            filled = size
+    return cuts
+
+
+def _bytes_of(value: Column, kind: DataType) -> Column:
+    """About how much a value takes in Arrow, rather more than less."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+    from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
+
+    if isinstance(kind, StructType):
+        fields = ((value.getField(field.name), field.dataType) for field in kind)
+        return sum((_bytes_of(part, of) for part, of in fields), F.lit(1))
+    if isinstance(kind, StringType | BinaryType):
+        length = F.octet_length(value)
+    elif isinstance(kind, ArrayType | MapType) or kind.typeName() == "variant":
+        # A number and the comma after it are two characters at least, and eight bytes.
+        length = F.octet_length(F.to_json(F.struct(value.alias("v")))) * 4
+    else:
+        return F.lit(16)
+    return F.coalesce(length.cast("long"), F.lit(0)) + F.lit(8)
+
+
+def _bound(frame: DataFrame, max_bytes: int) -> int:
+    """Half of what Spark lets the driver collect at most: a result has more in it than its rows."""
+    limit = frame.sparkSession.conf.get("spark.driver.maxResultSize", "1g") or "1g"
+    found = re.fullmatch(r"(\d+)([kmgtp]?)b?", limit.strip().lower())
+    allowed = int(found[1]) * _UNITS[found[2]] if found else 0
+    return min(max_bytes, allowed // 2) if allowed else max_bytes

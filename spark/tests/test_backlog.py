@@ -1,0 +1,39 @@
+"""A stream without `maxRecordsPerTrigger`: its first micro-batches have a bound all the same."""
+
+import pyspark_multiclouddb.stream
+from pyspark_multiclouddb.options import parse_options
+from pyspark_multiclouddb.stream import ChangeFeedStreamReader
+
+
+def rows_of(reader, start, end):
+    return sum(batch.num_rows for task in reader.partitions(start, end) for batch in reader.read(task))
+
+
+def sizes(reader, start):
+    """The rows of each micro-batch until there is nothing to read, and where that is."""
+    found, limit = [], reader.getDefaultReadLimit()
+    while (end := reader.latestOffset(start, limit)) != start:
+        found.append(rows_of(reader, start, end))
+        start = end
+    return found, start
+
+
+def test_bound_holds_until_the_stream_has_caught_up(source, monkeypatch):
+    monkeypatch.setattr(pyspark_multiclouddb.stream, "BACKLOG_RECORDS", 50)
+    source.write(230)
+    settings = parse_options(source.options(pollInterval="1 ms"))
+    reader = ChangeFeedStreamReader(settings)
+    found, end = sizes(reader, reader.initialOffset())
+    assert sum(found) == 230
+    assert max(found) == 50
+    source.write(120)
+    assert sizes(reader, end)[0] == [120]
+    # Another run begins with the bound: it may come after a long pause.
+    assert sizes(ChangeFeedStreamReader(settings), end)[0] == [50, 50, 20]
+
+
+def test_option_wins(source):
+    reader = ChangeFeedStreamReader(parse_options(source.options(maxRecordsPerTrigger="30")))
+    source.write(80)
+    assert reader.getDefaultReadLimit().max_rows == 30
+    assert max(sizes(reader, reader.initialOffset())[0]) == 30

@@ -1,0 +1,128 @@
+"""A micro-batch that is larger than what the driver can take: the stream does not stop for ever."""
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from multiclouddb_api import MulticloudDbError
+from pyspark_multiclouddb import latest_by_key, merge_into_delta
+from pyspark_multiclouddb.pieces import collected_in_pieces
+
+from .test_kill import Follower, marks, table_of
+from .test_sinks import apply, documents, random_changes, rows
+
+PROGRAM = Path(__file__).with_name("bounded.py")
+KEYS = 6_000
+RESULT_SIZE = "1m"
+
+
+def fill(source):
+    """About ten times what the sink collects at a time, in one micro-batch."""
+    for number in range(KEYS):
+        key, document = f"k{number}", {"n": number, "text": "x" * 800}
+        source.store.put("orders", key, document)
+        source.documents[key] = document
+    for number in range(0, KEYS, 50):
+        source.store.delete("orders", f"k{number}")
+        del source.documents[f"k{number}"]
+
+
+@pytest.mark.timeout(900)  # it starts Spark twice
+def test_batch_of_ten_times_the_bound_survives_a_kill_between_two_commits(source, tmp_path):
+    fill(source)
+    follower = Follower(tmp_path, RESULT_SIZE, PROGRAM)
+    follower.wait_for("../table/_delta_log/00000000000000000003.json")
+    follower.kill()
+    killed_at = DeltaTable(tmp_path / "table").version()
+    assert marks(tmp_path, "offsets") - marks(tmp_path, "commits") == {1}
+    assert DeltaTable(tmp_path / "table").transaction_version("bounded") is None
+
+    Follower(tmp_path, RESULT_SIZE, PROGRAM).end(0)
+    assert marks(tmp_path, "offsets") == marks(tmp_path, "commits")
+    assert table_of(tmp_path) == source.documents
+    table = DeltaTable(tmp_path / "table")
+    assert table.transaction_version("bounded") == 1
+    assert table.version() >= killed_at + 5
+
+
+def read_counted(frame, file):
+    """The same frame; each task that reads it leaves a line."""
+
+    def counted(batches):
+        with file.open("a") as lines:
+            lines.write("read\n")
+        yield from batches
+
+    return frame.mapInArrow(counted, frame.schema)
+
+
+class TestPieces:
+    def changes(self, count=900):
+        dice = random.Random(7)
+        changes = random_changes(dice, 0, count, keys=200)
+        model = {}
+        apply(model, changes)
+        dice.shuffle(changes)
+        return changes, model
+
+    def test_batch_is_several_commits_and_the_source_is_read_once(self, spark, tmp_path):
+        changes, model = self.changes()
+        frame = spark.createDataFrame(rows(*changes)).repartition(3)
+        frame = read_counted(frame, tmp_path / "reads")
+        assert merge_into_delta(frame, 0, tmp_path / "table", "app", max_bytes=4000)
+        assert (tmp_path / "reads").read_text() == "read\n" * 3
+        assert documents(tmp_path / "table") == model
+        table = DeltaTable(tmp_path / "table")
+        assert table.version() > 3
+        assert table.transaction_version("app") == 0
+        # What was merged in part is merged again, and found equal.
+        assert merge_into_delta(frame, 1, tmp_path / "table", "app", max_bytes=9000)
+        assert DeltaTable(tmp_path / "table").version() == table.version()
+
+    def test_bound_holds_for_what_arrow_really_takes(self, spark):
+        changes, _ = self.changes()
+        frame = spark.createDataFrame(rows(*changes))
+        frame = frame.selectExpr(
+            "key",
+            "order_key",
+            "type",
+            "new_item_state",
+            "named_struct('n', 1, 's', key) as `a.b`",
+            "sequence(1, 20) as numbers",
+            "timestamp",
+            "map(key, true) as flags",
+        )
+        pieces, lasts = zip(*collected_in_pieces(frame, 20_000), strict=True)
+        keys = [key for piece in pieces for key in piece["key"].to_pylist()]
+        assert len(keys) == len(set(keys)) == len({key for key, _, _ in changes})
+        assert len(pieces) > 3
+        assert lasts == (*[False] * (len(pieces) - 1), True)
+        # A table has a fixed part for each column, and its buffers are rounded up.
+        assert max(piece.nbytes for piece in pieces) <= 20_000 + 1_000
+        assert pieces[0].column_names == frame.columns
+
+    def test_single_row_above_the_bound_is_a_piece(self, spark):
+        frame = spark.createDataFrame(rows(("a", 1, {"text": "x" * 9000}), ("b", 1, {})))
+        assert sorted(piece.num_rows for piece, _ in collected_in_pieces(frame, 1000)) == [1, 1]
+
+    def test_latest_by_key_of_a_frame_is_that_of_its_table(self, spark):
+        changes, _ = self.changes()
+        table = rows(*changes).append_column("a.b", pa.array(range(len(changes))))
+        frame = latest_by_key(spark.createDataFrame(table))
+        assert frame.columns == table.column_names
+        assert frame.sort("key").toArrow().drop_columns("timestamp") == latest_by_key(table).drop_columns(
+            "timestamp"
+        )
+
+    @pytest.mark.parametrize("name", ["key", "order_key", "type"])
+    def test_row_without_a_value_that_is_needed_is_an_error(self, spark, tmp_path, name):
+        batch = rows(("a", 1, {}), ("a", 2, {}))
+        batch = batch.set_column(
+            batch.column_names.index(name), name, pa.array([batch[name][0].as_py(), None])
+        )
+        with pytest.raises(MulticloudDbError, match="rows without key, order_key or type"):
+            merge_into_delta(spark.createDataFrame(batch), 0, tmp_path / "table", "app")
+        assert not (tmp_path / "table").exists()

@@ -1,0 +1,123 @@
+"""What the sink refuses: one clear error, and nothing is written before it."""
+
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from multiclouddb_api import ErrorCategory, MulticloudDbError
+from pyspark_multiclouddb import merge_into_delta
+
+from .test_sinks import documents, rows
+
+GOOD = ("a", 1, {"n": 1})
+LATER = ("a", 2, {"n": 2})
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "table"
+
+
+def refused(path, batch, *parts, category=ErrorCategory.INVALID_REQUEST, **more):
+    version = DeltaTable(path).version() if path.exists() else None
+    with pytest.raises(MulticloudDbError) as caught:
+        merge_into_delta(batch, 1, path, "app", **more)
+    assert caught.value.detail.category == category
+    for part in parts:
+        assert part in str(caught.value)
+    assert (DeltaTable(path).version() if path.exists() else None) == version
+
+
+def with_column(batch, name, values, kind=None):
+    return batch.append_column(name, pa.array(values, kind))
+
+
+class TestRefused:
+    def test_missing_table(self, path):
+        refused(path, rows(GOOD), "there is no Delta table", category=ErrorCategory.NOT_FOUND, create=False)
+
+    def test_table_without_the_columns_of_the_sink(self, path):
+        DeltaTable.create(path, pa.schema([("id", pa.string()), ("order_key", pa.string())]))
+        refused(path, rows(GOOD), "has no column key", "give a table that this sink made")
+
+    def test_key_of_another_type(self, path):
+        DeltaTable.create(path, pa.schema([("key", pa.int64()), ("order_key", pa.string())]))
+        refused(path, rows(GOOD), "column key: is string in the batch and long in")
+
+    @pytest.mark.parametrize("name", ["key", "order_key"])
+    def test_batch_whose_key_is_no_text(self, path, name):
+        batch = rows(GOOD)
+        batch = batch.set_column(batch.column_names.index(name), name, pa.array([7]))
+        refused(path, batch, f"column {name}: is int64")
+
+    @pytest.mark.parametrize("name", ["key", "order_key", "type"])
+    def test_row_without_a_value_that_is_needed(self, path, name):
+        batch = rows(GOOD, LATER)
+        values = batch[name].to_pylist()
+        column = pa.array([values[0], None])
+        batch = batch.set_column(batch.column_names.index(name), name, column)
+        refused(path, batch, "has rows without key, order_key or type")
+
+    def test_clash_of_types(self, path):
+        merge_into_delta(with_column(rows(GOOD), "n", [1]), 0, path, "app")
+        refused(
+            path, with_column(rows(LATER), "n", ["1"]), "column n: is string in the batch and long", "cast"
+        )
+
+    def test_column_of_the_sink(self, path):
+        refused(path, with_column(rows(GOOD), "_deleted_at", [None], pa.string()), "rename yours")
+
+    @pytest.mark.parametrize(("batch_id", "app_id"), [(None, "app"), (3, None)])
+    def test_number_without_a_name(self, path, batch_id, app_id):
+        with pytest.raises(MulticloudDbError, match="batch_id: goes with app_id"):
+            merge_into_delta(rows(GOOD), batch_id, path, app_id)
+
+    def test_arguments(self, path):
+        refused(path, rows(GOOD), "max_bytes", max_bytes=0)
+        refused(path, rows(GOOD), "new_columns", new_columns="maybe")
+
+
+class TestNewColumns:
+    def test_are_refused_by_default(self, path):
+        merge_into_delta(rows(GOOD), 0, path, "app")
+        refused(path, with_column(rows(LATER), "n", [1]), "columns that", ": n;", "new_columns='add'")
+
+    def test_are_added_when_asked(self, path):
+        merge_into_delta(rows(GOOD, ("b", 1, {})), 0, path, "app")
+        assert merge_into_delta(with_column(rows(LATER), "n", [1]), 1, path, "app", new_columns="add")
+        found = {row["key"]: row["n"] for row in DeltaTable(path).to_pyarrow_table().to_pylist()}
+        assert found == {'{"id": "a"}': 1, '{"id": "b"}': None}
+
+    def test_column_that_a_batch_does_not_have_keeps_its_values(self, path):
+        merge_into_delta(with_column(rows(GOOD), "n", [1]), 0, path, "app")
+        merge_into_delta(rows(LATER), 1, path, "app")
+        [row] = DeltaTable(path).to_pyarrow_table().to_pylist()
+        assert (row["n"], row["order_key"]) == (1, "000002")
+
+    def test_table_without_tombstones_gets_them(self, path):
+        """A table that an earlier version of the sink made."""
+        schema = pa.schema(
+            [("key", pa.string()), ("order_key", pa.string()), ("new_item_state", pa.string())]
+        )
+        DeltaTable.create(path, schema)
+        batch = rows(GOOD, ("b", 2, None)).drop_columns("timestamp")
+        merge_into_delta(batch, 0, path, "app")
+        assert documents(path) == {"a": {"n": 1}}
+        assert DeltaTable(path).count() == 2
+
+
+def test_sink_works_where_there_is_no_pyspark(path):
+    program = f"""
+import sys
+sys.modules["pyspark"] = None
+import pyarrow as pa
+from pyspark_multiclouddb import live_rows, merge_into_delta
+batch = pa.table(dict(key=["a", "b"], order_key=["1", "2"], type=["CREATE", "DELETE"]))
+assert merge_into_delta(batch, None, {str(path)!r}, None)
+print(live_rows({str(path)!r}).read_all().to_pylist())
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.stdout == "[{'key': 'a', 'order_key': '1'}]\n", ran.stderr

@@ -1,0 +1,165 @@
+"""An older change after a newer one, in each way in which it can arrive, and what is deleted."""
+
+import random
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from multiclouddb_api import (
+    Beginning,
+    ChangeFeedRequest,
+    ErrorCategory,
+    MulticloudDbError,
+    ResourceAddress,
+    connect,
+)
+from pyspark_multiclouddb import drop_tombstones, live_rows, merge_into_delta
+
+from .test_sinks import documents, random_changes, rows
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "table"
+
+
+def tombstones(path):
+    table = DeltaTable(path).to_pyarrow_dataset().scanner(use_threads=False).to_table()
+    return {row["key"]: row["order_key"] for row in table.to_pylist() if row["_deleted_at"] is not None}
+
+
+class TestOlderChange:
+    """`a` is put at 1 and 2, deleted at 3; `b` is put at 4, deleted at 5, and created again at 6."""
+
+    HISTORY = (
+        ("a", 1, {"n": 1}),
+        ("a", 2, {"n": 2}),
+        ("a", 3, None),
+        ("b", 4, {"n": 4}),
+        ("b", 5, None),
+        ("b", 6, {"n": 6}),
+    )
+
+    def check(self, path):
+        assert documents(path) == {"b": {"n": 6}}
+        assert tombstones(path) == {'{"id": "a"}': "000003"}
+
+    def test_in_one_batch(self, path):
+        merge_into_delta(rows(*reversed(self.HISTORY)), 0, path, "app")
+        self.check(path)
+
+    def test_replay_whose_number_was_lost(self, path):
+        """A merge that changes nothing makes no commit, so its number is not stored."""
+        merge_into_delta(rows(*self.HISTORY), 0, path, "app")
+        version = DeltaTable(path).version()
+        for number in range(1, 3):
+            assert merge_into_delta(rows(*self.HISTORY[:2]), number, path, "app")
+            self.check(path)
+        assert DeltaTable(path).version() == version
+        assert DeltaTable(path).transaction_version("app") == 0
+
+    def test_number_of_a_batch_never_decreases(self, path):
+        merge_into_delta(rows(*self.HISTORY[:2]), 7, path, "app")
+        merge_into_delta(rows(*self.HISTORY), 3, path, "app")
+        assert DeltaTable(path).transaction_version("app") == 7
+        assert documents(path) == {"a": {"n": 2}}
+
+    def test_second_query_that_stands_before(self, path):
+        merge_into_delta(rows(*self.HISTORY), 0, path, "first")
+        for number, change in enumerate(self.HISTORY):
+            merge_into_delta(rows(change), number, path, "second")
+            self.check(path)
+
+    def test_query_that_starts_again_from_the_beginning(self, path):
+        for run in ("first", "again"):
+            for number, change in enumerate(self.HISTORY):
+                merge_into_delta(rows(change), number, path, run)
+                assert run == "first" or documents(path) == {"b": {"n": 6}}
+        self.check(path)
+
+    def test_children_that_come_late(self, path):
+        """The events of two partitions in any order: each permutation of batches gives the same table."""
+        for seed in range(6):
+            dice, folder = random.Random(seed), path / str(seed)
+            order = list(self.HISTORY)
+            dice.shuffle(order)
+            for number, change in enumerate(order):
+                merge_into_delta(rows(change), number, folder, "app")
+            self.check(folder)
+
+    def test_delete_that_comes_before_the_create(self, path):
+        merge_into_delta(rows(("a", 3, None)), 0, path, "app")
+        merge_into_delta(rows(("a", 1, {"n": 1}), ("b", 6, {"n": 6})), 1, path, "app")
+        self.check(path)
+
+    def test_rows_of_a_scan_follow_the_same_rule(self, path):
+        """A backfilled row has the position of the scan's start: 3 changes are after it, 2 before it."""
+        merge_into_delta(rows(("a", 2, {"n": 2}), ("b", 6, None), ("c", 5, {"n": 5})), 0, path, "app")
+        scan = rows(*((key, 4, {"scan": key}) for key in "abcd"))
+        scan = scan.set_column(scan.column_names.index("backfilled"), "backfilled", pa.array([True] * 4))
+        merge_into_delta(scan, 1, path, "app")
+        assert documents(path) == {"a": {"scan": "a"}, "c": {"n": 5}, "d": {"scan": "d"}}
+        assert tombstones(path) == {'{"id": "b"}': "000006"}
+
+    def test_random_lives_in_random_order(self, path):
+        for seed in range(4):
+            dice, folder = random.Random(seed), path / str(seed)
+            changes = random_changes(dice, 0, 120, keys=12)
+            model = {}
+            for key, _, document in changes:
+                model[key] = document
+            batches = [changes[start : start + 20] for start in range(0, 120, 20)]
+            batches += dice.choices(batches, k=3)
+            dice.shuffle(batches)
+            for batch in batches:
+                merge_into_delta(rows(*batch), None, folder, None)
+            assert documents(folder) == {key: value for key, value in model.items() if value is not None}
+            assert len(tombstones(folder)) == sum(value is None for value in model.values())
+
+
+class TestCleaning:
+    def test_only_old_tombstones_go(self, path):
+        before = datetime.now(UTC)
+        merge_into_delta(rows(("a", 1, {"n": 1}), ("b", 2, None), ("c", 3, None)), 0, path, "app")
+        assert drop_tombstones(path) == 0
+        assert drop_tombstones(path, datetime.now(UTC) - before + timedelta(hours=1)) == 0
+        assert len(tombstones(path)) == 2
+        assert drop_tombstones(path, timedelta(0)) == 2
+        assert tombstones(path) == {}
+        assert documents(path) == {"a": {"n": 1}}
+
+    def test_lifetime_begins_at_the_merge_and_a_replay_does_not_renew_it(self, path):
+        merge_into_delta(rows(("b", 2, None)), None, path, None)
+        [first] = DeltaTable(path).to_pyarrow_table()["_deleted_at"].to_pylist()
+        merge_into_delta(rows(("b", 2, None)), None, path, None)
+        assert DeltaTable(path).to_pyarrow_table()["_deleted_at"].to_pylist() == [first]
+
+    def test_number_of_the_last_batch_stays(self, path):
+        merge_into_delta(rows(("b", 2, None)), 4, path, "app")
+        drop_tombstones(path, timedelta(0))
+        assert not merge_into_delta(rows(("b", 1, {})), 4, path, "app")
+
+    def test_negative_lifetime_is_refused(self, path):
+        with pytest.raises(MulticloudDbError, match="older_than: is negative"):
+            drop_tombstones(path, timedelta(seconds=-1))
+
+    @pytest.mark.parametrize("call", [drop_tombstones, live_rows])
+    def test_missing_table(self, path, call):
+        with pytest.raises(MulticloudDbError, match="there is no Delta table at") as caught:
+            call(path)
+        assert caught.value.detail.category == ErrorCategory.NOT_FOUND
+
+
+class TestPages:
+    def test_pages_of_an_iterator_make_the_same_table(self, source, path):
+        source.write(120)
+        source.split()
+        source.write(80, seed=1)
+        request = ChangeFeedRequest(ResourceAddress(collection="orders"), Beginning(), max_page_size=25)
+        with connect(f"embedded://{source.store.path}") as client:
+            for page in client.iterate_changes(request, until_idle=True).pages():
+                assert merge_into_delta(page, None, path, None) == bool(page.events)
+                assert not merge_into_delta(rows(), None, path, None)
+        assert documents(path) == source.documents
