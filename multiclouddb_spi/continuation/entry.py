@@ -211,7 +211,7 @@ def audited_from_json(value: Any) -> Audited:
     """
     match value:
         case [since, at, (0 | 1) as retired] if _is_count(at) and (
-            since is None or (type(since) is int and abs(since) < _MOST * 100)
+            since is None or is_micros(since)
         ):
             return Audited(since, at, bool(retired))
         case _:
