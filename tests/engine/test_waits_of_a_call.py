@@ -52,9 +52,7 @@ class TestRounds:
         clock.now += 10
         assert times.before_round() == 0.0
 
-    def test_a_quiet_service_that_answers_at_once_is_not_asked_without_a_pause(
-        self, make_bench, monkeypatch
-    ):
+    def test_a_quiet_service_that_answers_at_once_is_not_asked_without_a_pause(self, make_bench, monkeypatch):
         bench = make_bench(2)
         bench.connect()
         token = bench.page(Now()).continuation_token
