@@ -1,12 +1,14 @@
 """What one call does with answers: notices, positions that are lost again and again, time for an audit."""
 
+import gc
 import time
+import weakref
 
 import attrs
 import pytest
 
 from multiclouddb_api import Gap, Now, Renamed, SkipToOldest
-from multiclouddb_conformance.simulation import SimulationFeed, SimulationReader, TrimmedError
+from multiclouddb_conformance.simulation import ServerError, SimulationFeed, SimulationReader, TrimmedError
 from multiclouddb_spi import Drained, Lineage
 from multiclouddb_spi.continuation.coverage import is_audit_due, tracked
 from multiclouddb_spi.continuation.entry import Active, Audited, AwaitingChildren
@@ -87,3 +89,18 @@ class TestAudit:
             "p0": Tracked("p0", (1,)),
             "p1": Tracked("p1", (7,), drained=True),
         }
+
+
+def test_a_failure_that_was_retried_is_not_kept(make_bench):
+    """Its traceback holds what was being read, which may be many megabytes."""
+    bench = make_bench()
+    bench.connect()
+    bench.fill_partition("p0", 3)
+    error = ServerError("503")
+    kept = weakref.ref(error)
+    bench.sim.fail_next("p0", error)
+    del error
+    page = bench.page(size=1)
+    assert (len(page.events), page.diagnostics.retries) == (1, 1)
+    gc.collect()
+    assert kept() is None

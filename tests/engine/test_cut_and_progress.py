@@ -1,5 +1,6 @@
 """How the scan of a snapshot is cut and counted, and what the end of it leaves to others."""
 
+import attrs
 import pytest
 
 from multiclouddb_api import (
@@ -17,7 +18,7 @@ from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, Si
 from multiclouddb_conformance.simulation import provider as simulated
 from multiclouddb_conformance.simulation.feed import SimulationFeed
 from multiclouddb_conformance.simulation.segments import SegmentReader, cut_segments
-from multiclouddb_spi import Batch, Ended, Engine, Feed, InlineExecutor
+from multiclouddb_spi import Awaiting, Batch, Child, Drained, Ended, Engine, Feed, InlineExecutor, Scanned
 
 ORDERED, INTERLEAVED, AUTO = SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
 SCANS = ("snapshot", "segments", "__dict__", "__weakref__")
@@ -114,3 +115,21 @@ def test_a_scan_that_ends_early_leaves_the_page_to_the_changes(monkeypatch):
     page = consumer.page()
     assert [type(notice) for notice in page.notices] == [Dropped]
     assert len(page.events) == 8
+
+
+@pytest.mark.parametrize("outcome", [Drained((Child("c", ("p0",), 1),)), Drained(()), Awaiting()])
+def test_a_provider_that_ends_a_segment_like_a_partition_is_refused(monkeypatch, outcome):
+    """It would lose a part of the scan, or read a partition twice."""
+    consumer = Consumer(filled(40), ORDERED)
+    consumer.page()
+    whole = SegmentReader._fetch
+
+    def fetch(self, most, nbytes):
+        batch = whole(self, most, nbytes)
+        return attrs.evolve(batch, outcome=outcome) if isinstance(batch.outcome, Scanned) else batch
+
+    monkeypatch.setattr(SegmentReader, "_fetch", fetch)
+    with pytest.raises(MulticloudDbError, match="against the contract") as caught:
+        for _ in range(20):
+            consumer.page()
+    assert caught.value.category == ErrorCategory.PERMANENT_FAILURE
