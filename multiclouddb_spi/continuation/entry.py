@@ -210,9 +210,7 @@ def audited_from_json(value: Any) -> Audited:
         InvalidCursor: The value was not made by `audited_to_json`.
     """
     match value:
-        case [since, at, (0 | 1) as retired] if _is_count(at) and (
-            since is None or (type(since) is int and abs(since) < _MOST * 100)
-        ):
+        case [since, at, (0 | 1) as retired] if _is_count(at) and (since is None or is_micros(since)):
             return Audited(since, at, bool(retired))
         case _:
             raise InvalidCursor("the time of the last audit is unreadable")

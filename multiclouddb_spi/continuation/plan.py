@@ -112,7 +112,7 @@ def plan_to_json(plan: Plan) -> Cursor:
 
 def is_plan(flags: int) -> bool:
     """Whether an item of a token with these flags is a plan, of a version that this library knows."""
-    return flags > 0 and bool(flags & _PLAN) and not flags & ~_KNOWN
+    return bool(flags & _PLAN) and not flags & ~_KNOWN
 
 
 def plan_from_json(item: Any) -> Plan:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from multiclouddb_api import Gap, SnapshotStarted
-from multiclouddb_spi.continuation.entry import Active
 from multiclouddb_spi.continuation.lineage import Lineage
 from multiclouddb_spi.contract import Feed
 from multiclouddb_spi.reading.result import PollResult
@@ -39,8 +38,7 @@ def lost(feed: Feed, lineage: Lineage, name: str) -> Gap:
         name: The partition.
     """
     position = "its position"
-    if name in lineage and any(type(entry) is Active and entry.listed for entry in lineage):
-        entry = next((entry for entry in lineage.active() if entry.partition_id == name), None)
-        if entry is not None and entry.listed:
-            position = feed.describe(entry.cursor).text
+    entry = next((entry for entry in lineage.active() if entry.partition_id == name), None)
+    if entry is not None and entry.listed:
+        position = feed.describe(entry.cursor).text
     return Gap(feed.public_id(name), position, "a new snapshot")

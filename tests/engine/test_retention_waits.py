@@ -37,3 +37,15 @@ def test_two_that_are_held_do_not_wait_for_each_other():
     assert made.retire("c", [Child("h", ("c",), "said")]) == ["h"]
     assert made.retire("h") == ["a"]
     assert made.retire("a", [Child("g", ("a",), "said")]) == ["g"]
+
+
+def test_what_a_held_one_waits_for_still_counts():
+    """`z` waits for `a`, which waits for `b`. `a` is held by `g`; `b` must not be held by `z` for that."""
+    service = Vague("pgz", p="", b="p", a="b", g="", z="a")
+    made, seeds = lineage("p", "g", b="p", a="b", z="a"), service.oldest(["p"])
+    coming, holds = service.retention.lost(made, "p", seeds)
+    assert holds == {"a": "g", "b": "g"}
+    assert made.replace("p", seeds, coming, holds) == []
+    assert made.retire("g") == ["b"]
+    assert made.retire("b", [Child("a", ("b",), "said")]) == ["a"]
+    assert made.retire("a", [Child("z", ("a",), "said")]) == ["z"]

@@ -1,0 +1,130 @@
+"""How the scan of a snapshot is cut and counted, and what the end of it leaves to others."""
+
+import attrs
+import pytest
+
+from multiclouddb_api import (
+    ChangeFeedRequest,
+    ClientConfig,
+    Dropped,
+    ErrorCategory,
+    FromContinuationToken,
+    MulticloudDbError,
+    OperationOptions,
+    Snapshot,
+    SnapshotOrder,
+)
+from multiclouddb_conformance.simulation import ServiceBehaviour, Simulation, SimulationProvider
+from multiclouddb_conformance.simulation import provider as simulated
+from multiclouddb_conformance.simulation.feed import SimulationFeed
+from multiclouddb_conformance.simulation.segments import SegmentReader, cut_segments
+from multiclouddb_spi import Awaiting, Batch, Child, Drained, Ended, Engine, Feed, InlineExecutor, Scanned
+
+ORDERED, INTERLEAVED, AUTO = SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
+SCANS = ("snapshot", "segments", "__dict__", "__weakref__")
+
+
+class Consumer:
+    """Reads one feed page by page, in one thread."""
+
+    def __init__(self, sim, order, size=8, **config):
+        self.sim, self.size, self.position = sim, size, Snapshot(order)
+        settings = ClientConfig("simulation", {}, coverage_audit_seconds=0.0, **config)
+        self.engine = Engine(
+            SimulationProvider(sim), settings, executor=InlineExecutor(), pause=lambda _: None
+        )
+
+    def page(self):
+        request = ChangeFeedRequest(self.sim.address, self.position, max_page_size=self.size)
+        page = self.engine.read_changes(request, OperationOptions(30.0))
+        self.position = FromContinuationToken(page.continuation_token)
+        return page
+
+    def pages(self, count):
+        return [self.page() for _ in range(count)]
+
+
+def filled(count, behaviour=None, **settings):
+    sim = Simulation(1, behaviour or ServiceBehaviour(), **settings)
+    for number in range(count):
+        sim.write(f"k{number}", {"n": number})
+    return sim
+
+
+def test_one_answer_with_segments_is_enough_for_a_call(monkeypatch):
+    """A service that cuts one segment at a time is not asked for eight before a row is read."""
+    asked = []
+
+    def segments(self, cursor, count, deadline):
+        asked.append(count)
+        return cut_segments(cursor, 1)
+
+    monkeypatch.setattr(SimulationFeed, "segments", segments)
+    consumer = Consumer(filled(80), ORDERED, size=4)
+    consumer.page()
+    page = consumer.page()
+    assert len(page.events) == 4
+    assert len(asked) == 1
+
+
+def test_every_segment_that_was_read_is_counted():
+    consumer = Consumer(filled(40), INTERLEAVED)
+    told = [page.diagnostics.snapshot for page in consumer.pages(20)]
+    done = [progress.segments_done for progress in told if progress is not None]
+    assert done == sorted(done)
+    assert 0 < max(done) <= 4
+    assert told[-1] is None
+
+
+def test_a_position_that_is_kept_for_less_than_a_second_is_no_worn_one():
+    """Nothing of the time has been used, so the changes still wait for the scan."""
+    consumer = Consumer(filled(40, retention_seconds=0.45), AUTO, size=4)
+    consumer.page()
+    assert consumer.page().diagnostics.snapshot.order is ORDERED
+
+
+def test_a_provider_that_makes_no_snapshots_refuses_the_token_of_one(monkeypatch):
+    """A process with an older release of the provider reads a token that a newer one has made."""
+    consumer = Consumer(filled(40), INTERLEAVED)
+    consumer.page()
+    kept = {name: member for name, member in vars(SimulationFeed).items() if name not in SCANS}
+    monkeypatch.setattr(simulated, "SimulationFeed", type("PlainFeed", (Feed,), kept))
+    older = Consumer(consumer.sim, INTERLEAVED)
+    older.position = consumer.position
+    with pytest.raises(MulticloudDbError, match="which this provider does not make") as caught:
+        older.page()
+    assert caught.value.category == ErrorCategory.INVALID_REQUEST
+
+
+def test_a_scan_that_ends_early_leaves_the_page_to_the_changes(monkeypatch):
+    """Its other segments are due, and are not there any more: what is due after them is asked."""
+    consumer = Consumer(filled(40, ServiceBehaviour(page_limit=2)), INTERLEAVED, 8, max_concurrency=1)
+    consumer.page()
+
+    def fetch(self, most, nbytes):
+        here = self._cursor()
+        return Batch([], self._mapper, here, here, Ended(Dropped(self._id)), 0, caught_up=True)
+
+    monkeypatch.setattr(SegmentReader, "_fetch", fetch)
+    for number in range(20):
+        consumer.sim.write("busy", {"n": number})
+    page = consumer.page()
+    assert [type(notice) for notice in page.notices] == [Dropped]
+    assert len(page.events) == 8
+
+
+@pytest.mark.parametrize("outcome", [Drained((Child("c", ("p0",), 1),)), Drained(()), Awaiting()])
+def test_a_provider_that_ends_a_segment_like_a_partition_is_refused(monkeypatch, outcome):
+    """It would lose a part of the scan, or read a partition twice."""
+    consumer = Consumer(filled(40), ORDERED)
+    consumer.page()
+    whole = SegmentReader._fetch
+
+    def fetch(self, most, nbytes):
+        batch = whole(self, most, nbytes)
+        return attrs.evolve(batch, outcome=outcome) if isinstance(batch.outcome, Scanned) else batch
+
+    monkeypatch.setattr(SegmentReader, "_fetch", fetch)
+    with pytest.raises(MulticloudDbError, match="against the contract") as caught:
+        consumer.pages(20)
+    assert caught.value.category == ErrorCategory.PERMANENT_FAILURE

@@ -1,0 +1,92 @@
+"""What is kept between calls, and for how long: readers at one position, their records, feeds."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from multiclouddb_api import LogicalPartition
+from multiclouddb_conformance.simulation import SimulationFeed
+from multiclouddb_spi import Deadline, FeedSpec
+from multiclouddb_spi.reading import feeds, reader_cache
+from multiclouddb_spi.reading.partition_reader import Budget, PartitionReader
+from multiclouddb_spi.reading.reader_cache import ReaderCache
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+class TestReaders:
+    @pytest.fixture
+    def clock(self, monkeypatch):
+        clock = Clock()
+        monkeypatch.setattr(reader_cache, "time", clock)
+        return clock
+
+    @pytest.fixture
+    def budget(self):
+        return Budget(100)
+
+    @pytest.fixture
+    def cache(self, budget):
+        return ReaderCache(budget, 16)
+
+    @pytest.fixture
+    def feed(self):
+        return SimpleNamespace(without_hints=lambda cursor: cursor)
+
+    def reader(self, feed, budget, nbytes, cursor=1):
+        """A reader that a later call has come back to, with so many bytes of records."""
+        reader = PartitionReader(feed, "p0", cursor, budget, None)
+        reader.proven = True
+        if nbytes:
+            reader.batch = object()
+            reader.hold_ask(nbytes)
+        return reader
+
+    def test_of_two_at_one_position_the_one_that_comes_next_says_what_is_held(
+        self, cache, clock, feed, budget
+    ):
+        empty, full = self.reader(feed, budget, 0), self.reader(feed, budget, 10)
+        cache.put(empty)
+        cache.put(full)
+        assert cache.holds(feed, "p0", 1)
+        assert cache.pop(feed, "p0", 1) is full
+        assert not cache.holds(feed, "p0", 1)
+
+    def test_records_of_a_consumer_that_rests_for_ten_seconds_make_room(self, cache, clock, feed, budget):
+        cache.put(self.reader(feed, budget, 90))
+        clock.now += 9.5
+        assert not cache.make_room(50, lambda reader: False)
+        assert len(cache) == 1
+        clock.now += 1.0
+        cache.make_room(50, lambda reader: False)
+        assert len(cache) == 0
+
+
+def test_a_feed_that_nobody_uses_is_closed_also_when_it_is_the_only_one(bench, monkeypatch):
+    """The call that would close it was of a feed that had to be opened again."""
+    clock, closed = Clock(), []
+    monkeypatch.setattr(feeds, "time", clock)
+    monkeypatch.setattr(
+        SimulationFeed, "close", lambda self: closed.append(self.spec.scope.key.components["id"])
+    )
+    cache = bench.engine._feeds
+
+    def acquire(name):
+        spec = FeedSpec(bench.sim.address, LogicalPartition(bench.sim.key(name)))
+        return cache.acquire(spec, lambda: bench.provider.open_feed(spec, Deadline.after(30)))[0]
+
+    cache.release(acquire("long"))
+    clock.now += 601
+    other = acquire("other")
+    cache.forget(other)
+    assert closed == []
+    cache.release(other)
+    assert sorted(closed) == ["long", "other"]

@@ -1,0 +1,151 @@
+"""How one call waits: for what, in which order, and what it says of partitions that have not answered."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from multiclouddb_api import Now
+from multiclouddb_conformance.simulation import SimulationReader
+from multiclouddb_conformance.waiting import wait_until
+from multiclouddb_spi import Deadline, Lineage
+from multiclouddb_spi.continuation.entry import Active
+from multiclouddb_spi.reading import waiting
+from multiclouddb_spi.reading.turns import Turns
+from multiclouddb_spi.reading.waiting import Waiting
+
+LONG = 1000.0
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self, now=5000.0, step=0.0):
+        self.now, self.step = now, step
+
+    def monotonic(self):
+        self.now += self.step
+        return self.now
+
+
+class TestRounds:
+    @pytest.fixture
+    def clock(self, monkeypatch):
+        clock = Clock()
+        monkeypatch.setattr(waiting, "time", clock)
+        return clock
+
+    def test_the_pause_between_two_is_no_longer_than_the_call_waits(self, clock):
+        times = Waiting(Deadline(clock.now + 60), 0.005, 1.0)
+        assert times.before_round() == pytest.approx(0.005)
+
+    def test_the_time_that_a_round_took_is_part_of_the_pause(self, clock):
+        times = Waiting(Deadline(clock.now + 60), 30.0, 1.0)
+        first = times.before_round()
+        assert first == pytest.approx(0.02)
+        times.begin_round()
+        assert first < times.before_round() < 2 * first
+        times.begin_round()
+        clock.now += 0.04
+        assert 0 < times.before_round() < 0.01
+        times.begin_round()
+        clock.now += 10
+        assert times.before_round() == 0.0
+
+    def test_a_quiet_service_that_answers_at_once_is_not_asked_without_a_pause(self, make_bench, monkeypatch):
+        bench = make_bench(2)
+        bench.connect()
+        token = bench.page(Now()).continuation_token
+        clock, fetch = Clock(), SimulationReader.fetch
+
+        def at_once(self, records, nbytes, wait, deadline):
+            clock.now += 0.001
+            return fetch(self, records, nbytes, 0.0, deadline)
+
+        def pause(seconds):
+            clock.now += seconds
+
+        monkeypatch.setattr(time, "monotonic", clock.monotonic)
+        monkeypatch.setattr(SimulationReader, "fetch", at_once)
+        monkeypatch.setattr(bench.engine._context.closed, "wait", pause)
+        before = bench.calls.total_fetches
+        assert bench.page(token, wait=10.0).idle
+        assert 20 < bench.calls.total_fetches - before < 120
+
+    def test_a_partition_that_waits_for_news_does_not_keep_others_from_being_asked(
+        self, make_bench, ids, monkeypatch
+    ):
+        """The service keeps the poll of `p0` for the whole call. It is not taken for a slow partition."""
+        for module in ("poll", "fetches", "waiting"):
+            monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", LONG)
+        bench = make_bench(2)
+        bench.connect(threads=True)
+        token = bench.page(Now()).continuation_token
+        fetch, news, asked = SimulationReader.fetch, [], []
+
+        def patient(self, records, nbytes, wait, deadline):
+            if self._id == "p1":
+                asked.append(wait)
+                if len(asked) == 3:
+                    news.extend(bench.fill_partition("p1"))
+                wait = 0.0
+            return fetch(self, records, nbytes, LONG if wait else 0.0, deadline)
+
+        monkeypatch.setattr(SimulationReader, "fetch", patient)
+        page = bench.page(token, wait=20, timeout=30)
+        assert ids(page) == news
+        assert len(news) == 1
+
+
+class TestQuiet:
+    """A page is idle only when every partition has said that it has nothing."""
+
+    @pytest.fixture
+    def turns(self):
+        return Turns(Lineage([Active("p0", 1)], max))
+
+    def reader(self, trouble=None):
+        return SimpleNamespace(trouble=trouble)
+
+    def test_one_that_has_never_answered_is_not_quiet_while_it_is_waited_for(self, turns):
+        turns.launched(turns.of("p0"), self.reader(), waits=True)
+        assert turns.quiet() == set()
+
+    def test_one_that_had_nothing_is_while_it_waits_for_news(self, turns):
+        turns.of("p0").silent = True
+        turns.launched(turns.of("p0"), self.reader(), waits=True)
+        assert turns.quiet() == {"p0"}
+
+    def test_but_not_while_it_is_only_asked_again(self, turns):
+        turns.of("p0").silent = True
+        turns.launched(turns.of("p0"), self.reader(), waits=False)
+        assert turns.quiet() == set()
+
+    def test_nor_with_a_failure(self, turns):
+        turns.of("p0").silent = True
+        turns.launched(turns.of("p0"), self.reader(OSError("reset")), waits=True)
+        assert turns.quiet() == set()
+
+
+def test_children_that_start_in_a_call_leave_the_head_its_place(make_bench, ids, monkeypatch):
+    """The head answers late, when the children have filled what they may have of the page."""
+    for module in ("poll", "fetches", "waiting"):
+        monkeypatch.setattr(f"multiclouddb_spi.reading.{module}.HEAD_SECONDS", LONG)
+    bench = make_bench(2)
+    bench.connect(threads=True)
+    token = bench.page(Now()).continuation_token
+    own = bench.fill_partition("p0", 1)
+    for name in bench.sim.split("p1"):
+        bench.fill_partition(name, 20)
+    bench.connect(threads=True)
+    calls, fetch = bench.calls, SimulationReader.fetch
+
+    def late(self, records, nbytes, wait, deadline):
+        if self._id == "p0":
+            wait_until(lambda: calls.mapped >= 3, 20.0)
+        return fetch(self, records, nbytes, wait, deadline)
+
+    monkeypatch.setattr(SimulationReader, "fetch", late)
+    page = bench.page(token, 4, timeout=300.0)
+    assert len(page.events) == 4
+    assert own[0] in ids(page)
