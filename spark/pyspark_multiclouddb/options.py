@@ -230,7 +230,8 @@ def parse_options(options: Mapping[str, str]) -> Settings:
     end_name, end_text = text("endingPosition", "latest")
     end = values.position(end_name, end_text)
     if isinstance(end, Beginning | Snapshot):
-        raise invalid_request(end_name, f"is {end_text}", "write latest, or a time with its zone")
+        what = "the beginning" if isinstance(end, Beginning) else "snapshot"
+        raise invalid_request(end_name, f"is {what}", "write latest, or a time with its zone")
     settings = Settings(
         connection=tuple(sorted(connection.items())),
         address=ResourceAddress(
