@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final, TypeVar
 
-from multiclouddb_api import AtTime
+from multiclouddb_api import AtTime, Snapshot
 from multiclouddb_spi import (
     Deadline,
     Feed,
@@ -69,7 +69,7 @@ class Connection:
         """The incarnation of the feed's resource."""
         return self.feed.identity.incarnation
 
-    def start(self, position: FeedStart) -> Lineage:
+    def start(self, position: FeedStart | Snapshot) -> Lineage:
         """Resolve a start, if the database can start there."""
         self.opened.check_start(position)
         return self.plan(

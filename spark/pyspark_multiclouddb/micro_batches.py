@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError
+from multiclouddb_api import ErrorCategory, ErrorDetail, MulticloudDbError, Snapshot
 from multiclouddb_spi import FeedStart, Lineage, Step, SupportsChangeMark, Target
 from pyspark_multiclouddb.connection import Connection, connection_for
 from pyspark_multiclouddb.errors import source_errors
@@ -22,7 +22,7 @@ from pyspark_multiclouddb.offsets import (
     ranges_of,
 )
 from pyspark_multiclouddb.options import Settings
-from pyspark_multiclouddb.progress import Reports
+from pyspark_multiclouddb.progress import Reports, snapshot_state
 from pyspark_multiclouddb.rows import read_work, work_of
 
 __all__ = ["MicroBatches"]
@@ -77,7 +77,12 @@ class MicroBatches:
             connection = connection_for(self.settings)
             start = self._started(connection, self.settings.start)
             step = self._step(connection, start, max_records)
-            offset = Pinned(connection.incarnation, start.to_json())
+            state = snapshot_state(None, start, step.after)
+            if start.plan is not None:
+                # This step only cuts segments. They are a part of the start, so that the batch has rows.
+                start, step = step.after, self._step(connection, step.after, max_records)
+                state = snapshot_state(state, start, step.after)
+            offset = Pinned(connection.incarnation, start.to_json(), snapshot=state)
             if step.moved and not step.empty:
                 offset = Pinned(
                     connection.incarnation,
@@ -85,6 +90,7 @@ class MicroBatches:
                     step.ends,
                     origin=start.to_json(),
                     more=_may_have_more(start, step.after, max_records),
+                    snapshot=state,
                 )
             self._saved = time.monotonic()
             return offset_to_json(self.settings, offset)
@@ -153,9 +159,11 @@ class MicroBatches:
         connection = connection_for(self.settings)
         if isinstance(offset, Symbolic):
             lineage = self._started(connection, offset.position)
-            self.report = self._reports.report(connection, lineage, None, idle=False)
+            state = snapshot_state(None, lineage, lineage)
+            self.report = self._reports.report(connection, lineage, None, idle=False, snapshot=state)
             self._saved = time.monotonic()
-            return offset_to_json(self.settings, Pinned(connection.incarnation, lineage.to_json()))
+            pinned = Pinned(connection.incarnation, lineage.to_json(), snapshot=state)
+            return offset_to_json(self.settings, pinned)
         offset.check_incarnation(connection.opened)
         before = connection.plan("restore", lambda planner, _: planner.restore(offset.cursors))
         if not len(before):
@@ -164,7 +172,8 @@ class MicroBatches:
         step = self._step(connection, self._standing(start, before), max_records)
         nothing = step.empty or not step.moved
         self.caught_up |= step.records is None or max_records is None or step.records < max_records
-        self.report = self._reports.report(connection, step.after, step, idle=nothing)
+        state = snapshot_state(offset.snapshot, before, step.after)
+        self.report = self._reports.report(connection, step.after, step, idle=nothing, snapshot=state)
         due = time.monotonic() - self._saved >= self.settings.idle_checkpoint_seconds or bool(step.skipped)
         if nothing and not _is_worth_saving(before, step.after, due):
             # The next call begins here, so that the same records are not scanned again.
@@ -174,7 +183,7 @@ class MicroBatches:
             return start
         stands = step.after if nothing or due else _without_idle_moves(before, step)
         more = tell_more and not nothing and _may_have_more(before, step.after, max_records)
-        pinned = Pinned(offset.incarnation, stands.to_json(), step.ends, nothing, more=more)
+        pinned = Pinned(offset.incarnation, stands.to_json(), step.ends, nothing, more=more, snapshot=state)
         end = offset_to_json(self.settings, pinned)
         self._ahead = end, step.after
         if stands is step.after:
@@ -195,7 +204,7 @@ class MicroBatches:
             return None
         return connection.opened.call("mark", connection.feed.change_mark)
 
-    def _started(self, connection: Connection, position: FeedStart) -> Lineage:
+    def _started(self, connection: Connection, position: FeedStart | Snapshot) -> Lineage:
         """The start of a new query; this process may know an earlier resource of the same name."""
         connection.opened.renew()
         return connection.start(position)

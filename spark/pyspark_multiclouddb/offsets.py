@@ -14,6 +14,9 @@ service has deleted the log after it.
 
 On Spark 4.0 and 4.1 the first micro-batch has rows. Its end holds the lineage of the resolved start as `o`.
 `more` says there that the step had records, so that more may follow (`caught_up`).
+
+After `startingPosition=snapshot` there is `s`: the id of the plan, the floor, and whether the scan is over.
+It is there for an empty collection, too, and stays when the scan is over.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
-from multiclouddb_api import MulticloudDbError, invalid_request
+from multiclouddb_api import MulticloudDbError, Snapshot, invalid_request
 from multiclouddb_spi import Cursor, FeedStart, InvalidCursor, Lineage, Range, ranges_between
 from multiclouddb_spi.open_feed import OpenFeed
 from pyspark_multiclouddb.options import Settings, position_from_text, position_text
@@ -43,7 +46,7 @@ class Symbolic:
         position: The start position.
     """
 
-    position: FeedStart
+    position: FeedStart | Snapshot
 
 
 @attrs.frozen
@@ -57,6 +60,7 @@ class Pinned:
         empty: True when that step has no record.
         origin: The lineage as JSON where that step starts, when it starts at a symbolic offset.
         more: True when records may follow, for a Spark that runs one micro-batch at a time.
+        snapshot: The snapshot that the query began with: `plan`, `floor`, and `over` once it is read.
     """
 
     incarnation: str | None
@@ -65,6 +69,7 @@ class Pinned:
     empty: bool = False
     origin: Cursor | None = None
     more: bool = False
+    snapshot: Mapping[str, Any] | None = None
 
     def check_incarnation(self, opened: OpenFeed) -> None:
         """Refuse an offset of a resource that was recreated.
@@ -88,9 +93,10 @@ def offset_to_json(settings: Settings, offset: Offset) -> dict[str, Any]:
     match offset:
         case Symbolic(position):
             value["from"] = position_text(position)
-        case Pinned(incarnation, cursors, ends, empty, origin, more):
+        case Pinned(incarnation, cursors, ends, empty, origin, more, snapshot):
             value |= {"inc": incarnation, "c": cursors}
-            optional = {"e": dict(ends), "empty": empty, "o": origin, "more": more, "modes": settings.modes}
+            optional = {"e": dict(ends), "empty": empty, "o": origin, "more": more, "s": snapshot}
+            optional |= {"modes": settings.modes}
             value |= {name: each for name, each in optional.items() if each}
     canonical: dict[str, Any] = json.loads(json.dumps(value, sort_keys=True))
     return canonical
@@ -135,6 +141,7 @@ def offset_from_json(settings: Settings, value: Any) -> Offset:
                 value.get("empty") is True,
                 value.get("o"),
                 value.get("more") is True,
+                value.get("s"),
             )
         case _:
             raise _damaged("holds an offset that is not of this source")

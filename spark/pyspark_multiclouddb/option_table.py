@@ -37,9 +37,25 @@ OPTIONS: Final = (
     Option("provider", "provider id; its settings are `connection.*`", "from `url`"),
     Option("database", "where the documents are", "the provider's"),
     Option("collection", "where the documents are", "required"),
-    Option("startingPosition", "`beginning`, `now`, or an ISO time with a zone", "`beginning`"),
+    Option("startingPosition", "`beginning`, `now`, `snapshot`, or an ISO time with a zone", "`beginning`"),
+    Option(
+        "snapshotOrder",
+        "`ordered` or `auto`: both read every row before any change",
+        "`ordered`",
+    ),
+    Option(
+        "snapshotSegments",
+        "into how many segments a snapshot is cut; one task reads a segment",
+        "the provider's",
+    ),
     Option("endingPosition", "`latest`, or an ISO time with a zone", "`latest`", "batch"),
-    Option("maxRecordsPerTrigger", "hard bound on the rows of a micro-batch", "see below", "stream"),
+    Option(
+        "maxRecordsPerTrigger",
+        "hard bound on the rows of a micro-batch; a snapshot counts whole segments by their estimate, at "
+        "least one",
+        "see below",
+        "stream",
+    ),
     Option("maxTasksPerBatch", "maximum number of tasks of a batch", "`32`"),
     Option(
         "minPartitions",

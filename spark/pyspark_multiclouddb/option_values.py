@@ -8,10 +8,28 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Final, TypeVar
 
-from multiclouddb_api import AtTime, Beginning, Now, invalid_request
+from multiclouddb_api import (
+    AtTime,
+    Beginning,
+    MulticloudDbError,
+    Now,
+    Snapshot,
+    SnapshotOrder,
+    invalid_request,
+)
 from multiclouddb_spi import FeedStart
 
-__all__ = ["count", "duration", "from_environment", "mode", "moment_of_millis", "position", "truth"]
+__all__ = [
+    "count",
+    "duration",
+    "from_environment",
+    "loss_fails",
+    "mode",
+    "moment_of_millis",
+    "position",
+    "snapshot_order",
+    "truth",
+]
 
 _ENVIRONMENT: Final = "env:"
 _SECONDS: Final = {
@@ -27,7 +45,10 @@ _SECONDS: Final = {
     "hour": 3600,
 }
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
-_WAY_OUT_POSITION: Final = "write beginning, now, or a time with its zone such as 2026-01-31T12:00:00Z"
+_RESNAPSHOT: Final = "resnapshot"
+_WAY_OUT_POSITION: Final = (
+    "write beginning, now, snapshot, or a time with its zone such as 2026-01-31T12:00:00Z"
+)
 # Milliseconds below this are in 1970 to 1973, seconds are now.
 _LEAST_MILLIS: Final = 100_000_000_000
 _Mode = TypeVar("_Mode", bound=Enum)
@@ -56,7 +77,7 @@ def from_environment(name: str, value: str) -> str:
     return found
 
 
-def position(name: str, text: str) -> FeedStart:
+def position(name: str, text: str) -> FeedStart | Snapshot:
     """A start or an end.
 
     Args:
@@ -68,13 +89,59 @@ def position(name: str, text: str) -> FeedStart:
             return Beginning()
         case "now" | "latest":
             return Now()
+        case "snapshot":
+            return Snapshot(SnapshotOrder.ORDERED)
+        case "resnapshot":
+            raise _no_second_snapshot(name)
         case _:
             return AtTime(_moment(name, text))
 
 
+def snapshot_order(name: str, text: str) -> SnapshotOrder:
+    """The order of a snapshot that Spark can read.
+
+    Args:
+        name: The option, as the user spelled it.
+        text: Its value.
+
+    Raises:
+        MulticloudDbError: `INVALID_REQUEST` for another value, and for `interleaved`.
+    """
+    if text.lower() == SnapshotOrder.INTERLEAVED.value:
+        raise invalid_request(
+            name,
+            "is interleaved, which needs a target that keeps deleted keys; no sink of this source does",
+            "write ordered or auto: rows are read before changes",
+        )
+    try:
+        return SnapshotOrder(text.lower())
+    except ValueError:
+        raise invalid_request(name, f"is {text!r}", "write ordered or auto") from None
+
+
+def loss_fails(name: str, text: str) -> bool:
+    """Whether a query fails when changes have expired.
+
+    Args:
+        name: The option, as the user spelled it.
+        text: Its value.
+    """
+    if text.lower().removesuffix("()") == _RESNAPSHOT:
+        raise _no_second_snapshot(name)
+    return truth(name, text)
+
+
+def _no_second_snapshot(name: str) -> MulticloudDbError:
+    return invalid_request(
+        name,
+        "is resnapshot, which needs a target that marks stale rows; no sink of this source does",
+        "start a query with startingPosition=snapshot, a checkpointLocation of its own and a new table",
+    )
+
+
 def _moment(name: str, text: str) -> datetime:
     way_out = (
-        _WAY_OUT_POSITION.replace("beginning, now", "latest")
+        _WAY_OUT_POSITION.replace("beginning, now, snapshot", "latest")
         if name.startswith("ending")
         else _WAY_OUT_POSITION
     )

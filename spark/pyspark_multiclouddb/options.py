@@ -14,6 +14,9 @@ A secret is only accepted where Spark hides it: in `url`, and in options whose n
 `secret`, `token` or `access_key` in them. Spark prints all other options of a stream in clear, for example in
 `explain(True)`.
 
+`startingPosition=snapshot` reads every row that exists, then every change: see `docs/reference/spark.md`. It
+applies to a new query only, too.
+
 The position of an idle feed moves with the service's log, and an old position in the checkpoint expires. So a
 query saves the new position when it resumes from a checkpoint, and then once per `idleCheckpointInterval`, in
 a micro-batch without rows that reads nothing. When the position has not moved, there is no such micro-batch.
@@ -44,6 +47,8 @@ from multiclouddb_api import (
     OnExpired,
     ResourceAddress,
     SkipToOldest,
+    Snapshot,
+    SnapshotOrder,
     canonical_json,
     invalid_request,
 )
@@ -57,6 +62,7 @@ _NAMES: Final = {option.name.lower(): option.name for option in OPTIONS}
 _ALIAS_NAMES: Final = {alias.lower(): alias for alias in ALIASES}
 _ONLY: Final = {option.name: option.only for option in OPTIONS if option.only}
 _DEFAULT_TASKS: Final = 32
+_SNAPSHOT_TEXT: Final = re.compile(r"snapshot (ordered|auto)(?: ([0-9]+))?")
 # spark.redaction.regex and spark.sql.redaction.options.regex, as Spark sets them.
 _HIDDEN: Final = re.compile(r"secret|password|token|access[._]?key|url")
 _SECRET: Final = re.compile(r"key|credential|connection_?string|passw|pwd|sas|auth|signature|private")
@@ -94,7 +100,7 @@ class Settings:
 
     connection: tuple[tuple[str, str], ...] = attrs.field(repr=_names_alone)
     address: ResourceAddress
-    start: FeedStart
+    start: FeedStart | Snapshot
     end: datetime | None
     max_records: int | None
     max_tasks: int
@@ -189,6 +195,12 @@ class Settings:
             raise invalid_request(
                 start, "is now, after which a batch finds nothing", "start at beginning or a time"
             )
+        if self.end is not None and isinstance(self.start, Snapshot):
+            raise invalid_request(
+                end,
+                f"is a time, and {start} is snapshot, which begins now",
+                "leave it out, or start at a time",
+            )
         if self.end is not None and isinstance(self.start, AtTime) and self.end < self.start.utc:
             raise invalid_request(end, f"is before {start}", "make the end the later of the two")
         return self
@@ -217,18 +229,19 @@ def parse_options(options: Mapping[str, str]) -> Settings:
         raise invalid_request("collection", "is missing", 'add .option("collection", "NAME")')
     end_name, end_text = text("endingPosition", "latest")
     end = values.position(end_name, end_text)
-    if isinstance(end, Beginning):
-        raise invalid_request(end_name, "is the beginning", "write latest, or a time with its zone")
+    if isinstance(end, Beginning | Snapshot):
+        what = "the beginning" if isinstance(end, Beginning) else "snapshot"
+        raise invalid_request(end_name, f"is {what}", "write latest, or a time with its zone")
     settings = Settings(
         connection=tuple(sorted(connection.items())),
         address=ResourceAddress(
             given["database"][1] if "database" in given else None, given["collection"][1]
         ),
-        start=values.position(*text("startingPosition", "beginning")),
+        start=_start(given),
         end=end.utc if isinstance(end, AtTime) else None,
         max_records=values.count(*given["maxRecordsPerTrigger"]) if "maxRecordsPerTrigger" in given else None,
         max_tasks=_tasks(given),
-        fail_on_data_loss=values.truth(*text("failOnDataLoss", "true")),
+        fail_on_data_loss=values.loss_fails(*text("failOnDataLoss", "true")),
         new_item_state=values.mode(*text("newItemState", "include_if_available"), NewItemStateMode),
         old_item_state=values.mode(*text("oldItemState", "omit"), OldItemStateMode),
         poll_seconds=values.duration(*text("pollInterval", "1 second")),
@@ -239,12 +252,33 @@ def parse_options(options: Mapping[str, str]) -> Settings:
     return settings
 
 
-def position_from_text(text: str) -> FeedStart:
+def _start(given: Mapping[str, tuple[str, str]]) -> FeedStart | Snapshot:
+    """The start position; the options of a snapshot need one."""
+    name, text = given.get("startingPosition", ("startingPosition", "beginning"))
+    start = values.position(name, text)
+    if isinstance(start, Snapshot):
+        if "snapshotOrder" in given:
+            start = attrs.evolve(start, order=values.snapshot_order(*given["snapshotOrder"]))
+        if "snapshotSegments" in given:
+            start = attrs.evolve(start, segments=values.count(*given["snapshotSegments"]))
+        return start
+    for option in ("snapshotOrder", "snapshotSegments"):
+        if option in given:
+            spelled = given[option][0]
+            raise invalid_request(
+                spelled, f"has no meaning where {name} is {text}", f"set {name}=snapshot, or leave it out"
+            )
+    return start
+
+
+def position_from_text(text: str) -> FeedStart | Snapshot:
     """The inverse of `position_text`."""
+    if found := _SNAPSHOT_TEXT.fullmatch(text):
+        return Snapshot(SnapshotOrder(found[1]), None if found[2] is None else int(found[2]))
     return values.position("startingPosition", text)
 
 
-def position_text(position: FeedStart) -> str:
+def position_text(position: FeedStart | Snapshot) -> str:
     """A start as it is written in an offset."""
     match position:
         case Beginning():
@@ -253,6 +287,8 @@ def position_text(position: FeedStart) -> str:
             return "now"
         case AtTime(utc):
             return utc.isoformat()
+        case Snapshot(order, segments):
+            return f"snapshot {order.value}" + ("" if segments is None else f" {segments}")
 
 
 def _tasks(given: Mapping[str, tuple[str, str]]) -> int:

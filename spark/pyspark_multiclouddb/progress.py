@@ -4,13 +4,22 @@ From Spark 4.2 on `sources[].latestOffset` of the progress is a report, not an o
 
     {"events": 20, "foundLate": 0, "headroomSeconds": 86012.0, "idle": false, "lagSeconds": 1.2,
      "openWatches": 0, "partitions": 8, "readUntil": "2026-01-31T12:00:00Z",
-     "skipped": {"count": 0, "last": null}, "v": 1, "waiting": 0}
+     "skipped": {"count": 0, "last": null}, "snapshot": null, "v": 1, "waiting": 0}
 
 `events` is the number of records of the step, and null where the service does not say before they are read.
 No change after `readUntil` is older; `lagSeconds` is its age by the service's clock, and 0 when the feed is
 idle. `headroomSeconds` is the time until the first position falls out of retention. `skipped` counts the
 places where `failOnDataLoss=false` left out what had expired, since this run of the query began; it names the
 last one.
+
+A query that began with a snapshot has this as `snapshot`:
+
+    {"floor": "…", "order": "ordered", "over": false, "plan": "9f…", "records": 100000, "segments": 100,
+     "segmentsDone": 30}
+
+`records` is the estimate for the whole scan. `segmentsDone` counts the segments of this step, too. When the
+scan is over, only `floor`, `over` and `plan` are left. `readUntil` is the moment of the snapshot until then,
+and `headroomSeconds` the time that the changes after it are still kept.
 """
 
 from __future__ import annotations
@@ -18,20 +27,24 @@ from __future__ import annotations
 import json
 import time
 from ast import literal_eval
-from datetime import datetime, timedelta
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from multiclouddb_api.redaction import rfc3339
-from multiclouddb_spi import Lineage, Step
+from multiclouddb_spi import Cursor, Lineage, Step
+from multiclouddb_spi.continuation.entry import Waiting
+from multiclouddb_spi.scan import plan_id_of
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from pyspark_multiclouddb.connection import Connection
 
-__all__ = ["Reports", "caught_up"]
+__all__ = ["Reports", "caught_up", "snapshot_state"]
 
 _CLOCK_SECONDS: Final = 30.0
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Reports:
@@ -43,7 +56,13 @@ class Reports:
         self._found_late = 0
 
     def report(
-        self, connection: Connection, lineage: Lineage, step: Step | None, *, idle: bool
+        self,
+        connection: Connection,
+        lineage: Lineage,
+        step: Step | None,
+        *,
+        idle: bool,
+        snapshot: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """The report after planning.
 
@@ -52,29 +71,29 @@ class Reports:
             lineage: The position of the query.
             step: The planned step, or None for the start.
             idle: True when there was nothing to read.
+            snapshot: From `snapshot_state`.
         """
         if step is not None:
             self._skipped += step.skipped
             self._found_late += len(step.found_late)
         active, awaiting = lineage.active(), lineage.awaiting_children()
         feed, now = connection.feed, self._now(connection)
-        times = [feed.describe(entry.cursor).time for entry in active]
-        known = [moment for moment in times if moment is not None]
-        until = min(known) if known and len(known) == len(times) else None
+        until = _read_until(connection, lineage)
         lag = None if until is None or now is None else max(0.0, (now - until).total_seconds())
-        rooms = [] if now is None else [feed.headroom(entry.cursor, now) for entry in active]
+        rooms = [] if now is None else [feed.headroom(cursor, now) for cursor in _kept(lineage)]
         return {
-            "events": 0 if step is None else step.records,
+            "events": _events(step),
             "foundLate": self._found_late,
             "headroomSeconds": min((room for room in rooms if room is not None), default=None),
             "idle": idle,
             "lagSeconds": 0.0 if idle else lag,
             "openWatches": sum(bool(entry.children) for entry in awaiting),
-            "partitions": len(active),
+            "partitions": sum(not lineage.is_segment(entry.partition_id) for entry in active),
             "readUntil": None if until is None else rfc3339(until),
             "skipped": {"count": len(self._skipped), "last": self._skipped[-1] if self._skipped else None},
+            "snapshot": None if snapshot is None else {**snapshot, **_scan(lineage)},
             "v": 1,
-            "waiting": len(lineage) - len(active) - len(awaiting),
+            "waiting": sum(isinstance(entry, Waiting) for entry in lineage),
         }
 
     def _now(self, connection: Connection) -> datetime | None:
@@ -84,6 +103,55 @@ class Reports:
             self._clock = connection.opened.call("clock", connection.feed.clock), here
         told, when = self._clock
         return None if told is None else told + timedelta(seconds=here - when)
+
+
+def snapshot_state(
+    known: Mapping[str, Any] | None, before: Lineage, after: Lineage
+) -> Mapping[str, Any] | None:
+    """The snapshot as the offset after a step names it; None for a query that began without one.
+
+    Args:
+        known: The same from the offset before the step, or None.
+        before: The lineage before the step.
+        after: The lineage after it.
+    """
+    plan = before.plan
+    if plan is None:
+        return known
+    return {"plan": plan_id_of(plan.partition_id), "floor": plan.floor, "over": after.plan is None}
+
+
+def _events(step: Step | None) -> int | None:
+    """How many events a step has; None where that is not known, as for a segment."""
+    if step is None:
+        return 0
+    return None if step.before.plan is not None and step.ranges() else step.records
+
+
+def _scan(lineage: Lineage) -> dict[str, Any]:
+    """How far a scan is, while there is one."""
+    if lineage.plan is None:
+        return {}
+    scan = lineage.plan.progress()
+    numbers = {"records": scan.records, "segments": scan.segments, "segmentsDone": scan.segments_done}
+    return {"order": scan.order.value, **numbers}
+
+
+def _kept(lineage: Lineage) -> list[Cursor]:
+    """The positions of the stream: also of partitions that wait for the scan."""
+    active = [entry.cursor for entry in lineage.active() if not lineage.is_segment(entry.partition_id)]
+    if lineage.plan is None:
+        return active
+    return active + [cursor for entry in lineage if isinstance(entry, Waiting) for cursor in entry.said]
+
+
+def _read_until(connection: Connection, lineage: Lineage) -> datetime | None:
+    """No later event is older than this."""
+    if lineage.plan is not None:
+        return _EPOCH + timedelta(microseconds=lineage.plan.moment)
+    times = [connection.feed.describe(entry.cursor).time for entry in lineage.active()]
+    known = [moment for moment in times if moment is not None]
+    return min(known) if known and len(known) == len(times) else None
 
 
 def caught_up(query: StreamingQuery) -> bool:

@@ -138,7 +138,7 @@ def test_connection_options_come_along_with_a_url():
             {"startingTimestamp": "1767225600"},
             r"startingTimestamp: is '1767225600', which seems to be in sec",
         ),
-        ({"startingOffsets": "first"}, r"startingOffsets: is 'first'; write beginning, now, or"),
+        ({"startingOffsets": "first"}, r"startingOffsets: is 'first'; write beginning, now, snapshot, or"),
         ({"maxTasksPerBatch": "3", "minPartitions": "4"}, r"maxTasksPerBatch: is less than minPartitions"),
         ({"maxPartitionsPerBatch": "3"}, r"maxPartitionsPerBatch: is not .*it is called maxTasksPerBatch"),
         ({"connection.key": "hush"}, r"connection.key: would show a secret: Spark prints this option in"),
@@ -147,7 +147,7 @@ def test_connection_options_come_along_with_a_url():
         ({"url": "env:NOT_SET_HERE"}, r"url: is 'env:NOT_SET_HERE', and a process of Spark has no such var"),
         (
             {"startingPosition": "yesterday"},
-            r"startingPosition: is 'yesterday'; write beginning, now, or a time",
+            r"startingPosition: is 'yesterday'; write beginning, now, snapshot, or a time",
         ),
         ({"startingPosition": "2026-01-31T12:00:00"}, r"startingPosition: has no time zone"),
         ({"startingTimestamp": "noon"}, r"startingTimestamp: is 'noon'; give milliseconds since 1970"),

@@ -462,7 +462,7 @@ class TestReport:
         assert report["lagSeconds"] >= 0
         assert set(report) == {
             "events", "foundLate", "headroomSeconds", "idle", "lagSeconds", "openWatches", "partitions",
-            "readUntil", "skipped", "v", "waiting",
+            "readUntil", "skipped", "snapshot", "v", "waiting",
         }  # fmt: skip
 
     def test_summary_is_small_and_tells_how_far(self, source):
