@@ -1,5 +1,8 @@
 """How the scan of a snapshot is cut and counted, and what the end of it leaves to others."""
 
+import time
+from types import SimpleNamespace
+
 import attrs
 import pytest
 
@@ -19,6 +22,10 @@ from multiclouddb_conformance.simulation import provider as simulated
 from multiclouddb_conformance.simulation.feed import SimulationFeed
 from multiclouddb_conformance.simulation.segments import SegmentReader, cut_segments
 from multiclouddb_spi import Awaiting, Batch, Child, Drained, Ended, Engine, Feed, InlineExecutor, Scanned
+from multiclouddb_spi.continuation.entry import Active
+from multiclouddb_spi.continuation.lineage import Lineage
+from multiclouddb_spi.reading.scan_rates import ScanRates
+from multiclouddb_spi.reading.snapshotting import lost
 
 ORDERED, INTERLEAVED, AUTO = SnapshotOrder.ORDERED, SnapshotOrder.INTERLEAVED, SnapshotOrder.AUTO
 SCANS = ("snapshot", "segments", "__dict__", "__weakref__")
@@ -27,8 +34,8 @@ SCANS = ("snapshot", "segments", "__dict__", "__weakref__")
 class Consumer:
     """Reads one feed page by page, in one thread."""
 
-    def __init__(self, sim, order, size=8, **config):
-        self.sim, self.size, self.position = sim, size, Snapshot(order)
+    def __init__(self, sim, order, size=8, *, rate=None, **config):
+        self.sim, self.size, self.position = sim, size, Snapshot(order, max_scan_rate=rate)
         settings = ClientConfig("simulation", {}, coverage_audit_seconds=0.0, **config)
         self.engine = Engine(
             SimulationProvider(sim), settings, executor=InlineExecutor(), pause=lambda _: None
@@ -74,6 +81,48 @@ def test_every_segment_that_was_read_is_counted():
     assert done == sorted(done)
     assert 0 < max(done) <= 4
     assert told[-1] is None
+
+
+def test_every_row_that_was_delivered_is_counted():
+    consumer, rows = Consumer(filled(40), ORDERED), 0
+    consumer.page()
+    for _ in range(4):
+        page = consumer.page()
+        rows += len(page.events)
+        assert page.diagnostics.snapshot.rows == rows > 0
+
+
+def test_a_rate_of_less_than_one_a_second_is_kept(monkeypatch):
+    """The simulation charges 2 for a read of one row. At 0.5 a second the next one is 4 seconds later."""
+    consumer, now = Consumer(filled(40), ORDERED, rate=0.5), [3000.0]
+    consumer.page()
+
+    def monotonic():
+        now[0] += 1e-6
+        return now[0]
+
+    monkeypatch.setattr(time, "monotonic", monotonic)
+    page = consumer.page()
+    assert len(page.events) == 1
+    (plan_id,) = consumer.engine._context.rates._not_before
+    later = consumer.engine._context.rates.not_before(plan_id) - now[0]
+    assert later == pytest.approx(4.0, abs=0.1)
+
+
+def test_the_gap_before_another_snapshot_names_the_position_of_its_own_partition():
+    feed = SimpleNamespace(public_id=str, describe=lambda cursor: SimpleNamespace(text=f"at {cursor}"))
+    lineage = Lineage([Active("p0", 1), Active("p1", 2)], max)
+    assert [lost(feed, lineage, name).lost_from for name in ("p0", "p1")] == ["at 1", "at 2"]
+    assert lost(feed, lineage, "gone").lost_from == "its position"
+
+
+def test_rates_of_the_scans_that_were_read_last_are_kept():
+    rates = ScanRates()
+    for number in range(1025):
+        rates.spend(f"s{number}", 50.0)
+    assert rates.not_before("s0") == 0.0
+    assert rates.not_before("s1") > 0
+    assert rates.not_before("s1024") > 0
 
 
 def test_a_position_that_is_kept_for_less_than_a_second_is_no_worn_one():
