@@ -1,4 +1,7 @@
-"""`make demo`: flights from the embedded store into a Delta table, with a kill in the middle."""
+"""`make demo`: flights from the embedded store into a Delta table, with a kill in the middle.
+
+Half of the flights exist when it starts: the pipeline reads them first, then every change.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ from demo.places import Places, merged_batches, read_lines
 __all__ = ["main"]
 
 _POLL_SECONDS: Final = 0.2
-_KILL_AT: Final = 0.4
+_KILL_AT: Final = 0.2
+"""At this fraction of the work: in the middle of the rows that existed before."""
 _EVENTS_PER_ROW: Final = 2
 """A flight is created, then updated or deleted."""
 
@@ -35,7 +39,8 @@ class _Run:
     def __init__(self, places: Places, rows: int) -> None:
         self._places, self._rows = places, rows
         self._log = (places.root / "pipeline.log").open("ab")
-        self.total = _EVENTS_PER_ROW * rows
+        # The first half is there already: one row for a flight. It is counted when it is written.
+        self.total = rows // 2 + _EVENTS_PER_ROW * (rows - rows // 2)
         self.killed_at: float | None = None
 
     def run(self, progress: Progress) -> None:
@@ -51,6 +56,9 @@ class _Run:
                 progress.update(written, completed=done[-1]["events"] if done else 0)
                 progress.update(merged, completed=min(self.total, events))
                 if pipeline is None and done:
+                    self.total += done[0]["events"] - self._rows // 2
+                    progress.update(written, total=self.total)
+                    progress.update(merged, total=self.total)
                     pipeline = self._start("demo.pipeline", str(self.total))
                 if pipeline is not None and self.killed_at is None and events >= _KILL_AT * self.total:
                     pipeline = self._kill_and_restart(pipeline, progress)

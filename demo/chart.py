@@ -17,7 +17,8 @@ def draw(places: Places, killed_at: float | None) -> None:
     import matplotlib.pyplot as plt
 
     written, merged = read_lines(places.written), merged_batches(places)
-    began = written[0]["at"]
+    began, existed = written[0]["at"], written[0]["events"]
+    written = [{**line, "events": line["events"] - existed} for line in written]
     figure, (rate, lag) = plt.subplots(2, 1, sharex=True, figsize=(9, 6), layout="constrained")
     figure.suptitle("Flights from the change feed into a Delta table")
     rate.plot(

@@ -21,6 +21,7 @@ __all__ = ["follow"]
 _APP: Final = "demo-flights"
 _QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1"
 _MOST_RECORDS: Final = 60_000
+_SEGMENTS: Final = 20
 _BATCHES: Final = 10
 """A micro-batch has at most this fraction of the work, so that a kill comes in the middle."""
 _DOCUMENT: Final = """
@@ -53,6 +54,8 @@ def _start(spark: SparkSession, places: Places, records: int, **trigger: Any) ->
         spark.readStream.format("multiclouddb")
         .option("url", f"embedded://{places.store.resolve()}")
         .option("collection", COLLECTION)
+        .option("startingPosition", "snapshot")
+        .option("snapshotSegments", _SEGMENTS)
         .option("maxRecordsPerTrigger", records)
         .load()
     )

@@ -40,8 +40,16 @@ class Places:
         return self.root / "checkpoint"
 
     @property
+    def begun(self) -> Path:
+        """The file of the checkpoint that says where the pipeline begins."""
+        return self.checkpoint / "offsets" / "0"
+
+    @property
     def written(self) -> Path:
-        """The progress of the writer: JSON lines of time and total events; the last has `done`."""
+        """The progress of the writer: JSON lines of time and total events; the last has `done`.
+
+        The first counts the flights that exist before the pipeline starts.
+        """
         return self.root / "written.jsonl"
 
     @property

@@ -1,6 +1,7 @@
 """The application that writes the data: it creates, updates and deletes flights; `python -m demo.writer`.
 
-While it writes, partitions split and merge.
+Half of the flights are there before the pipeline starts, and the changes that made them are no longer kept.
+While it writes the others, partitions split and merge.
 """
 
 from __future__ import annotations
@@ -19,23 +20,40 @@ from multiclouddb_embedded import Delete, EmbeddedStore, Operation, Put
 __all__ = ["write"]
 
 _BATCH: Final = 1000
+_POLL_SECONDS: Final = 0.05
 _BEHIND: Final = 4
 """How many batches after it was scheduled a flight leaves."""
 
 
 def write(places: Places, rows: int) -> None:
-    """Write the changes of `rows` flights."""
+    """Write the first half of `rows` flights as they ended, then the changes of the others."""
+    flights = load_flights(rows)
     with EmbeddedStore(places.store) as store:
         store.create_collection(COLLECTION, partitions=4, partition_key=KEY[:2])
-        total = 0
+        total = _fill(store, islice(flights, rows // 2))
+        append_line(places.written, at=time.time(), events=total)
+        # What is written before the pipeline knows its start would be rows for it, not changes.
+        while not places.begun.exists():
+            time.sleep(_POLL_SECONDS)
         reshapes = _reshapes(store, rows)
-        for number, operations in enumerate(_batches(load_flights(rows))):
+        for number, operations in enumerate(_batches(flights)):
             store.batch(COLLECTION, operations)
             total += len(operations)
             append_line(places.written, at=time.time(), events=total)
             if number % max(1, rows // (_BATCH * 6)) == 0:
                 next(reshapes, None)
     append_line(places.written, at=time.time(), events=total, done=True)
+
+
+def _fill(store: EmbeddedStore, flights: Iterator[Flight]) -> int:
+    """Write flights of the past; only a scan of the collection finds them. Returns how many there are."""
+    count = 0
+    while past := list(islice(flights, _BATCH)):
+        there = [Put(flight.key, flight.actual) for flight in past if flight.actual is not None]
+        store.batch(COLLECTION, there)
+        count += len(there)
+    store.trim(COLLECTION, max_count=0)
+    return count
 
 
 def _batches(flights: Iterator[Flight]) -> Iterator[list[Operation]]:
