@@ -129,8 +129,9 @@ def _holding(field: str, problem: str) -> MulticloudDbError:
     return invalid_request(
         field,
         f"{problem}: no process knows when the others have read their rows",
-        "read it in one process and plan after BackfillDone, or plan a "
-        "new Snapshot(order=SnapshotOrder.INTERLEAVED) where the service has that order",
+        "read it in one process and plan after BackfillDone; or plan a new "
+        "Snapshot(order=SnapshotOrder.INTERLEAVED); or read each PhysicalPartition(…) from Beginning() where "
+        "that is a backfill",
     )
 
 
