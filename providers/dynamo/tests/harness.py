@@ -41,6 +41,7 @@ class DynamoHarness(Harness):
     capabilities = CAPABILITIES
     plugin = PLUGIN
     can_merge = can_other_options = can_notices = False
+    can_high_floor = False  # before the stream is read, no sequence number is known
     key_types = frozenset({"text", "unicode"})
     # A number has no scale and no infinity, a document no float, and names are not empty.
     value_types = frozenset(
