@@ -151,7 +151,7 @@ class Mapper(ABC):
     """Maps raw records to what is returned; one for all batches of a reader. Every method is pure."""
 
     @abstractmethod
-    def cursor_behind(self, records: Any, count: int) -> Cursor:
+    def cursor_after(self, records: Any, count: int) -> Cursor:
         """The position after the first `count` records.
 
         Inside a transaction, it names the part of the transaction that was delivered.
@@ -242,7 +242,7 @@ class Batch:
         """The position after the first `count` records; after all of them it is `end`."""
         if count == len(self.records):
             return self.end
-        return self.mapper.cursor_behind(self.records, count) if count else self.begin
+        return self.mapper.cursor_after(self.records, count) if count else self.begin
 
     def events(self, start: int, stop: int) -> list[ChangeEvent]:
         """Map the records `start` to `stop` (exclusive), see `Mapper.events`."""

@@ -58,9 +58,9 @@ class WrappedMapper(Mapper):
 
     inner: Mapper
 
-    def cursor_behind(self, records: Any, count: int) -> Cursor:
-        """See `Mapper.cursor_behind`."""
-        return self.inner.cursor_behind(records, count)
+    def cursor_after(self, records: Any, count: int) -> Cursor:
+        """See `Mapper.cursor_after`."""
+        return self.inner.cursor_after(records, count)
 
     def events(self, records: Any, start: int, stop: int) -> list[ChangeEvent]:
         """See `Mapper.events`."""

@@ -103,7 +103,7 @@ class MicroBatches:
         Args:
             start: The start of the micro-batch.
             max_records: The bound on its rows.
-            tell_more: True to mark an offset behind which there may be more.
+            tell_more: True to mark an offset after which there may be more.
 
         Returns:
             `start` itself when there is nothing to read. Spark then asks again without a pause, so this

@@ -30,7 +30,7 @@ spark.sparkContext.setLogLevel("OFF")
 
 
 def gate(batches):
-    """Runs in a task, behind the source."""
+    """Runs in a task, after the source."""
     for batch in batches:
         (folder / "in-task").write_text(str(os.getppid()))
         while not (folder / "go").exists():

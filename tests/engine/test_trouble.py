@@ -779,7 +779,7 @@ class TestProviderBugs:
         ("owner", "method"),
         [
             (SimulationMapper, "events"),
-            (SimulationMapper, "cursor_behind"),
+            (SimulationMapper, "cursor_after"),
             (SimulationReader, "fetch"),
             (SimulationFeed, "open"),
             (SimulationFeed, "start"),

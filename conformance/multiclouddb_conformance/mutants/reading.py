@@ -44,7 +44,7 @@ from multiclouddb_spi import (
 class _Ahead(WrappedMapper):
     end: Cursor
 
-    def cursor_behind(self, records: Any, count: int) -> Cursor:
+    def cursor_after(self, records: Any, count: int) -> Cursor:
         del records, count
         return self.end
 

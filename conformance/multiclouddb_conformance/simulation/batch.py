@@ -85,8 +85,8 @@ class SimulationMapper(Mapper):
     public_id: str
     calls: Calls
 
-    def cursor_behind(self, records: Slice, count: int) -> Cursor:
-        """See `Mapper.cursor_behind`."""
+    def cursor_after(self, records: Slice, count: int) -> Cursor:
+        """See `Mapper.cursor_after`."""
         return to_cursor(records.places[count - 1])
 
     def events(self, records: Slice, start: int, stop: int) -> list[ChangeEvent]:

@@ -111,7 +111,7 @@ class _Mapper(Mapper):
     high: int
     calls: Calls
 
-    def cursor_behind(self, records: list[Row], count: int) -> Cursor:
+    def cursor_after(self, records: list[Row], count: int) -> Cursor:
         last = place_in_scan(records[count - 1][0])
         return [self.plan_id, self.commit, self.micros, self.low, self.high, last]
 

@@ -20,9 +20,9 @@ from multiclouddb_cosmos.records import (
     Item,
     Records,
     View,
-    behind,
     key_of,
     name_of,
+    place_after,
 )
 from multiclouddb_spi import Cursor, Mapper, RecordFault
 
@@ -199,7 +199,7 @@ def _fault(records: Records, index: int, reason: str) -> RecordFault:
         index,
         f"LSN {records.lsns[index]}",
         f"it is no item of a change feed that can be decoded ({reason})",
-        cursor_of(behind(records, index + 1)),
+        cursor_of(place_after(records, index + 1)),
     )
 
 
@@ -213,9 +213,9 @@ class CosmosMapper(Mapper):
 
     view: View
 
-    def cursor_behind(self, records: Records, count: int) -> Cursor:
+    def cursor_after(self, records: Records, count: int) -> Cursor:
         """The position after the first `count` records."""
-        return cursor_of(behind(records, count))
+        return cursor_of(place_after(records, count))
 
     def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:
         """Map records to events."""

@@ -14,7 +14,7 @@ from multiclouddb_cosmos.mapping import CosmosMapper
 from multiclouddb_cosmos.partitions import children_of, pieces_after
 from multiclouddb_cosmos.position import Place, cursor_of
 from multiclouddb_cosmos.ranges import KeyRange
-from multiclouddb_cosmos.records import Records, behind, is_after, is_of, records_of
+from multiclouddb_cosmos.records import Records, is_after, is_of, place_after, records_of
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos.transport import MovedError
 from multiclouddb_spi import Batch, Continue, Deadline, Outcome, Reached, Reader, cancelled
@@ -148,7 +148,7 @@ class CosmosReader(Reader):
         records = records_of(items, strand.place, self._mapper.view, placed=exact)
         end = Place(max(answer.etag, strand.place.etag), strand.place.seconds)
         if len(records):
-            end = attrs.evolve(end, seconds=behind(records, len(records)).seconds or end.seconds)
+            end = attrs.evolve(end, seconds=place_after(records, len(records)).seconds or end.seconds)
         if strand.place.inner is not None and end.lsn < strand.place.lsn:
             end = strand.place  # the service has shown nothing of the LSN yet
         if self._until is not None:
@@ -191,14 +191,14 @@ class CosmosReader(Reader):
         reached = min(
             (strand.place for strand in strands if not strand.done), key=lambda each: each.order, default=None
         )
-        last = behind(records, len(records)) if len(records) else self._place
+        last = place_after(records, len(records)) if len(records) else self._place
         if reached is None or reached.order <= last.order:
             return last
         return attrs.evolve(reached, seconds=last.seconds if last.seconds is not None else reached.seconds)
 
     def _bounded(self, records: Records) -> Place:
         assert self._until is not None
-        last = behind(records, len(records)) if len(records) else self._place
+        last = place_after(records, len(records)) if len(records) else self._place
         seconds = last.seconds if last.seconds is not None else self._until.seconds
         return attrs.evolve(self._until, seconds=seconds)
 
@@ -270,7 +270,7 @@ def _first_left(strands: list[_Strand]) -> Records:
 
 def _between(records: Records, rest: Records) -> Place:
     """The position after the last of `records`, which `rest` follows."""
-    last = behind(records, len(records))
+    last = place_after(records, len(records))
     if rest.lsns[0] != last.lsn:
         return last
     return attrs.evolve(last, inner=records.inner(len(records) - 1))

@@ -22,12 +22,12 @@ __all__ = [
     "Item",
     "Records",
     "View",
-    "behind",
     "is_after",
     "is_of",
     "key_of",
     "name_of",
     "order_key",
+    "place_after",
     "records_of",
     "seconds_of",
 ]
@@ -359,7 +359,7 @@ def order_key(lsn: int) -> str:
     return f"{lsn:020d}"
 
 
-def behind(records: Records, count: int) -> Place:
+def place_after(records: Records, count: int) -> Place:
     """The position after the first `count` records."""
     lsn, inner = records.lsns[count - 1], records.inner(count - 1)
     seconds = seconds_of(records.items[count - 1])

@@ -26,7 +26,7 @@ from multiclouddb_cosmos.mapping import CosmosMapper
 from multiclouddb_cosmos.partitions import pieces_after
 from multiclouddb_cosmos.position import Place, is_number, place_of
 from multiclouddb_cosmos.ranges import KeyRange, range_of
-from multiclouddb_cosmos.records import Records, View, behind, is_of, order_key, records_of
+from multiclouddb_cosmos.records import Records, View, is_of, order_key, place_after, records_of
 from multiclouddb_cosmos.source import Source
 from multiclouddb_cosmos.transport import MovedError
 from multiclouddb_spi import (
@@ -170,9 +170,9 @@ class _RowMapper(CosmosMapper):
 
     scan: Scan
 
-    def cursor_behind(self, records: Records, count: int) -> Cursor:
+    def cursor_after(self, records: Records, count: int) -> Cursor:
         """The position after the first `count` rows."""
-        return attrs.evolve(self.scan, place=behind(records, count)).cursor
+        return attrs.evolve(self.scan, place=place_after(records, count)).cursor
 
     def events(self, records: Records, start: int, stop: int) -> list[ChangeEvent]:
         """Map rows to events: each is what the snapshot found, at the snapshot's moment."""
@@ -228,7 +228,7 @@ class ScanReader(Reader):
             if self._over:
                 self._outcome = Scanned()
         elif len(rows):
-            last = behind(rows, len(rows))
+            last = place_after(rows, len(rows))
             inside = self._rest.lsns[0] == last.lsn
             place = (
                 Place(last.lsn, None, rows.inner(len(rows) - 1))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from multiclouddb_api import ResourceAddress
 from multiclouddb_cosmos.position import Place, compare, cursor_of, describe, place_of
 from multiclouddb_cosmos.ranges import KeyRange, RangeMap, range_of, uncovered_parts
-from multiclouddb_cosmos.records import View, behind, records_of
+from multiclouddb_cosmos.records import View, place_after, records_of
 from multiclouddb_cosmos.snapshots import Scan, cut_segments, is_scan, scan_of
 from multiclouddb_spi import InvalidCursor
 
@@ -144,7 +144,7 @@ class TestInsideOneLsn:
     def test_a_page_that_ends_there_is_resumed_exactly(self, count):
         items = [change(7, f"k{number}") for number in range(8)] + [change(8, "x")]
         records = records_of(items, Place(6), VIEW)
-        place = behind(records, count)
+        place = place_after(records, count)
         assert place.inner is not None
         rest = records_of(items[::-1], place, VIEW)
         assert [*records.items[:count], *rest.items] == records.items
@@ -153,7 +153,7 @@ class TestInsideOneLsn:
         """A split divides a transaction's neighbours: each part resumes after the same change."""
         items = [change(7, f"k{number}") for number in range(9)]
         records = records_of(items, Place(6), VIEW)
-        place = behind(records, 4)
+        place = place_after(records, 4)
         halves = [records_of(items[start::2], place, VIEW).items for start in (0, 1)]
         assert sorted(map(str, halves[0] + halves[1])) == sorted(map(str, records.items[4:]))
 
@@ -172,7 +172,7 @@ class TestInsideOneLsn:
     def test_another_order_of_one_document_s_changes_repeats_and_loses_nothing(self):
         one, two, three = (change(7, "a", "replace", etag=str(n), previous=7) for n in range(3))
         records = records_of([one, two, three], Place(6), VIEW)
-        place = behind(records, 1)
+        place = place_after(records, 1)
         assert records_of([one, two, three], place, VIEW).items == [two, three]
         assert records_of([two, one, three], place, VIEW).items == [two, one, three]
 
@@ -181,4 +181,4 @@ class TestInsideOneLsn:
             records = records_of([{"current": {}}, change(8, "x")], place, VIEW)
             assert len(records) == 2
             assert records.items[0] == {"current": {}}
-            assert compare(behind(records, 1), place) == 1
+            assert compare(place_after(records, 1), place) == 1

@@ -6,7 +6,7 @@ import pytest
 
 from multiclouddb_api import ResourceAddress
 from multiclouddb_cosmos.position import Place, cursor_of, place_of
-from multiclouddb_cosmos.records import View, behind, is_of, records_of
+from multiclouddb_cosmos.records import View, is_of, place_after, records_of
 
 VIEW = View(ResourceAddress("shop", "orders"), "p", (("pk",),))
 TWO = View(ResourceAddress("shop", "orders"), "p", (("tenant",), ("user", "id")))
@@ -83,11 +83,11 @@ class TestLargestNumber:
     def test_it_is_a_position_that_a_token_can_hold(self):
         records = records_of([change(MOST, "a")], Place(6), VIEW)
         assert records.lsns == [MOST]
-        place = behind(records, 1)
+        place = place_after(records, 1)
         assert place_of(cursor_of(place)) == place
 
     def test_a_larger_one_counts_as_damaged(self):
         records = records_of([change(MOST + 1, "a")], Place(6), VIEW)
         assert records.lsns == [7]
-        place = behind(records, 1)
+        place = place_after(records, 1)
         assert place_of(cursor_of(place)) == place

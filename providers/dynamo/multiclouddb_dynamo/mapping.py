@@ -266,7 +266,7 @@ class DynamoMapper(Mapper):
 
     view: View
 
-    def cursor_behind(self, records: Sequence[Record], count: int) -> Cursor:
+    def cursor_after(self, records: Sequence[Record], count: int) -> Cursor:
         """The position after the first `count` records."""
         return cursor_of(place_after(records[count - 1]))
 

@@ -201,7 +201,7 @@ class RowMapper(Mapper):
     view: View
     part: Part
 
-    def cursor_behind(self, records: Sequence[Item], count: int) -> Cursor:
+    def cursor_after(self, records: Sequence[Item], count: int) -> Cursor:
         """The position after the first `count` items."""
         return self.part.after(records[count - 1], self.view.key_names).cursor
 

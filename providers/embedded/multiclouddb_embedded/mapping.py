@@ -314,7 +314,7 @@ class EmbeddedMapper(Mapper):
 
     view: View
 
-    def cursor_behind(self, records: Records, count: int) -> Cursor:
+    def cursor_after(self, records: Records, count: int) -> Cursor:
         """The position after the first `count` rows."""
         return cursor_of(records.seqs[count - 1], records.times[count - 1])
 

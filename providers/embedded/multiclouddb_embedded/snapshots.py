@@ -172,7 +172,7 @@ class _Mapper(Mapper):
     ts: int
     end: str
 
-    def cursor_behind(self, records: list[Row], count: int) -> Cursor:
+    def cursor_after(self, records: list[Row], count: int) -> Cursor:
         return [self.plan_id, self.seq, self.ts, _text(records[count - 1][0]), self.end]
 
     def events(self, records: list[Row], start: int, stop: int) -> list[ChangeEvent]:
@@ -208,7 +208,7 @@ class _Mapper(Mapper):
                 self._map(records[index : index + 1])
             except (ValueError, MulticloudDbError):
                 break
-        after = self.cursor_behind(records, index + 1)
+        after = self.cursor_after(records, index + 1)
         return RecordFault(index, f"row {index} of the batch", "it is not the JSON that was stored", after)
 
 

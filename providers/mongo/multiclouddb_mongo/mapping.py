@@ -279,7 +279,7 @@ class MongoMapper(Mapper):
 
     view: View
 
-    def cursor_behind(self, records: Sequence[Raw], count: int) -> Cursor:
+    def cursor_after(self, records: Sequence[Raw], count: int) -> Cursor:
         """The position after the first `count` changes."""
         return cursor_of(place_of_change(records[count - 1]), self.view.start)
 

@@ -61,11 +61,11 @@ class RowMapper(Mapper):
     plan_id: str
     start: Range
 
-    def cursor_behind(self, records: Sequence[bytes], count: int) -> Cursor:
+    def cursor_after(self, records: Sequence[bytes], count: int) -> Cursor:
         """The position after the first `count` rows."""
-        return self.behind(self.start, records, count).cursor()
+        return self.range_after(self.start, records, count).cursor()
 
-    def behind(self, start: Range, rows: Sequence[bytes], count: int) -> Range:
+    def range_after(self, start: Range, rows: Sequence[bytes], count: int) -> Range:
         """The position after the first `count` rows that follow a position."""
         if not count:
             return start
@@ -81,7 +81,7 @@ class RowMapper(Mapper):
         return attrs.evolve(start, begin=f"({last}", seen=tuple(seen))
 
     def unread(self, start: Range, rows: list[bytes]) -> list[bytes]:
-        """The rows behind a position, without those with its `_id` that were read: see `Range.seen`."""
+        """The rows after a position, without those with its `_id` that were read: see `Range.seen`."""
         if not start.seen:
             return rows
         last = start.begin[1:]
@@ -166,7 +166,7 @@ class RowMapper(Mapper):
 
     def _fault(self, records: Sequence[bytes], index: int, reason: str) -> RecordFault:
         where = f"{_named(id_of(records[index]))} of {self.view.address.collection!r}"
-        return RecordFault(index, where, reason, self.cursor_behind(records, index + 1))
+        return RecordFault(index, where, reason, self.cursor_after(records, index + 1))
 
 
 def _document(row: dict[str, Any], raw: bytes) -> dict[str, Any]:

@@ -181,7 +181,7 @@ class Rest:
         return Range(self.time, self.uuid, f"[{self.low}" if self.low else "", end, self.names)
 
     def after(self, end: str) -> Rest:
-        """What is left behind that segment."""
+        """What is left after that segment."""
         return attrs.evolve(self, low=end, left=max(0, self.left - 1), number=self.number + 1)
 
 

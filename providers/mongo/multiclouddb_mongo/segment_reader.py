@@ -65,7 +65,7 @@ class SegmentReader(Reader):
             rows = self._taken(max_records, max_bytes)
         self._look()
         mapper = RowMapper(self._view, self._plan_id, start)
-        self._place = mapper.behind(start, rows, len(rows))
+        self._place = mapper.range_after(start, rows, len(rows))
         if isinstance(self._outcome, Continue) and self._exhausted and not self._rows:
             self._outcome = Scanned()
         return Batch(

@@ -105,10 +105,10 @@ def test_rows_of_two_shards_with_one_id_are_told_apart():
     assert rows_of(b"".join(rows)) == rows
     start = Range(TIME, UUID, names=("region",))
     for count in range(1, 7):
-        place = mapper(start).behind(start, rows, count)
+        place = mapper(start).range_after(start, rows, count)
         again = [row for row in rows if bson.decode(row)["_id"] >= bson.decode(rows[count - 1])["_id"]]
         assert mapper(place).unread(place, again[::-1]) == rows[count:][::-1]
         for more in range(1, 7 - count):
-            assert mapper(place).behind(place, rows[count:], more) == mapper(start).behind(
+            assert mapper(place).range_after(place, rows[count:], more) == mapper(start).range_after(
                 start, rows, count + more
             )

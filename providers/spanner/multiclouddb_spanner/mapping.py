@@ -294,7 +294,7 @@ class SpannerMapper(Mapper):
 
     view: View
 
-    def cursor_behind(self, records: Changes, count: int) -> Cursor:
+    def cursor_after(self, records: Changes, count: int) -> Cursor:
         """The position after the first `count` changes."""
         return cursor_of(place_after(records.begin, records.items, count))
 

@@ -110,7 +110,7 @@ class _Mapper(Mapper):
     span: Span
     columns: _Columns
 
-    def cursor_behind(self, records: Sequence[Row], count: int) -> Cursor:
+    def cursor_after(self, records: Sequence[Row], count: int) -> Cursor:
         last = key_text(records[count - 1][: len(self.view.key_names)])
         return attrs.evolve(self.span, after=last).cursor()
 
@@ -166,7 +166,7 @@ class _Mapper(Mapper):
                 undecoded = f"a row that cannot be decoded ({type(error).__name__})"
                 reason = self.columns.shape.problem or undecoded
                 break
-        after = self.cursor_behind(records, index + 1)
+        after = self.cursor_after(records, index + 1)
         return RecordFault(index, f"row {index} of the batch", reason, after)
 
 
@@ -296,7 +296,7 @@ class SegmentReader(Reader):
                 return nbytes
 
     def _receive(self, deadline: Deadline) -> list[Row] | None:
-        """Wait for the next message; None behind the last one."""
+        """Wait for the next message; None after the last one."""
         answer = self._answer
         if answer is not None and (
             answer.expires > deadline.at or answer.expires - time.monotonic() < _SPARE_SECONDS
