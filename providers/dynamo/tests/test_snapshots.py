@@ -344,7 +344,7 @@ class TestPlans:
                     largest = max(largest, len(page.continuation_token))
                     if is_done(page):
                         break
-        # A token is base64: four characters are three bytes. Which segments are read at once differs each time.
+        # Four characters of base64 are three bytes. Which segments are read together differs each time.
         assert (largest - len(stream)) * 3 // 4 <= 400
 
 
