@@ -313,6 +313,10 @@ class WrappedPlugin(ProviderPlugin):
         """The capabilities of the wrapped plugin."""
         return self.inner.capabilities()
 
+    def check(self, config: ClientConfig) -> None:
+        """See `ProviderPlugin.check`."""
+        self.inner.check(config)
+
     def connect(self, config: ClientConfig, native_client: object | None) -> Provider:
         """See `ProviderPlugin.connect`."""
         return self.wrap(self.inner.connect(config, native_client))
