@@ -14,7 +14,7 @@ __all__ = ["OperationDiagnostics"]
 
 @attrs.frozen
 class OperationDiagnostics:
-    """Measures of one call; None where the service does not report them.
+    """Measures of one call; each is None if the service does not report it.
 
     Attributes:
         watermark: No later event is older than this. It is the minimum over every partition in the token,

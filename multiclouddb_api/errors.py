@@ -91,7 +91,7 @@ class ErrorDetail:
         native_code: The vendor's own code as text, or None.
         native_text: The vendor's own message, or None.
         oldest_position: With `CHECKPOINT_EXPIRED`: the oldest position that the service still has, as text
-            for a person, or None where the service does not report it.
+            for a person, or None if the service does not report it.
         skip_token: With `PROVIDER_ERROR` on a record: a continuation token after that record.
     """
 

@@ -54,8 +54,8 @@ class ChangeEvent:
         old_item_state: The full document before the change, or None; see `OldItemStateMode`.
         order_key: Text that orders the changes of one key: the later of two changes sorts higher, also across
             partitions.
-        by_expiry: True for a delete by time-to-live, False for any other change, None where the service does
-            not say.
+        by_expiry: True for a delete by time-to-live, False for any other change, None if the service does not
+            say.
         backfilled: True if a backfill made the event from the present state of a document.
         address: The collection of the document.
         partition_id: The physical partition that the event came from; it can be passed to

@@ -34,7 +34,7 @@ from multiclouddb_spi.scan import SupportsSnapshot
 __all__ = ["Clock", "Scanning"]
 
 Clock: TypeAlias = Callable[[], datetime | None]
-"""Asks for the service's time; None where it does not say."""
+"""Asks for the service's time; None if the service does not report it."""
 
 _ACTIVE: Final = 8
 _CUT_SECONDS: Final = 10.0
@@ -56,7 +56,7 @@ class Scanning:
         lineage: Changed in place.
         result: The result of the call.
         deadline: The time limit of the call.
-        now: Asks for the service's time; None where it does not say.
+        now: Asks for the service's time; None if the service does not report it.
         single: True when one segment is read alone, as a physical partition.
 
     Attributes:
