@@ -20,10 +20,10 @@ _NAME = [is_a(str, type(None)), not_blank("give its name, or None where the scop
 
 @attrs.frozen
 class ResourceAddress:
-    """A collection, table or container, and the database that it is in.
+    """A collection, table or container, and the database that contains it.
 
     Attributes:
-        database: Name of the database, or None where the provider has none.
+        database: Name of the database, or None if the provider has no databases.
         collection: Name of the collection, or None with `EntireDatabase()` and `EntireCluster()`.
 
     Portability:

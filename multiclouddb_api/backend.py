@@ -1,6 +1,6 @@
 """The small protocols that the client calls; the SPI implements them.
 
-They are here so that applications do not import the engine; an entry point names it.
+They are defined here so that applications need not import the engine. An entry point names the engine.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """End running calls within a second and free everything; idempotent."""
+        """End all running calls within a second and free all resources; idempotent."""
         ...
 
 
@@ -65,5 +65,5 @@ class Plugin(Protocol):
     provider_id: str
 
     def open(self, config: ClientConfig, native_client: object | None, observer: Observer | None) -> Backend:
-        """Connect; raises `MulticloudDbError` for a configuration that is wrong."""
+        """Connect to the database; raises `MulticloudDbError` if the configuration is wrong."""
         ...

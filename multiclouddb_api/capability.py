@@ -11,10 +11,10 @@ __all__ = ["Capability", "CapabilityNote", "CapabilitySet", "Support"]
 
 
 class Capability(Enum):
-    """Something that not every database can do. The first-class ones come first."""
+    """A feature that not every database supports. The first-class capabilities come first."""
 
     CHANGE_FEED = "change_feed"
-    """Creates, updates and deletes, from now or from a token, of a collection or a physical partition."""
+    """Changes of a collection or a physical partition, from now or from a token."""
     CHANGE_FEED_BEGINNING = "change_feed_beginning"
     """A start at `Beginning()`."""
     CHANGE_FEED_POINT_IN_TIME = "change_feed_point_in_time"
@@ -39,14 +39,14 @@ class Support(Enum):
     NATIVE = "native"
     """The service supports it natively."""
     EMULATED = "emulated"
-    """We emulate it: it is refused without the opt-in that the note names."""
+    """This library emulates it. It is refused without the opt-in that the note names."""
     UNSUPPORTED = "unsupported"
     """Refused with `UNSUPPORTED_CAPABILITY`; the note says what to do instead."""
 
 
 @attrs.frozen
 class CapabilityNote:
-    """How far one capability is supported, and what to know or do about it.
+    """How far one capability is supported, with its limits or the steps that it needs.
 
     Attributes:
         support: Native, emulated or not.

@@ -1,4 +1,4 @@
-"""Where a worker keeps its position, and a store of files for one machine."""
+"""The protocol of a store for a worker's position, and a store that keeps files on one machine."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 @attrs.frozen
 class Checkpoint:
-    """A token as a store keeps it.
+    """A token in the form that a store keeps.
 
     Attributes:
         token: A page's `continuation_token`, or `ChangeFeedIterator.continuation_token`.
-        version: The store's own name for this state, opaque; pass it to the next `save`.
+        version: An opaque name that the store gives to this state; pass it to the next `save`.
     """
 
     token: str = attrs.field(
@@ -49,19 +49,19 @@ class CheckpointStore(Protocol):
     """
 
     def load(self, name: str) -> Checkpoint | None:
-        """The checkpoint, or None when there is none yet.
+        """The checkpoint, or None if none exists yet.
 
         Args:
             name: The name of the checkpoint.
 
         Raises:
-            MulticloudDbError: When there is one and it cannot be used. It must not return None then, because
-                the reader would start again in silence.
+            MulticloudDbError: When the checkpoint exists but cannot be used. Returning None instead would
+                make the reader silently start again.
         """
         ...
 
     def save(self, name: str, token: str, expected: str | None) -> Checkpoint:
-        """Replace the checkpoint if it is still the expected one; the new one is durable when this returns.
+        """Replace the checkpoint if it is still the expected one; on return the new one is durable.
 
         Args:
             name: The name of the checkpoint.
@@ -72,7 +72,8 @@ class CheckpointStore(Protocol):
             The checkpoint with its new version.
 
         Raises:
-            MulticloudDbError: `CONFLICT` when it has changed: another worker uses the name.
+            MulticloudDbError: `CONFLICT` when the checkpoint has changed, because another worker uses the
+                name.
         """
         ...
 
@@ -92,13 +93,13 @@ class FileCheckpointStore:
         self._directory = Path(directory).absolute()
 
     def path(self, name: str) -> Path:
-        """The file of one checkpoint, to look at it or delete it.
+        """The file that contains one checkpoint, for example to inspect or delete it.
 
         Args:
             name: The name of the checkpoint.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a name that a file cannot have.
+            MulticloudDbError: `INVALID_REQUEST` if no file can have this name.
         """
         check_name(name)
         return self._directory / f"{name}.checkpoint.json"
@@ -110,8 +111,8 @@ class FileCheckpointStore:
             name: The name of the checkpoint.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a file that is damaged, of another name or of
-                a newer version; `PERMANENT_FAILURE` when it cannot be read. The message names it.
+            MulticloudDbError: `INVALID_REQUEST` if the file is damaged, belongs to another name or has a
+                newer version; `PERMANENT_FAILURE` if it cannot be read. The message names the file.
         """
         path = self.path(name)
         try:
@@ -131,8 +132,8 @@ class FileCheckpointStore:
             expected: The version that `load` or the last `save` returned; None means that none may exist.
 
         Raises:
-            MulticloudDbError: `CONFLICT` when another worker has written it; the errors of `load` for a file
-                that cannot be used; `PERMANENT_FAILURE` when the disk refuses.
+            MulticloudDbError: `CONFLICT` if another worker has written the checkpoint; the errors of `load`
+                if the file cannot be used; `PERMANENT_FAILURE` if the disk refuses the write.
         """
         path = self.path(name)
         try:
@@ -152,7 +153,7 @@ class FileCheckpointStore:
 
 
 def check_name(name: object) -> None:
-    """Refuse a name that is not fit for a file; every store takes the same ones."""
+    """Refuse a name that is not suitable for a file; every store accepts the same names."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise invalid_request(
             "name",
@@ -169,15 +170,15 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            # Closing is not enough when a fork in between has given the child the same lock.
+            # Closing the file is not enough: a fork in the meantime may have given the child the same lock.
             fcntl.flock(handle, fcntl.LOCK_UN)
     finally:
         os.close(handle)
 
 
 def _replace(path: Path, draft: Path, text: bytes) -> None:
-    """After a crash at any point either the old or the new file is there, complete."""
-    # The lock is held: a draft that exists was left by a crash.
+    """Replace a file. After a crash at any point, either the old or the new file exists and is complete."""
+    # The lock is held, so an existing draft was left behind by a crash.
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(text)
@@ -207,7 +208,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def next_version(found: Checkpoint | None) -> str:
-    """A count for people, and a nonce: a file that was deleted and created again is not the expected one."""
+    """A count for people, and a nonce because a file that was deleted and recreated must not match."""
     count, _, _ = ("0" if found is None else found.version).partition("-")
     return f"{int(count) + 1 if count.isdecimal() else 1}-{secrets.token_hex(4)}"
 
@@ -282,7 +283,7 @@ def broken(
         error: The reason.
         text: The error as text.
         code: The number or name of the error.
-        busy: True when another process only holds the file at present.
+        busy: True if the only reason is that another process holds the file at present.
     """
     advice = "try again" if busy else "fix the disk or the permissions and continue"
     return MulticloudDbError(

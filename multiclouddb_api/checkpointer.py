@@ -10,12 +10,12 @@ __all__ = ["Checkpointer"]
 
 
 class Checkpointer:
-    """Saves tokens whose events the caller has handled; does nothing without a store.
+    """Saves the tokens of events that the caller has handled; does nothing without a store.
 
     Args:
         store: The store for the tokens, or None.
         name: The name of the checkpoint in the store.
-        interval_seconds: Tokens of empty pages are not saved more often than this.
+        interval_seconds: The shortest time between two saved tokens of empty pages.
         timer: The iterator's clock.
     """
 
@@ -45,10 +45,10 @@ class Checkpointer:
 
         Args:
             token: The new position.
-            at_once: True to save it now, False when it may wait for the interval.
+            at_once: True to save the token now, False if it may wait for the interval.
         """
         self._pending = None if token == self._saved else token
-        # The first token is saved at once: a start like `Now` is durable only as a token.
+        # The first token is saved at once, because a start like `Now` is durable only as a token.
         if at_once or self._saved is None or self._timer.now() - self._saved_at >= self._interval:
             self.flush()
 
@@ -70,7 +70,7 @@ class Checkpointer:
         self._saved_at = self._timer.now()
 
     def _settle(self, store: CheckpointStore) -> None:
-        """A save that raised an error may have succeeded: then its version is ours."""
+        """Find out whether a save that raised an error has succeeded. If it has, its version is ours."""
         if self._attempted is None:
             return
         checkpoint = store.load(self._name)

@@ -34,7 +34,7 @@ _DEFAULTS = OperationOptions()
 
 
 _clients: weakref.WeakSet[MulticloudDbClient] = weakref.WeakSet()
-# Kept for ever: closing one, or collecting it as garbage, could use the parent's connections.
+# Kept for ever, because closing or garbage-collecting a backend could use the parent's connections.
 _inherited: list[Backend] = []
 
 
@@ -57,20 +57,20 @@ def connect(
     Args:
         source: A URL (`"embedded:///data/store.db"`), the path of a TOML file
             (`ClientConfig.from_toml`), or a configuration.
-        native_client: The application's own vendor client. It is used as it is, never
-            reconfigured and never closed, and each call is tried once: its retries are its own.
+        native_client: The application's own vendor client. It is used as it is, never reconfigured and never
+            closed. Each call is tried once, because the vendor's client has its own retries.
         observer: Gets notifications of internal events, for metrics.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` for an unknown provider, a missing extra (the message
-            has the command to install it) or an unknown or wrongly typed option.
+        MulticloudDbError: `INVALID_REQUEST` for an unknown provider, a missing extra (the message contains
+            the command to install it), or an unknown or wrongly typed option.
 
     Examples:
         >>> with connect("embedded:///tmp/store.db") as client:
         ...     client.capabilities().is_supported(Capability.CHANGE_FEED)
         True
     """
-    # When something is raised here, no local variable holds the content of a URL.
+    # If this raises an error, no local variable contains the content of a URL.
     source = outcome(_to_config, source)
     if isinstance(source, MulticloudDbError):
         raise source
@@ -99,8 +99,9 @@ def _toml_file(source: object) -> Path:
 class MulticloudDbClient:
     """One connected database. A context manager, safe for several threads.
 
-    After a fork the child opens connections of its own, or refuses when it was given the
-    application's `native_client`; it never shares one. A client does not pickle: its `config` does.
+    After a fork the child opens its own connections, or refuses calls if the client was given the
+    application's `native_client`. It never shares a connection. A client cannot be pickled, but its `config`
+    can.
 
     Args:
         config: The provider, and how to reach it.
@@ -139,10 +140,10 @@ class MulticloudDbClient:
             options: Time limits; 30 seconds and no waiting by default.
 
         Returns:
-            A page, possibly empty. Its token is where to continue.
+            A page, possibly empty. Its token is the position to continue from.
 
         Raises:
-            MulticloudDbError: By category, see `ErrorCategory`. The token of the request stays valid.
+            MulticloudDbError: With a category, see `ErrorCategory`. The request's token stays valid.
 
         Portability:
             What a database cannot do is refused with `UNSUPPORTED_CAPABILITY` and a message with
@@ -177,23 +178,23 @@ class MulticloudDbClient:
         """Resolve the start once and return one token per partition.
 
         An application uses this to spread a feed over processes. With `with_descendants`, each process reads
-        its `PhysicalPartition(partition_id, with_descendants=True)` from its token, and with it the
-        descendants of the partition. Without it, each reads `PhysicalPartition(partition_id)`, and the
-        children as they are named. Each parent names the child of a merge: read that child once, after all
-        its parents.
+        its `PhysicalPartition(partition_id, with_descendants=True)` from its token. This also reads the
+        partition's descendants. Without `with_descendants`, each process reads
+        `PhysicalPartition(partition_id)`, and then the children when a page names them. If partitions merge,
+        each parent names the common child: read that child once, after all its parents.
 
         `Snapshot(SnapshotOrder.INTERLEAVED)` gives one more token for each segment of its scan. A segment is
         read like a partition; it has its own `SnapshotStarted` and `BackfillDone`, and then it ends.
 
         Args:
-            request: The start and modes; its scope is the entire collection.
+            request: The start position and the modes; the scope must be the entire collection.
             options: Time limits.
             with_descendants: True for tokens of `PhysicalPartition(…, with_descendants=True)`.
 
         Returns:
-            Pairs of partition id and continuation token. Partitions that wait for a parent are not
-            included: the parent leads to them. A partition that has ended is included while more of
-            its children may be named: read it too.
+            Pairs of partition id and continuation token. Partitions that wait for a parent are not included,
+            because reading the parent leads to them. A partition that has ended is included while more of its
+            children may be named, so read it too.
 
         Portability:
             Ids and tokens are valid only for the same provider and resource. MongoDB has always one,
@@ -205,7 +206,7 @@ class MulticloudDbClient:
     def iterate_changes(
         self, request: ChangeFeedRequest, **settings: Unpack[IteratorSettings]
     ) -> ChangeFeedIterator:
-        """A polling loop over `read_changes`; the settings are those of `ChangeFeedIterator`.
+        """A polling loop over `read_changes`; it takes the settings of `ChangeFeedIterator`.
 
         Args:
             request: The request.
@@ -219,8 +220,8 @@ class MulticloudDbClient:
         Args:
             database: The database to run it in.
             command: The command as the service accepts it.
-            **options: The provider's own: on MongoDB the fields of `RunCommandOptions`, and for a cursor
-                of `RunCursorCommandOptions`, both of `multiclouddb_mongo`.
+            **options: The provider's own options. On MongoDB these are the fields of
+                `multiclouddb_mongo.RunCommandOptions`, or of `RunCursorCommandOptions` for a cursor.
 
         Portability:
             MongoDB only. Gate on `Capability.RUN_COMMAND`. Warning 14 in docs/configuration.md.
@@ -228,7 +229,7 @@ class MulticloudDbClient:
         return self._live("run_command").run_command(database, command, options)
 
     def run_cursor_command(self, database: str, command: Mapping[str, Any], **options: Any) -> Any:
-        """Like `run_command`, for a command that replies with a cursor: an iterator with `close`.
+        """Like `run_command`, for a command that replies with a cursor; returns an iterator with `close`.
 
         Portability:
             MongoDB only. Gate on `Capability.RUN_COMMAND`. Warning 14 in docs/configuration.md.
@@ -240,7 +241,7 @@ class MulticloudDbClient:
         return self._live("capabilities").capabilities()
 
     def close(self) -> None:
-        """Free everything; calls in flight end within a second. May be called again, from any thread."""
+        """Free all resources; calls in flight end within a second. Any thread may call it, even twice."""
         with self._lock:
             if self._closed:
                 return
@@ -287,7 +288,7 @@ class MulticloudDbClient:
                 self._forked = False
 
     def _after_fork(self) -> None:
-        """Called in the child of a fork, which does not own the parent's connections, locks and threads."""
+        """Called in a forked child, which does not own the parent's connections, locks and threads."""
         self._lock = threading.Lock()
         if not self._forked:
             _inherited.append(self._backend)

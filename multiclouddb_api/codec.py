@@ -1,4 +1,4 @@
-"""One canonical JSON text for every value that a document or a key may hold.
+"""One canonical JSON text for every value that a document or a key may contain.
 
 JSON's own types are written as they are. A value of another type is written as an object with one key that
 starts with `$`, so that a round trip is exact:
@@ -36,7 +36,7 @@ from multiclouddb_api.redaction import rfc3339
 __all__ = ["JsonValue", "Tagged", "canonical_json", "decode_json", "encode_json", "register_type"]
 
 JsonValue: TypeAlias = bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"] | None
-"""What `json.loads` can return: the form in which cursors and tokens are kept."""
+"""The values that `json.loads` can return; cursors and tokens are kept in this form."""
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _MAX_DEPTH: Final = 200
@@ -44,7 +44,7 @@ _MAX_DEPTH: Final = 200
 
 @attrs.frozen
 class Tagged:
-    """A value of a vendor's type that no loaded provider knows.
+    """A value whose vendor-specific type no loaded provider knows.
 
     Attributes:
         tag: The type's name without the `$`, for example `"mongo.objectid"`.
@@ -117,7 +117,7 @@ def _encode(value: Any, depth: int) -> JsonValue:
 
 
 def _encode_rare(value: Any, depth: int) -> JsonValue:
-    """The types that documents hold less often, including subclasses of the common ones."""
+    """Encode the types that documents contain less often, including subclasses of the common types."""
     if isinstance(value, datetime):
         return _encode_datetime(value)
     if isinstance(value, Decimal):
@@ -171,13 +171,13 @@ def encode_json(value: Any) -> bytes:
         value: JSON's types, bytes, datetimes, decimals and the other tagged types, nested in any way.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` when a part of it has no JSON form.
+        MulticloudDbError: `INVALID_REQUEST` if a part of the value has no JSON form.
     """
     return _dumps(value, 0)
 
 
 def canonical_json(value: Any) -> bytes:
-    """Like `encode_json`, with sorted object keys: equal values give equal text."""
+    """Like `encode_json`, but with sorted object keys, so that equal values give equal text."""
     return _dumps(value, orjson.OPT_SORT_KEYS)
 
 
@@ -245,7 +245,7 @@ def _decode_set(inner: Any) -> frozenset[Any]:
 
 
 def _hashable(value: Any) -> Any:
-    """A hashable form: arrays inside a set are tuples."""
+    """A hashable form of a value: arrays inside a set become tuples."""
     return tuple(_hashable(item) for item in value) if type(value) is list else value
 
 

@@ -40,7 +40,7 @@ def _redacted(connection: Mapping[str, Any]) -> str:
 
 
 def _copied(connection: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy whose repr shows no secret; neither does the repr of a text in it."""
+    """A copy whose repr shows no secret; the repr of each text in it shows none either."""
     found = to_dict("ClientConfig.connection", connection)
     return {
         name: SecretText(value) if isinstance(value, str) and name not in _HARMLESS else value
@@ -50,27 +50,29 @@ def _copied(connection: Mapping[str, Any]) -> dict[str, Any]:
 
 @attrs.frozen(init=False)
 class ClientConfig:
-    """Which provider, how to reach it, and the bounds of the client.
+    """The provider, the settings to reach it, and the limits of the client.
 
-    It can be pickled when the values in `connection` can; a client never can. Its repr shows no secrets.
+    It can be pickled if the values in `connection` can be; a client can never be pickled. Its repr shows no
+    secrets.
 
     Attributes:
         provider: Provider id: `embedded`, `dynamo`, `spanner`, `mongo` or `cosmos`.
-        connection: The provider's own settings, name → value. Every provider accepts `url`, the form that
-            `connect` takes as text.
-        max_buffered_bytes: Bound on records that are fetched and not yet delivered, in bytes; 64 MiB by
-            default.
+        connection: The provider's own settings, name → value. Every provider accepts `url`, which contains
+            the URL that `connect` also accepts.
+        max_buffered_bytes: Limit on the size of records that are fetched and not yet delivered, in bytes; 64
+            MiB by default.
         max_concurrency: How many partitions one call reads at the same time; 32 by default.
         headroom_warning_seconds: `Observer.retention_headroom_low` is called when the headroom is below this;
             one hour by default.
         child_watch_seconds: How long to look for more children of a partition that has ended, in seconds of
-            running time; ten minutes by default. It matters where the service does not prove that all
+            running time; ten minutes by default. It matters only if the service does not prove that all
             children are known (DynamoDB).
-        coverage_audit_seconds: How often a feed of a whole collection is compared with what the service
-            lists, in seconds; every ten minutes by default. After a partition has ended, a tenth of it.
+        coverage_audit_seconds: How often a feed of a whole collection is compared with the service's list of
+            partitions, in seconds; every ten minutes by default. After a partition has ended, a tenth of this
+            time is used.
         max_readers_per_partition: How many readers of one partition are kept open between calls; 64 by
-            default. Each consumer of a feed in this client needs one. A consumer without one opens a reader,
-            and with it a cursor of the service, for each page.
+            default. Each consumer of a feed in this client needs one. A consumer without a kept reader opens
+            a reader for each page, and each reader opens a cursor at the service.
     """
 
     provider: str = attrs.field(validator=[is_a(str), not_blank("name one of the installed providers")])
@@ -138,7 +140,8 @@ class ClientConfig:
         """Read a TOML file.
 
         Top-level keys are the fields of this class; the table `[connection]` holds the provider's own
-        settings. A value `{ env = "NAME" }` there is read from the environment; use it for secrets.
+        settings. A value `{ env = "NAME" }` in that table is read from the environment; use this form for
+        secrets.
 
         Args:
             path: The file.

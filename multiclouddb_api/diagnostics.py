@@ -14,7 +14,7 @@ __all__ = ["OperationDiagnostics"]
 
 @attrs.frozen
 class OperationDiagnostics:
-    """Measures of one call; None where the service does not report them.
+    """Measures of one call; each is None if the service does not report it.
 
     Attributes:
         watermark: No later event is older than this. It is the minimum over every partition in the token,
@@ -23,14 +23,16 @@ class OperationDiagnostics:
         retention_headroom_seconds: How long the oldest position in the token is still kept; the smallest
             value that the service reported in this call.
         requests: Calls to the service.
-        native_charge: The service's charge in its own unit (request units, read units).
+        native_charge: The cost that the service reported, in its own unit (request units, read units).
         retries: How often a call was repeated after a failure.
-        open_watches: How many ended partitions are still watched for more children. `idle` may be true
-            meanwhile. An event of a child that is found then may be older than the watermark.
-        found_late: How many partitions an audit found in this call; each has a `PartitionFoundLate` notice.
-        partition_errors: Partition id → its failure in this call; its position does not move.
+        open_watches: How many ended partitions are still watched for more children. During this time `idle`
+            may be true. If a child is found then, its events may be older than the watermark.
+        found_late: How many partitions an audit found in this call. The page contains a `PartitionFoundLate`
+            notice for each.
+        partition_errors: Partition id → its failure in this call. The position of such a partition does not
+            move.
         elapsed_seconds: Wall time of the call.
-        snapshot: How far the scan of a `Snapshot()` is; None when none is running.
+        snapshot: The progress of the scan of a `Snapshot()`; None if no scan is running.
     """
 
     watermark: datetime | None = None

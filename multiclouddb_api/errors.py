@@ -54,7 +54,7 @@ class ErrorCategory(str):
 
     @classmethod
     def known(cls) -> tuple[ErrorCategory, ...]:
-        """Every category of this version, in the order of the table at the top of the module."""
+        """All categories of this version, in the order of the table at the top of the module."""
         return _KNOWN
 
 
@@ -80,7 +80,7 @@ for _category in _KNOWN:
 
 @attrs.frozen
 class ErrorDetail:
-    """The facts of a failure, kept when the error is pickled or sent to another process.
+    """The facts of a failure; they are kept when the error is pickled or sent to another process.
 
     Attributes:
         category: The kind of the failure.
@@ -91,7 +91,7 @@ class ErrorDetail:
         native_code: The vendor's own code as text, or None.
         native_text: The vendor's own message, or None.
         oldest_position: With `CHECKPOINT_EXPIRED`: the oldest position that the service still has, as text
-            for a person, or None where the service does not report it.
+            for a person, or None if the service does not report it.
         skip_token: With `PROVIDER_ERROR` on a record: a continuation token after that record.
     """
 
@@ -109,8 +109,9 @@ class ErrorDetail:
 class MulticloudDbError(Exception):
     """Any failure of a call, with a message that says what to do about it.
 
-    The vendor's exception, where there was one, is `__cause__` in the process that raised it. It is not
-    pickled; `detail` is. A note (PEP 678) makes a traceback end with `help_url`; `str` is only the message.
+    If a vendor's exception caused the error, it is `__cause__` in the process that raised the error. It is
+    not pickled, but `detail` is. A note (PEP 678) makes a traceback end with `help_url`; `str` is only the
+    message.
 
     Args:
         message: One line: what is wrong, and the way out.
@@ -119,7 +120,7 @@ class MulticloudDbError(Exception):
 
     def __init__(self, message: str, detail: ErrorDetail) -> None:
         super().__init__(message, detail)
-        # A copy or an unpickled error is made here too; then the notes of the original replace this one.
+        # Copies and unpickled errors are also made here; the notes of the original then replace this note.
         self.add_note(f"See {self.help_url}")
 
     @property
@@ -158,7 +159,7 @@ def invalid_request(field: str, problem: str, way_out: str) -> MulticloudDbError
 
     Args:
         field: Name of the argument, field or option.
-        problem: The problem of the value, without the value where it may be a secret.
+        problem: What is wrong with the value, without the value itself if it may be a secret.
         way_out: The alternative for the user.
     """
     return MulticloudDbError(

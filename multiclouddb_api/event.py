@@ -40,24 +40,26 @@ class ChangeType(Enum):
 class ChangeEvent:
     """One create, update or delete of one document.
 
-    Events have no validators, because we build one for every change, but their fields always have the right
-    types.
+    Events have no validators, because one event is built for every change. Their fields nevertheless always
+    have the right types.
 
     Attributes:
         event_id: The service's stable identity of this change: the same on every redelivery,
             through every scope and after a split, and unique in the collection.
         key: The document's key.
         type: Created, updated or deleted.
-        timestamp: When the service says that it was committed; aware, UTC.
+        timestamp: The commit time that the service reports; aware, UTC.
         new_item_state: The full document after the change; None on a delete, with `OMIT`, or
             where the service does not have it. Never a partial document.
         old_item_state: The full document before the change, or None; see `OldItemStateMode`.
-        order_key: Text: of two changes of one key the later one sorts higher, across partitions.
-        by_expiry: True for a delete by time-to-live, False for any other change, None where the service does
-            not say.
-        backfilled: True when a backfill made the event from the present state of a document.
+        order_key: Text that orders the changes of one key: the later of two changes sorts higher, also across
+            partitions.
+        by_expiry: True for a delete by time-to-live, False for any other change, None if the service does not
+            say.
+        backfilled: True if a backfill made the event from the present state of a document.
         address: The collection of the document.
-        partition_id: The physical partition that it came from; can be passed to `PhysicalPartition`.
+        partition_id: The physical partition that the event came from; it can be passed to
+            `PhysicalPartition`.
         native: The vendor's own record, only with `include_native`.
 
     Portability:
@@ -85,9 +87,9 @@ _SETTERS: Final = [ChangeEvent.__dict__[field.name].__set__ for field in attrs.f
 
 
 def trusted_events(count: int, columns: Iterable[Iterable[Any]]) -> list[ChangeEvent]:
-    """Events from one column for each attribute, in their order; each column has at least `count` values.
+    """Events from columns, one for each attribute in order; each column has at least `count` values.
 
-    Only for `mapping` modules: columns take a third less time than a call for each event.
+    Only for `mapping` modules: building from columns takes a third less time than a call for each event.
     """
     events = list(map(object.__new__, repeat(ChangeEvent, count)))
     for put, column in zip(_SETTERS, columns, strict=True):

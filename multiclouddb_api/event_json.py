@@ -240,7 +240,7 @@ def _notice_in(where: str, value: Any) -> Notice:
 
 
 def _diagnostics_in(where: str, value: Any) -> OperationDiagnostics:
-    # Pages that were written before there were snapshots have no such field.
+    # Pages that were written by versions without snapshots lack this field.
     measures = _Fields(where, {"snapshot": None, **value}, OperationDiagnostics)
     number = (float, int, type(None))
     errors = measures.take("partition_errors", dict)

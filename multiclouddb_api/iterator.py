@@ -65,41 +65,41 @@ def _not_below_the_first(
 class ChangeFeedIterator:
     """Reads a feed page after page until it is stopped, or to its end.
 
-    Iterate events (`for event in it`) or pages (`for page in it.pages()`), in one thread. A page is
-    done when the caller asks for what comes after it (an empty page is done at once). Only then
-    `continuation_token` moves and the checkpoint is saved. So a crash, an exception or a `break` in
-    the body of the loop delivers the page again and never skips it: the next `for` over the same
-    iterator, or a new iterator with the same checkpoint, begins after the last page that is done.
-    The error of a read also leaves the iterator at that place.
+    Iterate events (`for event in it`) or pages (`for page in it.pages()`), in one thread. A page is done when
+    the caller asks for the next event or page (an empty page is done at once). Only then `continuation_token`
+    moves and the checkpoint is saved. So a crash, an exception or a `break` in the body of the loop delivers
+    the page again and never skips it: the next `for` over the same iterator, or a new iterator with the same
+    checkpoint, begins after the last page that is done. After the error of a read, the iterator also
+    continues from there.
 
     Retryable failures are retried with growing, jittered waits. `CONFLICT` means that somebody else
     has saved the checkpoint in the meantime.
 
     A partition that has ended ends the iteration. With the scope
-    `PhysicalPartition(…, with_descendants=True)` reading continues in what it was split or merged into.
+    `PhysicalPartition(…, with_descendants=True)`, reading continues in the partitions that replace it.
 
-    With `on_expired=Resnapshot()` iterate pages: a loop over single events would not see the notices, and is
-    refused.
+    With `on_expired=Resnapshot()`, iterate pages. A loop over single events is refused, because it would not
+    see the notices.
 
     Attributes:
         client: Reads the pages. It stays open when the iterator is closed.
         request: The request. A stored checkpoint takes precedence over its `start_position`.
         timeout_seconds: Limit of each read; 30 by default.
         wait_seconds: How long a read may wait at the service for a first event (long poll); 0 by
-            default. A `stop` has to wait for it: keep it as short as stopping may take.
+            default. `stop` has to wait for this read, so choose a time that stopping may take.
         until_idle: True for a bounded run: end after the first idle page.
-        idle_backoff_seconds: Wait after the first idle page; 0.1 by default. The bound of the wait
-            doubles with each further one and begins again with the first event.
+        idle_backoff_seconds: Wait after the first idle page; 0.1 by default. The upper limit of the wait
+            doubles with each further idle page, and the first event resets it.
         max_idle_backoff_seconds: Longest wait after an idle page; 5 by default.
-        max_outage_seconds: How long to continue through retryable failures without a success in
-            between, and through pages that name the same partition in `partition_errors`; 300 by
-            default. Then the last error is raised, for a partition `TRANSIENT_FAILURE`.
+        max_outage_seconds: How long to continue while every read fails with a retryable error, or while every
+            page names the same partition in `partition_errors`; 300 by default. Then the last error is
+            raised; for a partition this is `TRANSIENT_FAILURE`.
         checkpoint_store: The store for the position, or None.
         checkpoint_name: Which checkpoint of the store.
-        checkpoint_interval_seconds: The position after empty pages is saved at most this often; 0 by default,
-            which saves after each of them. After events it is always saved.
+        checkpoint_interval_seconds: The shortest time between two saves after empty pages; 0 by default,
+            which saves after each empty page. After events the position is always saved.
         on_poison: `"raise"`, the default, or `"skip"`: continue after a record that cannot be decoded;
-            the next page has a `RecordSkipped` notice and no events.
+            the next page contains a `RecordSkipped` notice and no events.
 
     Raises:
         MulticloudDbError: When it is built: `INVALID_REQUEST` that names the setting.
@@ -110,7 +110,7 @@ class ChangeFeedIterator:
         ...         print(event.type, event.key)
 
     Portability:
-        The same everywhere. A partition of MongoDB never ends. Warning 11 in docs/configuration.md.
+        The same on all databases. A partition of MongoDB never ends. Warning 11 in docs/configuration.md.
     """
 
     client: ReadsChanges = attrs.field(repr=False)
@@ -206,7 +206,7 @@ class ChangeFeedIterator:
         self._timer.stop()
 
     def close(self) -> None:
-        """Stop, and save the position after the last page that is done; in the thread that iterates."""
+        """Stop, and save the position after the last page that is done; for the iterating thread only."""
         self.stop()
         self._closed = True
         self._save()
@@ -219,7 +219,7 @@ class ChangeFeedIterator:
     ) -> None:
         if error is None:
             self.close()
-        else:  # Without this save, only the progress over pages without events is lost.
+        else:  # If this save fails, only the progress over pages without events is lost.
             self.stop()
             self._closed = True
 
@@ -282,7 +282,7 @@ class ChangeFeedIterator:
             return None
         schedule.succeeded(page, min(wait, self._timer.now() - began))
         if isinstance(position, Now | Snapshot) and (page.events or page.notices):
-            # A second read at Now would begin later: this page must not depend on it.
+            # A second read at Now would begin later, so this page must be delivered without it.
             self._unrepeatable = page
         return page
 

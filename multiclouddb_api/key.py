@@ -19,9 +19,9 @@ __all__ = ["MulticloudDbKey"]
 
 
 def _plain(value: Any) -> Any:
-    """Equal decimals get one text: databases store 1.50 and 1.5 under one key."""
+    """Give equal decimals the same text, because databases store 1.50 and 1.5 under one key."""
     if isinstance(value, Decimal) and value.is_finite():
-        # In its own context: the thread's context would round it to 28 digits.
+        # A separate context is used, because the thread's context would round the value to 28 digits.
         digits = len(value.as_tuple().digits)
         return value.normalize(Context(prec=digits, Emin=MIN_EMIN, Emax=MAX_EMAX))
     return value
@@ -45,7 +45,7 @@ class MulticloudDbKey:
 
     Attributes:
         components: Name → value, in the database's own order. A copy is taken.
-        partition_components: How many leading components make up the partition key; 1 by default.
+        partition_components: The number of leading components that form the partition key; 1 by default.
 
     Examples:
         >>> key = MulticloudDbKey({"customer": "c-1", "order": 7})
@@ -85,7 +85,7 @@ class MulticloudDbKey:
         return dict(list(self.components.items())[self.partition_components :])
 
     def canonical(self) -> bytes:
-        """One JSON text per key, the same in every process and version; equality compares it."""
+        """The key's JSON text, the same in every process and version; equality of keys compares it."""
         pairs = [[name, _plain(value)] for name, value in self.components.items()]
         return encode_json([self.partition_components, pairs])
 
@@ -105,10 +105,10 @@ _count = MulticloudDbKey.__dict__["partition_components"].__set__
 def trusted_keys(
     components: Sequence[Mapping[str, Any]], partition_components: int = 1
 ) -> list[MulticloudDbKey]:
-    """Keys from records that the service sent: they are not checked, and `components` are not copied.
+    """Keys from records that the service sent; they are not checked, and their `components` are not copied.
 
-    Only for `mapping` modules: a key is built for every event, and the checks would double the cost. It works
-    by column, because that needs no Python call for each key.
+    Only for `mapping` modules: a key is built for every event, and the checks would double the cost. It takes
+    columns, because then no Python call is needed for each key.
     """
     keys = list(map(object.__new__, repeat(MulticloudDbKey, len(components))))
     deque(map(_components, keys, components), maxlen=0)

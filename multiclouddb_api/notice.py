@@ -46,7 +46,7 @@ class Renamed:
 
 @attrs.frozen
 class Invalidated:
-    """The service ended the feed because what it followed is gone.
+    """The service ended the feed because the followed resource no longer exists.
 
     Attributes:
         reason: The service's own words, or ours; one line.
@@ -68,7 +68,7 @@ class FeedEnded:
 
 @attrs.frozen
 class Gap:
-    """Changes were lost to retention; the read continued after them (`SkipToOldest`).
+    """Changes were lost because retention had passed; the read continued after them (`SkipToOldest`).
 
     Attributes:
         partition_id: The partition whose position was too old.
@@ -89,7 +89,7 @@ class RecordSkipped:
     """A record that could not be decoded was skipped with a `skip_token`.
 
     Attributes:
-        partition_id: The partition that it is in.
+        partition_id: The partition that contains the record.
         position: Its position, as text for a person.
     """
 
@@ -99,14 +99,14 @@ class RecordSkipped:
 
 @attrs.frozen
 class PartitionFoundLate:
-    """An audit found a partition that the feed did not cover; it is read from here on.
+    """An audit found a partition that the feed did not cover; the feed reads it from here on.
 
-    The service listed it so late that its parent was no longer watched for children. Its events come after
-    newer events of other partitions, and may be older than a watermark that was reported before.
+    The service listed the partition so late that its parent was no longer watched for children. Its events
+    come after newer events of other partitions, and may be older than an already reported watermark.
 
     Attributes:
         partition_id: The partition.
-        starts_at: The position that it is read from, as text for a person.
+        starts_at: The position where reading it starts, as text for a person.
 
     Portability:
         Only on DynamoDB, which may list shards late and does not prove that a listing is complete. Where a
@@ -121,12 +121,12 @@ class PartitionFoundLate:
 class SnapshotStarted:
     """A snapshot has begun: changes are pinned from here on, and its rows come on the next pages.
 
-    Store the token of its page before you read on: a read that does not continue from this token, or from a
-    later one, begins another snapshot.
+    Store the token of its page before you read on. Only a read from this token or a later one continues the
+    snapshot; any other read begins another snapshot.
 
     Attributes:
-        floor: The `order_key` of every row of the snapshot: above every change that the rows show for
-            certain, below every change after this page.
+        floor: The `order_key` of every row of the snapshot. It is higher than that of every change that the
+            rows certainly contain, and lower than that of every change after this page.
         partition_id: The id of the snapshot; its `BackfillDone` has the same id.
 
     Portability:
@@ -140,14 +140,14 @@ class SnapshotStarted:
 
 @attrs.frozen
 class BackfillDone:
-    """The backfill from present documents is complete; from here on events are real changes.
+    """The backfill from present documents is complete; all later events are real changes.
 
-    It ends its page. With `SnapshotOrder.INTERLEAVED` and `AUTO`, keep deleted keys until you have stored a
-    token after it.
+    The page with this notice contains nothing after it. With `SnapshotOrder.INTERLEAVED` and `AUTO`, keep
+    deleted keys until you have stored the token of this page or a later one.
 
     Attributes:
-        partition_id: With `Snapshot()` the snapshot, as in `SnapshotStarted`; with Cosmos DB's opt-in the
-            partition that is done.
+        partition_id: With `Snapshot()` the id of the snapshot, as in `SnapshotStarted`; with Cosmos DB's
+            opt-in the partition whose backfill is complete.
 
     Portability:
         With `Snapshot()`, where `Capability.CHANGE_FEED_SNAPSHOT` is; otherwise only on Cosmos DB, with the

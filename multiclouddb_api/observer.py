@@ -10,10 +10,10 @@ __all__ = ["Observer"]
 
 
 class Observer:
-    """Gets calls about events inside a client; every method does nothing until it is overridden.
+    """Its methods are called for events inside a client; every method does nothing until it is overridden.
 
-    Methods are called from the thread that does the work, several at once: make them short and
-    thread-safe. An exception from a method is logged and not raised.
+    Each method is called in the thread that does the work, so several calls may run at once: make the methods
+    short and thread-safe. An exception from a method is logged and not raised.
     """
 
     def page(self, address: ResourceAddress, page: ChangeFeedPage) -> None:
@@ -32,7 +32,7 @@ class Observer:
         Args:
             address: The collection that is read.
             partition_id: The partition's public id.
-            attempt: Which attempt has failed; the first is 1.
+            attempt: The number of the failed attempt; the first is 1.
             wait_seconds: The wait before the next attempt.
             reason: The failure; one line.
         """
@@ -65,7 +65,7 @@ class Observer:
         """
 
     def gap(self, address: ResourceAddress, gap: Gap) -> None:
-        """Changes were lost to retention, and the read continued after them.
+        """Changes were lost because they were older than retention, and the read continued after them.
 
         Args:
             address: The collection that is read.
@@ -73,26 +73,26 @@ class Observer:
         """
 
     def partition_found_late(self, address: ResourceAddress, found: PartitionFoundLate) -> None:
-        """An audit found a partition that the feed did not cover; it is read from here on.
+        """An audit found a partition that the feed did not cover; the feed reads it from here on.
 
         Args:
             address: The collection that is read.
-            found: The partition, and where it is read from.
+            found: The partition, and the position where reading it starts.
         """
 
     def snapshot_interleaved(self, address: ResourceAddress, seconds: float) -> None:
-        """A scan with `SnapshotOrder.AUTO` takes long: changes are read beside it from now on.
+        """A scan with `SnapshotOrder.AUTO` takes long, so changes are read during the scan from now on.
 
         Args:
             address: The collection that is read.
-            seconds: How long the oldest position of the changes is still kept.
+            seconds: How long the service will still keep the oldest position of the changes.
         """
 
     def retention_headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:
-        """A partition's position is kept for less than the configured limit; called once a minute for a feed.
+        """A position will expire sooner than the configured limit; called at most once a minute for a feed.
 
         Args:
             address: The collection that is read.
-            partition_id: The public id of the partition that is kept for the shortest time.
-            seconds: How long the position is still kept.
+            partition_id: The public id of the partition whose position expires first.
+            seconds: How long the service will still keep the position.
         """

@@ -19,8 +19,9 @@ class OperationOptions:
     """Time limits of one call.
 
     Attributes:
-        timeout_seconds: For the whole call, retries included; more than 0, 30 by default. A call that has
-            made progress by then returns its page; a call without progress raises `TRANSIENT_FAILURE`.
+        timeout_seconds: The limit for the whole call, retries included; more than 0, 30 by default. A call
+            that has made progress by then returns its page; a call without progress raises
+            `TRANSIENT_FAILURE`.
         wait_seconds: How long to wait for a first event before an empty page is returned (long
             poll); 0 by default: answer at once. The wait is never longer than `timeout_seconds`.
     """

@@ -1,4 +1,4 @@
-"""When an iterator reads again: idle backoff, retries, outages, and a wait that `stop` ends."""
+"""Decides when an iterator reads again: idle backoff, retries, outages, and a wait that `stop` ends."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Timer:
         self._wakeup.send()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep until the time is over or `stop` is called; True when it was not stopped."""
+        """Sleep until the time is over or `stop` is called; True if `stop` was not called."""
         if seconds > 0 and not self.stopped:
             self._wakeup.wait(seconds)
         return not self.stopped
 
 
 class Backoff:
-    """Random waits that grow: the upper bound of each is at most twice that of the wait before it.
+    """Random waits that grow; the upper limit of each wait is at most twice the limit of the previous one.
 
     Args:
         first: The upper bound of the first wait, in seconds.
@@ -61,7 +61,7 @@ class Backoff:
         return random.uniform(self._least, longest)
 
     def reset(self) -> None:
-        """Begin with the shortest wait again."""
+        """Start again with the shortest wait."""
         self._doubled = 0
 
 
@@ -94,7 +94,7 @@ class PollSchedule:
         self._partition_failing_since: dict[str, float] = {}
 
     def failed(self) -> bool:
-        """A read failed in a way that a retry may fix; False when reads have failed for too long."""
+        """Note that a read failed with a retryable error; False if reads have failed for too long."""
         now = self._timer.now()
         self.idle = False
         if self._failing_since is None:
@@ -102,12 +102,12 @@ class PollSchedule:
         left = self._failing_since + self._max_outage - now
         if left <= 0:
             return False
-        # The last try is at the end of the time, not one backoff later.
+        # The last try is made when the time ends, not one backoff later.
         self.due = now + min(self._retry_waits.next(), left)
         return True
 
     def succeeded(self, page: ChangeFeedPage, waited: float) -> None:
-        """A read returned a page; it may have spent `waited` seconds in a long poll."""
+        """Note that a read returned a page; the read may have spent `waited` seconds in a long poll."""
         now = self._timer.now()
         errors = page.diagnostics.partition_errors
         self._failing_since = None

@@ -23,7 +23,8 @@ class ChildPartition:
     Attributes:
         partition_id: The child; can be passed to `PhysicalPartition`.
         parents: Every parent, the retired partition included; read the child only after all of them.
-        continuation_token: The start position for reading it. A start from an id alone would lose changes.
+        continuation_token: The position from which to read the child. Starting from the id alone would lose
+            changes.
 
     Portability:
         Partitions split on DynamoDB, Spanner, Cosmos DB and the embedded store, and merge on Spanner and
@@ -41,22 +42,22 @@ class ChangeFeedPage:
 
     Attributes:
         events: The changes; possibly none.
-        continuation_token: The position to resume from; never None. It moves whenever the service's position
-            does, on empty pages too: store it after each page, or the position of an idle feed expires. It
-            may have several kilobytes with many partitions: store it as text or blob, never as
+        continuation_token: The position to resume from; never None. It advances whenever the service's
+            position does, also with empty pages: store it after each page, or the position of an idle feed
+            expires. With many partitions it may be several kilobytes long: store it as text or blob, never as
             `varchar(255)`.
-        idle: True only when every active partition answered that it has nothing. A page may be
-            empty and not idle.
+        idle: True only if every active partition answered that it has no more changes at present. A page may
+            be empty without being idle.
         partition_retired: With `PhysicalPartition` alone: the partition has ended and everything in it
             has been delivered. Reading the token again repeats this.
         child_partitions: The partitions to read next after the end.
-        notices: Facts that are not changes of a document. Each has a place in the order of its partition:
-            after the partition's last event on this page, and before its first event on a later page. So this
-            page has no event of the partition that comes after the notice, and no event that is read because
-            of it: with a `Gap`, none from the partitions that replace the lost one. The page may have events
-            of other partitions. A read from a `skip_token` reads no events: its page has only the
-            `RecordSkipped`. Every token before the page delivers its notices again, also after a restart; the
-            page's own token does not.
+        notices: Facts that are not changes of a document. Each notice has a place in the order of its
+            partition: after the partition's last event on this page, and before its first event on a later
+            page. So this page contains no event of the partition that comes after the notice. It also
+            contains no event that is read because of the notice: with a `Gap`, none from the partitions that
+            replace the lost one. The page may contain events of other partitions. A read from a `skip_token`
+            reads no events: its page contains only the `RecordSkipped`. Every token before the page delivers
+            its notices again, also after a restart; the page's own token does not.
         diagnostics: The cost and the lag of the call.
     """
 

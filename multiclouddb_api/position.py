@@ -30,8 +30,8 @@ class Beginning:
 class Now:
     """Only changes that are committed after the first call returns.
 
-    The first page's token is durable, even when the page is empty: it later delivers everything
-    committed after that call, across restarts.
+    The first page's token is durable, even if the page is empty. Reading from this token later, also after a
+    restart, returns everything committed after that call.
 
     Portability:
         On DynamoDB a reader that stops before its first event for more than 15 minutes may also get changes
@@ -47,16 +47,16 @@ def _utc(value: object) -> datetime:
 class AtTime:
     """The first change at or after a time of the service's clock.
 
-    The start is never late, and early by at most the precision in the note of
-    `Capability.CHANGE_FEED_POINT_IN_TIME`.
+    The start is never too late. It may be too early by at most the precision that the note of
+    `Capability.CHANGE_FEED_POINT_IN_TIME` states.
 
     Attributes:
         utc: An aware datetime of any offset, kept as UTC.
 
     Raises:
-        MulticloudDbError: When it is built: `INVALID_REQUEST` for a naive datetime. At the first
-            read: `INVALID_REQUEST` when it is more than 60 seconds ahead of the service's clock,
-            `CHECKPOINT_EXPIRED` when it is older than the service's retention.
+        MulticloudDbError: When it is built: `INVALID_REQUEST` for a naive datetime. At the first read:
+            `INVALID_REQUEST` if the time is more than 60 seconds ahead of the service's clock,
+            `CHECKPOINT_EXPIRED` if it is older than the service's retention.
 
     Portability:
         Not on DynamoDB; on Cosmos DB only with its backfill; in whole seconds on Cosmos DB and MongoDB. Check
@@ -69,11 +69,11 @@ class AtTime:
 
 @attrs.frozen
 class FromContinuationToken:
-    """After everything that came with an earlier page.
+    """The position after everything that an earlier page returned.
 
     Attributes:
         token: A page's `continuation_token`, a child partition's, or an error's `skip_token`.
-            Opaque; may be several kilobytes, so store it as text or blob, never in a
+            It is opaque and may be several kilobytes long, so store it as text or blob, never in a
             `varchar(255)` or a header.
 
     Portability:

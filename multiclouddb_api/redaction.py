@@ -10,12 +10,12 @@ __all__ = ["redact_url", "rfc3339", "shorten"]
 _VISIBLE = 12
 _HIDDEN = "***"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-# A colon that is not followed by a port may be followed by a password. PORT, … and brackets are in our own
+# A colon that is not followed by a port may be followed by a password. PORT, … and brackets occur in our own
 # messages, which show the form of a URL.
 _HOSTS_PATTERN = r"(?:\[[0-9A-Fa-f:.]*\]|:(?:[0-9]{1,5}|PORT)?(?=[\],:/]|\Z)|%2[Ff]|[\w.,…\[\]-])*+"
 _HOSTS = re.compile(_HOSTS_PATTERN)
 _PATH = re.compile(r"(?:/[\w./ …\[\]-]*+:?)?")
-# Our messages link to pages in this form; a token in a fragment would have a name and a = before it.
+# Links to pages in our own messages have this form. A token in a fragment would follow a name and a =.
 _PAGE = re.compile(r"https?://[\w.-]+/[\w./-]*+#[\w-]*")
 _PLACE = re.compile(r"([^/?#&;]*)([^?#&;]*)")
 _OPTION_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.]*")
@@ -28,12 +28,12 @@ _HARMLESS = {
     "retryreads": _SWITCH,
     "tls": _SWITCH,
 }
-# The only harmless option whose value may hold an @, with no other option before it.
+# The only harmless option whose value may contain an @; no other option comes before it.
 _ENDPOINT_USER = re.compile(r"[^?#&;@]*\?endpoint_url=[^?#&;=]*")
 
 
 def shorten(value: object) -> str:
-    """A repr cut to its first characters, for tokens and documents."""
+    """The first characters of a repr, for tokens and documents."""
     text = value if isinstance(value, str) else repr(value)
     if len(text) <= 4 * _VISIBLE:
         return repr(value)
@@ -43,8 +43,8 @@ def shorten(value: object) -> str:
 def redact_url(url: str) -> str:
     """The URL without user, password, fragment, and values of options that may be secrets.
 
-    When in doubt it shows less: nothing of a text that is not a URL, and no host or path that may be a part
-    of an unescaped password.
+    In doubt it shows less: nothing of a text that is not a URL, and no host or path that may be part of an
+    unescaped password.
     """
     found = _SCHEME.match(url)
     if found is None:
@@ -53,7 +53,7 @@ def redact_url(url: str) -> str:
         return url
     scheme, rest = found.group(), url[found.end() :]
     if scheme.lower() == "embedded://" and rest.startswith("/"):
-        # A file's name: it has no user and no password.
+        # The name of a file contains no user and no password.
         path = re.split("[?#]", rest, maxsplit=1)[0]
         return scheme + path + _redact_options(rest[len(path) :])
     # Up to the last @, because users forget to escape @, /, ? and # in a password.
@@ -82,7 +82,7 @@ def _is_in_options(front: str) -> bool:
 def _redact_options(text: str) -> str:
     query, mark, fragment = text.partition("#")
     options = query[1:]
-    # MongoDB separates options by either character; in a value the other one is an ordinary character.
+    # MongoDB separates options by either character. The other character is then ordinary text in a value.
     separator = "&" if "&" in options else ";"
     shown = separator.join(map(_redact_option, options.split(separator)))
     return query[:1] + shown + mark + (_HIDDEN if fragment else "")

@@ -1,4 +1,4 @@
-"""Finds providers by entry point, and says what to install when one is missing."""
+"""Finds providers by entry point, and says what to install if a provider is missing."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def installed_providers() -> tuple[str, ...]:
 
 
 def load_plugin(provider_id: str) -> Plugin:
-    """Load one provider, and with it the vendor's SDK.
+    """Load one provider together with the vendor's SDK.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`: unknown, not installed, installed twice, or its SDK
-            cannot be imported; the message names the command that fixes it.
+        MulticloudDbError: `INVALID_REQUEST` if the provider is unknown, not installed, or installed twice, or
+            if its SDK cannot be imported. The message contains the command that fixes the problem.
     """
     points = list(
         {point.value: point for point in entry_points(group=GROUP) if point.name == provider_id}.values()

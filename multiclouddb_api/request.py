@@ -35,7 +35,7 @@ class NewItemStateMode(Enum):
     """
 
     OMIT = "omit"
-    """Never; cheaper if the service can leave it out."""
+    """Never include it; this is cheaper if the service can leave it out."""
     INCLUDE_IF_AVAILABLE = "include_if_available"
     """The full document where the service has it, else None; never a partial document."""
     REQUIRE = "require"
@@ -84,12 +84,12 @@ class ChangeFeedRequest:
     Attributes:
         address: The collection, table or container.
         start_position: The start position; a token to resume.
-        scope: The part of the database to read; the entire collection by default.
+        scope: The part of the database or collection to read; the entire collection by default.
         new_item_state_mode: Whether events carry the new document.
         old_item_state_mode: Whether events carry the old document; needs a capability.
-        max_page_size: Hard bound on `len(page.events)`; 0 = the provider's own page size.
-        on_expired: The reaction to a position that is older than retention.
-        include_native: True to have the vendor's own record in `event.native`.
+        max_page_size: Hard limit on `len(page.events)`; 0 = the provider's own page size.
+        on_expired: What to do if a position is older than retention.
+        include_native: True to get the vendor's own record in `event.native`.
         provider_options: A provider's own options, or None. Other providers refuse them.
 
     Raises:

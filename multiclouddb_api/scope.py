@@ -33,19 +33,19 @@ class PhysicalPartition:
     """One physical partition: a shard, a feed range, a partition token.
 
     When it ends, the page has `partition_retired` and names its children, each with a token. With
-    `with_descendants`, reading continues in everything that the partition is split or merged into. The token
-    handles this, and no page has `partition_retired`.
+    `with_descendants`, reading continues in all partitions that it is split or merged into. The token keeps
+    track of them, and `partition_retired` stays unset on every page.
 
-    If the partition merges with one that does not descend from it, their child has two readers. Each reader
-    begins the child when it has drained the parents that it reads itself, and it does not know how far the
-    other reader is. So where partitions merge, order across a merge and reading each event once need one
-    reader of all parents, such as `EntireCollection`.
+    If the partition merges with a partition that does not descend from it, two readers read their child. Each
+    reader starts the child as soon as it has drained its own parents, and does not know how far the other
+    reader has come. So if partitions merge, only one reader of all parents, such as `EntireCollection`, keeps
+    the order across the merge and reads each event once.
 
     Attributes:
         partition_id: From `list_physical_partitions`, `plan_partitions`, an event or a
             `ChildPartition`; valid for that provider and resource only.
-        with_descendants: True to continue in what the partition is split or merged into. A token has one of
-            the two forms, and the other form refuses it.
+        with_descendants: True to continue in the partitions that replace it after a split or merge. A token
+            made with one value is refused with the other.
 
     Portability:
         An id means nothing to another provider or resource: `INVALID_REQUEST`. MongoDB has one
@@ -64,7 +64,7 @@ class LogicalPartition:
     """All documents with one partition key value.
 
     Attributes:
-        key: Its `partition_key` components are compared; further components are ignored.
+        key: A key whose `partition_key` components are compared; its further components are ignored.
 
     Portability:
         Native on Cosmos DB and the embedded store; on MongoDB the server filters its whole log;

@@ -1,4 +1,4 @@
-"""Keeps passwords out of the local variables of our frames, which error reporters send."""
+"""Keeps passwords out of the local variables of our frames, because error reporters send these variables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SecretText(str):
 
 
 def outcome(parse: Callable[..., T], *values: Any) -> Any:
-    """The result of a function, or its `MulticloudDbError`, which the caller has to raise.
+    """Return a function's result, or its `MulticloudDbError`, which the caller has to raise.
 
     The function's frames contain parts of the parsed text. The caller raises the error after these frames
     have ended, so that no traceback contains them.

@@ -19,8 +19,8 @@ _MOST = 10**15
 class SnapshotOrder(Enum):
     """How the rows of a snapshot and the changes after it are mixed.
 
-    With all three, rows of the snapshot have one `order_key`, the floor: apply an event only if its
-    `order_key` is higher than the one of the row that you have.
+    With all three, all rows of the snapshot have the same `order_key`, the floor. Apply an event only if its
+    `order_key` is higher than that of the row you have stored.
 
     Portability:
         `AUTO` changes over only where the service says how long a position is kept; elsewhere it is
@@ -28,15 +28,15 @@ class SnapshotOrder(Enum):
     """
 
     ORDERED = "ordered"
-    """Every row of the snapshot comes before any change. When the scan takes longer than the service keeps
+    """Every row of the snapshot comes before any change. If the scan takes longer than the service keeps
     changes, the read raises `CHECKPOINT_EXPIRED`."""
     INTERLEAVED = "interleaved"
-    """Rows and changes come together, so that no position gets old. A delete may come before an old form of
-    the same row: keep deleted keys with their `order_key` (tombstones) until you have stored a token after
+    """Rows and changes are mixed, so that no position gets old. A delete may come before an old form of the
+    same row, so keep deleted keys with their `order_key` (tombstones) until you have stored a token after
     `BackfillDone`."""
     AUTO = "auto"
-    """Begins as `ORDERED`. Becomes `INTERLEAVED` when the positions of the changes have used half of the time
-    that they are kept: keep deleted keys as for `INTERLEAVED`."""
+    """Starts as `ORDERED`, and changes to `INTERLEAVED` when half of the time for which the service keeps the
+    changes has passed. Keep deleted keys as for `INTERLEAVED`."""
 
 
 def _is_rate(instance: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
@@ -59,31 +59,33 @@ def _is_holdable(instance: object, attribute: attrs.Attribute[Any], value: int) 
 
 @attrs.frozen
 class Snapshot:
-    """Every row that exists, then every change, with nothing lost between.
+    """Every row that exists, then every change; no change in between is lost.
 
-    The first page has no rows, only a `SnapshotStarted` notice: store its token before you read on. From then
-    on the changes are pinned: a row that is changed after that call comes again as a change. Rows come with
-    `backfilled=True`, `type=CREATE` and the snapshot's floor as `order_key`. The page with the last row has a
-    `BackfillDone` notice. No page is `idle` before that, and the watermark stays at the snapshot's moment.
+    The first page contains no rows, only a `SnapshotStarted` notice: store its token before you read on. From
+    then on no change is missed: a row that is changed after that call is returned again as a change. Rows
+    come with `backfilled=True`, `type=CREATE` and the snapshot's floor as `order_key`. The page with the last
+    row contains a `BackfillDone` notice. No page is `idle` before that, and the watermark stays at the
+    snapshot's moment.
 
-    The token holds how far the scan is, so that any process can continue it at any row, for days.
+    The token contains the progress of the scan, so any process can continue it at any row, even days later.
 
     Attributes:
         order: How rows and changes are mixed.
-        segments: Into how many segments the collection is cut; None = as the provider sees fit. A client
-            reads up to eight of them at the same time; `plan_partitions` gives one token for each.
-        max_scan_rate: The scan's highest rate a second, because a scan costs money and load: in what the
-            service charges (`native_charge`) where it reports a charge, else in rows. None = no bound. Each
-            client keeps it for itself; `plan_partitions` divides it between its tokens.
+        segments: The number of segments that the collection is cut into; None = the provider decides. A
+            client reads up to eight of them at the same time; `plan_partitions` gives one token for each.
+        max_scan_rate: The highest rate of the scan per second; a limit saves money and load. The unit is that
+            of `native_charge` if the service reports a charge, else rows. None = no limit. Each client
+            applies the limit on its own; `plan_partitions` divides it between its tokens.
 
     Raises:
         MulticloudDbError: When it is built: `INVALID_REQUEST` that names the field. At the first read:
             `UNSUPPORTED_CAPABILITY` where the database has no snapshots.
 
     Portability:
-        Check `Capability.CHANGE_FEED_SNAPSHOT`; its note says whether the rows show one moment or are each as
-        they were when they were read. For a whole collection or one partition key, not for
-        `PhysicalPartition`, `EntireDatabase` or `EntireCluster`. Warnings 23 and 24 in docs/configuration.md.
+        Check `Capability.CHANGE_FEED_SNAPSHOT`; its note says whether all rows are as of one moment, or each
+        row is as of the moment when it was read. Snapshots are possible for a whole collection or one
+        partition key, not for `PhysicalPartition`, `EntireDatabase` or `EntireCluster`. Warnings 23 and 24 in
+        docs/configuration.md.
     """
 
     order: SnapshotOrder = attrs.field(default=SnapshotOrder.AUTO, validator=is_a(SnapshotOrder))
@@ -102,12 +104,12 @@ class Snapshot:
 
 @attrs.frozen
 class Resnapshot:
-    """A position older than retention starts another snapshot: deletes that were lost are found, too.
+    """A position older than retention starts another snapshot, which also reveals the lost deletes.
 
-    The page has a `Gap` and a `SnapshotStarted` notice and no events. Before you store its token, set the
-    `order_key` of every row and every tombstone of your target to `""`. Then apply events as always. When
-    `BackfillDone` has come, rows that still have `""` were deleted: delete them. docs/how-to/snapshot.md
-    shows it with SQLite.
+    The page contains a `Gap` and a `SnapshotStarted` notice and no events. Before you store its token, set
+    the `order_key` of every row and every tombstone of your target to `""`. Then apply events as always.
+    After `BackfillDone`, rows that still have `""` no longer exist in the source: delete them.
+    docs/how-to/snapshot.md shows this with SQLite.
 
     Attributes:
         snapshot: How to scan.
@@ -123,14 +125,14 @@ class Resnapshot:
 
 @attrs.frozen
 class SnapshotProgress:
-    """How far the scan of a snapshot is.
+    """The progress of a snapshot's scan.
 
     Attributes:
-        order: What is active now: `ORDERED` while the changes wait, `INTERLEAVED` once they are read too.
+        order: The present order: `ORDERED` while the changes wait, `INTERLEAVED` once they are read too.
         segments_done: The number of segments that were read.
-        segments: How many there will be; None while that is not known.
-        rows: How many rows were delivered, by every process that this token came through.
-        records: About how many rows there were at the start; None where the service does not say.
+        segments: The expected total number of segments; None while it is not known.
+        rows: The number of delivered rows, summed over all processes that this token has passed through.
+        records: The approximate number of rows at the start; None if the service does not report it.
     """
 
     order: SnapshotOrder

@@ -11,10 +11,10 @@ __all__ = ["Wakeup"]
 class Wakeup:
     """Wakes the one thread that waits for it. If no thread waits, the next wait ends at once.
 
-    It can be sent from any thread, from a signal handler in the thread that waits, or from a finalizer. The
-    lock of a `threading.Event` or a `queue.Queue` could deadlock in these cases. `queue.SimpleQueue` could
-    not. But in Python 3.11 to 3.13 its `get` never ends when its timeout passes before it has begun to wait,
-    which can happen to a short timeout on a busy machine.
+    The signal can be sent from any thread, from a signal handler in the waiting thread, or from a finalizer.
+    The lock of a `threading.Event` or a `queue.Queue` could deadlock in these cases. `queue.SimpleQueue`
+    could not. But in Python 3.11 to 3.13 its `get` never ends if the timeout passes before the wait begins,
+    which can happen with a short timeout on a busy machine.
     """
 
     def __init__(self) -> None:
@@ -22,10 +22,10 @@ class Wakeup:
         self._silent.acquire()
 
     def send(self) -> None:
-        """End the running wait; if none runs, the next one."""
+        """End the running wait, or the next wait if none is running."""
         with suppress(RuntimeError):  # it was sent already
             self._silent.release()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for at most this time; True when it was sent."""
+        """Wait for at most this time; True if the signal was sent."""
         return self._silent.acquire(timeout=min(max(seconds, 0.0), threading.TIMEOUT_MAX))

@@ -1,7 +1,7 @@
 """Events as Arrow: one fixed schema for every provider (extra `arrow`).
 
-Columns are text where a database's own types could differ: `key` and the item states are JSON as
-`multiclouddb_api.encode_json` writes it, so that they round trip exactly.
+Columns whose types could differ between databases are text: `key` and the item states are JSON as
+`multiclouddb_api.encode_json` writes it, so a round trip is exact.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one read of a partition returns: raw records, how they are mapped, and what follows them."""
+"""The result of one read of a partition: raw records, their mapping, and what follows them."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Child:
 
     Attributes:
         partition_id: The child.
-        parents: *All* its parents, the one that names it included. Each of them names the child
-            when it is drained; the engine starts the child when the last parent has named it.
-        cursor: The start of the child, as far as this parent knows.
+        parents: *All* its parents, including the one that names it. Each parent names the child when the
+            parent is drained. The engine starts the child when the last parent has named it.
+        cursor: The position where the child starts, as far as this parent knows.
     """
 
     partition_id: str
@@ -60,17 +60,17 @@ class Reached:
 
 @attrs.frozen
 class Drained:
-    """The partition has ended and this batch is its last; these follow.
+    """The partition has ended, and this batch is its last; its children follow.
 
     Attributes:
-        children: The ones that are known so far, at least one: without any it is `Awaiting` or `Ended`. They
-            start at once. Reading again at the final cursor must name at least these.
-        complete: True when the service proves that there are no others. With False the engine keeps the
-            partition in the token and asks `Feed.discover` for more of them, for ten minutes of running
-            time by default (`ClientConfig.child_watch_seconds`).
-        instead: True when the partition is gone and nobody can name its children any more. Then `children`
-            are all partitions that may descend from it. They are used where no child is known, and where no
-            audit would find one.
+        children: The children that are known so far, at least one; without any the outcome is `Awaiting` or
+            `Ended`. They start at once. Another read at the final cursor must name at least these children.
+        complete: True if the service proves that there are no other children. If False, the engine keeps the
+            partition in the token and asks `Feed.discover` for more children, for ten minutes of running time
+            by default (`ClientConfig.child_watch_seconds`).
+        instead: True if the partition is gone and nobody can name its children any more. Then `children`
+            contains all partitions that may descend from it. The engine uses them if no child is known, and
+            if no audit would find one.
     """
 
     children: tuple[Child, ...]
@@ -80,7 +80,7 @@ class Drained:
 
 @attrs.frozen
 class Awaiting:
-    """The partition has ended, but the service does not name its children yet: ask `Feed.discover`."""
+    """The partition has ended, but the service does not name its children yet. Ask `Feed.discover`."""
 
 
 @attrs.frozen
@@ -96,12 +96,13 @@ class Ended:
 
 @attrs.frozen
 class Segment:
-    """A part of a collection's keys that is scanned for a snapshot; see `multiclouddb_spi.scan`.
+    """A part of a collection's key space that a snapshot scans; see `multiclouddb_spi.scan`.
 
     Attributes:
         segment_id: From `segment_id_of`.
-        cursor: Before its first row.
-        records: About how many rows it has; None where the service does not say. Spark's limits count them.
+        cursor: The position before its first row.
+        records: The approximate number of its rows; None if the service does not report it. Spark's limits
+            count these.
     """
 
     segment_id: str
@@ -111,11 +112,11 @@ class Segment:
 
 @attrs.frozen
 class Scanned:
-    """This segment of a scan has been read to its end. No partition of the service ends so.
+    """This segment of a scan has been read to its end. No partition of the service has this outcome.
 
     Attributes:
-        pieces: What was not read of the segment, in parts that are read instead; each key of the segment that
-            was not read is in exactly one of them. Empty for a segment that was read whole.
+        pieces: Segments that replace the unread rest of this segment. Each unread key of the segment is in
+            exactly one of them. Empty if the whole segment was read.
     """
 
     pieces: tuple[Segment, ...] = ()
@@ -126,7 +127,7 @@ Outcome: TypeAlias = Continue | Reached | Drained | Awaiting | Ended | Scanned
 
 
 def goes_on(outcome: Outcome) -> bool:
-    """Whether the reader may return more after this."""
+    """Whether the reader may return more after this outcome."""
     match outcome:
         case Continue():
             return True
@@ -148,22 +149,22 @@ def children_of(outcome: Outcome) -> tuple[Child, ...]:
 
 
 class Mapper(ABC):
-    """Maps raw records to what is returned; one for all batches of a reader. Every method is pure."""
+    """Maps raw records to the returned form; one for all batches of a reader. Every method is pure."""
 
     @abstractmethod
     def cursor_after(self, records: Any, count: int) -> Cursor:
         """The position after the first `count` records.
 
-        Inside a transaction, it names the part of the transaction that was delivered.
+        Inside a transaction, the position names the delivered part of the transaction.
 
         Args:
             records: The records of the batch.
-            count: The number of records before it; at least one, and not all of them.
+            count: The number of records before the position; at least one, and not all of them.
         """
 
     @abstractmethod
     def events(self, records: Any, start: int, stop: int) -> list[ChangeEvent]:
-        """Map records to events; may be called again.
+        """Map records to events; it may be called repeatedly.
 
         Args:
             records: The records of the batch.
@@ -183,41 +184,42 @@ class Mapper(ABC):
             stop: The index after the last one.
 
         Returns:
-            None where the provider has no columnar path: the engine builds it from `events`.
+            None if the provider has no columnar path. Then the engine builds the batch from `events`.
         """
         return None
 
 
 @attrs.frozen(eq=False)
 class Batch:
-    """Raw records of one partition in the service's order, mapped only when they are returned.
+    """Raw records of one partition in the service's order. They are mapped only when they are returned.
 
-    A batch has no more than the `max_records` asked for.
+    A batch contains at most `max_records` records.
 
     Attributes:
-        records: The records; one gives exactly one event.
+        records: The records; each record gives exactly one event.
         mapper: Maps them.
-        begin: The position before them: where the read began.
-        end: The position after them, and after everything that was scanned after them, so that the position
-            also moves in an idle or filtered partition. It never lies before the position where the reader
-            was opened, also where a service delivers earlier records again.
+        begin: The position before the records, where the read began.
+        end: The position after the records, and after everything that was scanned after them, so that the
+            position also advances in an idle or filtered partition. It never lies before the position where
+            the reader was opened, even if the service delivers earlier records again.
         outcome: Tells what follows the last record.
-        nbytes: Memory that the raw records hold, as exactly as is cheap to know.
-        caught_up: True when the service said that there is nothing after this batch at present,
-            False when there is or may be more to read at once (also after an empty batch: a filter
-            is scanning), None when the service does not say (an empty batch then counts as "nothing").
-            On a partition's last batch it says nothing.
+        nbytes: The memory that the raw records take, as exactly as can be found out cheaply.
+        caught_up: True if the service said that nothing follows this batch at present. False if more can or
+            may be read at once (also after an empty batch, while a filter is scanning). None if the service
+            does not say; then an empty batch counts as "nothing". On a partition's last batch it has no
+            meaning.
         watermark: No record after this batch is older; None when unknown. Never later than the
             commit time of a record that can still become visible.
-        poll_after: Seconds before it makes sense to ask this partition again; 0 = at once.
-        notices: Facts that are no change. They stand after the batch's last record and before the next batch.
-            So a reader that meets a fact ends its batch there, also where the service has sent more; where
-            more may follow, `caught_up` is False. The page that uses up the batch has its notices, and no
-            later record of this partition. `end` lies after the notices. Every other cursor of the batch, and
-            the `skip_cursor` of a record in it, lies before them: a read from there gives them again.
+        poll_after: The number of seconds to wait before asking this partition again makes sense; 0 = none.
+        notices: Facts that are not changes. Their place is after the batch's last record and before the next
+            batch. So a reader that meets such a fact ends its batch there, even if the service has sent more;
+            if more may follow, `caught_up` is False. The page that uses up the batch contains its notices,
+            and no later record of this partition. `end` lies after the notices. Every other cursor of the
+            batch, and the `skip_cursor` of a record in it, lies before them, so a read from there returns
+            them again.
         headroom: Seconds until the position after this batch expires, or None.
         charge: The service's charge in its own unit, or None.
-        requests: Calls to the service that it took.
+        requests: The number of calls to the service for this batch.
     """
 
     records: Sized

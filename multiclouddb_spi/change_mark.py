@@ -12,16 +12,16 @@ __all__ = ["SupportsChangeMark"]
 
 @runtime_checkable
 class SupportsChangeMark(Protocol):
-    """A feed that can say with one cheap call that nothing has changed, however many partitions it has."""
+    """A feed of any number of partitions that can find out with one cheap call that nothing has changed."""
 
     def change_mark(self, deadline: Deadline) -> Hashable:
-        """A value that stays equal while the feed has no new record, partition or end, and loses none.
+        """A value that stays equal as long as no record, partition or end is added to the feed or lost.
 
         Args:
-            deadline: When it has to be over.
+            deadline: When the call has to be over.
 
         Returns:
-            The value; it is compared with earlier ones of this feed, in the same process. It may change
-            without a reason: that costs a call to each partition.
+            The value. The engine compares it with earlier values of this feed in the same process. A change
+            without a reason is harmless, but costs a call to each partition.
         """
         ...

@@ -21,9 +21,9 @@ class Location:
     """The parts of a URL; the provider accepts or refuses each part.
 
     Attributes:
-        host: After the `//`, the port included; empty when there is none.
-        path: From the next `/` on.
-        options: After the `?`.
+        host: The part after the `//`, including the port; empty if there is none.
+        path: The part that begins with the next `/`.
+        options: The part after the `?`.
     """
 
     host: str
@@ -51,11 +51,11 @@ def checked_native(native_client: object, kind: type[T], way_out: str) -> T:
 
     Args:
         native_client: The application's argument.
-        kind: The class that it must have.
+        kind: The required class.
         way_out: The alternative for the user.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` that names its class.
+        MulticloudDbError: `INVALID_REQUEST` that names the class of the given client.
     """
     if not isinstance(native_client, kind):
         raise invalid_request("native_client", f"is a {type(native_client).__name__}", way_out)
@@ -65,18 +65,18 @@ def checked_native(native_client: object, kind: type[T], way_out: str) -> T:
 def parse_location(
     url: object, scheme: str, *, options: Sequence[str], form: str, credentials: str
 ) -> Location:
-    """Take `scheme://HOST/PATH?name=value` apart. Its errors quote only the scheme and names of options.
+    """Split `scheme://HOST/PATH?name=value` into its parts. Errors quote only the scheme and option names.
 
     Args:
         url: The user's URL.
         scheme: The only valid scheme.
-        options: The names that may stand after the `?`.
+        options: The names that may appear after the `?`.
         form: The form of a URL, for messages: `"write dynamo://REGION"`.
         credentials: For messages: where credentials come from, since a URL never holds them.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`: it is no such URL, it may hold a password, it names an unknown
-            option, or it names an option twice.
+        MulticloudDbError: `INVALID_REQUEST` if the text is no such URL, may contain a password, names an
+            unknown option, or names an option twice.
     """
     if not isinstance(url, str):
         raise invalid_request("connection.url", f"must be text, not {type(url).__name__}", form)

@@ -4,26 +4,26 @@ A provider says what its service can do with one partition. The engine does the 
 fan-out, lineage, cutting pages, buffers, pacing, retries, tokens. Read `providers/embedded` together with
 this page, then run the conformance suite until it is green.
 
-A *record* is one change and gives one event. Where the service sends several changes as one (a data change
-record of Spanner has many), each of them is a record here. All counts and bounds count these records. There
-is a position between any two of them, because a page may end there.
+A *record* is one change and gives one event. If the service sends several changes as one (a data change
+record of Spanner contains many), each of them is a record here. All counts and limits are in these records.
+There is a position between any two records, because a page may end there.
 
-Rules that hold for every method here:
+These rules hold for every method here:
 
-- *What is optional.* A method that asks a question has a default: the answer of a service without that
-  feature. What only some services can do is a small protocol, `Supports…`. Without it the engine uses another
-  way.
-- *Who retries.* The engine. A provider neither retries nor wraps. It does not catch the vendor's exception;
-  `Provider.classify`, which sees only the error, classifies it later. It raises `ProviderFault` for what it
-  found out itself, and for an error whose meaning depends on the call (the same code of the service is an
-  expired position in a read and a wrong moment in a start). It catches such an error where the call is known,
-  and raises `ProviderFault(Fault(…)) from error`: then `classify` is not asked.
-- *Threads.* A `Provider` and a `Feed` are called from several threads at once; one `Reader` from one thread
-  at a time, not always the same one, except `cancel`, which any thread may call.
+- *What is optional.* A method that asks a question has a default: the answer of a service without the
+  feature. An ability that only some services have is a small protocol, `Supports…`. If a provider does not
+  implement the protocol, the engine finds another way.
+- *Who retries.* The engine retries. A provider neither retries calls nor wraps errors. It does not catch the
+  vendor's exceptions: `Provider.classify`, which sees only the error, classifies them later. A provider
+  raises `ProviderFault` for its own findings, and for an error whose meaning depends on the call (the same
+  code can mean an expired position in a read and a wrong moment in a start). It catches such an error in that
+  call, and raises `ProviderFault(Fault(…)) from error`; then `classify` is not asked.
+- *Threads.* Several threads call a `Provider` and a `Feed` at once. One thread at a time calls a `Reader`,
+  but not always the same thread. Any thread may call `cancel` at any time.
 - *Time.* Every method with a `deadline` returns or raises by then as exactly as the vendor's client allows.
   The engine stops waiting at the deadline, whatever the provider does.
-- *Ownership.* Arguments are immutable and may be kept. What is returned is not changed afterwards.
-- *After close.* Only `close` and `cancel` are still called, and then they do nothing.
+- *Ownership.* Arguments are immutable and may be kept. A returned object is not changed afterwards.
+- *After close.* Only `close` and `cancel` may still be called, and then they do nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ __all__ = [
 ]
 
 FeedStart: TypeAlias = Beginning | Now | AtTime
-"""A start that the provider resolves; continuation tokens are the engine's."""
+"""A start that the provider resolves; the engine itself resolves continuation tokens."""
 
 
 @attrs.frozen
@@ -81,13 +81,13 @@ class FeedSpec:
 
     Attributes:
         address: The resource.
-        scope: How much of it. `PhysicalPartition` arrives as `EntireCollection`: the engine itself
-            limits reading to one partition, alone or with its descendants.
-        new_item_state_mode: Whether events need the new document; decides what `open_feed` checks.
+        scope: The part of the resource to read. `PhysicalPartition` arrives as `EntireCollection`, because
+            the engine itself limits reading to one partition, alone or with its descendants.
+        new_item_state_mode: Whether events need the new document; this decides what `open_feed` checks.
         old_item_state_mode: The same for the old document.
-        include_native: True when events carry the vendor's own record.
-        options: The provider's own options, an instance of `Provider.options_type`; never None
-            where the provider has an options type.
+        include_native: True if events carry the vendor's own record.
+        options: The provider's own options, an instance of `Provider.options_type`; never None if the
+            provider has an options type.
     """
 
     address: ResourceAddress
@@ -99,25 +99,25 @@ class FeedSpec:
 
     @property
     def with_new(self) -> bool:
-        """True when events have the new document where there is one."""
+        """True if events contain the new document when there is one."""
         return self.new_item_state_mode is not NewItemStateMode.OMIT
 
     @property
     def with_old(self) -> bool:
-        """True when events have the old document where there is one."""
+        """True if events contain the old document when there is one."""
         return self.old_item_state_mode is not OldItemStateMode.OMIT
 
 
 @attrs.frozen
 class FeedIdentity:
-    """The resource that a feed reads; written into every token and partition id.
+    """The resource that a feed reads; it is part of every token and partition id.
 
     Attributes:
         provider_id: The provider's id.
         address: The resource.
         incarnation: The service's own id of this resource (stream ARN, container rid, collection
-            UUID). It differs when the resource was recreated under the same name. None where the service
-            has no such id: then only the service itself can refuse a position of the old resource.
+            UUID). It changes when the resource is recreated under the same name. None if the service has no
+            such id; then only the service itself can refuse a position of the old resource.
     """
 
     provider_id: str
@@ -127,16 +127,16 @@ class FeedIdentity:
 
 @attrs.frozen
 class Seed:
-    """A partition to read and where to start in it.
+    """A partition to read, and the position to start from.
 
     Attributes:
         partition_id: The service's own id of the partition; unique in the feed.
-        parents: Parents that have to be drained first. Ones that are not seeds of the same answer
-            count as drained.
-        cursor: Where to start. Durable: it must stay valid, and mean the same, in another process
-            after years of idle polling, as far as the service's retention allows.
-        children: For a partition that ended before the start, so that `cursor` is its end: those of its
-            children that are seeds of the same answer. The engine looks for more children and reads nothing.
+        parents: Parents that have to be drained first. A parent that is not a seed of the same answer counts
+            as drained.
+        cursor: The durable position to start from. It must stay valid and keep its meaning in another process
+            and after years of idle polling, as far as the service's retention allows.
+        children: Set if the partition ended before the start, so that `cursor` is its end: those of its
+            children that are seeds of the same answer. The engine reads nothing and looks for more children.
     """
 
     partition_id: str
@@ -158,7 +158,7 @@ class Partition:
 
     Attributes:
         partition_id: The service's own id.
-        parents: Its parents, also ones that are no longer listed; empty where the service does not say.
+        parents: Its parents, including those no longer listed; empty if the service does not name them.
         state: Open or closed.
     """
 
@@ -173,9 +173,9 @@ class Tracked:
 
     Attributes:
         partition_id: The service's own id.
-        cursors: Its position; for one that waits, the start positions that its parents have given so far.
-        parents: The parents that it still waits for; empty unless it waits.
-        drained: True when it was read to its end and the engine only looks for its children.
+        cursors: Its position; for a waiting partition, the start positions that its parents have given.
+        parents: The parents that it still waits for; empty if it does not wait.
+        drained: True if it was read to its end and the engine only looks for its children.
     """
 
     partition_id: str
@@ -189,8 +189,8 @@ class Head:
     """A position to read until, found without reading (`SupportsHeads`).
 
     Attributes:
-        cursor: The position; reading until it includes the record at it.
-        records: The number of records in between, or None where the service does not say.
+        cursor: The position; a read up to the position includes the record at it.
+        records: The number of records before the head, or None if the service does not report it.
         outcome: `Continue`, or how the partition ends at that position.
     """
 
@@ -201,10 +201,10 @@ class Head:
 
 @attrs.frozen
 class Position:
-    """A cursor made readable.
+    """A cursor in readable form.
 
     Attributes:
-        text: For a person: `"sequence 4711"`. No content of a document.
+        text: Text for people, such as `"sequence 4711"`, without content of a document.
         time: No event after this position is older; None when the cursor does not say.
     """
 
@@ -213,13 +213,13 @@ class Position:
 
 
 class Reader(ABC):
-    """Reads one partition forward from where it was opened."""
+    """Reads one partition forward from the position where it was opened."""
 
     def outlasts(self) -> bool:
-        """Whether a late fetch continues, so that the next call at its position waits for it.
+        """Whether a late fetch continues, so that the next call at its position waits for its result.
 
-        True for a service that cannot answer faster, so that cancelling loses the answer. By default a late
-        fetch is cancelled.
+        True for a service that cannot answer faster, because cancelling would lose the answer. By default a
+        late fetch is cancelled.
         """
         return False
 
@@ -228,33 +228,33 @@ class Reader(ABC):
         """The next records.
 
         Args:
-            max_records: Hard bound on `len(batch)`, at least 1.
-            max_bytes: Target for `batch.nbytes`; a batch may exceed it by one record, or by more
-                where the service takes no size.
-            wait: Seconds that it may block while there is nothing; 0 = answer at once.
+            max_records: Hard limit on `len(batch)`, at least 1.
+            max_bytes: Target for `batch.nbytes`; a batch may exceed it by one record, or by more if the
+                service accepts no size limit.
+            wait: How many seconds the fetch may block while there are no records; 0 = answer at once.
             deadline: The time limit.
 
         Returns:
-            A batch; an empty one when there is nothing. After an outcome other than `Continue` a
-            further call returns an empty batch with the same outcome.
+            A batch, empty if there are no records. After an outcome other than `Continue`, a further call
+            returns an empty batch with the same outcome.
 
         Raises:
-            RecordFault: With index 0, when the first record here cannot even be fetched.
-            Exception: Whatever the vendor raised. The engine then closes this reader and opens
-                another at the last position, so a failed reader need not be usable.
+            RecordFault: With index 0, if the first record at this position cannot even be fetched.
+            Exception: Any error of the vendor's client. The engine then closes this reader and opens another
+                at the last position, so a failed reader need not be usable.
         """
 
     @abstractmethod
     def cancel(self) -> None:
         """Make a `fetch` that runs in another thread end within a second; idempotent.
 
-        The fetch may end with any exception or with a batch. Where the vendor's client cannot be
-        interrupted, the docstring of the override states the bound.
+        The fetch may end with any exception or with a batch. If the vendor's client cannot be interrupted,
+        the docstring of the override states the maximum delay.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Free what the reader holds; idempotent, raises nothing. Not called during a `fetch`."""
+        """Free the reader's resources; idempotent, raises nothing. Not called during a `fetch`."""
 
 
 class Feed(ABC):
@@ -265,32 +265,32 @@ class Feed(ABC):
 
     @final
     def public_id(self, partition_id: str) -> str:
-        """The id that applications see for the service's `partition_id`; call it once per reader."""
+        """The id that applications see for the service's `partition_id`; the engine asks once per reader."""
         return encode_partition_id(
             self.identity.provider_id, self.identity.address, self.identity.incarnation, partition_id
         )
 
     def resumes(self, incarnation: str | None) -> bool:
-        """Whether this feed can resume a token of this `incarnation`; by default only of its own."""
+        """Whether this feed can resume a token of this `incarnation`; by default only its own."""
         return incarnation == self.identity.incarnation
 
     def for_one_call(self) -> Feed:
-        """This feed for all tries of one call: it may keep what one try has learned for the next try.
+        """This feed for all tries of one call; it may keep results of one try for the next try.
 
-        The engine asks it for a start or a listing, again after each failure, and drops it when the call
-        is over. Its answers are as of that call. The default is the feed itself and keeps nothing.
+        The engine asks the returned feed for a start or a listing, again after each failure, and drops it
+        after the call. Its answers are valid for that call. The default, the feed itself, keeps nothing.
         """
         return self
 
     def longest_wait(self) -> float:
-        """Seconds that one fetch may wait for news: long ones are fewer calls, and keep a thread busy."""
+        """Seconds that one fetch may wait for news. Longer waits mean fewer calls, but keep a thread busy."""
         return 1.0
 
     @abstractmethod
     def clock(self, deadline: Deadline) -> datetime | None:
-        """The service's own time, with a time zone, before the `deadline`; None where it does not say.
+        """The service's own time, with a time zone, asked before the `deadline`; None if it reports none.
 
-        The engine compares it with `Position.time`: both use the clock of the events.
+        The engine compares it with `Position.time`, because both use the clock of the events.
         """
 
     @abstractmethod
@@ -298,18 +298,18 @@ class Feed(ABC):
         """Resolve a start into positions that are durable at once.
 
         `Beginning` gives every partition that still has records. Closed ones come with their children
-        as further seeds, which name their parents. `Now` and `AtTime` give every partition alive then
-        (and, for `AtTime`, its descendants).
+        as further seeds, which name their parents. `Now` and `AtTime` give every partition that is open at
+        that time (for `AtTime` also its descendants).
 
         Args:
-            position: Where to start. The engine has checked `AtTime` against `clock`.
-            partition_id: Only this partition, or None for all of the scope. A partition that is closed by
-                then, but still listed, gets a seed at its end.
+            position: The start position. The engine has checked `AtTime` against `clock`.
+            partition_id: The only partition to start, or None for the whole scope. A partition that is closed
+                at that time, but still listed, gets a seed at its end.
             deadline: The time limit.
 
         Returns:
-            Seeds whose parents are seeds of the same list or gone. Together they cover the scope: every
-            partition that comes later descends from them. Empty when `partition_id` is unknown.
+            Seeds whose parents are seeds of the same list, or gone. Together they cover the scope: every
+            later partition descends from one of them. Empty if `partition_id` is unknown.
 
         Raises:
             ProviderFault: `CHECKPOINT_EXPIRED` for an `AtTime` older than retention.
@@ -317,11 +317,11 @@ class Feed(ABC):
 
     @abstractmethod
     def partitions(self, deadline: Deadline) -> list[Partition]:
-        """The partitions of the scope, by the `deadline`: the open ones, and closed ones that are listed.
+        """The partitions of the scope, by the `deadline`: all open ones, and the closed ones still listed.
 
-        For the scope of one partition key these are the partitions that may hold it. The parents of a
-        partition may be left out, and a new partition may be listed late. So a partition that is not listed
-        need not be gone: `oldest` decides that.
+        For the scope of one partition key, these are the partitions that may contain the key. A partition's
+        parents may be left out, and a new partition may be listed late. So a partition that is not listed
+        need not be gone; `oldest` decides whether it is.
         """
 
     @abstractmethod
@@ -331,8 +331,8 @@ class Feed(ABC):
         Args:
             partition_id: The service's own id.
             cursor: Read after this.
-            until: Stop after this with `Reached`, also where the partition ends there. Reading up to it again
-                gives the same events, whatever is split, merged or written later.
+            until: Stop after this with `Reached`, even if the partition ends there. Another read up to this
+                position returns the same events, whatever is split, merged or written later.
 
         Raises:
             InvalidCursor: This provider cannot have made the cursor.
@@ -341,18 +341,18 @@ class Feed(ABC):
     def discover(self, awaiting: Mapping[str, Cursor], deadline: Deadline) -> dict[str, Outcome]:
         """Ask once for the children of drained partitions that may have more children than are known.
 
-        The engine asks soon after a partition has ended and then less and less often: when it has
-        looked for n seconds, it asks at most about once in the next n seconds. A provider bounds the cost for
-        its service: it may leave partitions out of the answer, and then they count as not asked.
+        The engine asks soon after a partition has ended, and then less and less often: after a search of n
+        seconds, it asks about once in the next n seconds at most. A provider may limit the cost for its
+        service by leaving partitions out of the answer; they then count as not asked.
 
         Args:
             awaiting: Partition id → its final cursor; never empty.
             deadline: The time limit.
 
         Returns:
-            For each id that was asked `Drained`, `Ended`, or `Awaiting` while no child is known. A child that
-            one answer named may be missing in a later one. An answer must show the service as of now: it must
-            not come from memory. The default, for a service without children, raises.
+            For each id that was asked for: `Drained`, `Ended`, or `Awaiting` while no child is known. A child
+            that one answer named may be missing in a later answer. An answer must show the service's present
+            state and must not come from memory. The default, for a service without children, raises.
         """
         raise unwritten(type(self), "discover", f"what follows {', '.join(awaiting)}")
 
@@ -362,38 +362,38 @@ class Feed(ABC):
     ) -> list[Seed] | None:
         """Find open partitions that the token neither holds nor leads to: an audit of a whole collection.
 
-        It uses only the service's answers and the token, and nothing that this process remembers. It compares
-        parents (`missed_by_parents`), or key ranges (a range that no partition of the token overlaps), or a
-        listing as of a moment up to which every partition of the token has been read. The engine calls it
-        after partitions were retired and every ten minutes, at most once a minute.
+        The audit uses only the service's answers and the token, and nothing that this process remembers. It
+        compares parents (`missed_by_parents`), or key ranges (to find a range that no partition of the token
+        overlaps), or a listing of an earlier moment up to which every partition of the token has been read.
+        The engine calls it after partitions were retired and every ten minutes, at most once a minute.
 
         Args:
-            tracked: Every partition of the token by its id. What descends from one of them is covered.
-            since: The feed's start: changes committed earlier are not wanted. None = no bound is known.
+            tracked: Every partition of the token by its id. All descendants of these partitions are covered.
+            since: The feed's start; changes committed earlier are not wanted. None = no start is known.
             deadline: The time limit.
 
         Returns:
             Seeds for the partitions that are not covered: parents with their descendants, down to the open
-            ones. Seeds whose parents are no seeds of the answer start at once. It never holds a partition
-            that was drained, or one that ended before `since`: that one would also name children that began
-            before `since`. Empty when everything is covered; None when the service gives no means to find
-            out, now or ever.
+            ones. A seed whose parents are not seeds of the answer starts at once. The answer never contains a
+            drained partition, or one that ended before `since`, which would also name children that began
+            before `since`. Empty if everything is covered; None if the service cannot answer, now or ever.
         """
 
     def headroom(self, cursor: Cursor, now: datetime) -> float | None:
         """Seconds until `cursor` expires at the service's time `now`; pure.
 
-        Asked for partitions that wait. None where the cursor does not say, or nothing after it can be lost.
+        The engine asks for waiting partitions. None if the cursor does not show it, or if nothing after it
+        can be lost.
         """
         return None
 
     def join(self, child_id: str, cursors: Sequence[Cursor]) -> Cursor:
-        """Where a child starts, from the cursors that its seed and its parents gave; pure.
+        """The position where a child starts, from the cursors that its seed and its parents gave; pure.
 
         Args:
             child_id: The child.
             cursors: Distinct cursors, at least one, usually exactly one. The default takes the first of them
-                in the order of `compare`, so that no event is left out. It raises where `compare` gives None.
+                in the order of `compare`, so that no event is left out. It raises if `compare` returns None.
         """
         for cursor in cursors:
             if all(self.compare(cursor, other) in (-1, 0) for other in cursors if other is not cursor):
@@ -401,36 +401,36 @@ class Feed(ABC):
         raise unwritten(type(self), "join", f"where {child_id} starts")
 
     def without_hints(self, cursor: Cursor) -> Cursor:
-        """`cursor` without the parts that only save calls; pure.
+        """`cursor` without the hints: the parts that only save calls; pure.
 
-        One reader serves two cursors whose remaining parts are equal.
+        Two cursors whose remaining parts are equal can share one reader.
         """
         return cursor
 
     @abstractmethod
     def compare(self, a: Cursor, b: Cursor) -> int | None:
-        """-1, 0 or 1 as `a` lies before, at or after `b` in one partition; pure. Equal cursors give 0.
+        """-1, 0 or 1 if `a` lies before, at or after `b` in one partition; pure. Equal cursors give 0.
 
-        None: the cursors do not show which lies first. That proves nothing, so the engine always assumes that
-        events are left: it reads up to a bound and not past it, stays where it is, or raises. It never ends,
-        leaves out or skips anything because of a None. A cursor that this provider cannot have made raises
+        None means that the cursors do not show which one lies first. The engine then assumes that events are
+        left: it reads up to a bound and not past it, stays where it is, or raises. It never ends, leaves out
+        or skips anything because of a None. A cursor that this provider cannot have made raises
         `InvalidCursor`.
         """
 
     @abstractmethod
     def oldest(self, partition_ids: Sequence[str], deadline: Deadline) -> list[Seed]:
-        """Where reading of `partition_ids`, whose positions have expired, can resume; over by the `deadline`.
+        """Where reading partitions whose positions have expired can resume; must end by the `deadline`.
 
-        The engine also asks for parents of a merged child that have not been discovered, to learn whether
-        they still can be: it stops waiting for a parent that is neither a seed nor listed. And it asks for
-        all partitions that are not listed, to learn which of them are gone and what may descend from those.
-        It reads these descendants after them.
+        The engine also asks for undiscovered parents of a merged child, to learn whether they can still be
+        discovered: it stops waiting for a parent that is neither a seed nor listed. And it asks for all
+        partitions that are not listed, to learn which of them are gone and what may descend from those. It
+        reads these descendants after them.
 
         Returns:
-            A seed for each partition that can still be read, also for closed ones, for ones that the service
-            does not list, and for empty ones. For a partition that is gone: its oldest descendants that can
-            be read, with their parents. A provider that cannot find them out gives all that may be
-            descendants, without those that began before the partition ended. Empty when nothing is left.
+            A seed for each partition that can still be read, even if it is closed, not listed by the service,
+            or empty. For a partition that is gone: its oldest descendants that can be read, with their
+            parents. A provider that cannot find them returns all partitions that may be descendants, without
+            those that began before the partition ended. Empty if nothing is left.
         """
 
     @abstractmethod
@@ -442,14 +442,14 @@ class Feed(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - most feeds hold nothing
-        """Free what the feed holds; idempotent. Its readers are closed first."""
+        """Free the feed's resources; idempotent. The engine closes its readers first."""
 
 
 @runtime_checkable
 class SupportsHeads(Protocol):
-    """A feed that can find a position to read until without reading what lies before it.
+    """A feed that can find a position to read until, without reading the records before it.
 
-    Without it, and for each partition that an answer leaves out, a bounded read is planned by reading.
+    Without it, and for each partition that an answer leaves out, planning a bounded read takes a read.
     """
 
     def heads(
@@ -459,12 +459,12 @@ class SupportsHeads(Protocol):
 
         Args:
             cursors: Partition id → the position of its reader.
-            max_records: Bound on the records between cursor and head, of each partition; None = no bound.
+            max_records: Limit on the records between cursor and head, for each partition; None = no limit.
             deadline: The time limit.
 
         Returns:
-            A head for each partition where it can be found cheaply; the planner reads the others. No head
-            lies after the end of its partition: it must be possible to read up to it.
+            A head for each partition whose head can be found cheaply; the planner reads the others. No head
+            lies after the end of its partition, because it must be possible to read up to the head.
         """
         ...
 
@@ -485,7 +485,7 @@ class SupportsCommands(Protocol):
 
 
 class Provider(ABC):
-    """One connected database: made by a `ProviderPlugin`, used by one engine.
+    """One connected database; a `ProviderPlugin` makes it, and one engine uses it.
 
     Attributes:
         provider_id: The id of the entry point, `"dynamo"`.
@@ -506,13 +506,13 @@ class Provider(ABC):
         """Open a feed and check by the `deadline` that the resource is provisioned for `spec`.
 
         Raises:
-            ProviderFault: `NOT_FOUND` for a resource that does not exist, `INVALID_REQUEST` or
-                `UNSUPPORTED_CAPABILITY` for one that is not provisioned, naming the setting.
+            ProviderFault: `NOT_FOUND` if the resource does not exist; `INVALID_REQUEST` or
+                `UNSUPPORTED_CAPABILITY` with the name of the setting if it is not provisioned.
         """
 
     @abstractmethod
     def classify(self, error: Exception) -> Fault:
-        """Say what a vendor's `error` means; pure, raises nothing, also for unknown exceptions."""
+        """Return the meaning of a vendor's `error`; pure, raises nothing, even for unknown exceptions."""
 
     @abstractmethod
     def close(self) -> None:

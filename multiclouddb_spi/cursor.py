@@ -9,9 +9,9 @@ from multiclouddb_api.codec import JsonValue
 __all__ = ["Cursor"]
 
 Cursor: TypeAlias = JsonValue
-"""JSON, made and read by one provider's `mapping` only; opaque to the engine.
+"""JSON that only one provider's `mapping` writes and reads; it is opaque to the engine.
 
-Treat it as immutable. Keep it short: every token holds one per partition. It nests at most 8 levels: write a
-value that may nest deeper, for example a key, as text. A token nests at most 16 levels, and the engine makes
-none that nests deeper.
+Treat it as immutable. Keep it short, because every token contains one per partition. It nests at most 8
+levels: write a value that may nest deeper, for example a key, as text. The engine makes no token that nests
+deeper than 16 levels.
 """

@@ -1,13 +1,13 @@
-"""Positions inside a commit, for services that name a commit and not the single changes in it.
+"""Positions inside a commit, for services whose positions identify commits but not single changes.
 
 A page may end in the middle of a commit, and such a service can only send the whole commit again. So the
-position names the commit and what was delivered of it. With that, the changes that the service sends a second
-time are left out.
+position contains the commit and the part that was delivered. The reader uses it to leave out the changes that
+the service sends a second time.
 
-Where the changes of one commit have one or several orders, each order has a name, and a mark says which
-change of it was delivered last. Spanner's transactions of one commit timestamp are such orders. Where the
-changes have no order, the position names each delivered change: Cosmos DB's changes of one LSN. It never
-names changes of other commits, so a cursor stays short.
+The changes of one commit may form one or several ordered sequences, called orders. Each order has a name, and
+a mark shows which change of the order was delivered last. Spanner's transactions with one commit timestamp
+are such orders. If the changes have no order, the position names each delivered change, as with Cosmos DB's
+changes of one LSN. It never names changes of other commits, so a cursor stays short.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Cut:
     """A position before a commit, but after the part of it that was delivered.
 
     Attributes:
-        at: The commit, as a number: everything before it was delivered.
+        at: The commit, as a number; everything before it was delivered.
         delivered: Name → mark. Of the changes at `at`, each order was delivered up to its mark.
     """
 
@@ -69,7 +69,7 @@ class Cut:
         return Cut(at, {**(self.delivered if at == self.at else {}), name: mark})
 
     def compare(self, other: Cut) -> int | None:
-        """-1, 0 or 1 as this lies before, at or after another; None where each has what the other lacks.
+        """-1, 0 or 1 if this lies before, at or after another; None if each has changes that the other lacks.
 
         Args:
             other: Another position of the same partition.

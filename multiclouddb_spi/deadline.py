@@ -1,4 +1,4 @@
-"""How long a call may still take."""
+"""The time limit of a call."""
 
 from __future__ import annotations
 

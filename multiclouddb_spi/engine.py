@@ -60,15 +60,15 @@ _MOST_READERS: Final = 16384
 
 
 class Engine:
-    """Does everything for a client except the service's part; implements `multiclouddb_api.backend.Backend`.
+    """Does all work of a client except the provider's part; implements `multiclouddb_api.backend.Backend`.
 
     Args:
         provider: The connected database; closed with the engine.
         config: Bounds.
         observer: The application's, or None.
         executor: Where blocking calls run; a pool of threads by default.
-        attempts: Tries of one call; 1 when the application's own client retries.
-        pause: Waits between tries; tests pass one that does not wait.
+        attempts: The number of tries of one call; 1 if the application's own client retries.
+        pause: Waits between tries; tests pass a function that does not wait.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Engine:
     ) -> None:
         self._provider = provider
         self._closed = threading.Event()
-        # Twice the width: long polls of one call must not keep another from reading.
+        # Twice the width, because long polls of one call must not prevent another call from reading.
         self._executor = executor or ThreadPoolExecutor(2 * config.max_concurrency, "multiclouddb")
         self._observing = Observing(observer)
         budget = Budget(config.max_buffered_bytes)
@@ -107,7 +107,7 @@ class Engine:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that were fetched or requested and are not returned yet."""
+        """Bytes that were fetched or requested but are not returned yet."""
         return self._context.budget.used
 
     def read_changes(self, request: ChangeFeedRequest, options: OperationOptions) -> ChangeFeedPage:
@@ -125,12 +125,12 @@ class Engine:
     def read(
         self, request: ChangeFeedRequest, options: OperationOptions, view: Callable[[Batch, int, int], T]
     ) -> Reading[T]:
-        """One page, its records as `view(batch, start, stop)` makes them; it may raise `RecordFault`.
+        """One page with the values that `view(batch, start, stop)` makes; `view` may raise `RecordFault`.
 
         Args:
             request: The request.
             options: Time limits.
-            view: Makes what is returned of the records `start` to `stop` (exclusive) of a batch.
+            view: Makes the returned values from the records `start` to `stop` (exclusive) of a batch.
 
         Raises:
             MulticloudDbError: As `MulticloudDbClient.read_changes` does.
@@ -149,7 +149,7 @@ class Engine:
                 return self._pages.ended(session, look)
             if not isinstance(lineage, Lineage):
                 return self._pages.ended(session, Look(lineage))
-            if session.skipped:  # a page of its own, so that the notice comes before what follows the record
+            if session.skipped:  # a separate page, so that the notice comes before the records after it
                 return self._pages.reading(session, lineage, PollResult.nothing(lineage), deadline, began)
             started = announced(session.feed, lineage)
             if started is not None:
@@ -192,7 +192,7 @@ class Engine:
     def list_physical_partitions(
         self, address: ResourceAddress, options: OperationOptions
     ) -> tuple[str, ...]:
-        """As `MulticloudDbClient.list_physical_partitions`: ids of the open ones."""
+        """As `MulticloudDbClient.list_physical_partitions`: ids of the open partitions."""
         deadline = Deadline.after(options.timeout_seconds)
 
         def listed(feed: Feed) -> tuple[str, ...]:
@@ -253,11 +253,11 @@ class Engine:
             return self._commands("run_cursor_command").run_cursor_command(database, command, options)
 
     def capabilities(self) -> CapabilitySet:
-        """What the provider can do."""
+        """The provider's capabilities."""
         return self._provider.capabilities()
 
     def close(self) -> None:
-        """End everything within a second."""
+        """End all calls within a second."""
         if self._closed.is_set():
             return
         self._closed.set()

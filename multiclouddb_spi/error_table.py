@@ -12,7 +12,7 @@ from multiclouddb_spi.faults import Fault
 __all__ = ["REPORT", "THROTTLED", "UNAVAILABLE", "Row", "one_line", "row_of_status", "unexpected"]
 
 REPORT: Final = "this should not happen; please report it with the text of this error"
-"""The way out of an error that the user cannot avoid."""
+"""The advice for an error that the user cannot avoid."""
 
 _RETRYABLE: Final = (ErrorCategory.THROTTLED, ErrorCategory.TRANSIENT_FAILURE)
 _MOST_TEXT: Final = 300
@@ -25,8 +25,8 @@ class Row:
     Attributes:
         category: The kind of the failure.
         way_out: The way out, in our words.
-        confidential: True when the service's text may quote a secret: then no error shows it.
-        retryable: True when the same call may succeed later; by default as its category says.
+        confidential: True if the service's text may quote a secret; then no error shows that text.
+        retryable: True if the same call may succeed later; by default the category decides.
     """
 
     category: ErrorCategory
@@ -74,7 +74,7 @@ THROTTLED: Final = Row(
 def row_of_status(status: int) -> Row | None:
     """The meaning of an HTTP status that has no code, as when a proxy answers for the service.
 
-    None for a status that does not say that the same call may succeed later.
+    None unless the status says that the same call may succeed later.
     """
     if status == 429:
         return THROTTLED

@@ -39,10 +39,10 @@ def fault_of(provider: Provider, error: Exception) -> Fault:
 
 
 def classified(classify: Callable[[Exception], Fault], error: Exception) -> Fault:
-    """The classification of a vendor's error; asked for once, because the answer is kept with the error.
+    """The classification of a vendor's error; `classify` is called only once, as the error keeps its answer.
 
     Args:
-        classify: `Provider.classify`, or what that calls.
+        classify: `Provider.classify`, or a function that it calls.
         error: The vendor's.
     """
     facts = vars(error)
@@ -53,7 +53,7 @@ def classified(classify: Callable[[Exception], Fault], error: Exception) -> Faul
 
 
 def cause_of(fault: Fault, error: Exception) -> Exception | None:
-    """The cause to raise an error from: never one that may quote a secret, because logs print causes too."""
+    """The cause to raise an error from; never one that may quote a secret, because logs print causes too."""
     return None if fault.confidential else error
 
 
@@ -96,10 +96,10 @@ def to_error(
 
 @contextmanager
 def user_errors(provider: Provider, operation: str) -> Iterator[None]:
-    """Raises the user's error for whatever goes wrong inside.
+    """Raises the user's error for any failure inside the block.
 
     Args:
-        provider: Says the category of failures.
+        provider: Classifies failures.
         operation: The call, for `ErrorDetail.operation`.
     """
     try:

@@ -36,9 +36,10 @@ class Fault:
         retryable: True when the same call may succeed without a change. `THROTTLED` and
             `TRANSIENT_FAILURE` usually are.
         retry_after: Seconds that the service asked to wait, or None.
-        vendor_retried: True when the vendor's client has already retried this call: the engine
-            adds no retry of its own on top.
-        confidential: True when the vendor's text may quote a secret: the user's error does not show it.
+        vendor_retried: True if the vendor's client has already retried this call; the engine then does not
+            retry it again.
+        confidential: True if the vendor's text may quote a secret; the user's error then does not show that
+            text.
     """
 
     category: ErrorCategory
@@ -53,8 +54,8 @@ class Fault:
 class ProviderFault(Exception):  # noqa: N818
     """Raised by a provider for its own findings, and for errors whose meaning depends on the call.
 
-    The engine uses its fault unchanged and does not ask `Provider.classify`. Raise it `from` the vendor's
-    exception where there is one: `ErrorDetail` names that.
+    The engine uses its fault unchanged and does not ask `Provider.classify`. If there is a vendor's
+    exception, raise this fault `from` it, because `ErrorDetail` names that exception.
 
     Args:
         fault: The classified failure.
@@ -73,14 +74,14 @@ class ProviderFault(Exception):  # noqa: N818
         retryable: bool = False,
         vendor_retried: bool = False,
     ) -> ProviderFault:
-        """Make one with a fault of these fields.
+        """Make an exception whose fault has these fields.
 
         Args:
             category: The kind of the failure.
             message: One line for the user: what is wrong and the way out. No secret in it.
             code: The vendor's own code as text, or None.
             retryable: True when the same call may succeed without a change.
-            vendor_retried: True when the engine is to add no retry of its own.
+            vendor_retried: True if the engine must not retry the call.
         """
         return cls(Fault(category, message, code, retryable=retryable, vendor_retried=vendor_retried))
 
@@ -102,8 +103,8 @@ class InvalidCursor(ValueError):  # noqa: N818
 class RecordFault(Exception):  # noqa: N818
     """Raised for one record that cannot be decoded or is too large (poison).
 
-    Raised by `Batch.events` and `Batch.arrow` with the record's index, or by `Reader.fetch` with
-    index 0 when the vendor's client cannot step over the record by itself.
+    `Batch.events` and `Batch.arrow` raise it with the record's index. `Reader.fetch` raises it with index 0
+    if the vendor's client cannot skip the record by itself.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ def expired(what: str) -> ProviderFault:
     """The fault for a position that is older than retention.
 
     Args:
-        what: The data that no longer exists, and the reason.
+        what: The data that no longer exists, and why.
     """
     return ProviderFault.of(ErrorCategory.CHECKPOINT_EXPIRED, f"{what}; {START_AGAIN}")
 
@@ -159,10 +160,10 @@ def cancelled() -> ProviderFault:
 
 
 def unsupported(what: str, way_out: str) -> ProviderFault:
-    """The fault for a feature that this database, or this resource as provisioned, does not have.
+    """The fault for a feature that this database, or this resource as provisioned, does not offer.
 
     Args:
-        what: The requested feature, and that it is not available.
+        what: A statement that the requested feature is not available.
         way_out: The alternative for the user.
     """
     return ProviderFault.of(ErrorCategory.UNSUPPORTED_CAPABILITY, f"{what}; {way_out}")

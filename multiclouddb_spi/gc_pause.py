@@ -12,7 +12,7 @@ from typing import Final
 __all__ = ["collector_paused"]
 
 _pausing: Final = threading.RLock()
-# A child process must not inherit the pause of a thread that it does not have.
+# A child process must not inherit the pause of a thread that does not exist in it.
 os.register_at_fork(
     before=_pausing.acquire, after_in_parent=_pausing.release, after_in_child=_pausing.release
 )
@@ -20,13 +20,13 @@ os.register_at_fork(
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Keep the cyclic garbage collector from running inside; meant for milliseconds.
+    """Keep the cyclic garbage collector from running inside the block; meant for milliseconds.
 
     Mapping makes about ten containers per event and no cycle. The collector would scan them again and again
-    while they are made, which costs a quarter of the time of reading.
+    during mapping, which takes a quarter of the reading time.
 
-    One thread at a time pauses it; other threads run inside without any effect on it. So the collector can
-    run whenever that thread leaves, however many threads follow one another.
+    One thread at a time pauses the collector; blocks in other threads have no effect on it. So the collector
+    can run whenever the pausing thread leaves its block, however many threads follow one another.
     """
     if not gc.isenabled() or not _pausing.acquire(blocking=False):
         yield

@@ -1,4 +1,4 @@
-"""Reports what happens to the application's observer and to the log; neither can break a read."""
+"""Reports events to the application's observer and to the log; neither can break a read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Observing:
     def retry(
         self, address: ResourceAddress, partition_id: str, attempt: int, seconds: float, reason: str
     ) -> None:
-        """A call failed and will be made again."""
+        """A call failed and will be repeated."""
         _log.info("%s: %s failed (%s), try %d in %.2f s", address, partition_id, reason, attempt + 1, seconds)
         self._tell(self._observer.retry, address, partition_id, attempt, seconds, reason)
 
@@ -51,7 +51,7 @@ class Observing:
         self._tell(self._observer.partition_retired, address, partition_id, children)
 
     def gap(self, address: ResourceAddress, gap: Gap) -> None:
-        """Changes were lost to retention."""
+        """Changes were lost because they were older than retention."""
         _log.warning("%s: gap in %s from %s to %s", address, gap.partition_id, gap.lost_from, gap.resumed_at)
         self._tell(self._observer.gap, address, gap)
 
@@ -61,14 +61,14 @@ class Observing:
         self._tell(self._observer.partition_found_late, address, found)
 
     def snapshot_interleaved(self, address: ResourceAddress, seconds: float) -> None:
-        """The scan of a snapshot takes long: changes are read beside it from now on."""
+        """The scan of a snapshot takes long, so changes are read during the scan from now on."""
         _log.info(
             "%s: positions are kept for %.0f s more; changes are read beside the scan", address, seconds
         )
         self._tell(self._observer.snapshot_interleaved, address, seconds)
 
     def audit_failed(self, address: ResourceAddress, reason: str) -> None:
-        """An audit of coverage failed; it is tried again soon."""
+        """An audit of coverage failed; it is repeated soon."""
         _log.warning("%s: the audit of coverage failed (%s)", address, reason)
 
     def headroom_low(self, address: ResourceAddress, partition_id: str, seconds: float) -> None:

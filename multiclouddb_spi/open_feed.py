@@ -1,4 +1,4 @@
-"""One feed of a provider, as the engine, Spark and the command line use it."""
+"""One feed of a provider, in the form that the engine, Spark and the command line use."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ T = TypeVar("T")
 
 
 class Keeper(Protocol):
-    """Keeps opened feeds, so that other callers with the same spec can use them."""
+    """Keeps opened feeds so that other callers with the same spec can use them."""
 
     def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
-        """The feed of this spec, to be released, and whether this call opened it."""
+        """The feed of this spec, which the caller must release, and whether this call opened it."""
         ...
 
     def forget(self, feed: Feed) -> None:
-        """Give it to no other caller from now on."""
+        """Give this feed to no other caller from now on."""
         ...
 
     def release(self, feed: Feed) -> None:
-        """End one use of it."""
+        """End one use of this feed."""
         ...
 
 
 class OpenFeed:
     """A feed that is opened at the first use, with retries.
 
-    A feed that has been open for long may belong to a resource that was recreated since. So it is opened
-    again before a token or an id is refused as one of another resource.
+    If a feed has been open for long, its resource may have been recreated in the meantime. So the feed is
+    opened again before a token or an id is refused because it belongs to another resource.
 
     Args:
-        provider: Opens it.
+        provider: Opens the feed.
         spec: The spec of the feed, made by `spec_of` from a request that the provider can serve.
         make: Makes the calls.
-        limit: The time limit. A `Deadline` limits all calls together, and the caller makes the user's errors
-            itself. Seconds limit each call, and a call raises the user's error.
+        limit: The time limit. A `Deadline` limits all calls together, and then the caller itself makes the
+            user's errors. A number of seconds limits each call, and then a call raises the user's error.
         keeper: Keeps the feed for other callers. Without one, `close` closes the feed.
     """
 
@@ -67,14 +67,14 @@ class OpenFeed:
         return self._acquire()[0]
 
     def call(self, operation: str, ask: Callable[[Deadline], T]) -> T:
-        """Ask provider or feed, with retries.
+        """Ask the provider or the feed, with retries.
 
         Args:
             operation: The name of the call, for errors.
-            ask: Gets the deadline; may be called several times.
+            ask: The question; it gets the deadline and may be called several times.
 
         Raises:
-            MulticloudDbError: By category, where `limit` is in seconds.
+            MulticloudDbError: With a category, if `limit` is in seconds.
             Exception: Otherwise the error of the last attempt.
         """
         limit = self._limit
@@ -91,8 +91,8 @@ class OpenFeed:
         found.
 
         Args:
-            begin: The call. It is repeated with a feed that was opened again.
-            suits: True when a feed that was opened before belongs to the right resource.
+            begin: The call. It is repeated if the feed is opened again.
+            suits: Returns True if a feed that was opened before this call belongs to the right resource.
 
         Raises:
             Exception: The error of `begin`, or of opening the feed.
@@ -127,7 +127,7 @@ class OpenFeed:
         )
 
     def check_start(self, position: FeedStart | Snapshot) -> None:
-        """Refuse a start that the provider cannot do.
+        """Refuse a start that the provider does not support.
 
         Raises:
             MulticloudDbError: `UNSUPPORTED_CAPABILITY` with the way out.

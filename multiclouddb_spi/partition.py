@@ -3,7 +3,7 @@
     dynamo:1f3a9c2b.77e01d5c:shardId-00000001541626099285-f35f62ef
     provider:address.incarnation:the service's own id
 
-Address and incarnation are digests: a foreign id is recognised, and an id reveals no names.
+Address and incarnation are digests, so a foreign id can be recognised and an id reveals no names.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def encode_partition_id(
     Args:
         provider_id: The provider's id.
         address: The resource.
-        incarnation: The resource's, or None.
+        incarnation: The incarnation of the resource, or None.
         partition_id: The service's own id.
     """
     where = _digest(address.database, address.collection)
@@ -44,18 +44,18 @@ def encode_partition_id(
 
 @attrs.frozen
 class PartitionId:
-    """A public id taken apart, its provider and address already checked.
+    """The parts of a public id whose provider and address were already checked.
 
     Attributes:
         native: The service's own id.
-        incarnation_digest: A digest of the incarnation of the resource that it belongs to.
+        incarnation_digest: A digest of the incarnation of its resource.
     """
 
     native: str
     incarnation_digest: str
 
     def is_of(self, incarnation: str | None) -> bool:
-        """True when it belongs to this incarnation of the resource.
+        """True if the partition belongs to this incarnation of the resource.
 
         Args:
             incarnation: As in `FeedIdentity`.
@@ -63,21 +63,21 @@ class PartitionId:
         return self.incarnation_digest == _digest(incarnation)
 
     def check_incarnation(self, address: ResourceAddress, incarnation: str | None) -> None:
-        """Refuse an id of a resource that was recreated; asked when the feed is open.
+        """Refuse an id of a resource that was recreated; called when the feed is open.
 
         Args:
             address: The resource, for the message.
-            incarnation: The one that it has now.
+            incarnation: The present incarnation of the resource.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` when the resource is another one now.
+            MulticloudDbError: `INVALID_REQUEST` if the resource was recreated.
         """
         if not self.is_of(incarnation):
             raise _foreign(f"is of an earlier {address} that was recreated under the same name")
 
 
 def decode_partition_id(public_id: str, provider_id: str, address: ResourceAddress) -> PartitionId:
-    """Take a public id apart, if it belongs to this provider and address.
+    """Split a public id into its parts, if it belongs to this provider and address.
 
     Args:
         public_id: The application's argument.

@@ -27,14 +27,14 @@ class ProviderPlugin(ABC):
 
     @abstractmethod
     def connect(self, config: ClientConfig, native_client: object | None) -> Provider:
-        """Check the configuration and make the provider; as little I/O as possible.
+        """Check the configuration and make the provider, with as little I/O as possible.
 
         Args:
             config: The provider reads `config.connection` and refuses unknown names.
             native_client: The application's own vendor client, or None to make one.
 
         Raises:
-            ProviderFault: A configuration that cannot work.
+            ProviderFault: When the configuration cannot work.
         """
 
     def check(self, config: ClientConfig) -> None:
@@ -72,8 +72,8 @@ def open_provider(config: ClientConfig, native_client: object | None = None) -> 
         native_client: The application's own vendor client, or None to make one.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` for a provider that is unknown, not installed, or that
-            does not follow this SPI; also for a wrong configuration.
+        MulticloudDbError: `INVALID_REQUEST` if the provider is unknown, not installed, or does not follow
+            this SPI; also if the configuration is wrong.
     """
     plugin = load_plugin(config.provider)
     if not isinstance(plugin, ProviderPlugin):

@@ -1,4 +1,4 @@
-"""Refuses what the database cannot do before calling it, and says what to do instead."""
+"""Refuses requests that the database does not support, without calling it, and names an alternative."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _TITLES = {
 def require(
     provider: Provider, capability: Capability, options: ProviderOptions | None, operation: str
 ) -> None:
-    """Accept a capability that is native, or that is emulated and was asked for.
+    """Accept a capability that is native, or one that is emulated and opted into.
 
     Raises:
         MulticloudDbError: `UNSUPPORTED_CAPABILITY` with the way out.
@@ -70,7 +70,7 @@ def require(
 def require_start(
     provider: Provider, position: FeedStart | Snapshot, options: ProviderOptions | None, operation: str
 ) -> None:
-    """Accept a start that the provider can do, as `require` does.
+    """Accept a start that the provider supports, as `require` does.
 
     Raises:
         MulticloudDbError: `UNSUPPORTED_CAPABILITY` with the way out.
@@ -105,7 +105,8 @@ def check_planned(position: StartPosition) -> None:
     """Refuse a snapshot that cannot be spread over processes.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`: its changes would wait for rows that other processes read.
+        MulticloudDbError: `INVALID_REQUEST`, because its changes would wait for rows that other processes
+            read.
     """
     if isinstance(position, Snapshot) and position.order is not SnapshotOrder.INTERLEAVED:
         raise _holding("Snapshot.order", f"is {position.order.name}")
@@ -117,7 +118,7 @@ def check_plan(plan: Plan | None) -> None:
     The scan may come from a token, or from `Beginning()` where that is emulated.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`: the partitions that wait would be in no token.
+        MulticloudDbError: `INVALID_REQUEST`, because no token would contain the waiting partitions.
     """
     if plan is not None and plan.holds:
         raise _holding(

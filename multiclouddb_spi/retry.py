@@ -1,4 +1,4 @@
-"""Retries a call that failed: how often, how soon, and when not."""
+"""Retries a failed call; decides whether, how soon and how often."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["ATTEMPTS", "Call", "Tries", "directly"]
 T = TypeVar("T")
 
 ATTEMPTS: Final = 6
-"""Tries of one call, the first included: about three seconds of waiting unless the service asks for more."""
+"""The tries of one call, including the first. The waits total about 3 s unless the service asks for more."""
 
 _FULL_JITTER: Final = wait_random_exponential(multiplier=0.1, max=2.0)
 
@@ -36,7 +36,7 @@ class Call(Protocol):
     """Makes a call to a provider or its feed: `Tries.call`, `Fetcher.call`, or `directly`."""
 
     def __call__(self, ask: Callable[[], T], deadline: Deadline, /) -> T:
-        """Make it.
+        """Make the call.
 
         Args:
             ask: The call; it may be made several times.
@@ -49,7 +49,7 @@ class Call(Protocol):
 
 
 def directly(ask: Callable[[], T], deadline: Deadline) -> T:
-    """Call once: the caller is itself retried as a whole."""
+    """Call once, because the caller is itself retried as a whole."""
     del deadline
     return ask()
 
@@ -64,15 +64,16 @@ def _untold(attempt: int, seconds: float, error: Exception) -> None:
 
 @attrs.frozen(eq=False)
 class Tries:
-    """Makes a call again in the caller's own thread, with full jitter, and raises the last failure.
+    """Repeats a failed call in the caller's own thread, with full jitter, and raises the last failure.
 
-    It waits the service's `retry_after` in full, with jitter on top. It does not retry a failure that is not
+    It waits for the full `retry_after` of the service, plus jitter. It does not retry a failure that is not
     retryable or that the vendor's client has already retried.
 
     Attributes:
-        provider: Says the category of failures.
-        attempts: Tries, the first included; 1 to leave retries to the application's own client.
-        pause: Waits that many seconds, or less when the client is closed.
+        provider: Classifies failures.
+        attempts: The number of tries, including the first; 1 to leave retries to the application's own
+            client.
+        pause: Waits for the given number of seconds, or less if the client is closed.
         on_retry: Called before each wait with the number of the try, the seconds and the failure.
     """
 
@@ -82,10 +83,10 @@ class Tries:
     on_retry: Callable[[int, float, Exception], None] = _untold
 
     def call(self, ask: Callable[[], T], deadline: Deadline, /) -> T:
-        """As `Call` says; no try begins after the deadline."""
+        """See `Call`; no try begins after the deadline."""
         try:
             return ask()
-        except Exception as error:  # noqa: BLE001 - raised again below, as the first try of the policy
+        except Exception as error:  # noqa: BLE001 - raised again below, where it is the first try of the policy
             failed = [error]
 
         def again() -> T:
@@ -125,7 +126,7 @@ class Tries:
 
 
 def _failure(state: RetryCallState) -> Exception:
-    """The error of the failed try; only failures that `Tries` has classified come here."""
+    """The error of the failed try; only failures that `Tries` has classified are passed here."""
     error = state.outcome and state.outcome.exception()
     assert isinstance(error, Exception)
     return error

@@ -1,45 +1,47 @@
 """The ability to scan a collection, for `Snapshot()`: what a provider author implements besides the feed.
 
-A snapshot is a start position: first every row that exists, then every change. The provider says how its
-service scans; the engine does the rest: the order of scan and stream, the token, the rate, the notices, and
-when the scan is over. A provider has the ability when its feeds implement `SupportsSnapshot` and its
-capabilities name `Capability.CHANGE_FEED_SNAPSHOT`.
+A snapshot is a start position: first every existing row is read, then every change. The provider says how its
+service scans. The engine does the rest: the order of scan and stream, the token, the rate, the notices, and
+the end of the scan. A provider has the ability if its feeds implement `SupportsSnapshot` and its capabilities
+name `Capability.CHANGE_FEED_SNAPSHOT`.
 
-- *Plan.* `snapshot` resolves the start of the stream **first**, then makes the plan of the scan. The plan has
-  an id, a floor, a moment, and a cursor for everything that is not cut into segments yet.
+- *Plan.* `snapshot` resolves the start of the stream **first**, then makes the plan of the scan. The plan
+  consists of an id, a floor, a moment, and a cursor for everything that is not cut into segments yet.
 - *Segments.* `segments` cuts the next segments off a plan. A segment is a part of the collection's keys that
   is read like a partition: the engine calls `Feed.open(segment_id, cursor)` and fetches from the reader.
   About eight are active at once, so a plan of 32,000 segments is never listed as a whole. The segments of one
-  plan together hold every key, each key in exactly one segment.
-- *Cursors.* A segment's cursor holds all that its reader needs: the plan's id, floor and moment, the keys of
-  the segment, and the last key that was read. It means the same in any process, for days, and also when the
-  service splits or moves the collection's partitions. There is a position after every row. The methods
+  plan together contain every key, each key in exactly one segment.
+- *Cursors.* A segment's cursor contains all that its reader needs: the plan's id, floor and moment, the keys
+  of the segment, and the last key that was read. It keeps its meaning in any process, for days, and even if
+  the service splits or moves the collection's partitions. There is a position after every row. The methods
   `compare`, `describe`, `headroom` and `without_hints` of the feed must accept it, as they accept a cursor of
   the stream (`compare` may return None, `describe` may give no time).
 - *Ids.* `segment_id_of` makes a segment's id from the plan's id and a name. It can never be the id of a
-  partition, and `plan_id_of` finds the plan's id in it; None means that it is the id of a partition.
-- *Rows.* A row that exists when `snapshot` returns, and that is not changed or deleted afterwards, comes at
-  least once, with every retry, split, cut and lost token. A row that is changed meanwhile may come in its old
-  form, in its new form, or not at all: the stream has the change. A row comes as an event with `type=CREATE`,
-  `backfilled=True`, `timestamp` = the plan's moment, `event_id` = `snapshot_event_id(plan_id, key)`,
-  `order_key` = the floor, `old_item_state=None`, `by_expiry=False`, and as `partition_id` the public id of
-  the segment.
-- *Floor.* The text that every row has as its `order_key`. It sorts above the `order_key` of every change that
-  the scan is certain to show, and below the `order_key` of every change that is committed after `snapshot`
-  has returned. It is never empty. Where no such text exists (a service whose `order_key` says nothing before
-  the stream is read), it is a text below every change, and the capability's note says so.
-- *Stream.* The seeds lie at or before the floor: every change after the floor is read from the stream. A
-  change that the scan has shown already may come again from the stream.
+  partition. `plan_id_of` returns the plan's id for a segment's id, and None for a partition's id.
+- *Rows.* A row that exists when `snapshot` returns, and is not changed or deleted afterwards, is returned at
+  least once, whatever retries, splits, cuts and lost tokens there are. A row that is changed during the scan
+  may be returned in its old form, in its new form, or not at all, because the stream contains the change. A
+  row is returned as an event with `type=CREATE`, `backfilled=True`, `timestamp` = the plan's moment,
+  `event_id` = `snapshot_event_id(plan_id, key)`, `order_key` = the floor, `old_item_state=None`,
+  `by_expiry=False`, and as `partition_id` the public id of the segment.
+- *Floor.* The `order_key` of every row. It sorts above the `order_key` of every change that the scan
+  certainly shows, and below the `order_key` of every change that is committed after `snapshot` has returned.
+  It is never empty. If no such text exists (because the service's `order_key` is unknown before the stream is
+  read), the floor is a text below every change, and the capability's note says so.
+- *Stream.* The seeds lie at or before the floor, so every change after the floor is read from the stream. The
+  stream may return a change again that the scan has already shown.
 - *End.* A segment ends with the outcome `Scanned`, on the batch with its last row or on an empty one. It
   never ends with `Drained`, `Awaiting` or `Ended`, except `Ended` with a notice when the collection is
-  dropped. A segment that is better read in pieces (its keys are on several nodes now) ends with
-  `Scanned(pieces)`: the pieces hold what was not read of it, and no key of another segment.
+  dropped. If a segment is better read in pieces (for example because its keys are now on several nodes), it
+  ends with `Scanned(pieces)`. The pieces contain the unread rest of the segment, and no key of another
+  segment.
 - *Batches of a segment.* `caught_up` is False while more rows follow. `watermark` and `headroom` are None.
-  `charge` is what the scan cost; `Snapshot.max_scan_rate` counts it, and counts rows where it is None.
-- *Rate.* The engine keeps the rate. It asks a segment for at most the rows of about one second at a time, and
-  waits between the fetches. A provider neither waits nor counts.
-- *Errors.* As everywhere: the engine retries. A plan that can no longer be continued (the service refuses its
-  positions) raises `CHECKPOINT_EXPIRED`.
+  `charge` is the cost of the scan; `Snapshot.max_scan_rate` limits the charge, or the rows if `charge` is
+  None.
+- *Rate.* The engine keeps the rate. At a time it asks a segment for the rows of about one second at most, and
+  it waits between the fetches. A provider neither waits nor counts.
+- *Errors.* As everywhere, the engine retries. If a plan can no longer be continued (because the service
+  refuses its positions), the call raises `CHECKPOINT_EXPIRED`.
 """
 
 from __future__ import annotations
@@ -75,14 +77,16 @@ class ScanPlan:
     """The result of `SupportsSnapshot.snapshot`.
 
     Attributes:
-        plan_id: Names this snapshot: unique among all snapshots of the collection, the same in every process,
-            short, without a colon. Twelve random hex digits, or what the service calls the snapshot.
-        cursor: The whole scan: `segments` cuts the first segments off it.
-        seeds: The seeds of the stream, as `Feed.start` gives them for all of the scope.
+        plan_id: The name of this snapshot: unique among all snapshots of the collection, the same in every
+            process, short, and without a colon. For example twelve random hex digits, or the service's own
+            name of the snapshot.
+        cursor: Stands for the whole scan; `segments` cuts the first segments off it.
+        seeds: The seeds of the stream, as `Feed.start` returns them for the whole scope.
         floor: The `order_key` of every row of the scan.
         moment: When the snapshot began, by the service's clock; the `timestamp` of every row.
-        segments: How many segments there will be; None where that is not known yet.
-        records: About how many rows there are; None where the service does not say. Only shown.
+        segments: The expected number of segments; None if it is not known yet.
+        records: The approximate number of rows; None if the service does not report it. It is only shown to
+            users.
     """
 
     plan_id: str
@@ -99,14 +103,14 @@ class SupportsSnapshot(Protocol):
     """A feed that can scan its collection. Its scope is a whole collection, or one partition key."""
 
     def snapshot(self, segments: int | None, deadline: Deadline) -> ScanPlan:
-        """Resolve the start of the stream, then plan the scan; over by the `deadline`.
+        """Resolve the start of the stream, then plan the scan; both by the `deadline`.
 
-        In this order: the positions of the stream, durable at once; then the floor and the moment; then how
-        the keys are cut. A later call makes another plan.
+        Determine, in this order: the positions of the stream, which are durable at once; the floor and the
+        moment; and how to cut the keys. A later call makes another plan.
 
         Args:
-            segments: Into how many segments to cut the scan; None = as many as make sense for the size of the
-                collection and the partitions that it has. A provider may cut fewer, and more only where its
+            segments: The number of segments to cut the scan into; None = as many as make sense for the size
+                of the collection and its partitions. A provider may cut fewer segments, and more only if its
                 service needs it. One partition key is one segment.
             deadline: When it has to be over.
         """
@@ -115,17 +119,17 @@ class SupportsSnapshot(Protocol):
     def segments(self, cursor: Cursor, count: int, deadline: Deadline) -> tuple[list[Segment], Cursor | None]:
         """Cut the next segments off a plan.
 
-        The same cursor may be cut several times, in several processes, also with another `count`: each answer
+        The same cursor may be cut several times, in several processes, and with another `count`. Each answer
         covers everything that the cursor stands for.
 
         Args:
             cursor: `ScanPlan.cursor`, or the rest that an earlier call has returned.
-            count: How many segments at most; at least one.
+            count: The maximum number of segments; at least one.
             deadline: When it has to be over.
 
         Returns:
-            The segments, and the cursor of the rest; None when there is no rest. An empty list with a rest
-            means that the engine asks again.
+            The segments, and the cursor of the rest, or None if there is no rest. If the list is empty and
+            there is a rest, the engine asks again.
 
         Raises:
             InvalidCursor: This provider cannot have made the cursor.
@@ -135,7 +139,7 @@ class SupportsSnapshot(Protocol):
 
 @runtime_checkable
 class SupportsBackfill(SupportsSnapshot, Protocol):
-    """A feed that starts at now only: `Beginning` and `AtTime` are an ordered scan and then the stream.
+    """A feed that can start only at now, so `Beginning` and `AtTime` are an ordered scan, then the stream.
 
     Its rows carry the `order_key` of their own last change and no floor, so `SnapshotOrder.INTERLEAVED` is
     refused. A scan of one partition is followed by the stream of that partition alone.
@@ -144,15 +148,15 @@ class SupportsBackfill(SupportsSnapshot, Protocol):
     def backfill(
         self, position: Beginning | AtTime, partition_id: str | None, deadline: Deadline
     ) -> ScanPlan | None:
-        """As `snapshot`, for a start that the service does not have.
+        """As `snapshot`, for a start that the service does not support.
 
         Args:
-            position: `Beginning` for every row that exists; `AtTime` for those changed then or later.
-            partition_id: Only this partition, or None for all of the scope.
+            position: `Beginning` for every existing row; `AtTime` for the rows changed at that time or later.
+            partition_id: The only partition to read, or None for the whole scope.
             deadline: When it has to be over.
 
         Returns:
-            None when there is no such partition.
+            The plan; None if there is no such partition.
         """
         ...
 
@@ -162,7 +166,8 @@ def segment_id_of(plan_id: str, name: str) -> str:
 
     Args:
         plan_id: `ScanPlan.plan_id`.
-        name: Names the segment in the plan: a number, a range. A piece of a segment has another name.
+        name: The segment's name in the plan, such as a number or a range. A piece of a segment has another
+            name.
     """
     return f"{_MARK}{plan_id}:{name}"
 
@@ -177,7 +182,7 @@ def snapshot_id_of(plan_id: str) -> str:
 
 
 def plan_id_of(partition_id: str) -> str | None:
-    """The plan's id in the id of a segment; None for a partition of the service.
+    """The plan's id, taken from a segment's id; None for a partition of the service.
 
     Args:
         partition_id: The id that was passed to `Feed.open`.
@@ -188,7 +193,7 @@ def plan_id_of(partition_id: str) -> str | None:
 
 
 def snapshot_event_id(plan_id: str, key: MulticloudDbKey) -> str:
-    """The id of the event of a row: the same whenever the row is read again in this snapshot.
+    """The id of a row's event; the same whenever the row is read again in this snapshot.
 
     Args:
         plan_id: `ScanPlan.plan_id`.

@@ -43,7 +43,7 @@ __all__ = ["SessionOpener"]
 
 
 class SessionOpener:
-    """Checks a request's token and ids in the cheapest order, then opens the feed.
+    """Checks a request's token and ids, the cheapest checks first, then opens the feed.
 
     Args:
         provider: The provider of the feed.
@@ -58,7 +58,7 @@ class SessionOpener:
     def open(
         self, request: ChangeFeedRequest, spec: FeedSpec, deadline: Deadline
     ) -> Iterator[Session | Finished]:
-        """Open a feed for the time of a call, and find the state to continue from.
+        """Open a feed for the duration of a call, and find the state to continue from.
 
         Raises:
             MulticloudDbError: `INVALID_REQUEST` for a token or partition id of another resource.
@@ -97,7 +97,7 @@ class SessionOpener:
             yield opened.use(begin, suits)
 
     def feed(self, spec: FeedSpec, deadline: Deadline) -> OpenFeed:
-        """A feed for the time of a call, to be closed."""
+        """A feed for the duration of a call, which the caller must close."""
         return OpenFeed(self._provider, spec, self._fetcher.call, deadline, self._feeds)
 
     def snapshot(self, feed: Feed, wanted: Snapshot, deadline: Deadline) -> Lineage:
@@ -132,7 +132,7 @@ class SessionOpener:
 
         Args:
             feed: The feed of the lineage.
-            lineage: It may have no scan.
+            lineage: The lineage; it may contain no scan.
             deadline: When it has to be over.
 
         Raises:

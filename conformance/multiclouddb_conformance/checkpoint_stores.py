@@ -273,7 +273,7 @@ class TestCrash(CheckpointStoreTests):
     def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
         self, store: CheckpointStore, folder: Path, program: Program
     ) -> None:
-        """The process is killed while it saves without a pause. Every save that it reported is there."""
+        """The process is killed while it saves without a pause. Every save that it reported is kept."""
         command = program("""
 found, n = store.load("orders"), 0
 while True:

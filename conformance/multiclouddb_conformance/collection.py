@@ -107,7 +107,7 @@ class Collection:
         self.client = self.harness.connect()
 
     def request(self, start: StartPosition | str, size: int = 0, **settings: Any) -> ChangeFeedRequest:
-        """Make a request that opts in to whatever the provider only emulates.
+        """Make a request that opts in to all capabilities that the provider only emulates.
 
         Args:
             start: A position, or a token's text.
@@ -135,7 +135,7 @@ class Collection:
         return (client or self.client).read_changes(request, OperationOptions(timeout, wait))
 
     def now(self, **settings: Any) -> str:
-        """A token of now."""
+        """A token for the present moment."""
         return self.page(Now(), **settings).continuation_token
 
     def pages(self, start: StartPosition | str, size: int = 0, **settings: Any) -> Iterator[ChangeFeedPage]:
@@ -162,8 +162,8 @@ class Collection:
     def read(self, start: StartPosition | str, count: int, **settings: Any) -> list[ChangeEvent]:
         """Read until `count` different events have come, and then to the end.
 
-        The events are in the order of delivery. Where the service does not promise the order of a key
-        across partitions, they are sorted by `order_key`.
+        The events are in the order of delivery. If the service does not promise the order of a key across
+        partitions, they are sorted by `order_key`.
         """
         events: dict[str, ChangeEvent] = {}
         until = time.monotonic() + self.harness.patience_seconds

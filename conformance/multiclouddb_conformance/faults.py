@@ -159,7 +159,7 @@ class LateChildren:
 
 @attrs.frozen
 class LateSiblings:
-    """A closed partition names only its first child, and says that there may be others."""
+    """A closed partition names only its first child, and reports that there may be others."""
 
 
 @attrs.frozen

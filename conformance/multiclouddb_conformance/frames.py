@@ -1,4 +1,4 @@
-"""What an error reporter would send: the local variables of every frame that an error went through."""
+"""The data that an error reporter would send: the local variables of every frame that an error passed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def shown_by(error: BaseException, *, without: str = "") -> list[str]:
 
     Args:
         error: The error.
-        without: A file whose frames are left out: the test's own.
+        without: A file whose frames are left out, usually that of the test itself.
     """
     texts: list[str] = []
     seen: set[int] = set()
@@ -42,5 +42,5 @@ def _locals(trace: TracebackType | None, without: str) -> list[str]:
 def _shown(value: object) -> str:
     try:
         return repr(value)
-    except Exception as error:  # noqa: BLE001 - half made objects are among them
+    except Exception as error:  # noqa: BLE001 - some objects are only half initialised
         return f"<{type(error).__name__}>"

@@ -111,7 +111,7 @@ class Harness(ABC):
         scope: The scope of tests that name none. If it is wider than a collection, set `can_alone = False`
             and let no other test write there at the same time.
         partitions: The number of partitions of a new collection.
-        precision_seconds: How early `AtTime` may be, as the capability's note says.
+        precision_seconds: How many seconds too early `AtTime` may start, as the capability's note says.
         patience_seconds: The maximum time until the feed shows a write.
         idle_pages: The number of idle pages in a row that mean the end; more than 1 for a service that shows
             writes late.
@@ -184,12 +184,12 @@ class Harness(ABC):
         Args:
             name: Its name.
             kind: The documents in its feed.
-            partitions: The number of partitions, where it can be chosen.
+            partitions: The number of partitions, if it can be chosen.
         """
 
     @abstractmethod
     def write(self, address: ResourceAddress, writes: Sequence[Write]) -> None:
-        """Write documents in this order, in one transaction where the service has transactions."""
+        """Write documents in this order, in one transaction if the service has transactions."""
 
     # -- Methods that a harness may declare as missing
 

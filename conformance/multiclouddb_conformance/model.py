@@ -29,11 +29,11 @@ __all__ = [
 ]
 
 Identify: TypeAlias = Callable[[ChangeEvent], Hashable]
-"""Returns the identity of an event's change, as the truth has it."""
+"""Returns the identity of an event's change, in the form that the truth contains."""
 
 
 def by_event_id(event: ChangeEvent) -> Hashable:
-    """The identity where event ids are known beforehand, as in a simulation."""
+    """The identity if event ids are known beforehand, as in a simulation."""
     return event.event_id
 
 

@@ -42,6 +42,6 @@ def refusal(
     assert [word for word in words if word not in str(error)] == []
     shown = str(error) + repr(error) + repr(error.detail) + "".join(traceback.format_exception(error))
     assert [secret for secret in hidden if secret in shown] == []
-    # The message that a person reads comes first in Python's output.
+    # Python's output must begin with the message that people read.
     assert traceback.format_exception_only(error)[0].startswith("multiclouddb_api.errors.MulticloudDbError")
     return error

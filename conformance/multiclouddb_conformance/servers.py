@@ -34,10 +34,10 @@ def cache_folder(name: str) -> Path:
 def fetch_once(
     folder: Path, bring: Callable[[Path], object], digest: str, unpack: Callable[[Path, Path], Path]
 ) -> Path:
-    """Unpack a server into a folder unless it is there, and return the folder.
+    """Unpack a server into a folder unless it is already there, and return the folder.
 
-    Several processes may ask at once: one fetches, the others wait. The folder appears complete or not at
-    all.
+    Several processes may ask at once: one process fetches the server, and the others wait. The folder appears
+    completely or not at all.
 
     Args:
         folder: The folder that `cache_folder` returned.
@@ -75,7 +75,8 @@ def download(
         seconds: The maximum duration.
 
     Raises:
-        ServerUnavailableError: It failed, and the message has its output; or it took too long.
+        ServerUnavailableError: The command failed, and the message contains its output; or the command took
+            too long.
     """
     shown = f"`{shlex.join(command)}`"
     try:

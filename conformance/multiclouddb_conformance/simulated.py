@@ -72,7 +72,7 @@ class SimulationPlugin(ProviderPlugin):
         return self.providers[-1]
 
     def open(self, config: ClientConfig, native_client: object | None, observer: Observer | None) -> Engine:
-        """Open an engine on it."""
+        """Open an engine on the connected provider."""
         return Engine(self.connect(config, native_client), config, observer, pause=lambda _: None)
 
 

@@ -1,4 +1,4 @@
-"""A target that merges events by key and `order_key`: what a snapshot has to make equal to its source."""
+"""A target that merges events by key and `order_key`; a snapshot has to make it equal to its source."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Sink:
         self._rows: dict[MulticloudDbKey, tuple[str, Mapping[str, Any] | None]] = {}
 
     def apply(self, events: Iterable[ChangeEvent]) -> None:
-        """Merge events; an event that is older than what is known of its key changes nothing."""
+        """Merge events; an event older than the stored row or tombstone of its key changes nothing."""
         for event in events:
             known = self._rows.get(event.key)
             if known is not None and event.order_key < known[0]:
@@ -36,11 +36,11 @@ class Sink:
                 self._rows[event.key] = (event.order_key, None if deleted else event.new_item_state)
 
     def begin_again(self) -> None:
-        """Another snapshot begins: everything that is known now is older than its rows."""
+        """Note that another snapshot begins: everything stored so far is older than its rows."""
         self._rows = {key: (_NONE, document) for key, (_, document) in self._rows.items()}
 
     def end_backfill(self) -> None:
-        """The snapshot is over: what it has not shown was deleted."""
+        """Note that the snapshot is over: delete all rows that it has not shown."""
         self._rows = {key: row for key, row in self._rows.items() if row[0] != _NONE}
 
     def drop_tombstones(self) -> None:
@@ -48,7 +48,7 @@ class Sink:
         self._rows = {key: row for key, row in self._rows.items() if row[1] is not None}
 
     def rows(self) -> dict[MulticloudDbKey, Mapping[str, Any]]:
-        """Key → document, without deleted ones."""
+        """Key → document, without deleted documents."""
         return {key: document for key, (_, document) in self._rows.items() if document is not None}
 
     def copy(self) -> Sink:

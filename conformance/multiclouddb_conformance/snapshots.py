@@ -16,11 +16,11 @@ Between: TypeAlias = Callable[[int], None]
 
 
 class Source:
-    """A collection, and what has to be in it.
+    """A collection and its expected contents.
 
     Attributes:
         collection: The collection.
-        fields: Key → fields, of what is there.
+        fields: Key → fields, for every existing document.
     """
 
     def __init__(self, collection: Collection) -> None:
@@ -43,7 +43,7 @@ class Source:
             self.put(f"k{number}", number)
 
     def rows(self) -> dict[MulticloudDbKey, Any]:
-        """What is there, as the feed has it."""
+        """The existing documents, in the form of the feed."""
         harness = self.collection.harness
         return {harness.key(name): harness.document(name, fields) for name, fields in self.fields.items()}
 
@@ -55,7 +55,7 @@ def _nothing(number: int) -> None:
 def walk(
     collection: Collection, start: Snapshot | str, size: int = 0, between: Between = _nothing, **settings: Any
 ) -> Iterator[ChangeFeedPage]:
-    """Pages from a start to the first that is idle; `between` is called after each, with its number."""
+    """Pages from a start to the first idle one; `between` is called after each page with its number."""
     idle = number = 0
     while idle < collection.harness.idle_pages:
         assert number < 5000, "neither idle nor over"
@@ -72,12 +72,12 @@ def started_of(page: ChangeFeedPage) -> SnapshotStarted:
 
 
 def is_done(page: ChangeFeedPage) -> bool:
-    """Whether a page has the notice that a scan is over."""
+    """Whether a page contains the notice that a scan is over."""
     return any(isinstance(notice, BackfillDone) for notice in page.notices)
 
 
 def until_equal(source: Source, sink: Sink, token: str) -> None:
-    """Read on until the sink has what the source has, as far as the harness waits."""
+    """Read on until the sink equals the source, at most for the time that the harness waits."""
     for _ in range(100):
         if sink.rows() == source.rows():
             return
@@ -88,7 +88,7 @@ def until_equal(source: Source, sink: Sink, token: str) -> None:
 
 
 def changes(source: Source) -> Between:
-    """Changes after the pages of a scan: updates, deletes, creates, and keys that come again."""
+    """Makes changes after the pages of a scan: updates, deletes, creates, and recreated keys."""
 
     def between(number: int) -> None:
         if number < 12:

@@ -19,7 +19,7 @@ def wait_until(condition: Callable[[], T], seconds: float = SOON) -> T:
     """Call a function until its result is true, and return the result.
 
     Raises:
-        TimeoutError: It did not become true in time.
+        TimeoutError: The result did not become true in time.
     """
     end, pause = time.monotonic() + seconds, threading.Event()
     while not (answer := condition()):
@@ -32,8 +32,8 @@ def wait_until(condition: Callable[[], T], seconds: float = SOON) -> T:
 def assert_prompt(seconds: float, attempt: Callable[[], float], *, at_most: float, tries: int = 5) -> None:
     """Assert that an action takes less than `seconds`, on a machine that also does other work.
 
-    An action that is slow by itself is slow each time, so one quick attempt is enough. An action that
-    sometimes hangs is found by `at_most`, which every attempt has to keep.
+    An action that is slow by itself is slow each time, so one quick attempt is enough. Every attempt must
+    also end within `at_most`, so that an action that sometimes hangs is found.
 
     Args:
         seconds: The promised time.

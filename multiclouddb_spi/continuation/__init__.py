@@ -1,1 +1,1 @@
-"""What a token holds: the partitions, their positions, what follows them, and how retention changes it."""
+"""The contents of a token: partitions, their positions, what follows them, and the effects of retention."""

@@ -1,7 +1,7 @@
-"""How large the JSON of a token may be; checked before it is parsed, and before it is returned.
+"""The size limits of a token's JSON; checked before the JSON is parsed, and before a token is returned.
 
-A parser builds an object for each value: a token of 84 kB can hold so many values that they take gigabytes.
-So the values are counted first, with operations that run in C and build nothing for each byte.
+A parser builds an object for each value, and a token of 84 kB can contain so many values that they take
+gigabytes. So the values are counted first, with operations that run in C and build no object for each byte.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _MARKS: Final = b',:"'
 
 
 def beyond_bounds(text: bytes) -> str | None:
-    """The bound that a JSON text exceeds; None when it exceeds none.
+    """The limit that a JSON text exceeds; None if it exceeds none.
 
-    For a text that is no JSON the answer holds up to the place where a parser stops.
+    If the text is not JSON, the answer is valid up to the place where a parser stops.
 
     Args:
         text: UTF-8, from this process or from anywhere.
@@ -39,25 +39,25 @@ def beyond_bounds(text: bytes) -> str | None:
 
 
 def _structure(text: bytes) -> bytes | None:
-    """Brackets, commas and colons outside strings, braces as brackets; None for too many strings."""
+    """Brackets, commas and colons outside strings, braces as brackets; None if there are too many strings."""
     if b"\\" in text:
         text = text.replace(rb"\\", b"").replace(rb"\"", b"")
     marks = text.translate(_SQUARED, _CONTENT)
     if marks.count(b'"') > 2 * MAX_VALUES:
         return None
-    # Two adjacent quotes are an empty string, or the border of two strings. Without them each other mark is
-    # inside or outside a string as before. Only the strings with marks in them remain.
+    # Two adjacent quotes are an empty string, or the border of two strings. If they are removed, every other
+    # mark is still inside or outside a string as before. Only the strings that contain marks remain.
     parts = marks.replace(b'""', b"").split(b'"')
     return b"".join(parts[::2])
 
 
 def _count(structure: bytes) -> int:
-    """All values but the outermost: the first in each bracket, and what follows a comma or a colon."""
+    """Count all values but the outermost: the first in each bracket, one after each comma or colon."""
     return sum(map(structure.count, (b"[", b",", b":")))
 
 
 def _is_deep(brackets: bytes) -> bool:
-    """Each round removes the innermost pairs; brackets without a partner are never removed."""
+    """Each round removes the innermost pairs of brackets; unpaired brackets are never removed."""
     for _ in range(MAX_LEVELS):
         if not brackets:
             return False

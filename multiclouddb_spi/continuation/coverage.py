@@ -1,8 +1,8 @@
-"""Audits of coverage: which open partitions a token neither holds nor leads to.
+"""Audits of coverage: they find open partitions that a token neither contains nor leads to.
 
 A service may list a partition late, and a token does not know a partition that was never listed. An open
-partition cannot have been read to its end. So a listed open partition is in the lineage, or it descends from
-an entry of the lineage, or it was missed.
+partition cannot have been read to its end. So there are three cases for a listed open partition: it is in the
+lineage, it descends from an entry of the lineage, or it was missed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | No
     Args:
         feed: The feed.
         position: The start position.
-        now: The service's time before it starts, or None where the service does not say.
+        now: The service's time before the start, or None if the service does not report it.
     """
     if isinstance(feed.spec.scope, LogicalPartition):
         return None
@@ -53,7 +53,7 @@ def begun(feed: Feed, position: FeedStart, now: datetime | None) -> Audited | No
 
 
 def is_audit_due(audited: Audited | None, every: float) -> bool:
-    """Whether to audit now; by the clock of this machine, which decides nothing else.
+    """Whether to audit now. It uses the clock of this machine, which decides nothing else.
 
     Args:
         audited: The audit data of the token, or None for a feed that is not audited.
@@ -62,12 +62,12 @@ def is_audit_due(audited: Audited | None, every: float) -> bool:
     if audited is None:
         return False
     since = time.time() - audited.at
-    # A clock that was set back must not delay audits for long.
+    # If the clock was set back, that must not delay audits for long.
     return since >= (every / 10 if audited.retired else every) or since < -every / 10
 
 
 def find_uncovered(feed: Feed, lineage: Lineage, deadline: Deadline) -> list[Seed] | None:
-    """Ask a feed what a lineage does not cover.
+    """Ask a feed for the partitions that a lineage does not cover.
 
     Args:
         feed: The feed of the lineage.
@@ -93,7 +93,7 @@ def add_uncovered(feed: Feed, lineage: Lineage, seeds: Sequence[Seed] | None) ->
         A notice for each partition that is new.
     """
     assert lineage.audited is not None
-    # An incomplete listing gave no answer now; a later one may give it soon.
+    # An incomplete listing gave no answer now, but a later listing may soon give it.
     lineage.audited = Audited(lineage.audited.since, int(time.time()), retired=seeds is None)
     found = {seed.partition_id: seed for seed in seeds or ()}
     return [
@@ -103,13 +103,13 @@ def add_uncovered(feed: Feed, lineage: Lineage, seeds: Sequence[Seed] | None) ->
 
 
 def audit_failed(lineage: Lineage) -> None:
-    """An audit failed: the next one is as soon as after a partition was retired."""
+    """Note that an audit failed: the next one is as soon as after a partition was retired."""
     assert lineage.audited is not None
     lineage.audited = Audited(lineage.audited.since, int(time.time()), retired=True)
 
 
 def tracked(lineage: Lineage) -> dict[str, Tracked]:
-    """A lineage as `Feed.uncovered` sees it: without the entries that no listing names, also as parents."""
+    """A lineage as `Feed.uncovered` sees it: without entries and parents that no listing names."""
     unlisted = {entry.partition_id for entry in lineage} - lineage.listed()
     return {
         entry.partition_id: _tracked(entry, unlisted)
@@ -131,23 +131,24 @@ def _tracked(entry: Active | AwaitingChildren | Waiting, unlisted: Collection[st
 def missed_by_parents(
     tracked: Mapping[str, Tracked], listed: Iterable[Partition], is_gone: Callable[[str], bool]
 ) -> dict[str, tuple[str, ...]] | None:
-    """The partitions that a token neither holds nor leads to, by the parents that a service lists; pure.
+    """The partitions that a token neither contains nor leads to, found through the listed parents; pure.
 
-    It begins at each open partition, and at each parent that a partition of the token still waits for, and
-    follows the parents. If it comes to a partition of the token, the start is covered. If it comes to a
-    partition that an entry of the token descends from, that one was read, and everything below it was missed.
+    The search begins at each open partition, and at each parent that a partition of the token still waits
+    for, and follows the parents. If it reaches a partition of the token, the start is covered. If it reaches
+    an ancestor of an entry of the token, the ancestor was read, and everything found below the ancestor was
+    missed.
 
     Args:
         tracked: Every partition of the token.
-        listed: The listing of the service. It may be incomplete, and its pages may be of different moments.
-        is_gone: Asks the service whether a partition that is not listed is gone. If it still exists, it is
-            not listed yet, and its descendants cannot be judged now. It is asked only when something seems to
-            be missed.
+        listed: The listing of the service. It may be incomplete, and its pages may show different moments.
+        is_gone: Asks the service whether an unlisted partition is gone. If the partition still exists, it is
+            not listed yet, and its descendants cannot be judged now. The function is called only if a
+            partition seems to be missed.
 
     Returns:
-        Missed partition → its parents among the missed. None when the listing is incomplete: it lacks a
-        partition of the token that is being read, or one that an entry of the token descends from. Then a
-        partition that was read may look like one that was missed.
+        Missed partition → its parents among the missed. None if the listing is incomplete: it lacks a
+        partition of the token that is being read, or an ancestor of an entry of the token. In that case a
+        partition that was read may look as if it was missed.
     """
     listed = list(listed)
     parents = parents_of(listed)
@@ -171,11 +172,11 @@ def missed_by_parents(
 def ancestors_read(
     tracked: Mapping[str, Tracked], parents: Mapping[str, Sequence[str]]
 ) -> tuple[set[str], list[str]]:
-    """The ancestors of the partitions of a token: they have been read.
+    """The ancestors of a token's partitions, all of which have been read.
 
     Returns:
-        The ancestors; and all partitions that are not listed, among the ancestors and in the token. The
-        ancestors of these are not known.
+        The ancestors; and all unlisted partitions, among the ancestors and in the token. The ancestors of
+        unlisted partitions are not known.
     """
     named_by = (
         parent

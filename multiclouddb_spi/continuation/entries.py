@@ -22,7 +22,7 @@ __all__ = ["Entries"]
 
 
 class Entries:
-    """The partitions that are read, that wait and that have ended, in the order of the queue.
+    """The partitions that are being read, that wait, and that have ended, in the order of the queue.
 
     Args:
         entries: The partitions in that order.
@@ -45,14 +45,14 @@ class Entries:
         self.audited = audited
 
     def to_json(self) -> Cursor:
-        """JSON; for an active partition the form itself takes six characters."""
+        """The entries as JSON; an active partition takes six characters besides its id and cursor."""
         value: dict[str, Cursor] = {"p": [entry_to_json(entry) for entry in self._entries.values()]}
         if self.audited is not None:
             value["a"] = audited_to_json(self.audited)
         return value
 
     def stands_like(self, other: Entries) -> bool:
-        """Whether both hold the same partitions at the same positions; watches and audits do not count.
+        """Whether both contain the same partitions at the same positions; watches and audits do not count.
 
         Args:
             other: Another lineage of the feed.
@@ -83,7 +83,7 @@ class Entries:
         return [entry for entry in self._entries.values() if type(entry) is Waiting]
 
     def listed(self) -> set[str]:
-        """Ids of the entries that are partitions of the service; audits and retention look only at these."""
+        """Ids of the entries that are partitions of the service; audits and retention consider only these."""
         return {
             entry.partition_id
             for entry in self
@@ -92,12 +92,12 @@ class Entries:
 
     @property
     def plan(self) -> Plan | None:
-        """The scan that is not over, or None."""
+        """The plan of the unfinished scan, or None."""
         entry = None if self._plan_id is None else self._entries.get(self._plan_id)
         return entry if type(entry) is Plan else None
 
     def is_segment(self, partition_id: str) -> bool:
-        """Whether an entry is a part of a scan that is read.
+        """Whether an entry is a segment of a scan.
 
         Args:
             partition_id: Its id.
@@ -106,15 +106,15 @@ class Entries:
 
     @property
     def segment_count(self) -> int:
-        """How many parts of the scan are read now."""
+        """The number of segments of the scan that are read now."""
         return len(self._segments)
 
     def is_quiet(self, quiet: Collection[str]) -> bool:
         """Whether the feed has nothing to read at present.
 
-        Then every active partition is `quiet`, no child waits for one of them, and each partition that has
-        ended has a known child. In a feed without audits, children may wait for undiscovered parents
-        (`UndiscoveredParents`), and others for those children.
+        This is the case if every active partition is `quiet`, no child waits for one of them, and each
+        partition that has ended has a known child. In a feed without audits, children may wait for
+        undiscovered parents (`UndiscoveredParents`), and others for those children.
         """
         waiting = self.waiting()
         if self._plan_id is not None or self.unnamed() or (waiting and self.audited is not None):
@@ -134,7 +134,7 @@ class Entries:
         return [entry for entry in self.awaiting_children() if not entry.children]
 
     def cursor(self, partition_id: str) -> Cursor:
-        """The position of an active or drained partition, or what a plan has not cut yet.
+        """The position of an active or drained partition, or the part that a plan has not cut yet.
 
         Args:
             partition_id: The service's own id.
@@ -155,9 +155,9 @@ class Entries:
         return [child for child in children if child.partition_id not in named]
 
     def undiscovered(self, partition_id: str, children: Sequence[Child]) -> set[str]:
-        """Unknown parents, other than the partition, of the children that it is the first to name.
+        """Other unknown parents of those children that this partition is the first to name.
 
-        They are not discovered yet, or they were lost to retention and cannot name their children any more.
+        They are not discovered yet, or they are older than retention and cannot name their children any more.
 
         Args:
             partition_id: The service's own id.

@@ -1,12 +1,10 @@
-"""A partition as a token holds it, and its form there.
+"""A partition in a token, and its form there.
 
-    [id, cursor]                          it is read
-    [id, cursor, 2]                       it is read first and alone
-    [id, cursor, 8]                       it is read, and no listing of the service names it; 10 with both
-    [id, cursor, 1]                       it has ended, and no child is known
-    [id, cursor, 1, [child, …], 17]       it has ended, these are known, more were looked for during 1.7 s
-    [id, [cursor, …], 4, [parent, …]]     it waits for its parents
-    [id, [cursor, …], 4, [parent, …], µs] the same; it was named then, and some parents are undiscovered
+    [id, cursor] it is read [id, cursor, 2]                       it is read first and alone [id, cursor, 8]
+    it is read, and no listing of the service names it; 10 with both [id, cursor, 1]                       it
+    has ended, and no child is known [id, cursor, 1, [child, …], 17]       it has ended, these are known, more
+    were looked for during 1.7 s [id, [cursor, …], 4, [parent, …]]     it waits for its parents [id, [cursor,
+    …], 4, [parent, …], µs] the same; it was named then, and some parents are undiscovered
 
     [id, [cursor, …], 12, [parent, …]]    it waits, and no listing names it
     [id, cursor, 16 + …, […]]             the plan of a snapshot, see `plan.py`
@@ -58,11 +56,11 @@ class Active:
 
     Attributes:
         partition_id: The service's own id.
-        cursor: Everything up to here has been delivered.
-        failed_last: True when its last read failed for good after events were delivered: it is read first and
-            alone, so that the failure is not delayed for ever.
-        listed: False for an entry that is no partition of the service, such as a part of a scan. Audits and
-            retention do not concern it. Its children are of the same kind.
+        cursor: Everything up to this position has been delivered.
+        failed_last: True if its last read failed for good after events were delivered. It is then read first
+            and alone, so that the failure is not delayed for ever.
+        listed: False for an entry that is not a partition of the service, such as a segment of a scan. Audits
+            and retention do not concern such an entry. Its children are of the same kind.
     """
 
     partition_id: str
@@ -78,8 +76,8 @@ class AwaitingChildren:
     Attributes:
         partition_id: The service's own id.
         cursor: The position of its end.
-        children: The children that were named so far, also ones that have been drained since; none = not even
-            one is known.
+        children: The children that were named so far, including those that have been drained since; empty =
+            no child is known.
         watched: How long the engine has looked for children, in tenths of a second of running time.
     """
 
@@ -95,10 +93,11 @@ class Waiting:
 
     Attributes:
         partition_id: The service's own id.
-        said: Distinct cursors from its seed and its drained parents.
-        parents: The parents that have not named it yet, and a lost one that it may descend from.
-        named_at: When it was named by the service's clock, in µs since 1970, if parents were undiscovered
-            then (`undiscovered_parents.py`); None also where the service does not give the time.
+        said: The distinct cursors that its seed and its drained parents gave.
+        parents: The parents that have not named it yet, and a lost partition that it may descend from.
+        named_at: The time of the service's clock when it was named, in µs since 1970, if parents were
+            undiscovered then (`undiscovered_parents.py`); otherwise, or if the service does not report the
+            time, None.
         listed: As in `Active`.
     """
 
@@ -114,10 +113,11 @@ class Audited:
     """The data that a token keeps for audits of coverage (`Feed.uncovered`).
 
     Attributes:
-        since: When the feed began by the service's clock, in µs since 1970: nothing older is wanted. None =
-            no bound is known.
-        at: When the last audit was, in seconds since 1970; it only decides when the next one is.
-        retired: True when a partition has left the lineage since then: the next audit is due soon.
+        since: The time of the service's clock when the feed began, in µs since 1970; nothing older is wanted.
+            None = no such time is known.
+        at: The time of the last audit, in seconds since 1970; it only decides the time of the next audit.
+        retired: True if a partition has left the lineage since the last audit; the next audit is then due
+            soon.
     """
 
     since: int | None = None
@@ -129,10 +129,9 @@ Entry: TypeAlias = Active | AwaitingChildren | Waiting | Plan
 
 
 def seeded(seed: Seed, present: Collection[str]) -> Entry:
-    """A partition at its seed; it waits for those of its parents that are present.
+    """The entry of a partition that starts at its seed; it waits for those of its parents that are present.
 
-    Of the children that the seed names, only those that are present count. The engine looks for the others
-    again.
+    Only those children of the seed that are present count. The engine looks for the others again.
     """
     if children := tuple(child for child in seed.children if child in present):
         return AwaitingChildren(seed.partition_id, seed.cursor, children)
@@ -143,7 +142,7 @@ def seeded(seed: Seed, present: Collection[str]) -> Entry:
 
 
 def place_of(entry: Entry) -> Entry:
-    """A partition without the time that the engine has looked for its children."""
+    """An entry without the time for which the engine has looked for its children."""
     return attrs.evolve(entry, watched=0) if type(entry) is AwaitingChildren else entry
 
 
@@ -170,7 +169,7 @@ def entry_from_json(item: Any) -> Entry:
 
     Raises:
         InvalidCursor: The value was not made by `entry_to_json`.
-        MulticloudDbError: `INVALID_REQUEST`: a newer version has made it.
+        MulticloudDbError: `INVALID_REQUEST` if a newer version has made it.
     """
     match item:
         case [str() as partition_id, cursor]:

@@ -6,16 +6,17 @@ A lineage is the changing part of a token. Each partition in it is in one of thr
     AwaitingChildren   it is read to its end, and the service may name more children than it has named so far
     Waiting   a child: some of its parents are not drained; it has the cursors that the drained ones gave
 
-A known child starts at once. Its parent stays here as AwaitingChildren and is asked again (`watch`),
-until the service proves that all children are known or the watch has lasted long enough. While the parent is
-here, all its descendants are covered. A lineage also keeps when the feed began and when its
-coverage was last audited.
+A known child starts at once, unless it waits for another parent. Its parent stays in the lineage as
+AwaitingChildren and is asked again (`watch`), until the service proves that all children are known or the
+watch has lasted long enough. While the parent is in the lineage, all its descendants are covered. A lineage
+also contains the times when the feed began and when its coverage was last audited.
 
-A child starts when *every* parent has named it. A parent that is not in the lineage has not been discovered
-yet, because every partition of the feed descends from its seeds. So the child waits for an unknown parent,
-and never starts too early. There are two exceptions: a partition that was lost to retention (`replace`,
-`undiscovered`), and a parent that does not descend from what is read (`UndiscoveredParents`). A
-partition that may descend from several lost ones waits for one of them as for a parent (`Retention`).
+A child starts when *every* parent has named it. If a parent is not in the lineage, it has not been discovered
+yet, because every partition of the feed descends from its seeds. So the child also waits for an unknown
+parent, and never starts too early. There are two exceptions: a partition that is older than retention
+(`replace`, `undiscovered`), and a parent that does not descend from the partitions that are read
+(`UndiscoveredParents`). A partition that may descend from several lost partitions waits for one of them as
+for a parent (`Retention`).
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Lineage(ScanEntries):
 
     @classmethod
     def from_seeds(cls, seeds: Sequence[Seed], join: Join, audited: Audited | None = None) -> Lineage:
-        """A fresh lineage; a parent that is no seed itself is gone and counts as drained.
+        """A fresh lineage; a parent that is not a seed itself is gone and counts as drained.
 
         Args:
             seeds: The result of `Feed.start`.
@@ -124,7 +125,7 @@ class Lineage(ScanEntries):
         return True
 
     def advance(self, partition_id: str, cursor: Cursor) -> None:
-        """Everything up to the cursor has been delivered; this also clears `failed_last`.
+        """Note that everything up to the cursor has been delivered; this also clears `failed_last`.
 
         Args:
             partition_id: The service's own id.
@@ -141,21 +142,21 @@ class Lineage(ScanEntries):
             partition_id: The service's own id.
         """
         entry = self._entries[partition_id]
-        if type(entry) is Active:  # the plan of a scan is asked in any case
+        if type(entry) is Active:  # the plan of a scan is always asked
             self._entries[partition_id] = attrs.evolve(entry, failed_last=True)
 
     def rotate(self, partition_ids: Iterable[str]) -> None:
         """Move partitions that had their turn to the back of the queue.
 
         Args:
-            partition_ids: In the order served.
+            partition_ids: The partitions, in the order in which they were served.
         """
         for partition_id in partition_ids:
             if (entry := self._entries.pop(partition_id, None)) is not None:
                 self._entries[partition_id] = entry
 
     def await_children(self, partition_id: str) -> None:
-        """The partition has ended; its children are not named yet.
+        """Note that the partition has ended and its children are not named yet.
 
         Args:
             partition_id: The service's own id.
@@ -164,7 +165,7 @@ class Lineage(ScanEntries):
             self._entries[partition_id] = AwaitingChildren(partition_id, self.cursor(partition_id))
 
     def watch(self, partition_id: str, watched: int) -> None:
-        """The children of a drained partition have been looked for.
+        """Note that the engine has looked for the children of a drained partition.
 
         Args:
             partition_id: The service's own id.
@@ -188,13 +189,13 @@ class Lineage(ScanEntries):
         return self.release(partition_id)
 
     def add(self, seeds: Sequence[Seed]) -> list[str]:
-        """Add partitions that an audit found; those that are already here do not change.
+        """Add partitions that an audit found; partitions that are already in the lineage do not change.
 
         Args:
             seeds: The result of `Feed.uncovered`.
 
         Returns:
-            The ids of all that are new, also of those that wait for another of the seeds.
+            The ids of all new partitions, including those that wait for another of the seeds.
         """
         fresh = [seed for seed in seeds if seed.partition_id not in self._entries]
         present = {seed.partition_id for seed in fresh} | self._entries.keys()
@@ -211,7 +212,7 @@ class Lineage(ScanEntries):
             self._index(entry)
 
     def _watched_among(self, parents: Sequence[str], child_id: str) -> set[str]:
-        """Those of a child's parents that are drained and only watched; this counts as naming the child."""
+        """Those parents of a child that are drained and only watched; they count as having named it."""
         found = set()
         for parent in parents:
             entry = self._entries.get(parent)
@@ -230,14 +231,16 @@ class Lineage(ScanEntries):
         complete: bool = True,
         now: int | None = None,
     ) -> list[str]:
-        """The partition is drained and names children.
+        """Note that the partition is drained and names children.
 
         Args:
             partition_id: The partition.
-            children: Its children, as far as they are known. One that it has named before is left out.
-            lost: UndiscoveredParents among their parents that were lost to retention: nobody waits for them.
-            complete: False to keep the partition here, because it may have more children.
-            now: The service's time, in µs since 1970: kept with children that wait for undiscovered parents.
+            children: Its children, as far as they are known. Children that it has named before are ignored.
+            lost: The undiscovered ones among their parents that are older than retention; no child waits for
+                these.
+            complete: False to keep the partition in the lineage, because it may have more children.
+            now: The service's time, in µs since 1970; it is kept with children that wait for undiscovered
+                parents.
 
         Returns:
             The ids that start now.
@@ -272,14 +275,14 @@ class Lineage(ScanEntries):
         coming: Collection[str] = frozenset(),
         holds: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """The partition's records are lost to retention; continue with what is left of its branch.
+        """Continue with the rest of a partition's branch, because its records are older than retention.
 
         Args:
             partition_id: The partition.
-            seeds: The partition itself again, or what is left of its descendants (`Feed.oldest`).
-            coming: Partitions that are not discovered yet and will be: a child still waits for a parent
-                among these.
-            holds: Seed or waiting partition → entry that it waits for as for a parent.
+            seeds: The partition itself again, or the descendants that are left (`Feed.oldest`).
+            coming: Partitions that are not discovered yet but will be; a child still waits for a parent among
+                these.
+            holds: Seed or waiting partition → the entry that it waits for as for a parent.
 
         Returns:
             The ids that start now.

@@ -1,4 +1,4 @@
-"""Times in the form of a token: microseconds since 1970."""
+"""Times in the form that a token stores: microseconds since 1970."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def to_moment(micros: int) -> datetime:
 
 
 def is_micros(value: Any) -> TypeGuard[int]:
-    """Whether a value of a token's JSON is such a time."""
+    """Whether a value in a token's JSON is a time in this form."""
     return type(value) is int and value in _TIMES

@@ -1,4 +1,4 @@
-"""Applies a service's answers to a lineage; pages and bounded reads both use it."""
+"""Applies a service's answers to a lineage, for pages and for bounded reads."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Moved:
 
 @attrs.frozen
 class Waits:
-    """The waits of a partition's children.
+    """What the children of a partition wait for.
 
     Attributes:
         fresh: Its children that are not known yet.
-        named: The same, with everything else that each has to wait for.
-        lost: Parents of them that were lost to retention, or that no entry here leads to: nobody waits for
-            them.
-        now: The service's time, in µs since 1970, if they wait for undiscovered parents in a feed
+        named: The same children, with all other entries that each of them has to wait for.
+        lost: Those of their parents that are older than retention, or that no entry of the lineage leads to.
+            No child waits for these.
+        now: The service's time, in µs since 1970, if the children wait for undiscovered parents in a feed
             without audits; else None.
     """
 
@@ -66,11 +66,11 @@ class Waits:
 
 @attrs.frozen
 class Coming:
-    """The waits for the descendants of a partition that was lost to retention.
+    """What the descendants of a partition that is older than retention wait for.
 
     Attributes:
-        partitions: The partitions that are discovered later.
-        holds: Partition → entry that it waits for as if that were its parent.
+        partitions: The partitions that will be discovered later.
+        holds: Partition → the entry that it waits for as if the entry were its parent.
     """
 
     partitions: Collection[str]
@@ -82,9 +82,9 @@ class Audit:
     """The result of an audit of coverage.
 
     Attributes:
-        late: The partitions that were missed, now in the lineage, with the notice for each.
-        seeds: Ids of all that the feed named.
-        stranded: Partitions that others wait for, and that were lost before they were listed.
+        late: The missed partitions, which are now in the lineage, each with its notice.
+        seeds: Ids of all partitions that the feed named.
+        stranded: Partitions that others wait for, although they were gone before they were listed.
         error: The reason why the service did not name the stranded ones, or None.
     """
 
@@ -95,12 +95,12 @@ class Audit:
 
 
 class Mover:
-    """Applies answers to one lineage; made for one call.
+    """Applies answers to one lineage; an instance is made for each call.
 
     Args:
         feed: The feed of the lineage.
         lineage: Changed in place.
-        call: Makes control calls.
+        call: The function that makes control calls.
         deadline: The time limit of the call.
         watch_seconds: How long to look for more children of a drained partition.
     """
@@ -136,7 +136,7 @@ class Mover:
         return None if now is None else to_micros(now)
 
     def end(self, name: str, outcome: Outcome, waits: Waits) -> Moved | None:
-        """A partition was read up to an outcome. After an error in this method the lineage is not usable.
+        """Apply the outcome up to which a partition was read. After an error here the lineage is unusable.
 
         Args:
             name: The partition.
@@ -144,7 +144,7 @@ class Mover:
             waits: From `ask_waits`.
 
         Returns:
-            What follows it; None when there may be more to read in it.
+            What follows the partition; None if there may be more to read in it.
         """
         match outcome:
             case Drained(complete=complete):
@@ -155,7 +155,7 @@ class Mover:
             case Scanned(pieces):
                 return Moved((), tuple(self._lineage.scanned(name, pieces)))
             case Ended(notice) if notice is not None and self._lineage.is_segment(name):
-                # The collection was dropped: nothing is left to scan, and the stream says the same.
+                # The collection was dropped: nothing is left to scan, and the stream also reports the end.
                 return Moved((), tuple(self._lineage.end_scan()))
             case Ended():
                 return Moved((), tuple(self._lineage.retire(name)))
@@ -168,7 +168,7 @@ class Mover:
                 assert_never(outcome)
 
     def due(self) -> list[AwaitingChildren]:
-        """The partitions to ask for their children now."""
+        """The partitions whose children must be asked for now."""
         return due(self._feed, self._lineage)
 
     def discover(
@@ -178,7 +178,7 @@ class Mover:
 
         Args:
             entries: The entries that are due; at least one.
-            end: Applies an answer to the lineage, and returns what starts.
+            end: Applies an answer to the lineage, and returns the ids that start.
 
         Returns:
             The ids that start now.
@@ -191,7 +191,7 @@ class Mover:
         return settle(self._feed, self._lineage, entries, outcomes, self._watch_seconds, end)
 
     def oldest(self, name: str) -> list[Seed]:
-        """Where reading of a partition whose position has expired can resume (`Feed.oldest`)."""
+        """Where reading a partition whose position has expired can resume (`Feed.oldest`)."""
         return self._call(lambda: self._feed.oldest([name], self._deadline), self._deadline)
 
     def ask_coming(self, name: str, seeds: Sequence[Seed]) -> Coming:
@@ -207,7 +207,7 @@ class Mover:
         return Coming(*self._retention.lost(self._lineage, name, seeds))
 
     def replace(self, name: str, seeds: Sequence[Seed], coming: Coming) -> list[str]:
-        """Continue with what retention has left of a partition; returns the ids that start now.
+        """Continue with the part of a partition that retention has left; returns the ids that start now.
 
         Args:
             name: The partition.
@@ -223,7 +223,7 @@ class Mover:
             deadline: The time limit.
 
         Raises:
-            Exception: The error of the provider; the next audit is soon.
+            Exception: The error of the provider; the next audit then comes soon.
         """
         feed, lineage = self._feed, self._lineage
         try:
@@ -239,14 +239,14 @@ class Mover:
         except Exception as error:  # noqa: BLE001 - returned with what was found; the next audit asks again
             failed = error
         if stranded or failed is not None:
-            audit_failed(lineage)  # the next one is soon: this call may have no place to report what it found
+            audit_failed(lineage)  # the next audit comes soon: this call may be unable to report its findings
         found = tuple(seed.partition_id for seed in seeds or ())
         return Audit(tuple(late), found, tuple(stranded), failed)
 
 
 def _retention(feed: Feed, call: Call, deadline: Deadline) -> Retention:
-    # Not a method of the mover: that would make a cycle, which keeps every event until the garbage collector
-    # runs.
+    # This is not a method of the mover, because a method would create a reference cycle, which would keep
+    # every event in memory until the garbage collector runs.
     asked = feed.for_one_call()
     return Retention(
         lambda: call(lambda: asked.partitions(deadline), deadline),

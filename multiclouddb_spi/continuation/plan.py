@@ -1,11 +1,11 @@
-"""The scan of a snapshot as a token holds it.
+"""The form of a snapshot's scan in a token.
 
     [id, cursor, flags, [floor, µs, rate, retention, done, segments, rows, records, credit]]
 
-`cursor` is what is not cut into segments yet, null when all is cut. The flags are a set of bits: 16 for a
-plan, with 32 while the stream waits for it, 64 once its start was announced, and 128 for
-`SnapshotOrder.AUTO`. The segments that are read are ordinary entries with the bit 8: no listing of the
-service names them.
+`cursor` stands for the part that is not cut into segments yet; it is null if all is cut. The flags are a set
+of bits: 16 for a plan, with 32 while the stream waits for the scan, 64 after its start was announced, and 128
+for `SnapshotOrder.AUTO`. The segments that are read are ordinary entries with the bit 8, because no listing
+of the service names them.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ _MOST: Final = 2**53
 
 @attrs.frozen
 class Plan:
-    """A scan that is not over.
+    """The plan of an unfinished scan.
 
     Attributes:
-        partition_id: Names it among the entries of a lineage.
+        partition_id: Its id among the entries of a lineage.
         cursor: The part that is not cut into segments yet; None when all is cut.
         floor: The `order_key` of every row.
         moment: The start of the snapshot, in µs since 1970.
         holds: True while the stream waits for the end of the scan.
-        announced: True once a page had its `SnapshotStarted`.
-        auto: True when the stream may be released before the end.
+        announced: True after a page has contained its `SnapshotStarted`.
+        auto: True if the stream may be released before the end of the scan.
         rate: `Snapshot.max_scan_rate`.
-        retention: For how many seconds the stream's positions were kept when they were new; None while that
-            is not known.
+        retention: The number of seconds for which the service keeps a new position of the stream; None while
+            it is not known.
         done: The number of segments that were read.
         segments: The expected number of segments, or None.
         rows: The number of delivered rows.
-        records: The approximate number at the start, or None.
-        credit: Quarters of a place that the scan is owed from earlier pages, 0 to 3.
+        records: The approximate number of rows at the start, or None.
+        credit: Quarters of a place on the page that the scan did not get on earlier pages, 0 to 3.
     """
 
     partition_id: str
@@ -95,7 +95,7 @@ def plan_of(scan: ScanPlan, wanted: Snapshot) -> Plan:
 
 
 def shown(count: int | None) -> int | None:
-    """A number that is only shown; None for one that no token can hold, as a service may estimate.
+    """A number that is only shown; None if no token can contain it, because services may estimate any number.
 
     Args:
         count: A number of segments or of records, from the provider.
@@ -111,12 +111,12 @@ def plan_to_json(plan: Plan) -> Cursor:
 
 
 def is_plan(flags: int) -> bool:
-    """Whether an item of a token with these flags is a plan, of a version that this library knows."""
+    """Whether a token's item with these flags is a plan of a version that this library knows."""
     return bool(flags & _PLAN) and not flags & ~_KNOWN
 
 
 def plan_from_json(item: Any) -> Plan:
-    """The inverse of `plan_to_json`, for an item with the bit of a plan.
+    """The inverse of `plan_to_json`, for an item whose flags mark a plan.
 
     Raises:
         InvalidCursor: The value was not made by `plan_to_json`.

@@ -1,4 +1,4 @@
-"""One graph search over partitions, for all questions about which partition descends from which."""
+"""One graph search over partitions; it answers all questions about descent."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["parents_of", "reach"]
 def reach(
     starts: Iterable[str], edges: Mapping[str, Iterable[str]], ends: Container[str] = frozenset()
 ) -> set[str]:
-    """All partitions that can be reached from some, these included; pure.
+    """All partitions that can be reached from `starts`, including `starts`; pure.
 
     Args:
         starts: The partitions to begin at.
-        edges: Partition → the next ones: its parents, its children, or what it waits for.
-        ends: Partitions that are reached, but whose edges are not followed.
+        edges: Partition → the next partitions: its parents, its children, or those that it waits for.
+        ends: Partitions whose edges are not followed if they are reached.
     """
     found: set[str] = set()
     pending = list(starts)

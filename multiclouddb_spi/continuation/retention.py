@@ -1,16 +1,19 @@
-"""How retention changes a lineage: what replaces a lost partition, and which waits would never end.
+"""The effects of retention on a lineage: what replaces a lost partition, and which waits would never end.
 
 A partition that is gone names no children, and a partition that the service still lists may descend from
-several that are gone. It has to start after all of them, so that it is read once and in order. So it waits
-for one entry of the lineage that is gone too, as for a parent. When that entry turns out to be lost, it waits
-for the next. It is never left out in the hope that another entry names it: an entry that is gone may still
-end normally, with what was read of it before, and then it names only its own children.
+several such partitions. The listed partition has to start after all of them, so that it is read once and in
+order. So it waits for an entry of the lineage that is also gone, as for a parent. When that entry turns out
+to be lost, it waits for the next one. It is never left out in the hope that another entry names it, because
+an entry that is gone may still end normally, with records that were read before, and then it names only its
+own children.
 
-A partition that is listed exists. One that is not listed need not be gone: some services list only open
-partitions, or list one late. `Feed.oldest` decides: it returns a partition that can still be read as itself.
+A listed partition exists. An unlisted partition need not be gone, because some services list only open
+partitions, or list a partition late. `Feed.oldest` decides: if a partition can still be read, it returns a
+seed with the same id.
 
-If a parent exists and no entry leads to it, it was read before, or it was missed: its sibling is known and it
-is not. An audited feed waits for a missed parent, because the audit starts it.
+If a parent exists and no entry leads to it, there are two cases: it was read before, or it was missed, which
+means that its sibling is known and the parent itself is not. An audited feed waits for a missed parent,
+because the audit starts it.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ def stranded_fault(public_id: str) -> ProviderFault:
 
 
 class Retention:
-    """The partitions that a service still has; made for one call.
+    """The partitions that a service still keeps; an instance is made for each call.
 
     Args:
         partitions: `Feed.partitions`.
@@ -63,13 +66,13 @@ class Retention:
         """The waits after the loss of a partition, for `Lineage.replace`.
 
         Args:
-            lineage: It still holds the partition.
+            lineage: The lineage, which still contains the partition.
             name: The partition.
-            seeds: What replaces it: the partition again, or what is left of its descendants (`Feed.oldest`).
+            seeds: What replaces it: the partition again, or the descendants that are left (`Feed.oldest`).
 
         Returns:
-            Every partition that is discovered later; and partition → entry that it has to wait for as
-            if that were a parent.
+            Every partition that will be discovered later; and partition → the entry that it has to wait for
+            as if the entry were a parent.
         """
         if any(seed.partition_id == name for seed in seeds):
             return set(), {}
@@ -82,7 +85,7 @@ class Retention:
         awaited = {parent for waits in parents.values() for parent in waits} - others - coming - {name}
         unlisted = _unlisted(awaited, listed)
         coming |= self._oldest_of(unlisted).intersection(unlisted)
-        # Descendants of the lost partition that are not among its seeds have nothing left to be read.
+        # If a descendant of the lost partition is not among its seeds, nothing is left to read in it.
         coming |= _missed(lineage, awaited - _descendants({name}, listed), listed)
         return coming, _holds(parents, left & parents.keys(), gone)
 
@@ -90,13 +93,13 @@ class Retention:
         """The waits of a drained partition's children, for `Lineage.retire`.
 
         Args:
-            lineage: It still holds the partition.
+            lineage: The lineage, which still contains the partition.
             name: The partition.
             children: All its children.
 
         Returns:
-            The children, some with an entry that they have to wait for as if it were a parent; and those
-            of their parents that nobody waits for, because they are lost.
+            The children, some of them with an entry that they have to wait for as if it were a parent; and
+            those of their parents that no child waits for, because they are lost.
         """
         undiscovered = lineage.undiscovered(name, children)
         if not undiscovered:
@@ -120,10 +123,10 @@ class Retention:
         return named, lost - _missed(lineage, lost, listed)
 
     def stranded(self, lineage: Lineage) -> list[str]:
-        """Parents that others wait for and that nobody will read: never listed, and gone now.
+        """Parents that others wait for, but that nobody will read: they were never listed, and are gone now.
 
-        Asked at an audit. It returns none while an entry of the lineage is itself gone: the descendants of
-        that entry are decided when it is read.
+        Called at an audit. It returns none while an entry of the lineage is itself gone, because the
+        descendants of that entry are determined when it is read.
 
         Args:
             lineage: The lineage after the audit.
@@ -138,7 +141,7 @@ class Retention:
         return sorted(lost) if lost and not self._gone(lineage.listed(), listed)[0] else []
 
     def _unclear(self, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
-        """Of partitions that no entry leads to, those that may descend from one that is not listed yet."""
+        """Which of the partitions, to which no entry leads, may descend from a not yet listed one."""
         parents = parents_of(listed)
         above = {name: reach([name], parents) for name in names}
         unlisted = set[str]().union(*above.values()) - parents.keys()
@@ -146,10 +149,11 @@ class Retention:
         return {name for name in names if not above[name].isdisjoint(late)}
 
     def _gone(self, names: Collection[str], listed: Sequence[Partition]) -> tuple[list[str], set[str]]:
-        """The partitions that are gone, and what is left of their descendants.
+        """The partitions that are gone, and those of their descendants that are left.
 
-        If this call has already asked for more partitions, it returns the descendants of all of these. Then a
-        partition may wait for one that does not lead to it: it starts later, but it starts.
+        If the current call has already asked for more partitions, the method returns the descendants of all
+        of them. A partition may then wait for an entry that does not lead to it. It starts later than
+        necessary, but it does start.
         """
         unlisted = _unlisted(names, listed)
         if not self._asked.issuperset(unlisted):
@@ -168,7 +172,7 @@ def _unlisted(names: Iterable[str], listed: Iterable[Partition]) -> list[str]:
 
 
 def _missed(lineage: Lineage, names: Collection[str], listed: Sequence[Partition]) -> set[str]:
-    """Of partitions that no entry leads to, those that were never read: an audit starts them."""
+    """Which of the partitions, to which no entry leads, were never read; an audit starts them."""
     parents = parents_of(listed)
     there = parents.keys() & names
     if lineage.audited is None or not there:
@@ -186,7 +190,7 @@ def _holds(
     """For each partition an entry that is gone and does not itself wait for the partition.
 
     Args:
-        parents: Partition → what it waits for, now or later; the answer is added to it.
+        parents: Partition → what it waits for, now or later; the answer is added to this mapping.
         names: The partitions.
         gone: Entries of the lineage that are gone.
     """
@@ -200,7 +204,7 @@ def _holds(
 
 
 def _descendants(roots: Iterable[str], listed: Iterable[Partition]) -> set[str]:
-    """Of the partitions that a service lists, all descendants of `roots`."""
+    """All listed partitions that descend from `roots`."""
     children: dict[str, list[str]] = {}
     for partition in listed:
         for parent in partition.parents:

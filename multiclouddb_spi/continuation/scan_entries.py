@@ -1,7 +1,7 @@
-"""The scan of a snapshot in a lineage: its plan, the segments that are read, and what waits for its end.
+"""A snapshot's scan in a lineage: its plan, the segments that are read, and what waits for its end.
 
-A plan is one entry. It stays until every segment is cut and read, so that a partition that waits for it
-waits for all of the scan, however often segments are split. `Lineage` is the only subclass.
+A plan is one entry. It stays until every segment is cut and read. So a partition that waits for the plan
+waits for the whole scan, however often segments are split. `Lineage` is the only subclass.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ScanEntries(Entries):
         """See `Lineage`."""
 
     def begin_scan(self, plan: Plan) -> None:
-        """Add a scan; while it holds the stream, every partition that is here waits for it.
+        """Add a scan; while it holds the stream, every partition of the lineage waits for it.
 
         Args:
             plan: Its entry.
@@ -46,7 +46,7 @@ class ScanEntries(Entries):
         self.hold_for_scan(stream)
 
     def hold_for_scan(self, partition_ids: Iterable[str]) -> None:
-        """Let partitions wait for the scan, if there is one that holds the stream.
+        """Let partitions wait for the scan, if a scan holds the stream.
 
         Args:
             partition_ids: Partitions that have not been read.
@@ -66,14 +66,14 @@ class ScanEntries(Entries):
             self._entries[plan.partition_id] = attrs.evolve(plan, **changes)
 
     def check_end(self, partition_id: str, outcome: Outcome) -> None:
-        """Refuse an end that would lose a part of the scan, or a partition, in silence.
+        """Refuse an end that would silently lose a part of the scan, or a partition.
 
         Args:
-            partition_id: What has ended.
+            partition_id: The segment or partition that has ended.
             outcome: How.
 
         Raises:
-            ProviderFault: `PERMANENT_FAILURE`: the provider does not keep to its contract.
+            ProviderFault: `PERMANENT_FAILURE`, because the provider violates its contract.
         """
         match outcome:
             case Scanned(pieces) if self.is_segment(partition_id):
@@ -93,7 +93,7 @@ class ScanEntries(Entries):
             replaced: The segment that they replace, or None.
 
         Raises:
-            ProviderFault: `PERMANENT_FAILURE`: the provider does not keep to its contract.
+            ProviderFault: `PERMANENT_FAILURE`, because the provider violates its contract.
         """
         names = [segment.segment_id for segment in segments]
         known = [name for name in names if name in self._entries and name != replaced]

@@ -1,4 +1,4 @@
-"""The state of one call, and the tokens that it makes."""
+"""The state of one call, and the tokens made from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Finished", "Session"]
 
 @attrs.frozen
 class Finished:
-    """The content of a token after which nothing will ever follow; it is returned without asking the service.
+    """The content of a token after which nothing will ever follow; the engine does not ask the service.
 
     Attributes:
         token: The request's token.
@@ -40,7 +40,7 @@ class Session:
         state: The lineage that the call changes, or how the feed ended.
         scope: The scope's text for tokens.
         digest: The digest of the options that change positions.
-        watermark: The highest reported so far, µs since 1970, or None.
+        watermark: The highest watermark reported so far, in µs since 1970, or None.
         skipped: Poison records that the request's token skips.
     """
 
@@ -63,9 +63,9 @@ class Session:
 
         Args:
             state: The state as JSON.
-            scope: Another scope than the session's: a child's, a planned partition's.
+            scope: A scope other than the session's: that of a child or of a planned partition.
             watermark: The watermark to remember.
-            skipped: Poison records that it skips.
+            skipped: The poison records that the token skips.
         """
         identity = self.feed.identity
         return encode_token(
@@ -90,7 +90,7 @@ class Session:
         return Lineage([entry], self.feed.join)
 
     def partition_token(self, partition_id: str, lineage: Lineage, *, with_descendants: bool = False) -> str:
-        """A token for one physical partition of this feed; it keeps the records skipped there.
+        """A token for one physical partition of this feed; it keeps the skipped records of that partition.
 
         Args:
             partition_id: The service's own id, or a segment's.
@@ -103,5 +103,5 @@ class Session:
         return self.token(lineage.to_json(), scope=scope_text(scope, partition_id), skipped=skipped)
 
     def child_token(self, child: Child) -> str:
-        """A token for a child partition, from where the parent says that it starts."""
+        """A token for a child partition, at the start position that the parent gave."""
         return self.partition_token(child.partition_id, self.alone(Active(child.partition_id, child.cursor)))

@@ -1,4 +1,4 @@
-"""From `Snapshot()` to the lineage that reading begins with, and to one lineage for each segment."""
+"""Makes the lineage with which reading a `Snapshot()` begins, and one lineage for each segment."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def resolve_snapshot(
     Args:
         feed: The feed to start.
         wanted: The requested snapshot.
-        clock: Asks for the service's time, before the start; as `Feed.clock`.
+        clock: Asks for the service's time before the start, like `Feed.clock`.
         snapshot: Asks for the plan; as `SupportsSnapshot.snapshot`.
 
     Raises:
@@ -61,19 +61,19 @@ def resolve_backfill(
     *,
     only: str | None,
 ) -> Lineage:
-    """Start a feed that begins with an ordered scan, because its service starts at now only.
+    """Start a feed that begins with an ordered scan, because its service can start only at now.
 
     Args:
-        feed: What is started.
-        position: Where.
-        clock: Asks for the service's time, before the start; as `Feed.clock`.
+        feed: The feed to start.
+        position: The start position.
+        clock: Asks for the service's time before the start, like `Feed.clock`.
         backfill: Asks for the plan; as `SupportsBackfill.backfill`.
-        only: The one partition that is started, or None for all of the feed's scope.
+        only: The only partition to start, or None for the feed's whole scope.
 
     Raises:
         MulticloudDbError: `INVALID_REQUEST` for a time in the future, or for a partition that cannot be
             started.
-        Exception: What `clock` or `backfill` raised.
+        Exception: The error of `clock` or `backfill`.
     """
     now = clock()
     if isinstance(position, AtTime):
@@ -101,11 +101,11 @@ def cut_all(plan: Plan, cut: Callable[[Cursor], tuple[list[Segment], Cursor | No
 
 
 def segment_lineage(feed: Feed, plan: Plan, segment: Segment, count: int) -> Lineage:
-    """A lineage that reads one segment alone, and says when it is read.
+    """A lineage that reads one segment alone, and reports when the segment has been read.
 
     Args:
         feed: The feed of the snapshot.
-        plan: The plan of all of it.
+        plan: The plan of the whole scan.
         segment: The segment.
         count: How many segments share the plan's rate.
     """

@@ -1,4 +1,4 @@
-"""From a start position to the lineage that reading begins with."""
+"""Makes the lineage with which reading from a start position begins."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def resolve_start(
     Args:
         feed: The feed to start.
         position: The start position.
-        clock: Asks for the service's time, before the start; as `Feed.clock`.
+        clock: Asks for the service's time before the start, like `Feed.clock`.
         start: Asks for the seeds; as `Feed.start`.
-        only: The one partition that is started, or None for all of the feed's scope.
+        only: The only partition to start, or None for the feed's whole scope.
         field: The caller's name for the time of `AtTime`, for the error.
 
     Raises:
@@ -70,13 +70,13 @@ def check_not_ahead(
 
     Args:
         moment: The caller's time.
-        now: The service's time, or None where the service does not say; such a service checks the time
+        now: The service's time, or None if the service does not report it; such a service checks the time
             itself.
         field: The caller's name for the time, for the error.
         way_out: The alternative for the user.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST` for more than 60 s ahead of the service's clock.
+        MulticloudDbError: `INVALID_REQUEST` if the time is more than 60 s ahead of the service's clock.
     """
     if now is not None and moment - now > _AHEAD:
         ahead = (moment - now).total_seconds()

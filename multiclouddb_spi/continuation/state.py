@@ -27,13 +27,13 @@ __all__ = [
 
 @attrs.frozen
 class Retired:
-    """The one physical partition that was read has ended; kept so that reading again reports it again.
+    """The only partition that was read has ended; the token keeps this, so that each read reports it again.
 
     Attributes:
         partition_id: The service's own id.
         children: The children to continue with, as far as they are known.
-        watch: Where it ended, and how long the engine has looked for more children; None when there are no
-            others, or the engine has looked long enough.
+        watch: The position of its end, and how long the engine has looked for more children; None if there
+            are no others, or if the engine has looked long enough.
     """
 
     partition_id: str
@@ -42,13 +42,13 @@ class Retired:
 
 
 def retired(lineage: Lineage, partition_id: str, children: Sequence[Child], *, complete: bool) -> Retired:
-    """The end of the one partition that was read.
+    """The end of the only partition that was read.
 
     Args:
-        lineage: Holds the partition.
+        lineage: The lineage that contains the partition.
         partition_id: The service's own id.
-        children: Its children, as far as they are known; services name some twice.
-        complete: True when there are no others.
+        children: Its children, as far as they are known; services name some of them twice.
+        complete: True if there are no others.
     """
     once = {child.partition_id: child for child in lineage.fresh_children(partition_id, children)}
     found = tuple(once.values())
@@ -118,7 +118,7 @@ def lineage_from_json(value: Any, join: Join) -> Lineage:
 
 
 def _is_circular(parents: Mapping[str, Collection[str]]) -> bool:
-    """Whether some waiting partitions can never start, because they wait for each other.
+    """Whether some waiting partitions can never start because they wait for each other.
 
     Args:
         parents: Waiting partition → the partitions that it waits for.
@@ -140,7 +140,7 @@ def _is_circular(parents: Mapping[str, Collection[str]]) -> bool:
 
 
 def end_from_json(value: Any) -> Retired | FeedOver | None:
-    """The state when reading has ended there, else None.
+    """The state if reading has ended in it, else None.
 
     Raises:
         InvalidCursor: A child is unreadable.

@@ -6,10 +6,10 @@
                "o": digest of the options that change positions, "t": issued at (s), "c": state,
                "w": watermark (µs), "k": [[partition, skipped record], …]}   the last two if any
 
-Decoding runs no code, inflates into a bounded buffer and counts the values before it parses them. Any text
-gives a token or `INVALID_REQUEST`. A token that could not be read again is not made. The checksum finds
-damage, not forgery. Forgery needs no protection: a token gives no access to anything that its reader could
-not read without it.
+Decoding runs no code from the token, inflates into a bounded buffer, and counts the values before it parses
+them. Any text gives a token or `INVALID_REQUEST`. The engine never makes a token that it could not read
+again. The checksum finds damage, not forgery. No protection from forgery is needed, because a token gives no
+access to anything that its reader could not read without it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["Envelope", "decode_token", "encode_token", "scope_text"]
 
 VERSION: Final = 1
 _MOST_CHARACTERS: Final = MAX_BYTES // 3 * 4 + 16
-# Memory for each byte of JSON: for the parser, and for its values, each of them and all together.
+# Memory for each byte of JSON: for the parser; for the values; and the maximum for all values together.
 _PARSER_TAKES, _MOST_FOR_A_BYTE, _MOST_FOR_VALUES = 14, 32, 250_000_000
 _FIELD: Final = "continuation_token"
 _PLAIN, _DEFLATED = b"j", b"z"
@@ -53,18 +53,18 @@ _PLAIN, _DEFLATED = b"j", b"z"
 
 @attrs.frozen
 class Envelope:
-    """A token taken apart.
+    """The parts of a token.
 
     Attributes:
         provider_id: The provider that made it.
         address: The resource.
-        incarnation: The incarnation of the resource, or None where the service names none.
+        incarnation: The incarnation of the resource, or None if the service has no such id.
         scope: `scope_text` of the request that made it.
         options_digest: `ProviderOptions.position_digest` of that request.
         state: The lineage, or how the feed ended; see `multiclouddb_spi.continuation.state`.
         issued_at: Unix time in seconds.
-        watermark: The highest that a page has reported, in µs since 1970, or None.
-        skipped: Poison records that this token skips: partition and position.
+        watermark: The highest watermark that a page has reported, in µs since 1970, or None.
+        skipped: The poison records that this token skips, each with its partition and position.
     """
 
     provider_id: str
@@ -79,7 +79,7 @@ class Envelope:
 
 
 def scope_text(scope: FeedScope, partition_id: str | None = None) -> str:
-    """A scope in the form of a token; of a logical partition's key it holds only a digest.
+    """A scope in the form that a token stores; a logical partition's key is stored only as a digest.
 
     Args:
         scope: The request's scope.
@@ -103,7 +103,8 @@ def encode_token(envelope: Envelope) -> str:
     """The token's text.
 
     Raises:
-        MulticloudDbError: `PERMANENT_FAILURE`: `decode_token` would refuse it, for its size or its nesting.
+        MulticloudDbError: `PERMANENT_FAILURE` if `decode_token` would refuse the token because of its size or
+            nesting.
     """
     address = envelope.address
     body: dict[str, Any] = {
@@ -146,10 +147,10 @@ def _text(raw: bytes) -> str:
 
 
 def decode_token(token: str) -> Envelope:
-    """Take a token apart; the caller checks its contents against the request.
+    """Split a token into its parts; the caller checks them against the request.
 
     Raises:
-        MulticloudDbError: `INVALID_REQUEST`: not a token, damaged, or of a newer version.
+        MulticloudDbError: `INVALID_REQUEST` if the text is not a token, is damaged, or has a newer version.
     """
     try:
         body = _parse(_payload(token))
@@ -224,8 +225,8 @@ def _parse(payload: bytes) -> dict[str, Any]:
     problem = beyond_bounds(payload)
     if problem is not None:
         raise _damaged(problem)
-    # If memory for its values is missing, the parser ends the process. So the memory is taken here first, and
-    # freed before the parser runs.
+    # If the parser cannot get memory for the values, it ends the process. So the memory is allocated here
+    # first, and freed before the parser runs.
     bytes(_PARSER_TAKES * len(payload) + min(_MOST_FOR_A_BYTE * len(payload), _MOST_FOR_VALUES))
     try:
         body = orjson.loads(payload)

@@ -1,18 +1,18 @@
-"""Decides when a child starts whose parents this feed may never read.
+"""Decides when a child starts if this feed may never read some of its parents.
 
-A feed of a whole collection waits for every parent: an audit finds the ones that it does not lead to. Two
-kinds of feeds have no audit: a partition with its descendants, and one partition key. There a parent that is
-not in the lineage is undiscovered. Either another reader reads it, or it descends from a partition of the
-lineage that has not come to its end. In most cases the service's listing shows which of the two it is, and
-then a child does not wait for the first kind (`Retention.named`). Where the listing does not show it, this
-rule decides:
+A feed of a whole collection waits for every parent, because an audit finds the parents that the feed does not
+lead to. Two kinds of feeds have no audit: a partition with its descendants, and one partition key. In these
+feeds, a parent that is not in the lineage is called undiscovered. Either another reader reads it, or it
+descends from a partition of the lineage that has not been read to its end. In most cases the service's
+listing shows which of the two cases applies, and then a child does not wait for a parent that another reader
+reads (`Retention.named`). If the listing does not show it, this rule decides:
 
-An undiscovered parent existed before its child was made, so its ancestors had ended by then. A partition that
-was read past the time at which the child was named, and has not ended, leads to no such parent. Nor does a
-partition that was asked after that time and had nothing more.
+An undiscovered parent existed before its child was made, so its ancestors had ended by then. So a partition
+that was read past the time at which the child was named, and has not ended, leads to no undiscovered parent.
+Nor does a partition that was asked after that time and had nothing more.
 
-So a child may start late, but it is never left out. One child starts at a time, the oldest first, because
-another waiting child may lead to it.
+With this rule a child may start late, but it is never left out. Children start one at a time, the oldest
+first, because one waiting child may lead to another.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LATE: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class UndiscoveredParents:
-    """The children of a lineage that wait only for undiscovered parents; made for one call, before it reads.
+    """The children of a lineage that wait only for undiscovered parents; made for each call before it reads.
 
     A child starts at once when the positions show that its wait would never end.
 
@@ -51,22 +51,22 @@ class UndiscoveredParents:
     def settle(self) -> bool:
         """Start a child whose wait would never end.
 
-        Called when every active partition was asked in this call and has nothing.
+        Called when every active partition was asked in this call and has nothing more.
 
         Returns:
-            True when no child waits: the feed is idle.
+            True if no child waits, so that the feed is idle.
         """
         child = self._oldest()
         if child is None:
             return True
         # A child that was named in this call may be younger than the answers. A child that is not found yet
-        # may lead to it.
+        # may be its ancestor.
         if child.partition_id in self._before and not self._lineage.awaiting_children():
             self._lineage.start(child.partition_id)
         return False
 
     def _oldest(self) -> Waiting | None:
-        """The child that begins first by its position; where positions do not say, the one named first."""
+        """The child with the first start position; if positions do not show it, the child named first."""
         return min(_waiting_for_undiscovered(self._lineage), key=self._begins, default=None)
 
     def _begins(self, child: Waiting) -> datetime:
@@ -82,7 +82,7 @@ class UndiscoveredParents:
 
 
 def _waiting_for_undiscovered(lineage: Lineage) -> list[Waiting]:
-    """Children without any parent in the lineage; none in a feed where audits find what is missed."""
+    """Children without a parent in the lineage; none if audits find the missed partitions of this feed."""
     if lineage.audited is not None:
         return []
     return [child for child in lineage.waiting() if not any(parent in lineage for parent in child.parents)]

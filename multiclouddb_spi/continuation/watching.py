@@ -1,8 +1,8 @@
-"""When to look again for the children of a drained partition, and for how long.
+"""Decides when to look again for the children of a drained partition, and for how long.
 
-The time of a watch is running time: monotonic seconds between two looks of one process. The token keeps it,
-so that neither a restart nor a client's clock ends a watch early. The process only remembers when it last
-looked; if it loses that, the watch lasts longer.
+The duration of a watch is running time: it adds up the monotonic seconds between two looks of one process.
+The token keeps it, so that neither a restart nor a client's clock ends a watch early. The process only
+remembers when it last looked; if it loses this time, the watch lasts longer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 
 def _renew_lock() -> None:
-    """Replace the lock: a thread of the parent may have held it when the process was forked."""
+    """Replace the lock, because a thread of the parent may have held it when the process was forked."""
     global _lock
     _lock = threading.Lock()
 
@@ -43,8 +43,8 @@ os.register_at_fork(after_in_child=_renew_lock)
 def pause_after(watched: int) -> float:
     """Seconds from one look to the next: about as long as the search has lasted so far.
 
-    So ten minutes take fourteen looks. Half of them are made in the first six seconds, when most late
-    children appear.
+    So the process looks fourteen times in ten minutes. Half of these looks are in the first six seconds, when
+    most late children appear.
 
     Args:
         watched: How long the search has lasted, in tenths of a second.
@@ -55,8 +55,8 @@ def pause_after(watched: int) -> float:
 def is_due(feed: Feed, entry: AwaitingChildren) -> bool:
     """Whether to look for more children of a partition now.
 
-    The first child is looked for at once, because the feed cannot continue without it. A process that has not
-    looked yet also looks at once.
+    If no child is known, the engine looks at once, because the feed cannot continue without a child. A
+    process that has not looked yet also looks at once.
 
     Args:
         feed: The feed of the partition.
@@ -71,7 +71,7 @@ def is_due(feed: Feed, entry: AwaitingChildren) -> bool:
 
 
 def due(feed: Feed, lineage: Lineage) -> list[AwaitingChildren]:
-    """The partitions to look for children of now.
+    """The partitions whose children the engine must look for now.
 
     Args:
         feed: The feed of the lineage.
@@ -81,7 +81,7 @@ def due(feed: Feed, lineage: Lineage) -> list[AwaitingChildren]:
 
 
 def is_over(entry: AwaitingChildren, seconds: float) -> bool:
-    """Whether the search for a partition's children has lasted long enough; never before one is known.
+    """Whether the search for a partition's children has lasted long enough; never true before one is known.
 
     Args:
         entry: The partition.
@@ -99,14 +99,14 @@ def looked(feed: Feed, partition_id: str, watched: int) -> int:
         watched: The time of its watch so far, in tenths of a second.
 
     Returns:
-        The time of its watch now. It has grown by the time since this process last looked, or not at all when
-        that is not known.
+        The new time of its watch. It has grown by the time since this process last looked, or not at all if
+        that time is unknown.
     """
     now = time.monotonic()
     with _lock:
         looks = _looks.setdefault(feed, OrderedDict())
         last = looks.get((partition_id, watched))
-        # Rounded down: a watch may last longer than this number says.
+        # Rounded down, because a watch may last longer than this number says but not shorter.
         watched += 0 if last is None else int((now - last) * 10)
         if last is None or watched > 0:
             looks[partition_id, watched] = now
@@ -132,7 +132,7 @@ def settle(
         entries: The partitions that were asked for.
         outcomes: The answers; a partition without one was not asked.
         seconds: How long to look for more children.
-        end: Applies an outcome to the lineage, and returns what starts.
+        end: Applies an outcome to the lineage, and returns the ids that start.
 
     Returns:
         The ids that start now.
@@ -143,8 +143,8 @@ def settle(
             continue
         lineage.watch(name, looked(feed, name, watched))
         outcome, ending = outcomes[name], lineage.ending(name)
-        # It is gone, and nobody can name more of its children. An audit finds a child that was missed. In a
-        # feed without audits, all partitions that may be its children are named instead.
+        # The partition is gone, and nobody can name more of its children. An audit finds children that were
+        # missed. In a feed without audits, all partitions that may be its children are named instead.
         gone = isinstance(outcome, Drained) and outcome.instead and lineage.audited is not None
         if gone and ending is not None and ending.children:
             started += lineage.forget(name)
@@ -155,6 +155,6 @@ def settle(
             continue
         if not lineage.fresh_children(
             name, children_of(outcome)
-        ):  # else it could not be added: look for it again
+        ):  # otherwise it could not be added, so look for it again
             started += lineage.forget(name)
     return started

@@ -14,7 +14,7 @@ __all__ = ["added", "clip", "is_news", "records_before", "within"]
 
 
 def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str, Head]:
-    """The heads, where each one that lies after a target, or may lie after it, is moved to the target."""
+    """The heads; each head that lies after the target, or may lie after it, is moved to the target."""
     if target is None:
         return heads
     clipped = {}
@@ -23,14 +23,15 @@ def clip(feed: Feed, heads: dict[str, Head], target: Target | None) -> dict[str,
             bound = target.cursors[name]
             order = feed.compare(head.cursor, bound)
             if order != -1:
-                # An end exactly at the bound is also left for later: its children lie after the target.
+                # An end exactly at the bound is also left for later, because its children lie after the
+                # target.
                 head = Head(bound, None if order != 0 and head.records else head.records, Continue())
         clipped[name] = head
     return clipped
 
 
 def is_news(head: Head, moved: bool) -> bool:
-    """True for records, for possible records, and for an end; not for a position that only moved."""
+    """True for records, for possible records, and for an end; False for a position that only moved."""
     return bool(head.records) or (head.records is None and moved) or not goes_on(head.outcome)
 
 
@@ -42,21 +43,21 @@ def records_before(head: Head, asked: Cursor, share: int) -> int:
 
 
 def added(before: Head | None, head: Head) -> Head:
-    """A head that was asked for in two parts."""
+    """Join two heads into one; the head was asked for in two parts."""
     if before is None or before.records is None or head.records is None:
         return head if before is None else attrs.evolve(head, records=None)
     return attrs.evolve(head, records=before.records + head.records)
 
 
 def within(feed: Feed, entry: Active, target: Target | None) -> bool:
-    """True when there may be something to read before the target."""
+    """True if there may be something to read before the target."""
     if target is None:
         return True
     if entry.partition_id not in target.cursors:
         return target.passed is None or entry.partition_id in target.passed
     bound = target.cursors[entry.partition_id]
     order = feed.compare(entry.cursor, bound)
-    # At the same place with other hints: the hints keep what was already scanned.
+    # At the same place only other hints matter: they keep what was already scanned.
     return order in (-1, None) or (order == 0 and entry.cursor != bound and _hints(feed, entry.cursor, bound))
 
 

@@ -1,11 +1,11 @@
-"""Plans bounded reads: from one lineage to the next, by as many records as wanted.
+"""Plans bounded reads: each step leads from one lineage to the next and reads a limited number of records.
 
-The plan of a step is the difference of two lineages (`ranges_between`). So both can be stored, and any
-process can read the step again with the same result. A step never reads a child together with its parent,
-because the ranges of one step may be read in any order. For the same reason, a step does not move a partition
-that becomes active in it: the lineage before the step does not hold it.
+The plan of a step is the difference between two lineages (`ranges_between`). So both lineages can be stored,
+and any process can repeat the step with the same result. A step never reads a child together with its parent,
+because the ranges of one step may be read in any order. Nor does a step advance a partition that becomes
+active during the step, because the lineage before the step does not contain that partition.
 
-No method changes its arguments, so each can be called again. Only reads are retried here.
+No method changes its arguments, so each can be called again. Only reads are retried in this module.
 """
 
 from __future__ import annotations
@@ -57,12 +57,13 @@ _log = logging.getLogger("multiclouddb.planner")
 
 
 class Planner:
-    """Plans the reads of one feed; made for one call, which may have several tries.
+    """Plans the reads of one feed; an instance is made for each call, which may have several tries.
 
     Args:
         provider: Classifies failures.
-        feed: The opened feed; one with `SupportsHeads` is planned with little or no reading.
-        on_expired: `SkipToOldest()` to plan past what retention has taken.
+        feed: The opened feed; if it implements `SupportsHeads`, planning reads little or nothing.
+        on_expired: `SkipToOldest()` to continue planning after records that were lost because they were older
+            than retention.
         watch_seconds: How long to look for more children of a drained partition.
         audit_seconds: How often the coverage of a collection is audited.
     """
@@ -84,12 +85,12 @@ class Planner:
         """Resolve a start.
 
         Args:
-            position: The start position. The scan of a snapshot is read before any change, in whole segments.
+            position: The start position. A snapshot's scan is read before any change, in whole segments.
             deadline: The time limit.
             field: The caller's name for the time of `AtTime`, for the error.
 
         Raises:
-            MulticloudDbError: `INVALID_REQUEST` for a time in the future, and for an `INTERLEAVED` snapshot.
+            MulticloudDbError: `INVALID_REQUEST` for a time in the future or an `INTERLEAVED` snapshot.
         """
         if isinstance(position, Snapshot):
             return plan_snapshot(self._feed, position, deadline)
@@ -108,7 +109,7 @@ class Planner:
             value: The result of `Lineage.to_json`.
 
         Raises:
-            InvalidCursor: It is no lineage.
+            InvalidCursor: The value is not a lineage.
         """
         return lineage_from_json(value, self._feed.join)
 
@@ -121,15 +122,15 @@ class Planner:
         *,
         allow_empty: bool = False,
     ) -> Step:
-        """The next step; a step that is not worth reading has not moved.
+        """The next step; if it is not worth reading, its `moved` is False.
 
         Args:
             before: The lineage to continue from; it is not changed.
-            max_records: Hard bound on the records of the step; None = up to the present end.
+            max_records: Hard limit on the records of the step; None = up to the present end.
             deadline: The time limit of planning.
-            target: Read not further than this.
-            allow_empty: True when positions that moved without a record are worth a step too. Without it, a
-                position that is kept for a long time falls out of the service's log.
+            target: The position to read up to at most.
+            allow_empty: True if positions that moved without a record are also worth a step. Otherwise a
+                position that stays the same for a long time becomes older than the service's log.
         """
         wanted = {e.partition_id: e.cursor for e in before.active() if within(self._feed, e, target)}
         return self._step(before, wanted, max_records, deadline, target, allow_empty)
@@ -137,7 +138,7 @@ class Planner:
     def steps(self, before: Lineage, deadline: Deadline, target: Target | None = None) -> Iterator[Step]:
         """Every step from a lineage to the present end of the feed, or to the target.
 
-        Each partition is asked once, so that the steps end however fast records come.
+        Each partition is asked once, so the steps end however fast records arrive.
 
         Args:
             before: The lineage to continue from.
@@ -156,7 +157,7 @@ class Planner:
             before = step.after
 
     def target(self, before: Lineage, deadline: Deadline) -> Target:
-        """The present end of the feed: what is written later lies after it.
+        """The present end of the feed; all records written later lie after it.
 
         Args:
             before: The lineage to continue from.
@@ -170,10 +171,11 @@ class Planner:
         return Target(stands, frozenset(passed))
 
     def target_at(self, moment: datetime, deadline: Deadline, field: str = "AtTime.utc") -> Target:
-        """The end of the feed as it was at a moment; needs `CHANGE_FEED_POINT_IN_TIME`.
+        """The end that the feed had at a moment; needs `CHANGE_FEED_POINT_IN_TIME`.
 
         Args:
-            moment: With a time zone. The target lies before it, as closely as the capability's note says.
+            moment: The moment, with a time zone. The target lies before it, as closely as the capability's
+                note says.
             deadline: The time limit.
             field: The caller's name for the time, for the error.
 
@@ -216,13 +218,13 @@ class Planner:
         return Step(before, after, ends, empty, late, news, records, tuple(self._skipped))
 
     def _audit(self, lineage: Lineage, mover: Mover, deadline: Deadline) -> tuple[PartitionFoundLate, ...]:
-        """Compare a lineage with what the service lists, when due; a failed audit does not stop the plan."""
+        """Compare a lineage with the service's listing, when due; a failed audit does not stop the plan."""
         if not is_audit_due(lineage.audited, self._audit_seconds):
             return ()
         address = self._feed.spec.address
         try:
             found = mover.audit(deadline.sooner(_AUDIT_SECONDS))
-        except Exception as error:  # noqa: BLE001 - it is tried again soon
+        except Exception as error:  # noqa: BLE001 - it is repeated soon
             self._warn_of_audit(error)
             return ()
         if found.error is not None:
@@ -249,7 +251,7 @@ class Planner:
         deadline: Deadline,
         target: Target | None,
     ) -> dict[str, Head]:
-        """The position up to which each partition is read; `max_records` bounds all of them together."""
+        """The position up to which each partition is read; `max_records` limits all reads together."""
         if max_records is None:
             return clip(self._feed, self._ask(wanted, None, mover, deadline), target)
         heads: dict[str, Head] = {}
@@ -282,7 +284,7 @@ class Planner:
     def _ask(
         self, cursors: dict[str, Cursor], most: int | None, mover: Mover, deadline: Deadline
     ) -> dict[str, Head]:
-        """The head of each partition; a partition lost to retention is replaced in the lineage."""
+        """The head of each partition; a partition that is older than retention is replaced in the lineage."""
         left, skips = dict(cursors), Counter[str | None]()
         found: dict[str, Head] = {}
         while True:
@@ -303,14 +305,15 @@ class Planner:
                 before = dict(left)
                 for name in left.copy() if failed is None else [failed]:
                     self._skip(name, left, mover, failed)
-                # The oldest record may be gone before it is read, but that must not repeat for ever.
+                # The oldest record may be gone before it is read, but skipping must not repeat for ever.
                 if left == before or skips[failed] > _MOST_SKIPS:
                     raise
 
     def _skip(self, name: str, left: dict[str, Cursor], mover: Mover, failed: str | None) -> None:
         """Continue at the oldest record of a partition that has expired.
 
-        It is the one whose read has `failed`. Where all were asked together, their positions show which one.
+        It is the partition whose read has `failed`. If all were asked together, their positions show which
+        partition it is.
         """
         seeds = {seed.partition_id: seed for seed in mover.oldest(name)}
         if name in seeds and failed is None and self._feed.compare(left[name], seeds[name].cursor) != -1:
@@ -330,11 +333,11 @@ class Planner:
         )
 
     def _read_head(self, name: str, cursor: Cursor, most: int | None, deadline: Deadline) -> Head:
-        """Find a head by reading, where the feed has no cheaper way."""
+        """Find a head by reading, if the feed offers no cheaper way."""
         reading = RangeReading(self._provider, self._feed, Range(name, cursor, None))
         count, outcome = 0, Continue()
         try:
-            # Where records come faster than they are read, the records read by the deadline are a step too.
+            # If records arrive faster than they are read, the records read by the deadline also form a step.
             while (most is None or count < most) and not (count and deadline.remaining() < _SPARE_SECONDS):
                 wanted = _RECORDS if most is None else min(_RECORDS, most - count)
                 batch = reading.fetch(wanted, deadline)

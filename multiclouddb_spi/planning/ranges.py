@@ -1,4 +1,4 @@
-"""Bounded reads: a range of one partition that gives the same events whenever it is read."""
+"""Bounded reads: reads of a range of one partition, which returns the same events each time."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _BEHIND: Final = (
 
 @attrs.frozen
 class Range:
-    """Part of one partition: `(start, until]`.
+    """A part of one partition: `(start, until]`.
 
     Attributes:
         partition_id: The service's own id.
         start: Read after this.
-        until: The last position, included. None means up to the end, which has to come: the
-            partition has ended, or it is a part of a scan.
+        until: The last position, inclusive. None means up to the end, which must exist: the partition has
+            ended, or it is a segment of a scan.
     """
 
     partition_id: str
@@ -61,11 +61,12 @@ def read_range(
         provider: Classifies failures.
         feed: The opened feed.
         part: The range to read.
-        on_expired: `SkipToOldest()` to continue after what was lost to retention in the range; `Fail()` by
-            default.
+        on_expired: `SkipToOldest()` to continue after records of the range that retention has removed;
+            `Fail()` by default.
 
     Raises:
-        MulticloudDbError: By category; `CHECKPOINT_EXPIRED` when part of the range was lost to retention.
+        MulticloudDbError: With a category; `CHECKPOINT_EXPIRED` if a part of the range is older than
+            retention.
     """
     reading = RangeReading(provider, feed, part)
     try:
@@ -93,8 +94,8 @@ class RangeReading:
     def batches(self, on_expired: OnExpired) -> Iterator[Batch]:
         """The whole range; batches are not empty.
 
-        The node of the service that answers may lag behind the one that the range was planned with. So where
-        it has nothing more before the end of the range, it is asked again.
+        The service's node that answers may lag behind the node that was used for planning the range. So if it
+        has nothing more before the end of the range, it is asked again.
         """
         still = Deadline.after(_STILL_SECONDS)
         while True:
@@ -134,7 +135,7 @@ class RangeReading:
             reader.close()
 
     def _is_over(self, outcome: Outcome) -> bool:
-        """Whether the range ends with a batch; raises when the partition has ended before it."""
+        """Whether the range ends with a batch; raises if the partition has ended before that."""
         match outcome:
             case Continue():
                 return False
@@ -148,7 +149,7 @@ class RangeReading:
                 assert_never(outcome)
 
     def _is_short(self) -> bool:
-        """True unless the bound is reached: the partition has ended before the end of the planned range."""
+        """True if the partition has ended before the end of the planned range."""
         until = self._part.until
         return until is not None and self._feed.compare(self._position, until) in (-1, None)
 
@@ -157,7 +158,7 @@ class RangeReading:
 
         Args:
             max_records: Hard bound on `len(batch)`.
-            deadline: No try begins after it.
+            deadline: The time limit; no try begins after it.
 
         Raises:
             Exception: The error of the last attempt.
@@ -181,7 +182,7 @@ class RangeReading:
         return ProviderFault.of(ErrorCategory.TRANSIENT_FAILURE, message, retryable=True)
 
     def _skip(self) -> bool:
-        """Continue at the oldest record that is left in the range; False when none is left."""
+        """Continue at the oldest record that is left in the range; False if none is left."""
         part = self._part
         for seed in self._feed.oldest([part.partition_id], Deadline.after(_FETCH_SECONDS)):
             if seed.partition_id == part.partition_id and seed.cursor != self._position:

@@ -1,7 +1,8 @@
-"""Plans bounded reads of a snapshot's scan: whole segments, which one step cuts and the next step reads.
+"""Plans bounded reads of a snapshot's scan: one step cuts whole segments, and the next step reads them.
 
-A step is the difference of two lineages. So the segments that it reads must stand in the lineage before it:
-cutting a plan again could give other segments. The stream waits until the scan is over, whatever the order.
+A step is the difference between two lineages. So the lineage before a step must contain the segments that the
+step reads, because cutting a plan again could give other segments. The stream waits until the scan is over,
+whatever the `SnapshotOrder`.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ def scan_step(feed: Feed, before: Lineage, max_records: int | None, deadline: De
     Args:
         feed: The opened feed.
         before: The lineage to continue from; it is not changed.
-        max_records: About how many rows a step may have, counted in whole segments, at least one; None = as
-            many segments as make sense.
-        deadline: When it has to be over.
+        max_records: The approximate maximum number of rows in a step, rounded to whole segments, at least
+            one; None = as many segments as make sense.
+        deadline: The time limit.
 
     Returns:
-        A step that reads every segment of `before` to its end. It may read nothing: then it has cut segments,
-        or ended the scan.
+        A step that reads every segment of `before` to its end. If it reads nothing, it has cut segments or
+        ended the scan.
     """
     if not isinstance(feed, SupportsSnapshot):
         raise unwritten(type(feed), "segments", "how to scan its collection")
@@ -81,7 +82,7 @@ def scan_step(feed: Feed, before: Lineage, max_records: int | None, deadline: De
 
 
 def _segments(records: int | None, segments: int | None, most: int | None) -> int:
-    """How many segments have about `most` rows."""
+    """The number of segments that have about `most` rows in total."""
     if most is None or not records or not segments:
         return _MOST_SEGMENTS if most is None else 1
     return max(1, min(_MOST_SEGMENTS, most * segments // records))

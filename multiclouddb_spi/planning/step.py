@@ -1,4 +1,4 @@
-"""One planned step, and how far a run may read."""
+"""One planned step, and the limit up to which a run may read."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Step", "Target", "ranges_between"]
 
 @attrs.frozen
 class Target:
-    """How far a run that ends by itself may read.
+    """The limit up to which a run that ends by itself may read.
 
     Attributes:
-        cursors: Partition → where to stop in it.
+        cursors: Partition → the position to stop at in it.
         passed: Partitions that ended before the target and are read to their end; None = every partition
-            without a cursor. A partition that is not in `passed` and has no cursor came later.
+            without a cursor. A partition that is not in `passed` and has no cursor appeared after the target.
     """
 
     cursors: Mapping[str, Cursor]
@@ -35,13 +35,16 @@ class Step:
 
     Attributes:
         before: The lineage before the step.
-        after: The lineage when the ranges are read.
-        ends: Partition → where it ended, for those that ended in this step: `after` no longer holds them.
-        empty: True when only positions have moved: there is nothing to read between them.
+        after: The lineage after the ranges are read.
+        ends: Partition → the position of its end, for partitions that ended in this step; `after` no longer
+            contains them.
+        empty: True if only positions have moved and there is nothing to read between them.
         found_late: Partitions that an audit found; the next step reads them.
-        news: Partitions with records, or possible records, or an end in this step. All others only moved.
-        records: How many records the step has, or None where the service does not say.
-        skipped: What was lost to retention and is left out, as text for people: the partition and the place.
+        news: Partitions with records, possible records, or an end in this step. All other partitions only
+            moved.
+        records: The number of records in the step, or None if the service does not report it.
+        skipped: The parts left out because they are older than retention, as text for people: partition and
+            place.
     """
 
     before: Lineage
@@ -55,11 +58,11 @@ class Step:
 
     @property
     def moved(self) -> bool:
-        """False when all positions are the same; looking for children and auditing do not count."""
+        """False if all positions are the same; looking for children and auditing do not count."""
         return not self.after.stands_like(self.before)
 
     def ranges(self) -> list[Range]:
-        """What to read, in any order."""
+        """The ranges to read, in any order."""
         return [] if self.empty else ranges_between(self.before, self.after, self.ends)
 
 

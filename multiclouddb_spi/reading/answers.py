@@ -1,4 +1,4 @@
-"""Applies the answers of partitions to the page and the lineage: cut, advance, retire, skip."""
+"""Applies the answers of partitions to the page and the lineage: cuts, advances, retires and skips."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ _ALL_ENDED: Final = "every partition has ended and all that they held has been r
 class Answers(Generic[T]):
     """Collects the answers of one call's partitions; every method changes the lineage and the result.
 
-    Methods that can end a partition return the ids of the partitions that start after it.
+    A method that can end a partition returns the ids of the partitions that start as a result.
 
     Args:
         context: The objects that all calls share.
         feed: The opened feed.
         lineage: Changed in place.
         turns: The call's partitions.
-        limit: Bound on returned records.
-        view: Makes what the caller wants from a batch's records `[i, j)`.
+        limit: Limit on returned records.
+        view: Makes the caller's values from a batch's records `[i, j)`.
         deadline: The time limit of the call.
-        on_expired: The reaction to a position that is older than retention.
+        on_expired: What to do if a position is older than retention.
         single: True to report the end of a partition instead of continuing with its children.
 
     Attributes:
@@ -89,9 +89,9 @@ class Answers(Generic[T]):
         return batch
 
     def take(self, turn: Turn, reader: PartitionReader, batch: Batch, stop: int) -> bool:
-        """Put records on the page up to `stop`; False when the provider cannot map its own records.
+        """Put records up to `stop` on the page; False if the provider cannot map its own records.
 
-        Also False for a segment of a scan that has ended meanwhile.
+        Also False for a segment whose scan has ended in the meantime.
         """
         if turn.partition_id not in self._lineage:
             return False
@@ -100,9 +100,9 @@ class Answers(Generic[T]):
             try:
                 with collector_paused():
                     value = [self._view(batch, first, stop)]
-            except RecordFault as fault:  # what precedes the poisoned record is returned first
+            except RecordFault as fault:  # the records before the poison record are returned first
                 result.poison, stop = (turn.partition_id, fault), max(first, min(fault.index, stop - 1))
-            except Exception as error:  # noqa: BLE001 - a defect of the provider, reported like any failure
+            except Exception as error:  # noqa: BLE001 - a defect of the provider is reported like any failure
                 self.blame(turn, error)
                 return False
         if stop > first or not len(batch):
@@ -113,25 +113,25 @@ class Answers(Generic[T]):
         return True
 
     def finish(self, turn: Turn, batch: Batch) -> list[str] | None:
-        """Apply a batch's outcome, which counts only when the whole batch is returned.
+        """Apply a batch's outcome, which counts only after the whole batch is returned.
 
         Returns:
-            The ids that start after the partition; None while there is more to read in it.
+            The ids that start as a result; None while there is more to read in the partition.
         """
         turn.watermark = batch.watermark
         for notice in batch.notices:
             self.result.tell(notice, turn.partition_id)
-        if type(batch.outcome) is Continue:  # the ordinary answer ends nothing
+        if type(batch.outcome) is Continue:  # the usual outcome ends nothing
             return None
         return self._ends(turn.partition_id, batch.outcome)
 
     def has_ended(self) -> bool:
-        """Whether a partition has ended in this call whose children have not been asked for."""
+        """Whether a partition has ended in this call and its children have not been asked for."""
         unnamed = {entry.partition_id for entry in self._lineage.unnamed()}
         return self.result.moved and not unnamed <= self._discovered
 
     def discover(self) -> list[str]:
-        """Ask once for more children of the ended partitions for which it is time to ask."""
+        """Ask once for more children of those ended partitions whose next question is due."""
         entries = self._mover.due()
         if not entries:
             return []
@@ -150,7 +150,7 @@ class Answers(Generic[T]):
             for turn in asked:
                 self.blame(turn, error)
             return []
-        # A look that finds nothing must not hide that no read has worked.
+        # A search that finds no child must not hide the fact that no read has succeeded.
         self.result.moved = moved or any(self._has_changed(entry) for entry in entries)
         if not len(self._lineage) and self.result.over is None:
             self.result.over = _ALL_ENDED
@@ -161,13 +161,13 @@ class Answers(Generic[T]):
         return now is None or now.children != entry.children
 
     def failed(self, turn: Turn, error: Exception) -> list[str]:
-        """A read has failed for good in this call: record the failure, or skip what was lost to retention."""
+        """A read has failed for good in this call: record the failure, or skip the expired records."""
         expired = self._fetcher.fault(error).category == ErrorCategory.CHECKPOINT_EXPIRED
         skips = isinstance(self._on_expired, SkipToOldest) and not self._lineage.is_segment(turn.partition_id)
         if not expired or not skips:
             self.blame(turn, error)
             return []
-        if turn.skips == _MOST_SKIPS:  # the oldest is always gone already: that is no progress
+        if turn.skips == _MOST_SKIPS:  # the oldest record is always gone already, so there is no progress
             self._forget_gaps(turn)
             self.blame(turn, error)
             return []
@@ -191,7 +191,7 @@ class Answers(Generic[T]):
         return started
 
     def blame(self, turn: Turn, error: Exception) -> None:
-        """Record a failure; one that is not retryable stops the feed."""
+        """Record a failure; a failure that is not retryable stops the feed."""
         self._turns.fail(turn, error)
         if not self._fetcher.fault(error).retryable:
             self.result.failure = (turn.partition_id, error)
@@ -215,7 +215,7 @@ class Answers(Generic[T]):
         self._pass_on(name, [*(child.partition_id for child in moved.fresh), *moved.started])
         self.result.moved = True
         if not isinstance(outcome, Awaiting):
-            self._turns.of(name).headroom = math.inf  # read to its end: nothing of it can be lost
+            self._turns.of(name).headroom = math.inf  # read to its end, so nothing in it can be lost
         return list(moved.started)
 
     def _tell_end(self, name: str, outcome: Outcome, moved: Moved) -> None:
@@ -226,8 +226,8 @@ class Answers(Generic[T]):
                 if not len(self._lineage):
                     self.result.over = _ALL_ENDED
             case Ended(notice) if notice is not None:
-                # Every partition of a dropped collection has this notice; the last one says that the feed is
-                # over.
+                # Every partition of a dropped collection gives this notice; the last one says that the feed
+                # is over.
                 if notice not in self.result.notices and not isinstance(notice, FeedEnded):
                     self.result.tell(notice, name)
                 if not len(self._lineage):
@@ -241,11 +241,11 @@ class Answers(Generic[T]):
                 pass
 
     def audit_when_due(self, every: float, meanwhile: Callable[[], None]) -> None:
-        """Compare the lineage with what the service lists; the next call reads what it does not cover.
+        """Compare the lineage with the service's listing; the next call reads the uncovered partitions.
 
         Args:
             every: Seconds from one audit to the next.
-            meanwhile: Begins the calls that the service may serve at the same time.
+            meanwhile: Starts the calls that the service may serve at the same time.
         """
         if self._single or not is_audit_due(self._lineage.audited, every):
             return
@@ -255,7 +255,7 @@ class Answers(Generic[T]):
             audit = self._mover.audit(
                 self._deadline.sooner(min(_AUDIT_SECONDS, self._deadline.remaining() / 2))
             )
-        except Exception as error:  # noqa: BLE001 - it fails the audit, not the page
+        except Exception as error:  # noqa: BLE001 - only the audit fails, not the page
             self._observing.audit_failed(address, self._fetcher.fault(error).message)
             return
         for late in audit.late:
@@ -286,7 +286,7 @@ class Answers(Generic[T]):
         ]
 
     def _pass_on(self, name: str, heirs: Iterable[str]) -> None:
-        """The partitions that follow also come after the partition's notice."""
+        """Note that the events of the next partitions also come after the partition's notice."""
         if self._turns.of(name).noticed:
             for heir in heirs:
                 self._turns.of(heir).noticed = True
@@ -297,7 +297,7 @@ class Answers(Generic[T]):
         self._observing.partition_retired(self._feed.spec.address, public_id(name), named)
 
     def _tell_gap(self, turn: Turn, seeds: Sequence[Seed]) -> None:
-        """Report that records after the position are gone; reading continues with the oldest left."""
+        """Report that records after the position are gone; reading continues with the oldest one left."""
         position = self._lineage.cursor(turn.partition_id)
         turn.skips += 1
         turn.lost = position if turn.skips == 1 else turn.lost

@@ -21,11 +21,11 @@ class ReadContext:
 
     Attributes:
         fetcher: Runs reads.
-        cache: Readers and what they have fetched, between calls.
-        budget: Bound on buffered bytes.
+        cache: Keeps readers and their fetched records between calls.
+        budget: Limit on buffered bytes.
         watch: Observer and logs.
         closed: Set when the client is closed.
-        width: Partitions read at once by one call.
+        width: The number of partitions that one call reads at once.
         page_records: The provider's own page size.
         watch_seconds: How long to look for more children of a drained partition.
         audit_seconds: How often the coverage of a collection is audited.

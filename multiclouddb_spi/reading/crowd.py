@@ -1,4 +1,4 @@
-"""Decides which readers of one partition are closed when there are too many."""
+"""Decides which readers of one partition are closed if there are too many."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Generic, TypeVar
 
 __all__ = ["Crowd"]
 
-# Always the same sequence: two runs of one program keep the same readers.
+# The sequence is always the same, so that two runs of one program keep the same readers.
 _dice: Final = Random(0)
 T = TypeVar("T")
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 class Crowd(Generic[T]):
     """The cached readers of one partition: one for each consumer, and the ones that consumers no longer use.
 
-    A consumer that comes back has proven that its reader is in use. A consumer that continues in another
-    process never comes back. So readers that nobody has come back to are closed first, one of them at random.
-    With "the oldest first", consumers that take turns would each find their reader closed just before they
-    come back. At most seven eighths are proven readers, so that new consumers have a place when old ones have
-    stopped.
+    If a consumer comes back, its reader is proven to be in use. A consumer that continues in another process
+    never comes back. So a random one of the readers to which no consumer has come back is closed first. If
+    the oldest were closed first, consumers that take turns would each find their reader closed just before
+    they come back. At most seven eighths of the readers are proven ones, so that there is room for new
+    consumers when old ones have stopped.
     """
 
     __slots__ = ("_new", "_proven")
@@ -30,7 +30,7 @@ class Crowd(Generic[T]):
         self._proven: OrderedDict[T, None] = OrderedDict()
 
     def add(self, reader: T, most: int, *, proven: bool) -> T | None:
-        """Cache one more; the one to close when there are more than `most`, else None."""
+        """Cache one more reader; returns the reader to close if there are more than `most`, else None."""
         (self._proven if proven else self._new)[reader] = None
         if len(self._new) + len(self._proven) <= most:
             return None

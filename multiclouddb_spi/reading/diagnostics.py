@@ -23,11 +23,11 @@ _MICRO: Final = timedelta(microseconds=1)
 def watermark_micros(
     feed: Feed, lineage: Lineage, result: PollResult[Any], previous: int | None
 ) -> int | None:
-    """The time before which no more events come, in µs since 1970; never less than `previous`.
+    """The time before which no more events will come, in µs since 1970; never less than `previous`.
 
-    It is the minimum over all partitions: the watermark of the last batch, else the time of the position. For
-    a child that waits it is the time of the start positions that its drained parents gave. While a snapshot
-    is scanned it is the snapshot's moment.
+    It is the minimum over all partitions. For each partition, the watermark of the last batch counts, or else
+    the time of the position. For a waiting child, the time of the start positions that its drained parents
+    gave counts. During the scan of a snapshot, the result is the snapshot's moment.
     """
     if (plan := lineage.plan) is not None:
         return plan.moment if previous is None else max(plan.moment, previous)
@@ -36,7 +36,7 @@ def watermark_micros(
         if isinstance(entry, Plan):
             continue
         if isinstance(entry, AwaitingChildren) and entry.children:
-            continue  # its known children are here; unknown children have no time
+            continue  # its known children are in the lineage; unknown children have no time
         if isinstance(entry, Waiting):
             times = [feed.describe(cursor).time for cursor in entry.said]
         else:
@@ -66,12 +66,12 @@ def diagnose(
 
     Args:
         feed: Names the partitions.
-        fetcher: Says the category of failures.
+        fetcher: Classifies failures.
         state: The token's content.
         result: The result of the call.
         watermark: From `watermark_micros`.
-        now: The service's time, or None where it does not say.
-        elapsed: Seconds that the call took.
+        now: The service's time, or None if the service does not report it.
+        elapsed: The duration of the call in seconds.
     """
     mark = None if watermark is None else _EPOCH + watermark * _MICRO
     lag: float | None = None
@@ -113,7 +113,7 @@ def open_watches(state: FeedState) -> int:
 
 
 def _headroom_of_waiting(feed: Feed, lineage: Lineage, now: datetime) -> float:
-    """How long the positions of waiting children are still kept; infinite when none waits."""
+    """How long the service still keeps the positions of waiting children; infinite if none waits."""
     least = math.inf
     for entry in lineage:
         for cursor in entry.said if type(entry) is Waiting else ():

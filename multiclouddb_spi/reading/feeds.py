@@ -1,4 +1,4 @@
-"""Opened feeds, kept between calls, and the times of their services' clocks."""
+"""Opened feeds that are kept between calls, and the times of their services' clocks."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class FeedCache:
 
     A feed is closed when neither a running call nor a later one needs it. Opening one costs calls to the
     service, which check how the resource is provisioned. So a feed is kept for ten minutes after its last
-    use, and the bound is as high as that of readers: with the scope of a partition key there is a feed for
-    each key, and a worker may read thousands of keys in turns. When there are more, those that were used in
-    the last minute stay, and a further one is closed after its call: a worker that reads in turns next needs
-    the feed that was unused for longest.
+    use. The limit is as high as that of readers, because with the scope of a partition key there is a feed
+    for each key, and a worker may read thousands of keys in turns. If there are more feeds, those that were
+    used in the last minute stay, and an additional feed is closed after its call. The feeds unused for
+    longest are not closed instead, because a worker that reads in turns needs them next.
 
     Args:
         fetcher: Runs calls.
@@ -52,7 +52,7 @@ class FeedCache:
         self._closed = False
 
     def acquire(self, spec: FeedSpec, open_feed: Callable[[], Feed]) -> tuple[Feed, bool]:
-        """The feed of this spec, to be released, and whether this call has opened it."""
+        """The feed of this spec, which the caller must release, and whether this call has opened it."""
         with self._lock:
             feed = self._feeds.get(spec)
             if feed is not None:
@@ -78,7 +78,7 @@ class FeedCache:
             self._close_unused(unused)
 
     def forget(self, feed: Feed) -> None:
-        """Open it again next time: its resource may have been recreated."""
+        """Open the feed again next time, because its resource may have been recreated."""
         with self._lock:
             if self._feeds.get(feed.spec) is feed:
                 del self._feeds[feed.spec]
@@ -86,23 +86,23 @@ class FeedCache:
         self._close_unused(feed)
 
     def now(self, feed: Feed, deadline: Deadline) -> datetime | None:
-        """The service's time, from an answer at most a minute old; None where the service does not say."""
+        """The service's time, from an answer at most a minute old; None if the service does not report it."""
         asked, answer = self._clocks.get(id(feed), (-math.inf, None))
         if time.monotonic() - asked >= _CLOCK_SECONDS:
             asked, answer = self._ask(feed, deadline)
-        # Advanced by a monotonic clock.
+        # A monotonic clock advances the answer.
         return None if answer is None else answer + timedelta(seconds=time.monotonic() - asked)
 
     def asked_now(self, feed: Feed, deadline: Deadline) -> datetime | None:
         """The service's time now, if it answers quickly; never later than its time in calls that follow.
 
-        A time that this process has extrapolated may be later than the service's own time: the service's
-        clock may have been set back, or another machine may answer.
+        A time that this process has extrapolated may be later than the service's own time, because the
+        service's clock may have been set back, or another machine may answer.
         """
         return self._quickly(feed, deadline, self._ask_now)
 
     def soon(self, feed: Feed, deadline: Deadline) -> datetime | None:
-        """The service's time if it answers quickly; otherwise it is not asked again for a minute."""
+        """The service's time if it answers quickly; otherwise the service is not asked again for a minute."""
         return self._quickly(feed, deadline, self.now)
 
     def _quickly(
@@ -113,7 +113,7 @@ class FeedCache:
             return None
         try:
             return ask(feed, deadline.sooner(_CLOCK_PATIENCE))
-        except Exception:  # noqa: BLE001 - the page comes without its lag
+        except Exception:  # noqa: BLE001 - the page is returned without its lag
             self._mute[id(feed)] = time.monotonic()
             return None
 
@@ -127,7 +127,7 @@ class FeedCache:
         return asked, answer
 
     def close(self) -> None:
-        """Close every feed; one that is in use is closed when its call is over."""
+        """Close every feed; a feed in use is closed when its call is over."""
         with self._lock:
             self._closed = True
             feeds = list(self._feeds.values())

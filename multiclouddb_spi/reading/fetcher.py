@@ -34,8 +34,8 @@ class Ask:
     Attributes:
         records: Hard bound on records.
         nbytes: Target for bytes.
-        reserve: Bytes that an answer is likely to have; reserved in the budget until it arrives.
-        wait: Seconds to block while there is nothing.
+        reserve: The likely size of an answer in bytes; reserved in the budget until the answer arrives.
+        wait: How many seconds to block while there are no records.
         deadline: The time limit.
     """
 
@@ -72,8 +72,8 @@ class Fetcher:
         provider: Classifies failures.
         executor: Runs the blocking calls.
         watch: Gets notifications of retries.
-        closed: Set when the client is closed: ends every pause.
-        attempts: Tries of one call; 1 with the application's own vendor client.
+        closed: Set when the client is closed; this ends every pause.
+        attempts: The number of tries of one call; 1 with the application's own vendor client.
         pause: Waits between tries; by default at most until the client is closed.
     """
 
@@ -124,7 +124,7 @@ class Fetcher:
             raise
 
     def rest(self) -> None:
-        """Pause briefly: otherwise the caller would ask again at once for what is not there yet."""
+        """Pause briefly, so that the caller does not repeat its question at once."""
         self._pause(_REST_SECONDS)
 
     def _submit(self, operation: Callable[..., T], *args: object) -> Future[T]:
@@ -145,7 +145,7 @@ class Fetcher:
                 raise closed_fault()
             try:
                 reader = live.open()
-                if live.cancelled:  # cancelled while the reader was opened: nobody has cancelled it
+                if live.cancelled:  # cancelled during the opening: nobody has cancelled the reader
                     raise closed_fault()
                 return reader.fetch(ask.records, ask.nbytes, ask.wait, ask.deadline)
             except BaseException:

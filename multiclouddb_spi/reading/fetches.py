@@ -35,12 +35,12 @@ class Fetches:
         feed: The opened feed.
         turns: The call's partitions.
         active: How many partitions share the budget.
-        limit: The page's bound: a first read asks for no more, later reads ask for more and more.
+        limit: The page's limit. A first read asks for no more than this; later reads ask for more and more.
         deadline: The time limit of the call.
 
     Attributes:
         overtaken: Partitions that wait for bytes while the records of others are returned. They keep their
-            place in the lineage, so they are the first to be asked when there are bytes.
+            place in the lineage, so they are asked first when bytes become free.
     """
 
     def __init__(
@@ -57,26 +57,26 @@ class Fetches:
         self.overtaken: frozenset[str] = frozenset()
 
     def may_ask(self) -> bool:
-        """Whether one more partition can be asked now; this may change which one is first."""
+        """Whether one more partition can be asked now; the call may change which partition is first."""
         if not self._turns.due or (len(self._turns.asked) >= self._context.width and self._full()):
             return False
         return self._has_room() or self._may_ask_without()
 
     def _full(self) -> bool:
-        """Whether enough partitions are asked; slow ones do not count, so that others are asked."""
+        """Whether enough partitions are being asked; slow ones do not count, so that others are asked."""
         slow, asked = time.monotonic() - HEAD_SECONDS, self._turns.asked.values()
         return sum(turn.reader.asked_at > slow for turn in asked if turn.reader) >= self._context.width
 
     def _has_room(self) -> bool:
         """Whether there are bytes left for one more answer.
 
-        It does not evict what this call or another consumer will return next: fetching that again would
-        cost more than waiting until it is returned.
+        It does not evict records that this call or another consumer will return next, because fetching them
+        again would cost more than waiting until they are returned.
         """
         reserve = max(self._share, self._budget.expected)
         if self._budget.over(reserve) <= 0:
             return True
-        if not self._no_room:  # found none once, so there is none for the rest of this call
+        if not self._no_room:  # no room was found once, so there is none for the rest of this call
             self._no_room = not self._cache.make_room(reserve, self._in_use)
         return self._budget.over(reserve) <= 0
 
@@ -84,7 +84,7 @@ class Fetches:
         """Whether a partition may be asked although no bytes are left for an answer.
 
         Partitions that already hold records go first, so that these are returned and free their bytes.
-        Where there are none, one partition is asked alone, whatever it holds.
+        If no partition holds records, one partition is asked alone, whatever its size.
         """
         due = self._turns.due
         if not self._sorted:
@@ -102,7 +102,7 @@ class Fetches:
         return reader.feed is self._feed and self._turns.position(reader.partition_id) == reader.cursor
 
     def ask_held(self) -> None:
-        """Ask the partitions that have records left: the page may have a place for these now."""
+        """Ask the partitions that have records left, because the page may have room for these now."""
         self._turns.ask(list(self._turns.held))
         self._sorted = False
 
@@ -117,7 +117,7 @@ class Fetches:
         return reader
 
     def launch(self, turn: Turn, reader: PartitionReader, wait: float, most: int | None = None) -> None:
-        """Ask a partition; it lands when it answers, or at once when it has records left.
+        """Ask a partition; the fetch lands when the answer arrives, or at once if records are left.
 
         Args:
             turn: The partition.
@@ -163,7 +163,7 @@ class Fetches:
         if (
             reader.future is None
             and len(self._turns.asked) < self._context.width
-            and not self._no_room  # if so, others have waited for these bytes
+            and not self._no_room  # otherwise other partitions have waited for these bytes
             and self._budget.over(max(self._share, self._budget.expected)) <= 0
         ):
             self._start(reader, 0.0)
@@ -171,7 +171,7 @@ class Fetches:
             time.sleep(_SEND_SECONDS)
 
     def park(self) -> dict[str, Exception | None]:
-        """Leave fetches in flight to the next call; after the deadline, cancel those that lose nothing by it.
+        """Leave fetches in flight to the next call; after the deadline, cancel those that lose nothing.
 
         Returns:
             The partitions whose answer is late, with the failure of their fetch so far.
@@ -182,7 +182,7 @@ class Fetches:
             reader = turn.reader
             assert reader is not None
             if passed and reader.future is not None and not reader.future.done():
-                if not (turn.awaited and reader.trouble is None):  # it waits for news, and there are none
+                if not (turn.awaited and reader.trouble is None):  # it waits for news, and there is none
                     late[turn.partition_id] = reader.trouble
                 if not reader.outlasts():
                     reader.discard()

@@ -68,10 +68,10 @@ class Pages:
 
     Args:
         provider_id: The provider that errors name.
-        fetcher: Says the category of failures.
+        fetcher: Classifies failures.
         feeds: Forgets a feed whose resource is gone.
         watch: Notified when a position is close to the end of retention.
-        headroom_warning: Seconds below which it is notified.
+        headroom_warning: The headroom in seconds below which `watch` is notified.
     """
 
     def __init__(
@@ -89,9 +89,10 @@ class Pages:
     def raise_failure(
         self, session: Session, lineage: Lineage, result: PollResult[Any], deadline: Deadline
     ) -> None:
-        """Raise what stopped the feed, if anything did and nothing was returned.
+        """Raise the error that stopped the feed, if there is one and nothing was returned.
 
-        Notices are returned first; the next call then first asks the partition that stopped the feed.
+        Notices are returned before the error; the next call then first asks the partition that stopped the
+        feed.
         """
         if result.notices:
             return
@@ -113,7 +114,7 @@ class Pages:
             raise ProviderFault(late_fault())
 
     def has_expired(self, result: PollResult[Any]) -> bool:
-        """Whether a position older than retention has stopped the feed, and nothing is to be handed out."""
+        """Whether a position older than retention has stopped the feed, and there is nothing to return."""
         if result.failure is None or result.in_hand():
             return False
         return self._fetcher.fault(result.failure[1]).category == ErrorCategory.CHECKPOINT_EXPIRED
@@ -125,8 +126,8 @@ class Pages:
 
         Args:
             session: The feed.
-            lineage: The one that has expired.
-            fresh: The snapshot's; changed in place.
+            lineage: The lineage that has expired.
+            fresh: The snapshot's lineage; changed in place.
             result: The result of the call.
         """
         assert result.failure is not None
@@ -198,7 +199,7 @@ class Pages:
         )
 
     def ended(self, session: Session, look: Look) -> Reading[Any]:
-        """The page of a token after which nothing is read: it reports the reason again."""
+        """The page of a token after which nothing is read; the page reports the reason again."""
         state = look.state
         errors = {}
         if look.error is not None and isinstance(state, Retired):
@@ -238,7 +239,7 @@ class Pages:
         )
 
     def _warn(self, session: Session, nearest: Turn) -> None:
-        """Report the partition that is nearest to the end of retention; once a minute, as that lasts long."""
+        """Report the partition that is nearest to the end of retention, at most once a minute."""
         address, now = session.feed.spec.address, time.monotonic()
         if now - self._warned.get(address, -math.inf) < _WARNING_SECONDS:
             return

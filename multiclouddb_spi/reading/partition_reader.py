@@ -1,7 +1,7 @@
-"""What reads one partition: the provider's reader, what it has fetched, and the fetch in flight.
+"""The state of reading one partition: the provider's reader, the fetched records, and the fetch in flight.
 
-A `PartitionReader` belongs to one call or to the cache, never to both: it is popped, used, and put back under
-the position that it has then. Losing one costs time, not events: the token holds the position.
+A `PartitionReader` belongs to one call or to the cache, never to both. A call pops it, uses it, and puts it
+back under its new position. Losing a reader costs time, not events, because the token contains the position.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ __all__ = ["Budget", "PartitionReader"]
 
 
 class Budget:
-    """Bytes that were fetched or requested and are not returned yet; one budget per client.
+    """Bytes that were fetched or requested but are not returned yet; one budget per client.
 
     Attributes:
         limit: Bound in bytes.
         used: The present number of bytes.
-        expected: Bytes that a fetch is likely to return although it asks for less: a service returns at least
-            one record, however large it is.
+        expected: Bytes that a fetch is likely to return although it asks for less, because a service returns
+            at least one record, however large the record is.
         lock: Held while `used` changes together with what a partition holds.
     """
 
@@ -40,7 +40,7 @@ class Budget:
             self.expected = max(self.expected, nbytes) if nbytes > asked else self.expected * 9 // 10
 
     def over(self, more: int = 0) -> int:
-        """How many bytes must be freed to take `more`; 0 or less when it fits."""
+        """How many bytes must be freed to take `more`; 0 or less if `more` fits."""
         return self.used + more - self.limit
 
 
@@ -54,14 +54,15 @@ class PartitionReader:
         taken: How many records of the batch were returned.
         future: The fetch in flight, or None.
         fetches: How many fetches have landed.
-        window: How many records the next fetch asks for; grows while the reader is reused.
+        window: How many records the next fetch asks for; the number grows while the reader is reused.
         not_before: Monotonic time before which asking again makes no sense.
-        asked_at: Monotonic time of the last fetch's start: an older answer proves nothing now.
+        asked_at: Monotonic time of the last fetch's start; an answer from before a given moment proves
+            nothing about that moment.
         retries: Retries of the last fetch.
         trouble: Why the fetch in flight was last retried, or None.
-        waiting: True while the fetch in flight blocks for news: it had nothing when it was asked.
+        waiting: True while the fetch in flight waits for news, because there was nothing when it was asked.
         cancelled: True once nobody wants the fetch in flight any more.
-        call: Identifies the call that had it last.
+        call: Identifies the call that used it last.
         proven: True once a later call has come back to it.
     """
 
@@ -128,15 +129,15 @@ class PartitionReader:
             self._held_batch = nbytes
 
     def nbytes(self) -> int:
-        """Bytes that it holds, or may hold once its fetch has landed."""
+        """Bytes that it holds, or may hold after its fetch has landed."""
         return self._held_ask + self._held_batch
 
     def empty(self) -> bool:
-        """True when nothing is fetched or requested: only the reader would be lost."""
+        """True if nothing is fetched or requested, so that only the reader would be lost."""
         return self.batch is None and self.future is None
 
     def open(self) -> Reader:
-        """The reader, opened at the position when there is none."""
+        """The reader; if there is none, one is opened at the position."""
         if self.reader is None:
             self.reader = self.feed.open(self.partition_id, self.position)
             self._observing.reader_opened(self.feed.spec.address, self.feed.public_id(self.partition_id))
@@ -180,7 +181,7 @@ class PartitionReader:
         )
 
     def used_up(self) -> None:
-        """Everything that has landed has been returned."""
+        """Note that everything that has landed has been returned."""
         self.batch, self.taken = None, 0
         self._hold_batch(0)
 

@@ -3,19 +3,19 @@
 Fetches run on the pool; everything here happens in the caller's thread. `turns.py` has the stage of each
 partition. This module moves the partitions from stage to stage, and the numbers mark where it does so:
 
- 1. It asks partitions in the order of the lineage, several at once. First it uses what an earlier call has
-    fetched and not returned. So no partition starves: the token keeps the order.
+ 1. It asks partitions in the order of the lineage, several at once. First it uses records that an earlier
+    call has fetched but not returned. No partition starves, because the token keeps the order.
  2. It takes answers as they come. Records are mapped and cut at the page's bound. The cursor moves only past
-    what is returned: a token does not skip what its page does not hold.
+    returned records, so a token does not skip records that its page does not contain.
  3. A partition that ended is retired once its last record is returned; its children are asked in the same
     call.
- 4. With something in hand the poll ends as soon as no further answer is there, but not before the head of
-    the queue has had its turn. A place on the page is kept for the head, so no slow partition starves. A head
-    that is slower than `HEAD_SECONDS` has had its turn.
- 5. With nothing in hand it continues until every partition has answered that it has nothing. Then it waits as
-    long as the caller wants to wait, unless it has a notice to report.
- 6. After a notice it returns nothing more of that partition, nor of those that are read because of it: a
-    later call does.
+ 4. If it has something to return, the poll ends as soon as no further answer has arrived, but not before the
+    head of the queue has had its turn. A place on the page is kept for the head, so no slow partition
+    starves. A head that is slower than `HEAD_SECONDS` has had its turn.
+ 5. If it has nothing to return, it continues until every partition has answered that it has nothing. Then it
+    waits as long as the caller wants to wait, unless it has a notice to report.
+ 6. After a notice it returns nothing more from that partition, nor from those that are read because of the
+    notice. A later call returns their records.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Poll(Generic[T]):
     # -- Rounds
 
     def _read_alone(self, turns: list[Turn]) -> None:
-        """Ask first the partitions that ended the last call, so that nothing delays their error for long."""
+        """First ask the partitions that ended the last call, so that nothing delays their error for long."""
         self._turns.ask(turn.partition_id for turn in turns)
         while not (self._result.full() or all(turn.partition_id in self._turns.served for turn in turns)):
             self._launch()
@@ -197,7 +197,7 @@ class Poll(Generic[T]):
         return self._waiting.for_answer(more_to_ask=bool(self._turns.due))
 
     def _may_begin_again(self) -> bool:
-        """5. A partition that waits for news or is slow does not keep the others from being asked again."""
+        """5. A partition that waits for news or is slow does not stop the others from being asked again."""
         turns, now = self._turns, time.monotonic()
         if self._result.in_hand() or turns.due or turns.held or now >= self._waiting.until:
             return False
@@ -258,7 +258,7 @@ class Poll(Generic[T]):
         except Exception as error:  # noqa: BLE001 - classified by the provider
             reader.discard()
             if reader.asked_at < self._waiting.began:
-                self._turns.ask([turn.partition_id])  # an earlier call's failure: it may work by now
+                self._turns.ask([turn.partition_id])  # an earlier call's failure: a new read may succeed
                 return
             self._has_had_turn(turn)
             self._turns.ask(self._answers.failed(turn, error))

@@ -18,9 +18,9 @@ from multiclouddb_spi.reading.partition_reader import Budget, PartitionReader
 __all__ = ["ReaderCache"]
 
 _IDLE_SECONDS: Final = 60.0
-# A consumer that reads page by page comes back in that time.
+# A consumer that reads page by page comes back within this time.
 _RESTING_SECONDS: Final = 10.0
-# Newcomers to a full cache have this part of it.
+# New readers get one part in 32 of a full cache.
 _PASSING_PART: Final = 32
 
 _Place: TypeAlias = tuple[int, str, bytes]
@@ -33,12 +33,13 @@ def _place(feed: Feed, partition_id: str, cursor: Cursor) -> _Place:
 class ReaderCache:
     """Readers of partitions that no call uses at present, by feed, partition and position.
 
-    Of one partition several readers are kept: one for each consumer in this process. Other readers belonged
-    to consumers that now run in other processes; each may hold a resource of the service.
+    The cache keeps several readers of one partition: one for each consumer in this process. Other readers
+    belonged to consumers that now run in other processes; each of these readers may hold a resource of the
+    service.
 
-    A consumer asks its partitions in turns. When there are more partitions than the cache keeps, the reader
-    that was unused for longest is needed next. So a full cache keeps what it has: new readers pass through a
-    small part of it, and stay only if somebody comes back to them in time.
+    A consumer asks its partitions in turns. If there are more partitions than the cache keeps, the reader
+    that was unused for longest is needed next. So a full cache keeps its readers: new readers pass through a
+    small part of it, and stay only if a consumer comes back to them in time.
 
     Args:
         budget: Counts the bytes that the readers hold.
@@ -69,10 +70,10 @@ class ReaderCache:
             return bool(here) and not here[-1].empty()
 
     def put(self, reader: PartitionReader) -> None:
-        """Keep it for the next call.
+        """Keep a reader for the next call.
 
-        Another reader at the same position is closed, unless somebody has come back to one of the two: then
-        they belong to different consumers at the same position.
+        Another reader at the same position is closed, unless a consumer has come back to one of the two. In
+        that case they belong to different consumers at the same position.
         """
         reader.used_at = time.monotonic()
         place = _place(reader.feed, reader.partition_id, reader.cursor)
@@ -84,8 +85,8 @@ class ReaderCache:
     def tidy(self, in_use: Callable[[PartitionReader], bool]) -> None:
         """Discard readers that were not used for a minute, and records of other readers beyond the budget.
 
-        Readers that the caller names as `in_use` count as used now: with many partitions a round takes
-        longer.
+        Readers that the caller names as `in_use` count as used now, because with many partitions a round
+        takes longer than that.
         """
         if self._budget.over() > 0:
             self.make_room(0, in_use)
@@ -101,7 +102,7 @@ class ReaderCache:
             old.discard()
 
     def make_room(self, nbytes: int, in_use: Callable[[PartitionReader], bool]) -> bool:
-        """Evict records that other readers still hold until this many bytes fit, the longest unused first.
+        """Evict records that other readers hold until this many bytes fit, the longest unused first.
 
         It never evicts readers that are `in_use` or that another consumer has just used, because their
         records would be fetched again.
@@ -128,7 +129,7 @@ class ReaderCache:
             old.discard()
 
     def close(self) -> None:
-        """Discard all readers, also those that calls in flight put back later."""
+        """Discard all readers, including those that calls in flight put back later."""
         with self._lock:
             self._closed = True
         self.forget()
@@ -139,7 +140,7 @@ class ReaderCache:
     # -- All of these with the lock held
 
     def _taken(self, reader: PartitionReader) -> PartitionReader:
-        """Remove it from the cache."""
+        """Remove a reader from the cache."""
         place = self._resident.pop(reader, None) or self._passing.pop(reader)
         self._places[place].remove(reader)
         if not self._places[place]:
@@ -149,7 +150,7 @@ class ReaderCache:
         return reader
 
     def _added(self, reader: PartitionReader, place: _Place) -> list[PartitionReader]:
-        """Add it; returns the readers that are removed for it."""
+        """Add a reader; returns the readers that are removed to make room."""
         twins = [] if reader.proven else [twin for twin in self._places.get(place, ()) if not twin.proven]
         gone = [self._taken(twin) for twin in twins]
         self._places.setdefault(place, []).append(reader)

@@ -27,17 +27,17 @@ class PollResult(Generic[T]):
         values: The results of the view for the returned records, in order.
         count: The number of returned records.
         notices: Facts found while reading.
-        moved: A partition answered or a position moved.
-        idle: Every active partition answered that it has nothing.
-        retired: With one physical partition: how it ended, once it did.
-        over: Why nothing will ever follow, or None.
-        ended: The page ends here, although there may be more to hand out.
+        moved: True if a partition answered or a position moved.
+        idle: True if every active partition answered that it has nothing.
+        retired: With one physical partition: how it ended, if it has ended.
+        over: The reason why nothing will ever follow, or None.
+        ended: True if the page ends here, although there may be more to return.
         failure: The partition and the error that stop the feed for good.
         poison: The partition and the record that stop the feed.
         found_late: Partitions that an audit found.
         requests: Calls to the service.
-        retries: Calls that were retried.
-        charge: The service's charge, or None.
+        retries: The number of retried calls.
+        charge: The charge that the service reported, or None.
     """
 
     turns: Turns
@@ -75,7 +75,7 @@ class PollResult(Generic[T]):
         return self.limit - self.count
 
     def in_hand(self) -> bool:
-        """True when there is something to put on a page."""
+        """True if there is something to put on a page."""
         return bool(self.count or self.notices)
 
     def tell(self, notice: Notice, *partition_ids: str) -> None:

@@ -18,7 +18,7 @@ __all__ = ["Look", "look_again"]
 
 @attrs.frozen
 class Look:
-    """How reading ended, and the result of this call's question.
+    """The end of reading, and the result of this call's search for children.
 
     Attributes:
         state: The end of the read.
@@ -34,7 +34,7 @@ class Look:
 def look_again(
     session: Session, state: Retired, fetcher: Fetcher, watch_seconds: float, deadline: Deadline
 ) -> Look:
-    """Look for more children of a retired partition, when that is due.
+    """Look for more children of a retired partition, if the next search is due.
 
     Args:
         session: The feed.
@@ -44,7 +44,7 @@ def look_again(
         deadline: The time limit.
 
     Returns:
-        At least the token's content, also when the service does not answer.
+        At least the token's content, even if the service does not answer.
     """
     watch = state.watch
     if watch is None or not is_due(session.feed, watch):
@@ -53,7 +53,7 @@ def look_again(
     try:
         asked = {name: watch.cursor}
         outcome = fetcher.call(lambda: session.feed.discover(asked, deadline), deadline).get(name)
-    except Exception as error:  # noqa: BLE001 - what is known is reported again anyway
+    except Exception as error:  # noqa: BLE001 - the known facts are reported again anyway
         return Look(state, 1, fetcher.fault(error).message)
     if outcome is None:
         return Look(state)

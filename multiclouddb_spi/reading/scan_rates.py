@@ -1,4 +1,4 @@
-"""Keeps the rate of scans."""
+"""Keeps scans within their rates."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ScanRates:
         return self._not_before.get(plan_id, 0.0)
 
     def spend(self, plan_id: str, seconds: float) -> None:
-        """Move that time.
+        """Move the time that `not_before` returns.
 
         Args:
             plan_id: The entry of its plan.
-            seconds: The time to add; less than 0 when a read was cheaper than expected.
+            seconds: The time to add; negative if a read was cheaper than expected.
         """
         last = self._not_before.get(plan_id, 0.0)
         self._not_before[plan_id] = max(last, time.monotonic() if seconds > 0 else 0.0) + seconds

@@ -1,10 +1,10 @@
-"""The part of one call that concerns the scan of a snapshot: what is cut, how places are shared, how fast.
+"""The part of one call that concerns a snapshot's scan: cutting, sharing the page's places, and the rate.
 
 The stream goes first: its partitions are asked in the order of their positions, the oldest first, and the
-segments after them. So a scan of days does not make the stream's positions expire. The scan keeps a quarter
-of each page, so that it ends although changes come as fast as they are read. It does not keep it while a
-position of the stream has used half of the time that it is kept. What a small page cannot give as a quarter
-is added up in the token (`Plan.credit`).
+segments after them. So the stream's positions do not expire even if a scan takes days. A quarter of each page
+is kept for the scan, so that it ends even if changes arrive as fast as they are read. The quarter is not kept
+while a position of the stream has used half of its retention time. Fractions of a place that a small page
+cannot give are added up in the token (`Plan.credit`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from multiclouddb_spi.scan import SupportsSnapshot
 __all__ = ["Clock", "Scanning"]
 
 Clock: TypeAlias = Callable[[], datetime | None]
-"""Asks for the service's time; None where it does not say."""
+"""Asks for the service's time; None if the service does not report it."""
 
 _ACTIVE: Final = 8
 _CUT_SECONDS: Final = 10.0
@@ -56,7 +56,7 @@ class Scanning:
         lineage: Changed in place.
         result: The result of the call.
         deadline: The time limit of the call.
-        now: Asks for the service's time; None where it does not say.
+        now: Asks for the service's time; None if the service does not report it.
         single: True when one segment is read alone, as a physical partition.
 
     Attributes:
@@ -108,7 +108,7 @@ class Scanning:
         return self._feed.describe(entry.cursor).time or _LATE
 
     def _headroom(self, now: datetime) -> float:
-        """How long the stream's positions are kept; infinite where the service does not say."""
+        """How long the service keeps the stream's positions; infinite if the service does not report it."""
         least = math.inf
         for entry in self._lineage:
             cursors: Iterable[Cursor] = ()
@@ -138,14 +138,14 @@ class Scanning:
         return max(0, places - kept)
 
     def has_had_turn(self, turn: Turn) -> bool:
-        """A partition had its turn: True when the whole stream had it, so that the scan may take the rest."""
+        """Note that a partition had its turn; True if the whole stream had, so the scan takes the rest."""
         if turn.partition_id not in self._unasked:
             return False
         self._unasked.discard(turn.partition_id)
         return not self._unasked
 
     def asks_again(self, turn: Turn) -> None:
-        """A partition has more: the scan does not take its places yet."""
+        """Note that a partition has more records, so the scan does not take its places yet."""
         if self._stream_first and not self._lineage.is_segment(turn.partition_id):
             self._unasked.add(turn.partition_id)
 
@@ -154,7 +154,7 @@ class Scanning:
         return bool(self._unasked) or self._kept > self._rows
 
     def patience(self, longest: float) -> float:
-        """How long to wait for those that places are kept for, before looking again.
+        """How long to wait for the partitions that places are kept for, before looking again.
 
         Args:
             longest: The longest time.
@@ -162,7 +162,7 @@ class Scanning:
         return 0.0 if self.is_stuck() else min(_LOOK_SECONDS, longest)
 
     def is_stuck(self) -> bool:
-        """Whether the scan does not use its places soon: every segment that is asked is late or failing."""
+        """Whether the scan will not use its places soon, because every asked segment is late or failing."""
         asked = self._result.turns.asked
         if self._kept <= self._rows or not self._unasked.isdisjoint(asked):
             return False
@@ -174,7 +174,7 @@ class Scanning:
         )
 
     def share_no_more(self) -> bool:
-        """Give every place to whoever has records; False when that was so before."""
+        """Give the places to any partition that has records; False if they were already given."""
         shared, self._stream_first = self.is_sharing(), False
         self._unasked.clear()
         self._kept = 0
@@ -190,7 +190,7 @@ class Scanning:
         return self._context.rates.not_before(plan.partition_id)
 
     def most_records(self, turn: Turn) -> int | None:
-        """How many records one fetch may ask for, so that a rate is kept; None = as many as usual."""
+        """How many records one fetch may ask for, so that the rate is kept; None = as many as usual."""
         plan = self._lineage.plan
         if plan is None or plan.rate is None or not self._lineage.is_segment(turn.partition_id):
             return None
@@ -211,13 +211,13 @@ class Scanning:
         cost = len(batch) if batch.charge is None else batch.charge
         self._context.rates.spend(plan.partition_id, (cost - self._reserved(plan.rate)) / plan.rate)
         soonest = self._context.rates.not_before(plan.partition_id)
-        for other in self._result.turns.paced.values():  # it has cost less than was reserved
+        for other in self._result.turns.paced.values():  # the read has cost less than was reserved
             if self._lineage.is_segment(other.partition_id):
                 other.not_before = min(other.not_before, soonest)
         return batch
 
     def _reserved(self, rate: float) -> int:
-        """About the rows of one second, and never more than one fetch asks for."""
+        """About the rows of one second, but never more than one fetch asks for."""
         return max(1, int(min(rate, max(self._result.limit, self._context.page_records))))
 
     # -- The scan
@@ -256,7 +256,8 @@ class Scanning:
 
     def _cut(self) -> list[str]:
         lineage, started = self._lineage, list[str]()
-        # Half of the time is for reading: a service that cuts slowly does not make the stream wait for ever.
+        # Half of the time is for reading, so that a service that cuts slowly does not block the stream for
+        # ever.
         deadline = self._deadline.sooner(min(_CUT_SECONDS, self._deadline.remaining() / 2))
         for _ in range(_MOST_EMPTY_CUTS):
             plan = lineage.plan

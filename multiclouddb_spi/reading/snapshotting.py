@@ -13,7 +13,7 @@ __all__ = ["announced", "lost"]
 
 
 def announced(feed: Feed, lineage: Lineage) -> PollResult[Any] | None:
-    """The result of a call that only reports that a snapshot begins; None when there is nothing to report.
+    """The result of a call that only reports that a snapshot begins; None if there is nothing to report.
 
     Args:
         feed: The feed of the lineage.
@@ -30,7 +30,7 @@ def announced(feed: Feed, lineage: Lineage) -> PollResult[Any] | None:
 
 
 def lost(feed: Feed, lineage: Lineage, name: str) -> Gap:
-    """The notice for a position that is older than retention, where a snapshot follows it.
+    """The notice for a position that is older than retention, if a snapshot follows.
 
     Args:
         feed: The feed of the lineage.

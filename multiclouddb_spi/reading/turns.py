@@ -1,4 +1,4 @@
-"""One record for each partition of a call: its stage, and what it has answered.
+"""One record for each partition of a call: its stage and its answers.
 
                  ask             launched           landed
     UNASKED ──────────▶ DUE ──────────────▶ ASKED ──────────▶ ANSWERED
@@ -31,15 +31,15 @@ class Stage(Enum):
     """The stage of a partition in a call."""
 
     UNASKED = auto()
-    """The call knows it, but does not read it."""
+    """The call knows the partition, but does not read it."""
     DUE = auto()
-    """It is asked when its turn comes."""
+    """The partition is asked when its turn comes."""
     ASKED = auto()
     """Its fetch is in flight, or has landed and is not processed yet."""
     PACED = auto()
     """Asking it makes no sense before its `not_before`."""
     HELD = auto()
-    """Some of its records are left: the page has no place for them now."""
+    """Some of its records are left, because the page has no place for them now."""
     ANSWERED = auto()
     """It has answered, and there is no reason to ask it again."""
 
@@ -52,16 +52,17 @@ class Turn:
         partition_id: The service's own id.
         stage: Its stage; only `Turns` changes it.
         reader: Its reader, while it is ASKED.
-        failed_last: The previous call ended because of it: it is asked first.
+        failed_last: True if the previous call ended because of it; it is then asked first.
         not_before: Monotonic time before which asking it makes no sense, while it is PACED.
-        silent: Its last answer was that it has nothing, and it was not asked since.
-        awaited: It was silent, and the fetch in flight waits for news.
-        noticed: A notice of it is on the page, so none of its records may follow on the same page.
+        silent: True if its last answer was that it has nothing, and it was not asked since.
+        awaited: True if it was silent and the fetch in flight waits for news.
+        noticed: True if the page contains a notice of it, so that none of its records may follow on that
+            page.
         error: Its failure in this call, or None.
         watermark: The watermark of its last batch that was returned completely.
         headroom: Seconds until its position expires; infinite where that is not known.
         skips: How often its position was older than retention in this call.
-        lost: Its position before the first of these.
+        lost: Its position before the first of these skips.
     """
 
     partition_id: str
@@ -80,7 +81,7 @@ class Turn:
 
 
 class Turns:
-    """The partitions of one call, by id and by stage; within a stage, the one there for longest is first.
+    """The partitions of one call, by id and by stage; each stage is ordered by the time of entering it.
 
     Args:
         lineage: Gives the position of each.
@@ -110,7 +111,7 @@ class Turns:
         return iter(self._turns.values())
 
     def of(self, partition_id: str) -> Turn:
-        """The partition's record, a new one when there is none."""
+        """The partition's record; a new record is made if there is none."""
         turn = self._turns.get(partition_id)
         if turn is None:
             turn = self._turns[partition_id] = Turn(partition_id)
@@ -121,14 +122,14 @@ class Turns:
         return self._turns.get(partition_id)
 
     def position(self, partition_id: str) -> Cursor | None:
-        """The call's position in a partition; None where it does not read it."""
+        """The call's position in a partition; None if the call does not read the partition."""
         turn = self._turns.get(partition_id)
         if turn is None or turn.stage is Stage.UNASKED or partition_id not in self._lineage:
             return None
         return self._lineage.cursor(partition_id)
 
     def quiet(self) -> set[str]:
-        """Partitions that have nothing: they said so, or they wait for news without a failure."""
+        """Partitions that have nothing: they answered so, or they wait for news without a failure."""
         found = set[str]()
         for name, turn in self._turns.items():
             waits = turn.awaited and turn.reader is not None and turn.reader.trouble is None
@@ -165,7 +166,7 @@ class Turns:
         self._move(turn, Stage.PACED)
 
     def ask_paced(self) -> None:
-        """Make the paced partitions due whose time has come."""
+        """Make those paced partitions due whose time has come."""
         now = time.monotonic()
         self.ask([name for name, turn in self.paced.items() if turn.not_before <= now])
 

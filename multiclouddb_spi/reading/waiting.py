@@ -1,4 +1,4 @@
-"""How long one call waits, and for what."""
+"""Decides how long one call waits for which answers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Waiting:
     Attributes:
         began: When the call began.
         last_ask: After this moment no fetch that waits for news begins. Such a fetch must end before the
-            deadline, because having no news is no failure.
+            deadline, because the absence of news is not a failure.
         until: How long the call waits for a first record.
-        head_until: How long the head of the queue is waited for.
+        head_until: How long to wait for the head of the queue.
         rounds: How often all partitions were asked again.
     """
 
@@ -50,16 +50,16 @@ class Waiting:
         return max(0.0, min(self._longest, self.until - time.monotonic())) if self.rounds else 0.0
 
     def for_head(self) -> float:
-        """How long the head of the queue is still waited for."""
+        """How much longer to wait for the head of the queue."""
         return self.head_until - time.monotonic()
 
     def for_answer(self, *, more_to_ask: bool) -> float:
-        """Without records in hand: how long the next answer is waited for."""
+        """How long to wait for the next answer if there are no records to return."""
         now = time.monotonic()
         return min(self.end() - now, HEAD_SECONDS if more_to_ask or now < self.until else math.inf)
 
     def for_more(self) -> float:
-        """With records in hand: a short time for answers that arrive soon, once in a call."""
+        """If there are records to return: a short wait for answers that arrive soon, once in a call."""
         if self._lingering is None:
             self._lingering = time.monotonic() + _LINGER_SECONDS
         return self._lingering - time.monotonic()
@@ -69,7 +69,7 @@ class Waiting:
         return min(self._deadline.at, self.until + HEAD_SECONDS) if self.rounds else self._deadline.at
 
     def before_round(self) -> float:
-        """How long to pause before all partitions are asked again: longer each time."""
+        """How long to pause before all partitions are asked again; longer each time."""
         now = time.monotonic()
         pause = min(self._pause - (now - self._round_began), self.until - now)
         self._pause = min(_MOST_PAUSE_SECONDS, 1.5 * self._pause)

@@ -1,7 +1,7 @@
 """Applications that read a feed, divided into steps so that they can be killed after each step.
 
-A consumer is a generator. A kill happens only between two steps, never inside one. Only the tokens
-that a `Stored` names survive it.
+A consumer is a generator. A kill happens only between two steps, never during a step. Only the tokens named
+by a `Stored` survive a kill.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Delivered:
 
 @attrs.frozen
 class Stored:
-    """A token is stored: the next consumer begins there.
+    """A token is stored, and the next consumer begins there.
 
     Attributes:
         token: The token.
@@ -86,7 +86,7 @@ class Failed:
 
 @attrs.frozen
 class Pause:
-    """A page is processed, and the next step asks for another one. The world may act now.
+    """A page is processed, and the next step asks for another page. The world may act now.
 
     Attributes:
         idle: The page's `idle`.

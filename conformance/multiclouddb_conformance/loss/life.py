@@ -42,7 +42,7 @@ class Change:
     """One written change, which must be delivered.
 
     Attributes:
-        key: The document's key: a `MulticloudDbKey`, or the value of its only component.
+        key: The key of the document: a `MulticloudDbKey`, or the value of the key's only component.
         marker: A value in the document that identifies this version among all versions of the key. None for
             a delete.
     """
@@ -88,7 +88,7 @@ Step: TypeAlias = Act[W] | Read | ReadUntilIdle
 
 
 class ScriptedWorld(Protocol):
-    """What `scripted_life` needs from a collection, called natively, never through the code under test."""
+    """The actions that `scripted_life` needs; they use the service natively, never the code under test."""
 
     def write(self, writes: Sequence[tuple[str, dict[str, Any] | None]]) -> None:
         """Write documents, or delete with None; in one transaction if the service has transactions."""

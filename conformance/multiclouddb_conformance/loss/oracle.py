@@ -107,7 +107,8 @@ def _after_step(number: int) -> Kill:
 
 def _after_each_page() -> Kill:
     def kill(run: Run[W], step: object) -> bool:
-        # An idle client without an event is not killed; otherwise no client would ever see the idle page.
+        # An idle client that got no event is not killed, because otherwise no client would ever see the idle
+        # page.
         return isinstance(step, Pause) and run.token_moved and not (step.idle and not run.lived)
 
     return kill

@@ -29,8 +29,8 @@ class Scenario(Generic[W]):
         life: The script. After it the consumer reads until the feed is idle.
         consumer: The application; `page_consumer` by default.
         marker: Returns an event's marker; the field `n` of its document by default.
-        lineage: Partition id in events → parents, for all partitions that a world ever had. None when it is
-            unknown: then only keys can show that a child was read too early.
+        lineage: Partition id in events → parents, for all partitions that a world ever had. None if it is
+            unknown; then only keys can show that a child was read too early.
         written_before: The number of changes that the script writes before the start (`AtTime`, a token).
             Leave it out for `Now` and `Beginning`.
         idle_pages: The number of idle pages in a row that mean the end; more than 1 for a service that shows

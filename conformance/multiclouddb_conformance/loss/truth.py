@@ -46,7 +46,7 @@ def match(truth: Sequence[Change], delivered: Iterable[ChangeEvent], marker: Mar
 def _match_key(
     truth: Sequence[Change], numbers: Sequence[int], events: Sequence[ChangeEvent], marker: Marker
 ) -> dict[str, int]:
-    """The same for one key, whose changes have these numbers."""
+    """Like `match`, for one key whose changes have these numbers."""
     places = {truth[number].marker: place for place, number in enumerate(numbers)}
     found: dict[str, int] = {}
     place, last_delete = 0, ""

@@ -63,8 +63,8 @@ class Record:
         delivered: The events that the application processed.
         idle: The idle pages that it got.
         readings: The pages of each consumer.
-        required_from: The first change that must come; None before the first read.
-        allowed_from: The first change that may come.
+        required_from: The first change that must be delivered; None before the first read.
+        allowed_from: The first change that may be delivered.
         kills: How often a consumer was killed.
         error: The reason why the run ended early, or None.
     """

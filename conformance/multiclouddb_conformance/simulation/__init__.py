@@ -1,6 +1,7 @@
 """A deterministic, partitioned in-memory log that implements the provider contract.
 
-The engine's tests use it, it is the conformance suite's reference, and the mutants wrap it:
+The engine's tests use the simulation, the conformance suite uses it as its reference, and the mutants wrap
+it:
 
     sim = Simulation(partitions=2)
     provider = SimulationProvider(sim)

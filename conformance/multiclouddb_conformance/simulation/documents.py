@@ -16,7 +16,7 @@ PLACES: Final = 2**62
 
 
 def place_in_scan(key: MulticloudDbKey) -> int:
-    """Where a key lies among all keys in a scan; the same in every process."""
+    """The place of a key among all keys in a scan; the same in every process."""
     return int.from_bytes(hashlib.blake2b(key.canonical(), digest_size=8).digest(), "big") >> 2
 
 
@@ -33,7 +33,7 @@ class ScannedLog(Log):
         Args:
             low: The first place.
             high: The place after the last one.
-            commit: As they were after this commit; None = as they are now.
+            commit: Return the documents as they were after this commit; None = as they are now.
         """
         with self.changed:
             when = (self._incarnation, self.head if commit is None else commit, commit)

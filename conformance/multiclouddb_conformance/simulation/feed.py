@@ -134,7 +134,7 @@ class SimulationFeed(Feed):
             if found is None:
                 return None
             oldest = 0 if since is None else self.sim.commit_before(since)
-            # A partition that ended before the start would also name children that began before it.
+            # A partition that ended before the start would also name children that began before the start.
             ends = {name: self.sim.partitions[name].closed for name in found}
             return [
                 Seed(name, parents, to_cursor(place_after(max(oldest, self.sim.partitions[name].oldest))))
@@ -275,8 +275,8 @@ class SimulationFeed(Feed):
         """The partition, or its oldest readable descendants, or all partitions that may be descendants."""
         asked = self.sim.partitions.get(partition_id)
         if self.sim.behaviour.listing is Listing.OPEN and (asked is None or asked.gone):
-            # Its children are unknown: no partition names them, so everything that began after its end may be
-            # one.
+            # Its children are unknown, because no partition names them. So every partition that began after
+            # its end may be its child.
             end = (asked.closed if asked is not None else None) or 0
             return [part for part in topmost(kept(self.view)) if part.born >= end]
         found: dict[str, PartitionLog] = {}

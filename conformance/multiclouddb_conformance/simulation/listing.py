@@ -20,7 +20,7 @@ def kept(view: View) -> list[PartitionLog]:
 
 
 def shown(view: View) -> list[PartitionLog]:
-    """The partitions that one look at the service shows; it counts as a look."""
+    """The partitions that one look at the service shows; the call counts as a look."""
     return [part for part in kept(view) if view.sim.shows(part.id)]
 
 
@@ -89,8 +89,8 @@ def _missed_by_ranges(view: View, tracked: Mapping[str, Tracked]) -> list[str]:
 def _missed_at_a_moment(view: View, tracked: Mapping[str, Tracked]) -> list[str] | None:
     """The partitions that exist at the latest position of the token but are not in it.
 
-    It cannot have been read: what follows it would stand after that moment. And nothing leads to it when
-    each partition of the token is alive then itself.
+    Such a partition cannot have been read, because its descendants would be later than that moment. If each
+    partition of the token was itself open at that moment, none of them leads to it.
     """
     moment = max((_commit(cursor) for entry in tracked.values() for cursor in entry.cursors), default=0)
     alive = {part.id for part in view.sim.partitions.values() if view.covers(part) and part.alive_at(moment)}

@@ -1,6 +1,6 @@
 """A deterministic, partitioned in-memory log: writes, splits, merges, retention, and its own clock.
 
-It does not know readers, and it keeps every written change as the truth for oracles.
+It does not know about readers, and it keeps every written change as the truth for oracles.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Commit:
     Attributes:
         number: Its number.
         timestamp: Its time.
-        records: Its records here; none when it only carries notices.
+        records: Its records in this partition; empty if it contains only notices.
         notices: Its notices.
     """
 
@@ -111,7 +111,7 @@ class PartitionLog:
 
     @property
     def gone(self) -> bool:
-        """True when it has ended and none of its log is kept: it is no longer listed."""
+        """True if it has ended and none of its log is kept, so that it is no longer listed."""
         return self.closed is not None and self.trimmed >= self.closed
 
     @property

@@ -1,8 +1,8 @@
 """Positions in a simulated partition, and their cursors; pure.
 
-The cursor `12` means after commit 12. The cursor `[12, 3]` means inside commit 12, after three of its
-records in this partition. Commit numbers count through the whole collection, as in a database with one log,
-so that the positions of a partition can be compared and an idle partition can move.
+The cursor `12` means the position after commit 12. The cursor `[12, 3]` means the position inside commit 12
+after three of its records in this partition. Commits are numbered across the whole collection, as in a
+database with one log, so that the positions of a partition can be compared and an idle partition can advance.
 """
 
 from __future__ import annotations

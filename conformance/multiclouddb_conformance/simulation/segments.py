@@ -1,7 +1,7 @@
 """Scans of a simulated collection: the plan of a snapshot, its segments, and the reader of one.
 
-A segment is a range of hashes of whole keys. Its rows are the documents as they are when they are read, or,
-with `ServiceBehaviour.point_in_time`, as they were at the snapshot's commit.
+A segment is a range of hashes of whole keys. Its rows show the documents at the time of reading, or, with
+`ServiceBehaviour.point_in_time`, at the snapshot's commit.
 
 A plan's cursor is `[plan id, commit, µs, width, next hash]`; a segment's is `[plan id, commit, µs, from, to,
 last hash]`, and the last hash is -1 before the first row.
@@ -68,7 +68,7 @@ def cut_segments(cursor: Cursor, count: int) -> tuple[list[Segment], Cursor | No
     """Cut segments off a plan.
 
     Raises:
-        InvalidCursor: It is no plan.
+        InvalidCursor: The cursor is not that of a plan.
     """
     match cursor:
         case [str() as plan_id, int() as commit, int() as micros, int() as width, int() as low] if (
@@ -92,7 +92,7 @@ def _segment(plan_id: str, commit: int, micros: int, low: int, high: int, last: 
 
 
 def is_segment_cursor(cursor: Cursor) -> bool:
-    """True for the cursor of a segment, and for none of a partition."""
+    """True for the cursor of a segment, False for the cursor of a partition."""
     match cursor:
         case [str(), int(), int(), int() as low, int() as high, int() as last]:
             return 0 <= low < high <= PLACES and -1 <= last < high
@@ -142,11 +142,11 @@ class SegmentReader(Reader):
     Args:
         view: The feed's view.
         segment_id: The segment.
-        public_id: As applications see it.
+        public_id: Its id as applications see it.
         cursor: The start position.
 
     Raises:
-        InvalidCursor: It is no segment of the simulation.
+        InvalidCursor: The cursor is not that of a segment of the simulation.
     """
 
     def __init__(self, view: View, segment_id: str, public_id: str, cursor: Cursor) -> None:

@@ -99,14 +99,14 @@ class ServiceBehaviour:
             fails the mapping.
         drop_notice: True when the feed of a dropped collection ends with a notice, False when it
             fails.
-        moves_keys: True when a split or merge of any partition moves keys to partitions that do not
-            descend from theirs: links between partitions say nothing about the order of a key.
-        splits_itself: After every so many commits the service splits, merges or rolls
-            partitions by itself; None for never.
-        segments: Into how many segments a snapshot is cut when nobody asks for a number.
-        point_in_time: True when a scan shows the rows as they were when the snapshot began, False when it
-            shows each row as it is when it is read.
-        splits_segments: Chance, per fetch, that a segment ends and the rest of it is read in two pieces.
+        moves_keys: True if a split or merge of any partition moves keys to partitions that do not descend
+            from theirs. Then the links between partitions say nothing about the order of a key.
+        splits_itself: The number of commits after which the service splits, merges or rolls partitions by
+            itself; None for never.
+        segments: The number of segments of a snapshot if the request names no number.
+        point_in_time: True if a scan shows all rows as of the start of the snapshot, False if it shows each
+            row as of the moment when it is read.
+        splits_segments: Probability, for each fetch, that a segment ends and its rest is read in two pieces.
     """
 
     seed: int = 0
@@ -186,7 +186,7 @@ class Dice:
     """The random numbers of one partition; not for several threads at once."""
 
     def __init__(self, seed: int, partition_id: str) -> None:
-        # Only a text or bytes seed a Random to the same numbers in every process.
+        # A Random gives the same numbers in every process only if its seed is text or bytes.
         self._random = random.Random(f"{seed} {partition_id}")
 
     def happens(self, chance: float) -> bool:

@@ -75,7 +75,7 @@ class Simulation(ScannedLog):
     # -- Actions of the service itself
 
     def place_of(self, key: MulticloudDbKey) -> int:
-        """See `Log.place_of`; where keys move, every split and merge changes it."""
+        """See `Log.place_of`; if keys move, every split and merge changes the place."""
         place = super().place_of(key)
         if self.behaviour.moves_keys:
             place += len(self.lineage) * (HASHES * 5 // 13)
@@ -134,12 +134,12 @@ class Simulation(ScannedLog):
             self._script.clear()
 
     def hold(self, partition_id: str | None = None) -> None:
-        """Make every fetch of a partition, or of all, block until `release` or `cancel`."""
+        """Make every fetch of a partition, or of all partitions, block until `release` or `cancel`."""
         with self.changed:
             self._held.add(partition_id)
 
     def release(self, partition_id: str | None = None) -> None:
-        """Let the fetches continue that `hold` stopped."""
+        """Let the fetches stopped by `hold` continue."""
         with self.changed:
             self._held.discard(partition_id)
             self.changed.notify_all()
@@ -155,7 +155,7 @@ class Simulation(ScannedLog):
             self._unlisted[partition_id] = looks
 
     def wait_until_held(self, partition_id: str | None = None, timeout: float = 10.0) -> bool:
-        """Block until a held fetch waits; False when none came in time."""
+        """Block until a fetch is held; False if none was held in time."""
         with self.changed:
             return self.changed.wait_for(lambda: self._waiting.get(partition_id, 0) > 0, timeout)
 

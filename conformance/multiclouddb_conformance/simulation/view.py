@@ -41,7 +41,7 @@ class View:
 
     def wants(self, written: Written) -> bool:
         """True for a record in the scope."""
-        # The hash is of the canonical partition key: another key is unlikely to have the same 64 bits.
+        # This is the hash of the canonical partition key; another key is unlikely to have the same 64 bits.
         return self._hash is None or self.sim.hash_of(written.key) == self._hash
 
     def wants_key(self, key: MulticloudDbKey) -> bool:
@@ -49,7 +49,7 @@ class View:
         return self._hash is None or self.sim.hash_of(key) == self._hash
 
     def covers(self, partition: PartitionLog) -> bool:
-        """True for a partition that may have such records."""
+        """True for a partition that may contain records in the scope."""
         return self._hash is None or partition.owns(self._hash)
 
     def parents(self, partition: PartitionLog) -> tuple[str, ...]:

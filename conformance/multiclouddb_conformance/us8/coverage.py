@@ -15,7 +15,7 @@ __all__ = ["TestLateSiblings", "TestUncovered"]
 
 
 def _troubled(collection: Collection, script: FaultScript) -> MulticloudDbClient:
-    """A client whose reader answers in this way; no service can be asked to do so."""
+    """A client whose reader answers as the script says, because no real service can be told to do so."""
     harness = collection.harness
     return open_client(FaultyPlugin(harness.plugin, script), harness.config())
 
@@ -49,7 +49,7 @@ class TestUncovered:
         config = attrs.evolve(collection.harness.config(), coverage_audit_seconds=0)
         late, events = list[str](), list[str]()
         with open_client(collection.harness.plugin, config) as client:
-            for _ in range(2):  # the next call reads a partition that was found late
+            for _ in range(2):  # a partition that was found late is read by the next call
                 pages = list(collection.pages(token, client=client))
                 token = pages[-1].continuation_token
                 for page in pages:

@@ -43,7 +43,7 @@ def _scripts() -> list[Any]:
 
 
 def _act(collection: Collection, script: FaultScript) -> Callable[[], None]:
-    """Prepare the collection, and return the action that the script performs in the middle of a page."""
+    """Prepare the collection; return the action that the script performs in the middle of a page."""
     if isinstance(script, MergeMidPage):
         pair = collection.split()
         return lambda: collection.harness.merge(collection.address, *pair)

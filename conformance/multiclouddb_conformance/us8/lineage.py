@@ -179,7 +179,7 @@ class TestDescendants:
 
 
 def _token_before(collection: Collection, name: str) -> str:
-    """A token of a partition from the feed's own start; the partition has ended since."""
+    """A token of a partition from the feed's own start; the partition has ended in the meantime."""
     plan = dict(collection.client.plan_partitions(collection.request(collection.begin)))
     return plan[name]
 
@@ -237,7 +237,8 @@ class TestSplit:
             if collection.harness.can_merge:
                 collection.merge(children)
             token = collection.last(token).continuation_token
-        # Without a proof that all children are known, the engine looks for more for a while: here once.
+        # Without a proof that all children are known, the engine looks for more for a while, but here only
+        # once.
         config = attrs.evolve(collection.harness.config(), child_watch_seconds=0)
         tokens = [token]
 

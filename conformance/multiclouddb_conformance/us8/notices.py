@@ -17,7 +17,7 @@ __all__ = ["TestNotices"]
 def _walk(
     collection: Collection, token: str, size: int = 0, *, restart: bool = False, **settings: Any
 ) -> list[tuple[str, ChangeFeedPage]]:
-    """Every page up to the present end with the token before it; with `restart` each by a new client."""
+    """Every page up to the present end, with the token before it; with `restart` a new client reads each."""
     found = []
     for page in collection.pages(token, size, **settings):
         found.append((token, page))

@@ -78,7 +78,7 @@ class TestSnapshotUnderLoad:
             assert number < 2000
             if (
                 number % 3 and stored is not None and number < 20
-            ):  # the target has the page, the token is lost
+            ):  # the target has stored the page, but the token is lost
                 collection.restart()
                 start = stored
                 idle = 0
@@ -163,7 +163,7 @@ class TestResnapshot:
         collection.trim()
         source.put("k2", 100)
         first = collection.page(page.continuation_token, on_expired=Resnapshot())
-        while first.events:  # partitions that have not expired may be first
+        while first.events:  # partitions that have not expired may be read first
             sink.apply(first.events)
             first = collection.page(first.continuation_token, on_expired=Resnapshot())
         gap, started = first.notices
